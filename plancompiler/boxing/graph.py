@@ -1,0 +1,116 @@
+"""`OpGraph`, `TaskFamily` and `BoxingTaskGraph`: what the master builds and all ranks agree on.
+
+A family is "this task on every device of that placement", stored once per placement. Families are
+numbered along one topological order of the logical graph with its boxing: the global order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from plancompiler.ir import UNKNOWN_SOURCE, DType, Job, NdSbp, Op, Placement, Reduction, SourceLine
+from plancompiler.ir.task import Primitive, TaskKind
+from plancompiler.ops.rule import NdSignature
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """A global tensor and its SBP on the family's placement."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    sbp: NdSbp
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyOutput:
+    """Where a value comes from: an output slot of a family."""
+
+    family: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a transport family does."""
+
+    primitive: Primitive
+    mesh_axes: tuple[int, ...] = ()
+    """Mesh axes of the family's placement along which devices talk (collectives)."""
+    reduction: Reduction | None = None
+    src_axis: int = -1
+    """Tensor axis split before, for all_gather and all_to_all."""
+    dst_axis: int = -1
+    """Tensor axis split after, for reduce_scatter, all_to_all and slice."""
+    src_placement: Placement | None = None
+    """Set for exchanges between placements."""
+    src_sbp: NdSbp | None = None
+    """Layout of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFamily:
+    """One task on every device of a placement."""
+
+    number: int
+    kind: TaskKind
+    name: str
+    """Op name for compute kinds; value name and primitive for transport."""
+    placement: Placement
+    inputs: tuple[FamilyOutput, ...]
+    outputs: tuple[TensorLayout, ...]
+    transfer: Transfer | None = None
+    """Set for transport kinds."""
+    source: SourceLine = UNKNOWN_SOURCE
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """A job whose every op has its signature; inputs are in the layouts that the op accepts."""
+
+    job: Job
+    signatures: tuple[NdSignature, ...]
+    """Aligned with `job.ops`."""
+
+
+@dataclass(frozen=True)
+class PlacedOp:
+    """One op with its signature, its family number and where its inputs come from after boxing."""
+
+    op: Op
+    signature: NdSignature
+    family: int
+    inputs: tuple[FamilyOutput, ...]
+
+
+@dataclass(frozen=True)
+class BoxingTaskGraph:
+    """All families at boxing edges, and the numbered ops."""
+
+    job_name: str
+    seed: int
+    world_size: int
+    ops: tuple[PlacedOp, ...]
+    """All ops in global order."""
+    families: tuple[TaskFamily, ...]
+    """Transport families, and the compute families at both ends of boxing edges, in global order."""
+
+    @cached_property
+    def family_by_number(self) -> dict[int, TaskFamily]:
+        return {family.number: family for family in self.families}
+
+
+@dataclass(frozen=True)
+class RankSlice:
+    """What one rank must know to rebuild its own task graph.
+
+    It holds the ops and families with a member on the rank and, for every register that crosses ranks,
+    its producer and all its CopyCommNet consumers.
+    """
+
+    job_name: str
+    seed: int
+    world_size: int
+    ops: tuple[PlacedOp, ...]
+    families: tuple[TaskFamily, ...]

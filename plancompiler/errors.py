@@ -1,0 +1,361 @@
+"""Every error a user can meet, one class per situation, each with a stable code.
+
+An error says what went wrong, where (op, the user's source line, rank), what was got, what was
+expected, and what to do. The command line prints `str(error)` and exits with `error.exit_code`:
+2 for wrong use, 1 for work that failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error as plain data, the form in which it crosses processes."""
+
+    code: str
+    what: str
+    op: str | None = None
+    source: str | None = None
+    rank: int | None = None
+    got: str | None = None
+    expected: str | None = None
+    hint: str | None = None
+
+
+class PlanCompilerError(Exception):
+    """Base of all errors raised on purpose; subclasses only differ in code and meaning."""
+
+    code: ClassVar[str] = "E000"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        op: str | None = None,
+        source: object | None = None,
+        rank: int | None = None,
+        got: object | None = None,
+        expected: object | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.report = ErrorReport(
+            code=self.code,
+            what=what.rstrip("."),
+            op=op,
+            source=None if source is None else str(source),
+            rank=rank,
+            got=None if got is None else str(got),
+            expected=None if expected is None else str(expected),
+            hint=None if hint is None else hint.rstrip("."),
+        )
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        report = self.report
+        parts = [f"[{report.code} {type(self).__name__}] {report.what}."]
+        where = []
+        if report.op is not None:
+            where.append(f"op {report.op!r}")
+        if report.source is not None:
+            where.append(f"at {report.source}")
+        if report.rank is not None:
+            where.append(f"on rank {report.rank}")
+        if where:
+            parts.append(f"Where: {' '.join(where)}.")
+        if report.got is not None:
+            parts.append(f"Got: {report.got}.")
+        if report.expected is not None:
+            parts.append(f"Expected: {report.expected}.")
+        if report.hint is not None:
+            parts.append(f"What to do: {report.hint}.")
+        return " ".join(parts)
+
+    def at(
+        self, *, op: str | None = None, source: object | None = None, rank: int | None = None
+    ) -> Self:
+        """Itself, with the place filled in where it was not known to the raiser."""
+        report = self.report
+        self.report = replace(
+            report,
+            op=report.op if report.op is not None else op,
+            source=report.source if report.source is not None or source is None else str(source),
+            rank=report.rank if report.rank is not None else rank,
+        )
+        return self
+
+    @classmethod
+    def from_report(cls, report: ErrorReport) -> PlanCompilerError:
+        """Rebuild the error a peer reported; an unknown code becomes the base class."""
+        error = CATALOG.get(report.code, PlanCompilerError)("")
+        error.report = report
+        return error
+
+
+# --- wrong use: the command line or its files -----------------------------------------------------
+
+
+class UsageError(PlanCompilerError):
+    """A command or function was called in a way that cannot mean anything."""
+
+    code, exit_code = "E100", 2
+
+
+class UnknownModeError(PlanCompilerError):
+    """The compile mode is none of the four."""
+
+    code, exit_code = "E101", 2
+
+
+class JobFileError(PlanCompilerError):
+    """The job file is missing, does not load, or has no such function."""
+
+    code, exit_code = "E102", 2
+
+
+# --- the job: placements, SBP, shapes ---------------------------------------------------------------
+
+
+class SbpSyntaxError(PlanCompilerError):
+    """A string is not an SBP."""
+
+    code, exit_code = "E110", 2
+
+
+class SbpAxisError(PlanCompilerError):
+    """A split names an axis that the tensor does not have."""
+
+    code, exit_code = "E111", 2
+
+
+class SbpLengthError(PlanCompilerError):
+    """An NdSbp does not have one entry per mesh axis."""
+
+    code, exit_code = "E112", 2
+
+
+class PlacementError(PlanCompilerError):
+    """A placement is malformed: a rank twice, a ragged array, a bad device type or axis names."""
+
+    code, exit_code = "E113", 2
+
+
+class RankError(PlanCompilerError):
+    """A rank is outside the world."""
+
+    code, exit_code = "E114", 2
+
+
+class ShapeError(PlanCompilerError):
+    """The shapes given to an op do not fit together."""
+
+    code = "E120"
+
+
+class DTypeError(PlanCompilerError):
+    """A dtype is unknown or not accepted by the op."""
+
+    code = "E121"
+
+
+class PlacementMismatchError(PlanCompilerError):
+    """An op was given values that live on different placements."""
+
+    code = "E122"
+
+
+class JobError(PlanCompilerError):
+    """The job as a whole is malformed: no output, a name twice, an op without its producer."""
+
+    code = "E123"
+
+
+class GradientError(PlanCompilerError):
+    """A gradient was asked for that does not exist."""
+
+    code = "E124"
+
+
+class UnknownOpError(PlanCompilerError):
+    """No op of that kind is defined here."""
+
+    code = "E125"
+
+
+class AttributeValueError(PlanCompilerError):
+    """An op's attribute is missing, unknown or out of its range."""
+
+    code = "E126"
+
+
+class TracingError(PlanCompilerError):
+    """A tracing function was used outside `pc.job()`, or a value left its job."""
+
+    code = "E127"
+
+
+class FeedError(PlanCompilerError):
+    """A value fed to an input has a wrong name, shape or dtype, or is missing."""
+
+    code = "E130"
+
+
+class DataError(PlanCompilerError):
+    """A data file of a job is missing or does not hold what the job says."""
+
+    code = "E131"
+
+
+class CheckpointError(PlanCompilerError):
+    """A checkpoint is missing, damaged, or holds other variables than the job."""
+
+    code = "E132"
+
+
+# --- the wire ---------------------------------------------------------------------------------------
+
+
+class WireFormatError(PlanCompilerError):
+    """Bytes are not the message they claim to be."""
+
+    code = "E140"
+
+
+class VersionError(PlanCompilerError):
+    """Two sides run versions that do not fit together."""
+
+    code = "E141"
+
+
+# --- the compiler -----------------------------------------------------------------------------------
+
+
+class BoxingError(PlanCompilerError):
+    """No way is known from one layout to another."""
+
+    code = "E150"
+
+
+class IdOverflowError(PlanCompilerError):
+    """A rank, family, lane or slot does not fit its field of an id."""
+
+    code = "E160"
+
+
+class VerifyError(PlanCompilerError):
+    """A verifier found a job, boxing graph or plan that breaks a rule."""
+
+    code = "E170"
+
+
+class DeadlockError(VerifyError):
+    """Tasks wait for each other in a circle."""
+
+    code = "E171"
+
+
+class MemoryOverlapError(VerifyError):
+    """Two registers alive at once share memory."""
+
+    code = "E172"
+
+
+class DigestMismatchError(VerifyError):
+    """Two ranks disagree about a register that crosses between them."""
+
+    code = "E173"
+
+
+# --- the cluster ------------------------------------------------------------------------------------
+
+
+class ClusterError(PlanCompilerError):
+    """The cluster could not do what was asked."""
+
+    code = "E180"
+
+
+class MasterUnreachableError(ClusterError):
+    """No master answers at the address."""
+
+    code = "E181"
+
+
+class RegistrationError(ClusterError):
+    """The master refused a worker."""
+
+    code = "E182"
+
+
+class WorkerLostError(ClusterError):
+    """A worker went away while it was needed."""
+
+    code = "E183"
+
+
+class DeadlineError(ClusterError):
+    """A phase did not end within its time limit."""
+
+    code = "E184"
+
+
+class SecurityError(ClusterError):
+    """An address or certificate is not allowed without more care."""
+
+    code, exit_code = "E185", 2
+
+
+class JobCancelledError(ClusterError):
+    """The job was cancelled."""
+
+    code = "E186"
+
+
+# --- execution --------------------------------------------------------------------------------------
+
+
+class ExecutionError(PlanCompilerError):
+    """A task failed while it ran."""
+
+    code = "E190"
+
+
+class NonFiniteError(ExecutionError):
+    """An output that must be finite is not."""
+
+    code = "E191"
+
+
+class TransportError(ExecutionError):
+    """Ranks could not exchange data."""
+
+    code = "E192"
+
+
+class AbortedError(ExecutionError):
+    """The run was stopped because another rank failed or the user asked for it."""
+
+    code = "E193"
+
+
+class DeviceError(ExecutionError):
+    """A device or an optional library that the plan needs is not there."""
+
+    code = "E194"
+
+
+def _catalog() -> dict[str, type[PlanCompilerError]]:
+    found: dict[str, type[PlanCompilerError]] = {}
+    pending: list[type[PlanCompilerError]] = [PlanCompilerError]
+    while pending:
+        cls = pending.pop()
+        found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+CATALOG: dict[str, type[PlanCompilerError]] = _catalog()
+"""Code → class, for every error above."""

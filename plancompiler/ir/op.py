@@ -1,0 +1,43 @@
+"""Values, ops and the tensor types between them: the leaf types of the IR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from plancompiler.ir.dtype import DType
+
+AttrValue = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+"""What an op's attribute may be: plain data that has one text form and one wire form."""
+Attrs = tuple[tuple[str, AttrValue], ...]
+"""Attributes sorted by name."""
+
+
+def freeze_attrs(attrs: Mapping[str, AttrValue]) -> Attrs:
+    """A mapping as sorted pairs."""
+    return tuple(sorted(attrs.items()))
+
+
+class TensorType(NamedTuple):
+    """Global shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """The user's line that made an op."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+UNKNOWN_SOURCE = SourceLine("", 0)

@@ -1,0 +1,228 @@
+"""The operators and methods every tensor has, symbolic or eager, written once.
+
+A tensor class supplies `_apply(kind, inputs, attrs)`; everything here ends in that one call. Python
+scalars become attributes of the `*_scalar` ops, so that they keep the tensor's dtype.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from plancompiler.errors import AttributeValueError, TracingError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import AttrValue
+from plancompiler.ir.placement import Placement
+from plancompiler.ir.sbp import NdSbp, Sbp
+
+Scalar = bool | int | float
+SbpLike = NdSbp | Sbp | str | Iterable[Sbp | str]
+
+
+def is_scalar(value: object) -> bool:
+    """Whether a value is a plain number (NumPy scalars included)."""
+    return isinstance(value, (bool, int, float)) or (
+        hasattr(value, "item")
+        and getattr(value, "shape", None) == ()
+        and not hasattr(value, "_apply")
+    )
+
+
+class TensorOperators:
+    """Mixin: arithmetic, comparison, shape and reduction methods on top of `_apply`."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # NumPy scalars on the left hand side must defer to us
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @abstractmethod
+    def _apply(
+        self, kind: str, inputs: Sequence[Self], attrs: Mapping[str, AttrValue]
+    ) -> tuple[Self, ...]:
+        """Outputs of one op."""
+
+    @abstractmethod
+    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Self:
+        """A constant tensor on the same placement."""
+
+    def _unary(self, kind: str, **attrs: AttrValue) -> Self:
+        return self._apply(kind, (self,), attrs)[0]
+
+    def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> Self:
+        if isinstance(other, type(self)):
+            pair = (other, self) if swapped else (self, other)
+            return self._apply(kind, pair, {})[0]
+        if is_scalar(other):
+            number = other.item() if hasattr(other, "item") else other
+            attrs: dict[str, AttrValue] = {"scalar": number}
+            if swapped:
+                attrs["swapped"] = True
+            return self._apply(f"{kind}_scalar", (self,), attrs)[0]
+        raise TracingError(
+            f"{kind} cannot combine a {type(self).__name__} with this",
+            got=type(other).__name__,
+            expected=f"a {type(self).__name__} or a plain number",
+            hint="feed arrays through pc.input or pc.constant",
+        )
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    # Arithmetic. Commutative ops need no swapped form.
+    def __add__(self, other: Any) -> Self:
+        return self._binary("add", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Self:
+        return self._binary("sub", other)
+
+    def __rsub__(self, other: Any) -> Self:
+        return self._binary("sub", other, swapped=True)
+
+    def __mul__(self, other: Any) -> Self:
+        return self._binary("mul", other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Self:
+        return self._binary("div", other)
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return self._binary("div", other, swapped=True)
+
+    def __pow__(self, other: Any) -> Self:
+        return self._binary("pow", other)
+
+    def __rpow__(self, other: Any) -> Self:
+        return self._binary("pow", other, swapped=True)
+
+    def __neg__(self) -> Self:
+        return self._unary("neg")
+
+    def __abs__(self) -> Self:
+        return self._unary("abs")
+
+    def __matmul__(self, other: Any) -> Self:
+        return self._binary("matmul", other)
+
+    # Comparison. `==` stays identity of values; elementwise equality is `equal`.
+    def __lt__(self, other: Any) -> Self:
+        return self._binary("less", other)
+
+    def __le__(self, other: Any) -> Self:
+        return self._binary("less_equal", other)
+
+    def __gt__(self, other: Any) -> Self:
+        return self._binary("greater", other)
+
+    def __ge__(self, other: Any) -> Self:
+        return self._binary("greater_equal", other)
+
+    def equal(self, other: Any) -> Self:
+        return self._binary("equal", other)
+
+    def not_equal(self, other: Any) -> Self:
+        return self._binary("not_equal", other)
+
+    # Elementwise.
+    def exp(self) -> Self:
+        return self._unary("exp")
+
+    def log(self) -> Self:
+        return self._unary("log")
+
+    def sqrt(self) -> Self:
+        return self._unary("sqrt")
+
+    def tanh(self) -> Self:
+        return self._unary("tanh")
+
+    def sigmoid(self) -> Self:
+        return self._unary("sigmoid")
+
+    def relu(self) -> Self:
+        return self._unary("relu")
+
+    def gelu(self) -> Self:
+        return self._unary("gelu")
+
+    def cast(self, dtype: DType | str) -> Self:
+        """The same values as another dtype."""
+        return self._unary("cast", dtype=str(DType.parse(dtype)))
+
+    # Shape.
+    def reshape(self, *shape: int | Sequence[int]) -> Self:
+        """The same elements in another shape; one extent may be -1."""
+        return self._unary("reshape", shape=_int_tuple(shape))
+
+    def transpose(self, *axes: int | Sequence[int]) -> Self:
+        """Axes permuted; without arguments, reversed."""
+        order = _int_tuple(axes) or tuple(reversed(range(self.ndim)))
+        return self._unary("transpose", axes=order)
+
+    @property
+    def T(self) -> Self:
+        return self.transpose()
+
+    # Reductions. `axis` is None (all axes), one axis or several.
+    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+        return self._unary("sum", axes=self._axes(axis), keepdims=keepdims)
+
+    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+        axes = self._axes(axis)
+        count = 1
+        for each in axes:
+            count *= self.shape[each]
+        return self.sum(axes, keepdims) * (1.0 / count)
+
+    def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+        return self._unary("max", axes=self._axes(axis), keepdims=keepdims)
+
+    def min(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+        return self._unary("min", axes=self._axes(axis), keepdims=keepdims)
+
+    def argmax(self, axis: int = -1, keepdims: bool = False) -> Self:
+        return self._unary("argmax", axis=self._axes(axis)[0], keepdims=keepdims)
+
+    def softmax(self, axis: int = -1) -> Self:
+        return self._unary("softmax", axis=self._axes(axis)[0])
+
+    def log_softmax(self, axis: int = -1) -> Self:
+        return self._unary("log_softmax", axis=self._axes(axis)[0])
+
+    def redistribute(self, placement: Placement | None = None, sbp: SbpLike | None = None) -> Self:
+        """The same value on another placement and/or with another SBP: the one word for it."""
+        return self._redistribute(placement, None if sbp is None else NdSbp.of(sbp))
+
+    @abstractmethod
+    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Self:
+        """The tensor in another layout."""
+
+    def _axes(self, axis: int | Sequence[int] | None) -> tuple[int, ...]:
+        return normalize_axes(axis, self.ndim)
+
+
+def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Axes as sorted, distinct, non-negative numbers; None means all."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    found = sorted({each + ndim if each < 0 else each for each in axes})
+    if len(found) != len(axes) or any(not 0 <= each < ndim for each in found):
+        raise AttributeValueError(
+            "axes must be distinct and within the tensor",
+            got=axes,
+            expected=f"axes from {-ndim} to {ndim - 1}",
+        )
+    return tuple(found)
+
+
+def _int_tuple(values: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
+    if len(values) == 1 and not isinstance(values[0], int):
+        return tuple(values[0])
+    return tuple(values)  # type: ignore[arg-type]  # a mix of ints and lists fails in shape inference

@@ -1,0 +1,88 @@
+"""Shards: which part of a global tensor a device holds. Everything here is a pure function.
+
+Splits are balanced: n elements over k devices give the first `n mod k` devices one more. Nested
+splits of one tensor axis over several mesh axes cut the outer shard again, in mesh-axis order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from plancompiler.ir.placement import Placement
+from plancompiler.ir.sbp import NdSbp, Split
+
+Range = tuple[int, int]
+"""Half-open range of indices along one tensor axis."""
+Region = tuple[Range, ...]
+"""One range per tensor axis: a box of a tensor."""
+
+
+def balanced_range(extent: int, parts: int, index: int) -> Range:
+    """The range of piece `index` when `extent` elements are cut into `parts` balanced pieces."""
+    base, extra = divmod(extent, parts)
+    start = index * base + min(index, extra)
+    return start, start + base + (1 if index < extra else 0)
+
+
+@lru_cache(maxsize=65536)
+def shard_region(
+    shape: tuple[int, ...], hierarchy: tuple[int, ...], sbp: NdSbp, coordinates: tuple[int, ...]
+) -> Region:
+    """The box of the global tensor that the device at `coordinates` holds (whole for B and P)."""
+    region = [(0, extent) for extent in shape]
+    for entry, parts, coordinate in zip(sbp.entries, hierarchy, coordinates, strict=True):
+        if isinstance(entry, Split):
+            start, stop = region[entry.axis]
+            low, high = balanced_range(stop - start, parts, coordinate)
+            region[entry.axis] = (start + low, start + high)
+    return tuple(region)
+
+
+def rank_region(shape: tuple[int, ...], placement: Placement, sbp: NdSbp, rank: int) -> Region:
+    """The box of the global tensor that `rank` holds."""
+    coordinates = placement.coordinates(placement.parallel_id(rank))
+    return shard_region(shape, placement.hierarchy, sbp, coordinates)
+
+
+def region_shape(region: Region) -> tuple[int, ...]:
+    """Shape of a box."""
+    return tuple(stop - start for start, stop in region)
+
+
+def local_shape(
+    shape: tuple[int, ...], placement: Placement, sbp: NdSbp, rank: int
+) -> tuple[int, ...]:
+    """Shape of the shard that `rank` holds."""
+    return region_shape(rank_region(shape, placement, sbp, rank))
+
+
+def intersect(left: Region, right: Region) -> Region | None:
+    """The common box of two boxes, or None where it is empty."""
+    found = []
+    for (start, stop), (other_start, other_stop) in zip(left, right, strict=True):
+        low, high = max(start, other_start), min(stop, other_stop)
+        if low >= high:
+            return None
+        found.append((low, high))
+    return tuple(found)
+
+
+def relative(region: Region, origin: Region) -> Region:
+    """`region` in coordinates that start at the corner of `origin`."""
+    return tuple(
+        (start - base, stop - base) for (start, stop), (base, _) in zip(region, origin, strict=True)
+    )
+
+
+def region_index(region: Region) -> tuple[slice, ...]:
+    """The box as an index of an array."""
+    return tuple(slice(start, stop) for start, stop in region)
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Number of elements of a tensor of this shape."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count

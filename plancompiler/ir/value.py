@@ -1,0 +1,110 @@
+"""`Value` and `Op`: the nodes of a job, and the door through which tracing makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from plancompiler.errors import TracingError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import UNKNOWN_SOURCE, Attrs, AttrValue, SourceLine, TensorType
+from plancompiler.ir.operators import Scalar, TensorOperators
+from plancompiler.ir.placement import Placement
+from plancompiler.ir.sbp import NdSbp
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Value(TensorOperators):
+    """A symbolic tensor of a job. `shape` is global; `name` is unique in its job."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    placement: Placement = field(compare=False)
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.shape, self.dtype)
+
+    def _apply(
+        self, kind: str, inputs: Sequence[Value], attrs: Mapping[str, AttrValue]
+    ) -> tuple[Value, ...]:
+        return current_tracer().apply(kind, inputs, attrs)
+
+    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Value:
+        return current_tracer().redistribute(self, placement, sbp)
+
+    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Value:
+        return current_tracer().full(self.placement, shape, dtype, value)
+
+    def __bool__(self) -> bool:
+        raise TracingError(
+            "a symbolic value has no truth value while a job is traced",
+            got=str(self),
+            hint="use pc.where to choose by data",
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+    def __repr__(self) -> str:
+        return f"<Value {self}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of a job on global tensors."""
+
+    name: str
+    """Unique in the job."""
+    kind: str
+    """Key into the op table."""
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    attrs: Attrs
+    placement: Placement
+    sbp: NdSbp | None = None
+    """What the user demands of the outputs' layout (inputs, variables, redistribute); else inferred."""
+    source: SourceLine = UNKNOWN_SOURCE
+
+    def attr(self, name: str, default: AttrValue | None = None) -> AttrValue | None:
+        """An attribute, or the default where it is not set."""
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+
+class Tracer(Protocol):
+    """What records ops while a job is traced."""
+
+    def apply(
+        self, kind: str, inputs: Sequence[Value], attrs: Mapping[str, AttrValue]
+    ) -> tuple[Value, ...]: ...
+
+    def redistribute(
+        self, value: Value, placement: Placement | None, sbp: NdSbp | None
+    ) -> Value: ...
+
+    def full(
+        self, placement: Placement, shape: tuple[int, ...], dtype: DType, value: Scalar
+    ) -> Value: ...
+
+
+ACTIVE_TRACER: ContextVar[Tracer | None] = ContextVar("plancompiler_tracer", default=None)
+
+
+def current_tracer() -> Tracer:
+    """The tracer of the enclosing `with pc.job()`."""
+    tracer = ACTIVE_TRACER.get()
+    if tracer is None:
+        raise TracingError(
+            "symbolic values can only be used while their job is traced",
+            hint="put the code inside `with pc.job(...)`",
+        )
+    return tracer

@@ -1,0 +1,261 @@
+"""`Plan`: everything one rank needs to run a step, as frozen data.
+
+A plan stands alone: tasks with their streams and order, register descriptors with their memory,
+communicators, variables and outputs. Ids are those of `plancompiler.ir.task`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+
+from plancompiler.ir import (
+    UNKNOWN_SOURCE,
+    Attrs,
+    DType,
+    NdSbp,
+    Placement,
+    Reduction,
+    SourceLine,
+)
+from plancompiler.ir.shard import Region
+from plancompiler.ir.task import Primitive, TaskKind
+
+
+class Stream(enum.Enum):
+    """Where tasks run in plan order. One thread (or CUDA stream) each."""
+
+    COMPUTE = "compute"
+    COLLECTIVE = "collective"
+    COPY = "copy"
+    DATA = "data"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A contiguous piece of a rank's memory."""
+
+    index: int
+    purpose: str
+    """`arena` (reused within the step) or `variables` (kept between steps)."""
+    shared: bool
+    """Read by other ranks, so it lives in memory that other processes can map."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterDesc:
+    """A register descriptor: the output buffers of one task, with one or more slots in memory.
+
+    Slot k of a step s is `s mod register_count`; it lies at `offset + k * nbytes` of its block.
+    """
+
+    id: int
+    name: str
+    """The value's name in the job."""
+    shape: tuple[int, ...]
+    """Local shape."""
+    dtype: DType
+    sbp: NdSbp
+    """Layout of the global value on its placement (for reading; the local shape already follows)."""
+    producer: int
+    """Task id."""
+    consumers: tuple[int, ...]
+    """Task ids in plan order; tasks of other ranks (CopyCommNet) included, last, by id."""
+    block: int
+    """Index of the memory block; -1 for a register without bytes (control)."""
+    offset: int = 0
+    """Bytes from the start of the block; aligned to 64."""
+    nbytes: int = 0
+    """Bytes of one slot."""
+    register_count: int = 1
+    """Slots: how many steps the producer may run ahead of its consumers."""
+    inplace_of: int = -1
+    """Register whose memory this one takes over (same bytes: a view, a mutation, or in place)."""
+    sync_id: int = -1
+    """The id all ranks know a register by that crosses ranks: the greatest candidate of its
+    CopyCommNet consumers. -1 for a register that stays on its rank (known by its own id)."""
+
+    @property
+    def is_control(self) -> bool:
+        return self.block < 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegister:
+    """A register of another rank that a CopyCommNet task of this rank reads."""
+
+    id: int
+    sync_id: int
+    name: str
+    shape: tuple[int, ...]
+    """Local shape on its own rank."""
+    dtype: DType
+    producer: int
+    consumers: tuple[int, ...]
+    """CopyCommNet task ids of all ranks that read it, by id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSpec:
+    """One op on this rank's shards (kinds Compute, Input, Variable, Output)."""
+
+    kind: str
+    attrs: Attrs
+    input_shapes: tuple[tuple[int, ...], ...]
+    """Global shapes."""
+    output_shapes: tuple[tuple[int, ...], ...]
+    input_regions: tuple[Region, ...]
+    """The box of the global tensor that each local array is."""
+    output_regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSpec:
+    """One collective: all members of the communicator run it together.
+
+    Register shapes give the sizes: along `src_axis`, all_gather and all_to_all put member i's piece at
+    `balanced_range(extent of the output, members, i)`; along `dst_axis`, reduce_scatter and
+    all_to_all take the piece at `balanced_range(extent of the input, members, i)`.
+    """
+
+    primitive: Primitive
+    """all_reduce, reduce_scatter, all_gather or all_to_all."""
+    communicator: int
+    """Index into the plan's communicators."""
+    reduction: Reduction | None = None
+    src_axis: int = -1
+    """Tensor axis that is split before (all_gather, all_to_all)."""
+    dst_axis: int = -1
+    """Tensor axis that is split after (reduce_scatter, all_to_all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySpec:
+    """CopyCommNet: read a box of another rank's register into this task's output register."""
+
+    region: Region
+    """In local coordinates of the remote register."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One part of a SliceBoxing: a box of an input goes to a box of the output."""
+
+    input: int
+    """Position in the task's inputs."""
+    source: Region
+    """In the input register's local coordinates."""
+    target: Region
+    """In the output register's local coordinates."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSpec:
+    """SliceBoxing, BoxingZeros, BoxingIdentity: fill the output from boxes of local registers.
+
+    Where `reduction` is set the output starts as the reduction's identity and pieces are combined
+    (add mode); else pieces are copied and cover the output.
+    """
+
+    reduction: Reduction | None
+    pieces: tuple[Piece, ...]
+
+
+TaskSpec = ComputeSpec | CollectiveSpec | CopySpec | SliceSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One unit of work of one rank, run once per step."""
+
+    id: int
+    kind: TaskKind
+    stream: Stream
+    name: str
+    """The op's name, or for transport the value's name and what is done to it."""
+    inputs: tuple[int, ...]
+    """Register ids, in the op's order (a register may occur twice)."""
+    outputs: tuple[int, ...]
+    spec: TaskSpec
+    controls_in: tuple[int, ...] = ()
+    """Control registers to wait for."""
+    controls_out: tuple[int, ...] = ()
+    """Control registers this task makes."""
+    source: SourceLine = UNKNOWN_SOURCE
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """Ranks that run collectives together, and the order of those (family numbers)."""
+
+    ranks: tuple[int, ...]
+    families: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VariableDesc:
+    """A tensor that lives from step to step."""
+
+    name: str
+    """Name in checkpoints."""
+    register: int
+    shape: tuple[int, ...]
+    """Global shape."""
+    dtype: DType
+    placement: Placement
+    sbp: NdSbp
+    region: Region
+    """The box of the global tensor that this rank holds."""
+    attrs: Attrs
+    """Those of the `variable` op: `init` and its arguments among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDesc:
+    """A value that this rank reports after each step."""
+
+    name: str
+    task: int
+    register: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One rank's plan."""
+
+    job: str
+    rank: int
+    world_size: int
+    seed: int
+    tasks: tuple[Task, ...]
+    """In plan order: the global order restricted to this rank."""
+    registers: tuple[RegisterDesc, ...]
+    remote_registers: tuple[RemoteRegister, ...]
+    blocks: tuple[Block, ...]
+    communicators: tuple[Communicator, ...]
+    variables: tuple[VariableDesc, ...]
+    outputs: tuple[OutputDesc, ...]
+    peak_live_bytes: int = 0
+    """Lower bound of the arena bytes: the most that is alive at once."""
+
+    @cached_property
+    def register_by_id(self) -> dict[int, RegisterDesc]:
+        return {register.id: register for register in self.registers}
+
+    @cached_property
+    def remote_register_by_id(self) -> dict[int, RemoteRegister]:
+        return {register.id: register for register in self.remote_registers}
+
+    @cached_property
+    def task_by_id(self) -> dict[int, Task]:
+        return {task.id: task for task in self.tasks}
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arenas (variables not included)."""
+        return sum(block.nbytes for block in self.blocks if block.purpose == "arena")
