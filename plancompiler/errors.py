@@ -116,7 +116,7 @@ class JobFileError(PlanCompilerError):
     code, exit_code = "E102", 2
 
 
-# --- the job: placements, SBP, shapes ---------------------------------------------------------------
+# --- the job: placements, SBP, shapes ------------------------------------------------------------
 
 
 class SbpSyntaxError(PlanCompilerError):
@@ -215,7 +215,7 @@ class CheckpointError(PlanCompilerError):
     code = "E132"
 
 
-# --- the wire ---------------------------------------------------------------------------------------
+# --- the wire ------------------------------------------------------------------------------------
 
 
 class WireFormatError(PlanCompilerError):
@@ -230,7 +230,7 @@ class VersionError(PlanCompilerError):
     code = "E141"
 
 
-# --- the compiler -----------------------------------------------------------------------------------
+# --- the compiler --------------------------------------------------------------------------------
 
 
 class BoxingError(PlanCompilerError):
@@ -269,7 +269,7 @@ class DigestMismatchError(VerifyError):
     code = "E173"
 
 
-# --- the cluster ------------------------------------------------------------------------------------
+# --- the cluster ---------------------------------------------------------------------------------
 
 
 class ClusterError(PlanCompilerError):
@@ -314,7 +314,7 @@ class JobCancelledError(ClusterError):
     code = "E186"
 
 
-# --- execution --------------------------------------------------------------------------------------
+# --- execution -----------------------------------------------------------------------------------
 
 
 class ExecutionError(PlanCompilerError):

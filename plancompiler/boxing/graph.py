@@ -13,6 +13,17 @@ from plancompiler.ir import UNKNOWN_SOURCE, DType, Job, NdSbp, Op, Placement, Re
 from plancompiler.ir.task import Primitive, TaskKind
 from plancompiler.ops.rule import NdSignature
 
+_SPECIAL_KINDS = {
+    "input": TaskKind.INPUT,
+    "variable": TaskKind.VARIABLE,
+    "output": TaskKind.OUTPUT,
+}
+
+
+def task_kind_of(op_kind: str) -> TaskKind:
+    """The kind of task that runs an op."""
+    return _SPECIAL_KINDS.get(op_kind, TaskKind.COMPUTE)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
@@ -94,7 +105,8 @@ class BoxingTaskGraph:
     ops: tuple[PlacedOp, ...]
     """All ops in global order."""
     families: tuple[TaskFamily, ...]
-    """Transport families, and the compute families at both ends of boxing edges, in global order."""
+    """Transport families, and the compute families at both ends of boxing edges, in global order.
+    """
 
     @cached_property
     def family_by_number(self) -> dict[int, TaskFamily]:
@@ -105,8 +117,8 @@ class BoxingTaskGraph:
 class RankSlice:
     """What one rank must know to rebuild its own task graph.
 
-    It holds the ops and families with a member on the rank and, for every register that crosses ranks,
-    its producer and all its CopyCommNet consumers.
+    It holds the ops and families with a member on the rank and, for every register that crosses
+    ranks, its producer and all its CopyCommNet consumers.
     """
 
     job_name: str

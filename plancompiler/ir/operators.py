@@ -34,6 +34,7 @@ class TensorOperators:
 
     __slots__ = ()
     __array_ufunc__ = None  # NumPy scalars on the left hand side must defer to us
+    __iter__ = None  # else Python would walk rows by __getitem__, one op each
 
     shape: tuple[int, ...]
     dtype: DType
@@ -47,6 +48,10 @@ class TensorOperators:
     @abstractmethod
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Self:
         """A constant tensor on the same placement."""
+
+    @abstractmethod
+    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Self, ...]:
+        """Outputs of an op without inputs, on the same placement."""
 
     def _unary(self, kind: str, **attrs: AttrValue) -> Self:
         return self._apply(kind, (self,), attrs)[0]
@@ -169,6 +174,15 @@ class TensorOperators:
     def T(self) -> Self:
         return self.transpose()
 
+    def __getitem__(self, index: Any) -> Self:
+        """Basic indexing: whole numbers (which drop their axis), slices of step 1, and `...`."""
+        starts, stops, kept = _slice_bounds(index, self.shape)
+        found = self
+        if starts != (0,) * self.ndim or stops != self.shape:
+            found = self._unary("slice", starts=starts, stops=stops)
+        shape = tuple(found.shape[axis] for axis in kept)
+        return found if len(kept) == self.ndim else found.reshape(shape)
+
     # Reductions. `axis` is None (all axes), one axis or several.
     def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
         return self._unary("sum", axes=self._axes(axis), keepdims=keepdims)
@@ -220,6 +234,48 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
             expected=f"axes from {-ndim} to {ndim - 1}",
         )
     return tuple(found)
+
+
+def _slice_bounds(
+    index: Any, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Starts and stops per axis of a basic index, and the axes that stay."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if sum(entry is Ellipsis for entry in entries) > 1 or len(entries) > len(shape) + (
+        Ellipsis in entries
+    ):
+        raise AttributeValueError(
+            "an index has too many entries", got=repr(index), expected=f"at most {len(shape)}"
+        )
+    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
+    rest = len(entries) - at - 1
+    entries[at : at + 1] = [slice(None)] * (len(shape) - at - max(rest, 0))
+    starts, stops, kept = [], [], []
+    for axis, (entry, extent) in enumerate(zip(entries, shape, strict=True)):
+        if isinstance(entry, slice):
+            start, stop, step = entry.indices(extent)
+            if step != 1:
+                raise AttributeValueError("a slice must have step 1", got=repr(entry))
+            kept.append(axis)
+            starts.append(start)
+            stops.append(max(start, stop))
+            continue
+        if isinstance(entry, bool) or not is_scalar(entry) or int(entry) != entry:
+            raise AttributeValueError(
+                "an index is not a whole number, a slice or `...`",
+                got=type(entry).__name__,
+                hint="use pc.where or pc.embedding to select by data",
+            )
+        position = int(entry) + extent if entry < 0 else int(entry)
+        if not 0 <= position < extent:
+            raise AttributeValueError(
+                f"an index is outside axis {axis}",
+                got=int(entry),
+                expected=f"{-extent} to {extent - 1}",
+            )
+        starts.append(position)
+        stops.append(position + 1)
+    return tuple(starts), tuple(stops), tuple(kept)
 
 
 def _int_tuple(values: Sequence[int | Sequence[int]]) -> tuple[int, ...]:

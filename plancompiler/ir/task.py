@@ -1,7 +1,8 @@
 """Task kinds and ids: what a plan's tasks are called, and the numbers that all ranks agree on.
 
-Ids are pure functions: `task_id = (rank, family, lane)` and `register_desc_id = (rank, family, lane,
-slot)`, packed in 63 bits. Any rank can compute the id of any other rank's task without asking.
+Ids are pure functions: `task_id = (rank, family, lane)` and `register_desc_id = (rank, family,
+lane, slot)`, packed in 63 bits. Any rank can compute the id of any other rank's task without
+asking.
 """
 
 from __future__ import annotations
@@ -94,6 +95,16 @@ def unpack_id(packed: int) -> RegisterId:
         fields.append(packed & ((1 << bits) - 1))
         packed >>= bits
     return RegisterId(*reversed(fields))
+
+
+def rank_of(packed: int) -> int:
+    """The rank in a task or register descriptor id."""
+    return packed >> (FAMILY_BITS + LANE_BITS + SLOT_BITS)
+
+
+def family_of(packed: int) -> int:
+    """The family in a task or register descriptor id."""
+    return packed >> (LANE_BITS + SLOT_BITS) & (1 << FAMILY_BITS) - 1
 
 
 def format_id(packed: int) -> str:

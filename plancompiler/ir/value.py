@@ -39,6 +39,9 @@ class Value(TensorOperators):
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Value:
         return current_tracer().full(self.placement, shape, dtype, value)
 
+    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Value, ...]:
+        return current_tracer().source(self.placement, kind, attrs)
+
     def __bool__(self) -> bool:
         raise TracingError(
             "a symbolic value has no truth value while a job is traced",
@@ -69,7 +72,8 @@ class Op:
     attrs: Attrs
     placement: Placement
     sbp: NdSbp | None = None
-    """What the user demands of the outputs' layout (inputs, variables, redistribute); else inferred."""
+    """What the user demands of the outputs' layout (inputs, variables, redistribute); else
+    inferred."""
     source: SourceLine = UNKNOWN_SOURCE
 
     def attr(self, name: str, default: AttrValue | None = None) -> AttrValue | None:
@@ -94,6 +98,10 @@ class Tracer(Protocol):
     def full(
         self, placement: Placement, shape: tuple[int, ...], dtype: DType, value: Scalar
     ) -> Value: ...
+
+    def source(
+        self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
+    ) -> tuple[Value, ...]: ...
 
 
 ACTIVE_TRACER: ContextVar[Tracer | None] = ContextVar("plancompiler_tracer", default=None)

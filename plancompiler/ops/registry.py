@@ -112,7 +112,8 @@ class OpDef:
     kernel: Kernel
     gradient: Gradient | None = None
     linear: tuple[tuple[int, ...], ...] = ()
-    """Sets of inputs in which the op is linear together: `((0, 1),)` for add, `((0,), (1,))` for matmul."""
+    """Sets of inputs in which the op is linear together: `((0, 1),)` for add, `((0,), (1,))` for
+    matmul."""
     reduction: Reduction | None = Reduction.SUM
     """How outputs combine when a summed-away factor is split; None forbids it."""
     extra: Extra | None = None
@@ -120,11 +121,13 @@ class OpDef:
     flops: Callable[[Types, Types, AttrMap], int] | None = None
     """Floating-point operations on global tensors; None means one per output element."""
     view: tuple[tuple[int, int], ...] = ()
-    """(output, input) pairs where the output's bytes are the input's, so no work is needed if they share memory."""
+    """(output, input) pairs where the output's bytes are the input's, so no work is needed if they
+    share memory."""
     inplace: tuple[tuple[int, int], ...] = ()
     """(output, input) pairs where the kernel may write the output over the input."""
     mutates: tuple[tuple[int, int], ...] = ()
-    """(output, input) pairs where the output is the input variable's next value and takes its storage."""
+    """(output, input) pairs where the output is the input variable's next value and takes its
+    storage."""
     source: bool = False
     """Makes data from outside the job (inputs, data files): may run ahead of the step."""
     doc: str = ""
@@ -159,6 +162,12 @@ def op_table() -> dict[str, OpDef]:
 def apply(kind: str, *inputs: TensorOperators, **attrs: AttrValue) -> Any:
     """Run or record an op on tensors of one kind; its output, or a tuple where it has several."""
     outputs = inputs[0]._apply(kind, inputs, attrs)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def apply_source(like: TensorOperators, kind: str, **attrs: AttrValue) -> Any:
+    """The output of an op without inputs, on the placement of `like`."""
+    outputs = like._source(kind, attrs)
     return outputs[0] if len(outputs) == 1 else outputs
 
 

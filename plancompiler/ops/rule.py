@@ -1,8 +1,8 @@
 """Sharding rules by factors: from an einsum-like line to every legal SBP signature.
 
 A rule names a factor per tensor axis: `"... m k, k n -> ... m n"`. Splitting a factor along a mesh
-axis splits every operand axis that carries it; outputs without it become partial. The idea is that of
-Shardy's sharding rules, written as in einops.
+axis splits every operand axis that carries it; outputs without it become partial. The idea is that
+of Shardy's sharding rules, written as in einops.
 
 Notation, per operand (operands separated by commas, inputs and outputs by `->`):
 
@@ -16,6 +16,7 @@ Notation, per operand (operands separated by commas, inputs and outputs by `->`)
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -85,6 +86,16 @@ def _parse_line(line: str) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str
         return tuple(found)
 
     return operands(left), operands(right)
+
+
+def operand_line(ndim: int, whole: Iterable[int] = (), prefix: str = "a") -> str:
+    """One operand's part of a rule line: a factor per axis, those in `whole` never split.
+
+    `operand_line(3, whole=(1,))` is `"a0 [a1] a2"`; a scalar is `"..."`, which stands for no axis.
+    """
+    kept = set(whole)
+    names = [f"[{prefix}{axis}]" if axis in kept else f"{prefix}{axis}" for axis in range(ndim)]
+    return " ".join(names) or "..."
 
 
 def expand_rule(

@@ -61,7 +61,8 @@ class RegisterDesc:
     """Local shape."""
     dtype: DType
     sbp: NdSbp
-    """Layout of the global value on its placement (for reading; the local shape already follows)."""
+    """Layout of the global value on its placement (for reading; the local shape already follows).
+    """
     producer: int
     """Task id."""
     consumers: tuple[int, ...]
@@ -79,6 +80,8 @@ class RegisterDesc:
     sync_id: int = -1
     """The id all ranks know a register by that crosses ranks: the greatest candidate of its
     CopyCommNet consumers. -1 for a register that stays on its rank (known by its own id)."""
+    is_view: bool = False
+    """With `inplace_of`: the producer leaves the bytes as they are. Without, it overwrites them."""
 
     @property
     def is_control(self) -> bool:
@@ -118,9 +121,9 @@ class ComputeSpec:
 class CollectiveSpec:
     """One collective: all members of the communicator run it together.
 
-    Register shapes give the sizes: along `src_axis`, all_gather and all_to_all put member i's piece at
-    `balanced_range(extent of the output, members, i)`; along `dst_axis`, reduce_scatter and
-    all_to_all take the piece at `balanced_range(extent of the input, members, i)`.
+    Register shapes give the sizes: along `src_axis`, all_gather and all_to_all put member i's
+    piece at `balanced_range(extent of the output, members, i)`; along `dst_axis`, reduce_scatter
+    and all_to_all take the piece at `balanced_range(extent of the input, members, i)`.
     """
 
     primitive: Primitive

@@ -1,0 +1,203 @@
+"""What a transport is: shared memory, messages and barriers between ranks.
+
+A transport serves one rank for the life of one `Runtime`. The runtime first lets it allocate the
+plan's blocks, then calls `connect` with what other ranks may read; afterwards registers of peers,
+groups and messages can be used from any stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from plancompiler.errors import (
+    AbortedError,
+    DeadlineError,
+    ErrorReport,
+    PlanCompilerError,
+    TransportError,
+)
+from plancompiler.executor.actor import Notice
+from plancompiler.executor.memory import Buffer, Slots
+from plancompiler.ir.task import TaskKind, unpack_id
+from plancompiler.plan.plan import Block, CollectiveSpec, Plan, RegisterDesc
+
+
+class GroupKey(NamedTuple):
+    """Which ranks meet, and on which stream: the same on all of them.
+
+    Collectives of one communicator on one stream run in one order on all members, so that a counter
+    per group is enough to keep them in step.
+    """
+
+    ranks: tuple[int, ...]
+    occurrence: int
+    """Tells apart communicators of the same ranks."""
+    stream: str
+
+
+class GroupDesc(NamedTuple):
+    """A group and a digest of the collectives that it runs in a step."""
+
+    key: GroupKey
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What a rank lets its peers see."""
+
+    rank: int
+    registers: tuple[RegisterDesc, ...]
+    """Registers that peers read."""
+    groups: tuple[GroupDesc, ...]
+    peers: tuple[int, ...]
+    """All ranks that this one exchanges anything with, ascending; not itself."""
+
+
+class Sink(Protocol):
+    """Where a transport hands over what comes from other ranks. Called from any thread."""
+
+    def notice(self, kind: int, register: int, task: int) -> None:
+        """A register arrived or came back."""
+
+    def peer_failed(self, error: PlanCompilerError) -> None:
+        """A peer reported a failure, or was lost."""
+
+
+class Group(Protocol):
+    """Ranks that run collectives together. Used by one stream."""
+
+    ranks: tuple[int, ...]
+    member: int
+    """This rank's position in `ranks`."""
+
+    def barrier(self, label: str) -> None:
+        """Return when all members have called it as often as this rank.
+
+        `label` says what for in errors. Raises DeadlineError, AbortedError, or TransportError
+        where a member is gone.
+        """
+
+
+class Transport(Protocol):
+    """One rank's connection to the others."""
+
+    rank: int
+
+    def allocate(self, block: Block) -> Buffer:
+        """Memory for a block; peers can read it if `block.shared`."""
+
+    def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
+        """Meet all peers and learn what they publish.
+
+        `deadline` (seconds) holds for this and for every later wait.
+        """
+
+    def peer_register(self, rank: int, register: int) -> Slots | None:
+        """Arrays over a register of a peer (or of this rank), None where it is not published."""
+
+    def group(self, key: GroupKey) -> Group:
+        """The group of this key; it was in the publication."""
+
+    def notify(self, notice: Notice) -> None:
+        """Send a notice to `notice.rank`."""
+
+    def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
+        """Wake every wait on this rank with an error and tell all peers. The first call counts."""
+
+    def close(self) -> None:
+        """Say goodbye and let go of everything. May be called again."""
+
+
+def publication_of(plan: Plan) -> Publication:
+    """What a plan's rank has to publish: group members, and registers that peers read."""
+    published: dict[int, RegisterDesc] = {}
+    peers: set[int] = {unpack_id(remote.producer).rank for remote in plan.remote_registers}
+    shared_blocks = {block.index for block in plan.blocks if block.shared}
+    lines: dict[GroupKey, list[str]] = {}
+    for register in plan.registers:
+        readers = {unpack_id(task).rank for task in register.consumers} - {plan.rank}
+        peers |= readers
+        if readers and not register.is_control:
+            published[register.id] = register
+    keys = communicator_keys(plan)
+    for task in plan.tasks:
+        if task.kind is TaskKind.COLLECTIVE_BOXING and isinstance(task.spec, CollectiveSpec):
+            spec = task.spec
+            ranks, occurrence = keys[spec.communicator]
+            peers |= set(ranks)
+            published[task.inputs[0]] = plan.register_by_id[task.inputs[0]]
+            output = plan.register_by_id[task.outputs[0]]
+            if output.block in shared_blocks:
+                published[output.id] = output
+            lines.setdefault(GroupKey(ranks, occurrence, str(task.stream)), []).append(
+                f"{unpack_id(task.id).family} {spec.primitive} {spec.reduction} "
+                f"{spec.src_axis} {spec.dst_axis} {output.dtype}"
+            )
+    groups = tuple(
+        GroupDesc(key, hashlib.sha256("\n".join(text).encode()).hexdigest())
+        for key, text in lines.items()
+    )
+    return Publication(
+        plan.rank, tuple(published.values()), groups, tuple(sorted(peers - {plan.rank}))
+    )
+
+
+def communicator_keys(plan: Plan) -> list[tuple[tuple[int, ...], int]]:
+    """Ranks and occurrence of each communicator of a plan."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    found = []
+    for communicator in plan.communicators:
+        found.append((communicator.ranks, seen[communicator.ranks]))
+        seen[communicator.ranks] += 1
+    return found
+
+
+def check_groups(own: Publication, peer: int, groups: Iterable[GroupDesc]) -> None:
+    """Two ranks must agree about the groups that they share."""
+    theirs = dict(groups)
+    for key, digest in own.groups:
+        if peer in key.ranks and theirs.get(key) != digest:
+            raise TransportError(
+                f"ranks {own.rank} and {peer} disagree about the collectives they run together",
+                got=f"communicator {list(key.ranks)} on stream {key.stream}",
+                hint="compile all ranks' plans from one job",
+            )
+
+
+def aborted_by(failed_rank: int, report: ErrorReport) -> AbortedError:
+    """The error of a rank that was stopped because another one failed."""
+    cause = PlanCompilerError.from_report(report)
+    error = AbortedError(
+        f"the run was stopped because rank {failed_rank} failed", rank=failed_rank, got=str(cause)
+    )
+    error.__cause__ = cause
+    return error
+
+
+def missed_barrier(
+    label: str, ranks: tuple[int, ...], missing: Iterable[int], deadline: float
+) -> DeadlineError:
+    """The error of a barrier that not all members reached in time."""
+    absent = sorted(missing)
+    entered = [rank for rank in ranks if rank not in absent]
+    return DeadlineError(
+        f"{label}: not all ranks of the communicator came within {deadline:g} s",
+        got=f"entered: {entered}; not entered: {absent}",
+        expected=f"all of ranks {list(ranks)}",
+        hint="look at what the missing ranks were doing, or allow more time with a longer deadline",
+    )
+
+
+def left_barrier(label: str, ranks: tuple[int, ...], gone: int) -> TransportError:
+    """The error of a barrier with a member that has closed its run."""
+    return TransportError(
+        f"{label}: rank {gone} has closed its run and will not come",
+        rank=gone,
+        expected=f"all of ranks {list(ranks)}",
+        hint="run the same number of steps on all ranks",
+    )

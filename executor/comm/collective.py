@@ -1,0 +1,243 @@
+"""Collectives over memory that all members can read.
+
+all_reduce, reduce_scatter, all_gather and all_to_all: each member waits until all inputs are ready,
+then takes what it needs straight from the peers' registers, and leaves when all have read. A big
+all_reduce is reduce-scatter and all-gather in one: every member reduces its own chunk into its
+output, and after another barrier copies the other chunks from the peers' outputs (Rabenseifner's
+algorithm, without the messages). The choice depends only on what all members see alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError, TransportError
+from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
+from plancompiler.executor.comm.reduce import Move, plan_reduction
+from plancompiler.executor.memory import Array, Memory, Slots
+from plancompiler.ir import Reduction
+from plancompiler.ir.shard import balanced_range
+from plancompiler.ir.task import Primitive, format_id, pack_register_id, unpack_id
+from plancompiler.plan.plan import CollectiveSpec, Plan, Task
+
+CHUNKED_BYTES = 64 << 10
+"""From this size on the members of an all_reduce share the work instead of repeating it."""
+
+Moves = tuple[Move, ...]
+Program = tuple[tuple[Moves, ...], Moves]
+"""Phases, each after a barrier; and what is left to do after the last barrier."""
+
+
+def bind_collective(
+    plan: Plan, task: Task, spec: CollectiveSpec, memory: Memory, transport: Transport
+) -> Callable[[int], None]:
+    """Resolve one collective to prepared array operations between barriers."""
+    ranks, occurrence = communicator_keys(plan)[spec.communicator]
+    group = transport.group(GroupKey(ranks, occurrence, str(task.stream)))
+    (source,), (target,) = task.inputs, task.outputs
+    inputs = [_member_slots(plan, task, memory, transport, rank, source) for rank in ranks]
+    outputs = [
+        memory.slots(target)
+        if rank == plan.rank
+        else transport.peer_register(rank, _of(rank, target))
+        for rank in ranks
+    ]
+    own_published = transport.peer_register(plan.rank, target) is not None
+    shared = own_published and all(slots is not None for slots in outputs)
+    period = math.lcm(len(memory.slots(target)), *map(len, inputs))
+    programs: list[Program] = []
+    for step in range(period):
+        sources = [slots[step % len(slots)] for slots in inputs]
+        targets = [slots[step % len(slots)] for slots in outputs if slots is not None]
+        own = memory.slots(target)[step % len(memory.slots(target))]
+        programs.append(
+            _program(plan, task, spec, group, sources, own, targets if shared else None)
+        )
+    label = f"{spec.primitive} of {task.name!r} (family {unpack_id(task.id).family})"
+    labels = tuple(f"{label}, {phase}" for phase in ("entering", "leaving"))
+    return _Collective(group, tuple(programs), labels)
+
+
+class _Collective:
+    """A bound collective: phases of array operations between barriers."""
+
+    __slots__ = ("_entering", "_group", "_leaving", "_period", "_programs")
+
+    def __init__(
+        self, group: Group, programs: tuple[Program, ...], labels: tuple[str, ...]
+    ) -> None:
+        self._group = group
+        self._programs = programs
+        self._period = len(programs)
+        self._entering, self._leaving = labels
+
+    def __call__(self, step: int) -> None:
+        barrier = self._group.barrier
+        phases, epilogue = self._programs[step % self._period]
+        for phase in phases:
+            barrier(self._entering)
+            for move in phase:
+                move()
+        barrier(self._leaving)
+        for move in epilogue:
+            move()
+
+
+def _of(rank: int, register: int) -> int:
+    """The register of the same family on another member."""
+    fields = unpack_id(register)
+    return pack_register_id(rank, fields.family, fields.lane, fields.slot)
+
+
+def _member_slots(
+    plan: Plan, task: Task, memory: Memory, transport: Transport, rank: int, register: int
+) -> Slots:
+    if rank == plan.rank:
+        return memory.slots(register)
+    slots = transport.peer_register(rank, _of(rank, register))
+    if slots is None:
+        raise TransportError(
+            f"rank {rank} does not publish the input of a collective",
+            op=task.name,
+            rank=plan.rank,
+            got=f"no register {format_id(_of(rank, register))}",
+            hint="compile all ranks' plans from one job",
+        )
+    return slots
+
+
+def _program(
+    plan: Plan,
+    task: Task,
+    spec: CollectiveSpec,
+    group: Group,
+    sources: Sequence[Array],
+    out: Array,
+    outputs: Sequence[Array] | None,
+) -> Program:
+    """The work for one combination of slots. `outputs` are all members' where they can be read."""
+    own = group.member
+    _check_shapes(plan, task, spec, group.ranks, sources, out, own)
+    reduction = spec.reduction or Reduction.SUM
+    if (
+        spec.primitive is Primitive.ALL_REDUCE
+        and outputs is not None
+        and out.nbytes >= CHUNKED_BYTES
+    ):
+        return _chunked_all_reduce(sources, out, outputs, own, reduction)
+    if not np.may_share_memory(out, sources[own]):
+        return (_moves(spec, own, sources, out, reduction),), ()
+    # In place: peers read the input until all have left, so the result waits aside until then.
+    aside = np.empty_like(out)
+    return (_moves(spec, own, sources, aside, reduction),), (partial(np.copyto, out, aside),)
+
+
+def _moves(
+    spec: CollectiveSpec, own: int, sources: Sequence[Array], out: Array, reduction: Reduction
+) -> Moves:
+    """All the work of one member in one phase."""
+    members = len(sources)
+    if spec.primitive is Primitive.ALL_REDUCE:
+        flat = [source.reshape(-1) for source in sources]
+        return tuple(plan_reduction(out.reshape(-1), flat, reduction))
+    if spec.primitive is Primitive.REDUCE_SCATTER:
+        cut = _cut(sources[own], spec.dst_axis, members, own)
+        return tuple(plan_reduction(out, [source[cut] for source in sources], reduction))
+    moves: list[Move] = []
+    for member, source in enumerate(sources):
+        target = out[_cut(out, spec.src_axis, members, member)]
+        if spec.primitive is Primitive.ALL_TO_ALL:
+            source = source[_cut(source, spec.dst_axis, members, own)]
+        moves.append(partial(np.copyto, target, source))
+    # Each starts with its own piece and goes round, so that they do not all read one rank at once.
+    return tuple(moves[own:] + moves[:own])
+
+
+def _chunked_all_reduce(
+    sources: Sequence[Array],
+    out: Array,
+    outputs: Sequence[Array],
+    own: int,
+    reduction: Reduction,
+) -> Program:
+    """Reduce the own chunk, then copy the others.
+
+    Works in place too: in the first phase only its owner reads a chunk, of all inputs.
+    """
+    members = len(sources)
+    chunks = [slice(*balanced_range(out.size, members, member)) for member in range(members)]
+    flat = out.reshape(-1)
+    mine = chunks[own]
+    reduce = plan_reduction(flat[mine], [source.reshape(-1)[mine] for source in sources], reduction)
+    others = [*range(own + 1, members), *range(own)]
+    gather = [
+        partial(np.copyto, flat[chunks[member]], outputs[member].reshape(-1)[chunks[member]])
+        for member in others
+    ]
+    return (tuple(reduce), tuple(gather)), ()
+
+
+def _cut(array: Array, axis: int, members: int, member: int) -> tuple[slice, ...]:
+    """Index of a member's balanced piece along an axis."""
+    piece = slice(*balanced_range(array.shape[axis], members, member))
+    return (*(slice(None),) * axis, piece)
+
+
+def _piece(extent: int, members: int, member: int) -> int:
+    start, stop = balanced_range(extent, members, member)
+    return stop - start
+
+
+def _with_extent(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+    return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
+def _check_shapes(
+    plan: Plan,
+    task: Task,
+    spec: CollectiveSpec,
+    ranks: tuple[int, ...],
+    sources: Sequence[Array],
+    out: Array,
+    own: int,
+) -> None:
+    """Every member's input must have the shape and dtype that follow from the output."""
+    members = len(ranks)
+    mine = sources[own].shape
+    primitive, src, dst = spec.primitive, spec.src_axis, spec.dst_axis
+    scatters = primitive in (Primitive.REDUCE_SCATTER, Primitive.ALL_TO_ALL)
+    gathers = primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL)
+    if primitive is not Primitive.ALL_REDUCE and not (scatters or gathers):
+        raise ExecutionError("not a collective", op=task.name, rank=plan.rank, got=str(primitive))
+    for axis, used in ((src, gathers), (dst, scatters)):
+        if used and not 0 <= axis < out.ndim == len(mine):
+            raise ExecutionError(
+                f"a {primitive} names an axis that its tensor does not have",
+                op=task.name,
+                rank=plan.rank,
+                got=f"axis {axis} of {list(mine)} to {list(out.shape)}",
+            )
+    if scatters and out.shape[dst] != _piece(mine[dst], members, own):
+        raise ExecutionError(
+            f"the output of a {primitive} has a wrong shape",
+            op=task.name,
+            rank=plan.rank,
+            got=f"{list(out.shape)} from {list(mine)}",
+            expected=f"extent {_piece(mine[dst], members, own)} along axis {dst}",
+        )
+    for member, source in enumerate(sources):
+        wanted = _with_extent(out.shape, dst, mine[dst]) if scatters else out.shape
+        if gathers:
+            wanted = _with_extent(wanted, src, _piece(out.shape[src], members, member))
+        if source.shape != wanted or source.dtype != out.dtype:
+            raise ExecutionError(
+                f"the pieces of a {primitive} do not fit together",
+                op=task.name,
+                rank=plan.rank,
+                got=f"{source.dtype}{list(source.shape)} on rank {ranks[member]}",
+                expected=f"{out.dtype}{list(wanted)}",
+            )

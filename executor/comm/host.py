@@ -1,0 +1,485 @@
+"""`host` transport: a process per rank on one host, over shared memory and Unix sockets.
+
+Data never goes through a socket: peers map each other's shared blocks and read registers there.
+Barriers are counters in shared memory; notices and failures are small packets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+
+from plancompiler.errors import (
+    DeadlineError,
+    DeviceError,
+    PlanCompilerError,
+    TransportError,
+    WireFormatError,
+)
+from plancompiler.executor.actor import Notice
+from plancompiler.executor.comm import host_wire as wire
+from plancompiler.executor.comm.base import (
+    GroupKey,
+    Publication,
+    Sink,
+    aborted_by,
+    check_groups,
+    left_barrier,
+    missed_barrier,
+)
+from plancompiler.executor.memory import Buffer, Slots, private_buffer, slot_arrays
+from plancompiler.plan.plan import Block, RegisterDesc
+
+YIELDS = 200
+"""Rounds in which a waiting rank only yields the processor: peers often come in microseconds."""
+FIRST_SLEEP = 5e-6
+LAST_SLEEP = 1e-3
+"""Seconds; afterwards it sleeps, longer and longer, so that a slow peer costs nothing."""
+SLEEP_GROWTH = 1.2
+
+_CONNECT_PAUSE = 0.01
+_ABORT_CHECK = 0.1
+"""Seconds between looks at the abort flag while the ranks meet."""
+_WORDS_PER_LINE = 8
+"""A cache line of 64-bit words, so that counters of two groups never share one."""
+
+
+def _fence(lock: threading.Lock) -> None:
+    """Make earlier writes visible before later ones, on every processor.
+
+    Taking and releasing a lock twice orders all accesses around it; Python has no fence of its own.
+    """
+    with lock:
+        pass
+    with lock:
+        pass
+
+
+class HostGroup:
+    """Barriers of one group: each member counts up in its own line, and reads the others'."""
+
+    def __init__(
+        self,
+        transport: HostTransport,
+        key: GroupKey,
+        own: memoryview,
+        peers: list[tuple[int, memoryview]],
+        deadline: float,
+    ) -> None:
+        self.ranks = key.ranks
+        self.member = key.ranks.index(transport.rank)
+        self._transport = transport
+        self._own = own
+        self._peers = peers
+        self._deadline = deadline
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def barrier(self, label: str) -> None:
+        """See `Group.barrier`."""
+        self._count = target = self._count + 1
+        _fence(self._lock)
+        self._own[0] = target
+        for rank, line in self._peers:
+            if line[0] < target:
+                self._wait(line, target, rank, label)
+        _fence(self._lock)
+
+    def _wait(self, line: memoryview, target: int, rank: int, label: str) -> None:
+        for _ in range(YIELDS):
+            os.sched_yield()
+            if line[0] >= target:
+                return
+        end = time.monotonic() + self._deadline
+        pause = FIRST_SLEEP
+        transport = self._transport
+        while line[0] < target:
+            if transport.failure is not None:
+                raise transport.abort_error()
+            # A member that said goodbye did so after its last count.
+            if rank in transport.gone and line[0] < target:
+                raise left_barrier(label, self.ranks, rank)
+            if time.monotonic() > end:
+                missing = [peer for peer, other in self._peers if other[0] < target]
+                if missing:
+                    raise missed_barrier(label, self.ranks, missing, self._deadline)
+                return
+            time.sleep(pause)
+            pause = min(pause * SLEEP_GROWTH, LAST_SLEEP)
+
+
+class HostTransport:
+    """One rank's connection to the other processes of its host.
+
+    `token` is the run's secret, made by whoever starts the ranks and given to each of them.
+    """
+
+    def __init__(self, token: str, rank: int) -> None:
+        if sys.platform != "linux":
+            raise DeviceError(
+                "the host transport needs Linux", got=sys.platform, hint="use the local transport"
+            )
+        self.rank = rank
+        self.failure: tuple[int, PlanCompilerError] | None = None
+        """The first failure, with its rank."""
+        self.gone: set[int] = set()
+        """Peers that said goodbye."""
+        self._token = token
+        self._lock = threading.Lock()
+        self._shared: dict[int, wire.SharedMemory] = {}
+        self._buffers: dict[int, Buffer] = {}
+        self._own_registers: dict[int, RegisterDesc] = {}
+        self._peers: dict[int, wire.PeerMemory] = {}
+        self._connections: dict[int, socket.socket] = {}
+        self._counters: memoryview | None = None
+        self._lines: dict[GroupKey, int] = {}
+        self._deadline = 0.0
+        self._sink: Sink | None = None
+        self._receiver: threading.Thread | None = None
+        self._wake_receiver = -1
+        self._closed = False
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def allocate(self, block: Block) -> Buffer:
+        """See `Transport.allocate`."""
+        if block.shared:
+            memory = wire.SharedMemory(f"{block.purpose}-{self.rank}", block.nbytes)
+            self._shared[block.index] = memory
+            self._buffers[block.index] = memory.buffer()
+        else:
+            self._buffers[block.index] = private_buffer(block.nbytes)
+        return self._buffers[block.index]
+
+    def peer_register(self, rank: int, register: int) -> Slots | None:
+        """See `Transport.peer_register`."""
+        if rank != self.rank:
+            peer = self._peers.get(rank)
+            return None if peer is None else peer.register(register)
+        own = self._own_registers.get(register)
+        if own is None:
+            return None
+        return slot_arrays(
+            self._buffers[own.block] if own.block >= 0 else private_buffer(0),
+            own.offset,
+            own.nbytes,
+            own.register_count,
+            own.shape,
+            own.dtype,
+        )
+
+    # --- meeting the peers ----------------------------------------------------------------------
+
+    def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
+        """See `Transport.connect`."""
+        self._deadline = deadline
+        self._sink = sink
+        for register in publication.registers:
+            if register.nbytes and register.block not in self._shared:
+                raise TransportError(
+                    f"register {register.name!r} is read by other ranks, but its block is private",
+                    rank=self.rank,
+                    got=f"block {register.block}",
+                    expected="a shared block",
+                )
+            self._own_registers[register.id] = register
+        if len(self._shared) > wire.MAX_SHARED_BLOCKS:
+            raise TransportError(
+                "the plan has too many shared blocks",
+                rank=self.rank,
+                got=len(self._shared),
+                expected=f"at most {wire.MAX_SHARED_BLOCKS}",
+            )
+        text = wire.pack_directory(publication, list(self._shared))
+        directory = wire.SharedMemory(f"directory-{self.rank}", len(text))
+        directory.buffer()[:] = bytearray(text)
+        lines = len(publication.groups) + 1
+        counters = wire.SharedMemory(f"counters-{self.rank}", lines * _WORDS_PER_LINE * 8)
+        self._counters = memoryview(counters.map).cast("Q")
+        self._lines = {key: line for line, (key, _) in enumerate(publication.groups)}
+        memories = [directory, counters, *self._shared.values()]
+        try:
+            self._meet(publication, [memory.descriptor for memory in memories])
+        finally:
+            for memory in memories:
+                memory.close_descriptor()
+        for peer, memory_of_peer in self._peers.items():
+            check_groups(publication, peer, memory_of_peer.groups)
+        self._start_receiver()
+
+    def _meet(self, publication: Publication, descriptors: list[int]) -> None:
+        """Connect to lower ranks and accept higher ones, so that each pair has one connection."""
+        end = time.monotonic() + self._deadline
+        higher = {peer for peer in publication.peers if peer > self.rank}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            if higher:
+                try:
+                    listener.bind(wire.socket_name(self._token, self.rank))
+                except OSError as error:
+                    raise TransportError(
+                        "a rank was started twice, or its address is taken",
+                        rank=self.rank,
+                        got=error.strerror,
+                    ) from error
+                listener.listen(len(higher) + 8)
+            for peer in publication.peers:
+                if peer < self.rank:
+                    connection = self._reach(peer, publication, end)
+                    self._greet(connection, descriptors, peer, publication, end)
+            listener.settimeout(_ABORT_CHECK)
+            while not higher <= self._connections.keys():
+                self._check_meeting(publication, end)
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                self._greet(connection, descriptors, None, publication, end)
+
+    def _reach(self, peer: int, publication: Publication, end: float) -> socket.socket:
+        """A connection to a rank that may not be listening yet."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while True:
+            try:
+                connection.connect(wire.socket_name(self._token, peer))
+                return connection
+            except (ConnectionRefusedError, BlockingIOError):
+                try:
+                    self._check_meeting(publication, end)
+                except PlanCompilerError:
+                    connection.close()
+                    raise
+                time.sleep(_CONNECT_PAUSE)
+            except OSError:
+                connection.close()
+                raise
+
+    def _greet(
+        self,
+        connection: socket.socket,
+        descriptors: list[int],
+        expected: int | None,
+        publication: Publication,
+        end: float,
+    ) -> None:
+        """Exchange greetings. `expected` is the rank that was called, None for a caller."""
+        try:
+            wire.check_same_user(connection)
+            if expected is not None:
+                wire.send_hello(connection, self._token, self.rank, descriptors)
+            connection.settimeout(_ABORT_CHECK)
+            while True:
+                try:
+                    rank, received = wire.receive_hello(connection, self._token)
+                    break
+                except TimeoutError:
+                    self._check_meeting(publication, end)
+            try:
+                unknown = rank not in publication.peers or rank in self._connections
+                if unknown or (rank < self.rank if expected is None else rank != expected):
+                    raise TransportError(
+                        "a rank that this one has no business with greeted it",
+                        rank=self.rank,
+                        got=f"rank {rank}",
+                        expected=f"ranks {list(publication.peers)}",
+                    )
+                if expected is None:
+                    wire.send_hello(connection, self._token, self.rank, descriptors)
+                self._peers[rank] = wire.PeerMemory(rank, received)
+            finally:
+                wire.close_descriptors(received)
+        except (OSError, TransportError) as error:
+            connection.close()
+            # A stranger that knocks is sent away; a peer that was called must answer well.
+            if expected is None:
+                return
+            if isinstance(error, OSError):
+                raise TransportError(
+                    f"rank {expected} broke off while the ranks met", rank=expected, got=error
+                ) from error
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        connection.settimeout(None)
+        seconds = int(self._deadline)
+        timeout = struct.pack("@ll", seconds, int((self._deadline - seconds) * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        self._connections[rank] = connection
+
+    def _check_meeting(self, publication: Publication, end: float) -> None:
+        if self.failure is not None:
+            raise self.abort_error()
+        if time.monotonic() > end:
+            missing = [peer for peer in publication.peers if peer not in self._connections]
+            raise DeadlineError(
+                f"not all peers were ready within {self._deadline:g} s",
+                rank=self.rank,
+                got=f"missing ranks {missing}",
+                expected=f"ranks {list(publication.peers)}",
+            )
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def notify(self, notice: Notice) -> None:
+        """See `Transport.notify`."""
+        packet = wire.pack_notice(notice.kind, notice.register, notice.task)
+        try:
+            self._connections[notice.rank].send(packet)
+        except BlockingIOError:
+            raise TransportError(
+                f"rank {notice.rank} has not taken its messages for {self._deadline:g} s",
+                rank=notice.rank,
+            ) from None
+        except OSError as error:
+            # A peer that said goodbye wants nothing back; a lost one is reported by the receiver.
+            if notice.rank not in self.gone:
+                raise TransportError(
+                    f"rank {notice.rank} went away", rank=notice.rank, got=error.strerror
+                ) from error
+
+    def _start_receiver(self) -> None:
+        if not self._connections:
+            return
+        self._wake_receiver = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._receiver = threading.Thread(
+            target=self._receive, name=f"plancompiler-receive-{self.rank}"
+        )
+        self._receiver.start()
+
+    def _receive(self) -> None:
+        """Dispatch packets until woken for closing, or until all peers are gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_receiver, selectors.EVENT_READ)
+            for rank, connection in self._connections.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            while True:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        return
+                    try:
+                        alive = self._receive_from(key.data)
+                    except PlanCompilerError as error:
+                        self._lose(key.data, error)
+                        alive = False
+                    if not alive:
+                        selector.unregister(key.fileobj)
+
+    def _receive_from(self, rank: int) -> bool:
+        """Take one packet; False when the peer will send no more."""
+        try:
+            packet, _, flags, _ = self._connections[rank].recvmsg(wire.MAX_PACKET)
+        except ConnectionResetError:
+            # The peer closed before it had read everything. What it sent can still be read next.
+            return True
+        except OSError as error:
+            packet, flags = b"", 0
+            reason: str | None = error.strerror
+        else:
+            reason = None
+        if not packet:
+            if rank in self.gone:
+                return False
+            raise TransportError(
+                f"rank {rank} went away",
+                rank=rank,
+                got=reason,
+                hint="its process ended; look at its own messages",
+            )
+        if flags & socket.MSG_TRUNC:
+            raise WireFormatError(f"rank {rank} sent a packet that is too large", rank=rank)
+        sink = self._sink
+        if sink is None:
+            return False
+        if packet[0] == wire.NOTICE:
+            sink.notice(*wire.unpack_notice(packet))
+        elif packet[0] == wire.GOODBYE:
+            self.gone.add(rank)
+        elif packet[0] == wire.ABORT:
+            failed_rank, report = wire.unpack_abort(packet)
+            self.abort(failed_rank, PlanCompilerError.from_report(report))
+            sink.peer_failed(self.abort_error())
+            return False
+        else:
+            raise WireFormatError(f"rank {rank} sent an unknown packet", rank=rank)
+        return True
+
+    def _lose(self, rank: int, error: PlanCompilerError) -> None:
+        """A peer cannot be talked to any more."""
+        if not isinstance(error, TransportError):
+            error = TransportError(
+                f"rank {rank} sent what could not be understood", rank=rank, got=error
+            )
+        first = self.failure is None
+        self.abort(rank, error)
+        if first and self._sink is not None:
+            self._sink.peer_failed(error)
+
+    # --- groups, failure, end -------------------------------------------------------------------
+
+    def group(self, key: GroupKey) -> HostGroup:
+        """See `Transport.group`."""
+        counters = self._counters
+        if counters is None:
+            raise TransportError("a group was asked for before the ranks met", rank=self.rank)
+        line = self._lines[key] * _WORDS_PER_LINE
+        own = counters[line : line + 1]
+        peers = []
+        for rank in key.ranks:
+            if rank != self.rank:
+                peer = self._peers[rank]
+                at = next(at for at, (other, _) in enumerate(peer.groups) if other == key)
+                position = at * _WORDS_PER_LINE
+                peers.append((rank, peer.counters[position : position + 1]))
+        return HostGroup(self, key, own, peers, self._deadline)
+
+    def abort_error(self) -> PlanCompilerError:
+        """A fresh AbortedError that names the first failure."""
+        if self.failure is None:
+            raise TransportError("no rank has failed")
+        rank, error = self.failure
+        return aborted_by(rank, error.report)
+
+    def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
+        """See `Transport.abort`."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = failed_rank, error
+        packet = wire.pack_abort(failed_rank, error)
+        for rank, connection in list(self._connections.items()):
+            if rank != failed_rank:
+                with contextlib.suppress(OSError):
+                    connection.send(packet, socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self.failure is None:
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):
+                    connection.send(bytes([wire.GOODBYE]))
+        if self._receiver is not None:
+            os.eventfd_write(self._wake_receiver, 1)
+            if self._receiver is not threading.current_thread():
+                self._receiver.join()
+            os.close(self._wake_receiver)
+            self._wake_receiver = -1
+        for connection in self._connections.values():
+            connection.close()
+        for memory in self._shared.values():
+            memory.close_descriptor()
+        self._connections.clear()
+        self._peers.clear()
+        self._buffers.clear()
+        self._shared.clear()
+        self._counters = None
+        self._sink = None

@@ -1,0 +1,141 @@
+"""`LocalWorld`: all ranks of a job in this process, a thread per rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from plancompiler.errors import AbortedError, PlanCompilerError, RankError
+from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.memory import Array
+from plancompiler.executor.runtime import DEADLINE, Runtime, check_feed_names
+from plancompiler.plan.plan import Plan
+
+T = TypeVar("T")
+
+
+class LocalWorld:
+    """Runs the plans of all ranks with the `local` transport.
+
+        with LocalWorld(plans) as world:
+            print(world.step({"x": batch})["loss"])
+
+    `variables` are shards by rank and variable name; see `Runtime` for the other arguments. The first
+    failure of any rank stops all and is raised; afterwards only `close` makes sense.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[int, Plan],
+        *,
+        variables: Mapping[int, Mapping[str, Array]] | None = None,
+        first_step: int = 0,
+        deadline: float = DEADLINE,
+    ) -> None:
+        self._hub = LocalHub()
+        self._outputs: dict[int, dict[str, Array]] = {}
+        self._outputs_lock = threading.Lock()
+        given = variables if variables is not None else {}
+        self._runtimes = {
+            rank: Runtime(
+                plan,
+                self._hub.transport(rank),
+                variables=given.get(rank),
+                first_step=first_step,
+                on_outputs=self._collect,
+                deadline=deadline,
+            )
+            for rank, plan in plans.items()
+        }
+        self._inputs = {
+            name: None for runtime in self._runtimes.values() for name in runtime.input_names
+        }
+        self._step = first_step
+        self._closed = False
+        self._pool = ThreadPoolExecutor(max(1, len(self._runtimes)), "plancompiler-rank")
+        try:
+            self._on_all(lambda runtime: runtime.prepare())
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self, feeds: Mapping[str, object] | None = None) -> dict[str, Array]:
+        """Run one step on all ranks with these global arrays; its outputs by name."""
+        given = feeds if feeds is not None else {}
+        check_feed_names(given, self._inputs)
+        # Feeding checks the arrays, so all ranks are fed before any of them starts.
+        for runtime in self._runtimes.values():
+            runtime.feed({name: given[name] for name in runtime.input_names})
+        return self._run(1)[0]
+
+    def run(self, steps: int) -> list[dict[str, Array]]:
+        """Run steps of a job without inputs; the outputs of each step."""
+        if steps:
+            check_feed_names({}, self._inputs)
+        return self._run(steps)
+
+    def _run(self, steps: int) -> list[dict[str, Array]]:
+        self._on_all(partial(Runtime.run, steps=steps))
+        first = self._step
+        self._step += steps
+        return [self._outputs.pop(step, {}) for step in range(first, self._step)]
+
+    def _collect(self, step: int, name: str, value: Array) -> None:
+        with self._outputs_lock:
+            self._outputs.setdefault(step, {})[name] = value
+
+    def _on_all(self, work: Callable[[Runtime], T]) -> list[T]:
+        """Do something on all ranks at once; raises the first cause where any fails."""
+        futures: list[Future[T]] = []
+        try:
+            for runtime in self._runtimes.values():
+                futures.append(self._pool.submit(work, runtime))
+            wait(futures)
+        except BaseException:
+            self.abort(AbortedError("the run was interrupted"))
+            wait(futures)
+            raise
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            failure = self._hub.failure
+            raise failure[1] if failure is not None else errors[0]
+        return [future.result() for future in futures]
+
+    def variables(self, rank: int) -> dict[str, Array]:
+        """Copies of a rank's shards of all variables, by name."""
+        try:
+            runtime = self._runtimes[rank]
+        except KeyError:
+            raise RankError(
+                "no such rank", got=rank, expected=f"one of {sorted(self._runtimes)}"
+            ) from None
+        return runtime.variables()
+
+    def abort(self, error: PlanCompilerError) -> None:
+        """Stop all ranks; from any thread."""
+        for runtime in self._runtimes.values():
+            runtime.abort(error)
+
+    def close(self) -> None:
+        """Stop all ranks, join all threads and free the memory. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        for runtime in self._runtimes.values():
+            runtime.close()
+        self._pool.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,117 @@
+"""A rank's memory: blocks, and registers as NumPy views into them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError
+from plancompiler.ir import DType
+from plancompiler.ir.shard import element_count
+from plancompiler.ir.task import format_id
+from plancompiler.plan.plan import Block, Plan, RegisterDesc
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Buffer = np.ndarray[tuple[int], np.dtype[np.uint8]]
+"""Bytes of a block, aligned to `ALIGNMENT`."""
+Slots = tuple[Array, ...]
+"""One array per slot of a register."""
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
+
+def private_buffer(nbytes: int) -> Buffer:
+    """Zeroed memory of this process, aligned."""
+    raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def slot_arrays(
+    buffer: Buffer,
+    offset: int,
+    nbytes: int,
+    register_count: int,
+    shape: tuple[int, ...],
+    dtype: DType,
+) -> Slots:
+    """The slots of a register: slot k is at `offset + k * nbytes` of the buffer."""
+    used = element_count(shape) * dtype.itemsize
+    return tuple(
+        buffer[offset + slot * nbytes : offset + slot * nbytes + used]
+        .view(dtype.numpy)
+        .reshape(shape)
+        for slot in range(register_count)
+    )
+
+
+def read_only(array: Array) -> Array:
+    """The same memory, through a view that refuses writes."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def same_memory(left: Array, right: Array) -> bool:
+    """Whether two contiguous arrays are the same bytes."""
+    return left.nbytes == right.nbytes and (
+        left.nbytes == 0 or left.ctypes.data == right.ctypes.data
+    )
+
+
+class Memory:
+    """All blocks of one rank and the arrays of its registers."""
+
+    def __init__(self, plan: Plan, allocate: Callable[[Block], Buffer]) -> None:
+        self._buffers = {block.index: allocate(block) for block in plan.blocks}
+        self._slots = {register.id: self._resolve(register) for register in plan.registers}
+
+    def _resolve(self, register: RegisterDesc) -> Slots:
+        used = element_count(register.shape) * register.dtype.itemsize
+        if register.is_control or used == 0:
+            # Control registers carry nothing; empty ones need no place.
+            shape = (0,) if register.is_control else register.shape
+            empty = np.empty(shape, register.dtype.numpy)
+            return (empty,) * register.register_count
+        buffer = self._buffers.get(register.block)
+        end = register.offset + register.nbytes * register.register_count
+        if (
+            buffer is None
+            or register.offset < 0
+            or register.offset % register.dtype.itemsize
+            or register.nbytes < used
+            or end > buffer.nbytes
+        ):
+            raise ExecutionError(
+                f"register {register.name!r} does not fit its memory block",
+                got=f"register {format_id(register.id)}: block {register.block}, offset "
+                f"{register.offset}, {register.register_count} slots of {register.nbytes} bytes",
+                expected="no such block"
+                if buffer is None
+                else f"{buffer.nbytes} bytes, {used} used",
+            )
+        return slot_arrays(
+            buffer,
+            register.offset,
+            register.nbytes,
+            register.register_count,
+            register.shape,
+            register.dtype,
+        )
+
+    def slots(self, register: int) -> Slots:
+        """Arrays of a register's slots."""
+        return self._slots[register]
+
+    def period(self, *registers: int) -> int:
+        """After how many steps the slots of these registers repeat together."""
+        return math.lcm(*(len(self._slots[register]) for register in registers))
+
+    def close(self) -> None:
+        """Let go of all memory; it is freed when the last array into it is gone."""
+        self._buffers.clear()
+        self._slots.clear()

@@ -1,0 +1,430 @@
+"""`Runtime`: one rank's plan, prepared and run step by step."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from plancompiler.errors import (
+    AbortedError,
+    ExecutionError,
+    FeedError,
+    PlanCompilerError,
+    UsageError,
+)
+from plancompiler.executor.actor import load_actors
+from plancompiler.executor.comm.base import Transport, publication_of
+from plancompiler.executor.memory import Array, Memory
+from plancompiler.executor.stream import StreamRunner
+from plancompiler.executor.task import OnOutput, TaskBinder
+from plancompiler.ir import UNKNOWN_SOURCE, DType
+from plancompiler.ir.shard import region_shape
+from plancompiler.ir.task import TaskKind
+from plancompiler.ops.initializer import initialize
+from plancompiler.plan.plan import ComputeSpec, Plan, Task, VariableDesc
+
+DEADLINE = 300.0
+"""Seconds that a rank waits for the others before it gives up."""
+
+
+class Runtime:
+    """Runs one rank's plan.
+
+        with Runtime(plan, transport, on_outputs=report) as runtime:
+            runtime.prepare()
+            runtime.feed({"x": batch})
+            runtime.run(1)
+
+    `variables` are this rank's shards by variable name; a variable that is not among them is
+    initialised from the job's seed. `first_step` is the number of the first step, for a run that
+    goes on from a checkpoint. `on_outputs(step, name, value)` is called from the stream's thread for
+    every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
+    bounds every wait for another rank.
+
+    `run`, `feed`, `prepare` and `variables` belong to one thread; `abort` may come from any.
+    After a failure `run` raises it again, and only `close` makes sense.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport,
+        *,
+        variables: Mapping[str, Array] | None = None,
+        first_step: int = 0,
+        on_outputs: OnOutput | None = None,
+        deadline: float = DEADLINE,
+    ) -> None:
+        if transport.rank != plan.rank:
+            raise UsageError(
+                "a plan was given the transport of another rank",
+                got=f"rank {transport.rank}",
+                expected=f"rank {plan.rank}",
+            )
+        self.plan = plan
+        self._transport = transport
+        self._given = dict(variables) if variables is not None else {}
+        self._on_outputs = on_outputs
+        self._deadline = deadline
+        self._first_step = first_step
+        self._steps_done = first_step
+        self._memory: Memory | None = None
+        self._runners: tuple[StreamRunner, ...] = ()
+        self._queues: tuple[SimpleQueue[int], ...] = ()
+        self._ends: SimpleQueue[None] = SimpleQueue()
+        self._failure: PlanCompilerError | None = None
+        self._state = threading.RLock()
+        self._closed = False
+        self._inputs = _input_specs(plan)
+        self._feeds: dict[str, deque[Array]] = {name: deque() for name in self._inputs}
+        self._actors = load_actors(plan, first_step)
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Take memory, initialise variables and meet the other ranks."""
+        if self._memory is not None or self._closed:
+            raise UsageError("a runtime can be prepared once", rank=self.plan.rank)
+        try:
+            with np.errstate(all="ignore"):
+                self._memory = memory = Memory(self.plan, self._transport.allocate)
+                self._set_variables(memory)
+                actors = self._actors.actors
+                self._queues = tuple(SimpleQueue() for _ in actors)
+                self._transport.connect(publication_of(self.plan), self, self._deadline)
+                binder = TaskBinder(
+                    self.plan, memory, self._transport, self._feeds, self._on_outputs
+                )
+                self._runners = tuple(
+                    StreamRunner(
+                        actor,
+                        tasks,
+                        [self._bind(binder, task) for task in tasks],
+                        self._queues,
+                        index,
+                        self._transport,
+                        self,
+                        self._deadline,
+                    )
+                    for index, (actor, tasks) in enumerate(
+                        zip(actors, self._actors.tasks, strict=True)
+                    )
+                )
+        except BaseException as error:
+            self._fail(error, None)
+            if isinstance(error, Exception):
+                raise self._raised() from error
+            raise
+        if len(self._runners) > 1:
+            for runner in self._runners:
+                runner.start(f"plancompiler-{self.plan.rank}-{runner.actor.stream}")
+            for _ in self._runners:
+                self._ends.get()
+
+    def _bind(self, binder: TaskBinder, task: Task) -> Any:
+        try:
+            return binder.bind(task)
+        except PlanCompilerError as error:
+            raise error.at(op=task.name, source=_source(task), rank=self.plan.rank) from None
+
+    def close(self) -> None:
+        """Stop all streams, join their threads, leave the other ranks and free the memory."""
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+        if any(runner.actor.step < runner.actor.limit for runner in self._runners):
+            self.abort(AbortedError("the run was closed in the middle of a step"))
+        for runner in self._runners:
+            runner.close()
+        self._transport.close()
+        self._runners = ()
+        if self._memory is not None:
+            self._memory.close()
+        self._feeds.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs that this rank takes a part of."""
+        return tuple(self._inputs)
+
+    @property
+    def steps_done(self) -> int:
+        """Number of the next step to run."""
+        return self._steps_done
+
+    def feed(self, step_feeds: Mapping[str, object]) -> None:
+        """Queue the inputs of one step: for each input of this rank the whole global array.
+
+        Shape and dtype must be exactly the input's; only a Python bool, int or float is converted,
+        for an input of shape (). Arrays are read when the step runs and must not change until then.
+        Raises FeedError for a missing or unknown name and for a value that does not fit.
+        """
+        checked = {
+            name: _check_feed(name, step_feeds[name], *self._inputs[name][1:])
+            for name in self._inputs
+            if name in step_feeds
+        }
+        check_feed_names(step_feeds, self._inputs)
+        for name, array in checked.items():
+            self._feeds[name].append(array)
+
+    def run(self, steps: int) -> None:
+        """Run `steps` more steps and return when this rank has done them.
+
+        Raises the first failure, with op, source line and rank; or AbortedError where another rank
+        failed first.
+        """
+        self._check_ready(steps)
+        target = self._steps_done + steps
+        try:
+            with self._state:
+                if self._failure is None:
+                    for runner in self._runners:
+                        runner.actor.limit = target
+            if len(self._runners) == 1:
+                self._run_here(self._runners[0])
+            elif self._runners and steps > 0:
+                for runner in self._runners:
+                    runner.wake()
+                for _ in self._runners:
+                    self._ends.get()
+        except BaseException:
+            # Ctrl-C while waiting: stop the streams before anything else happens.
+            self.abort(AbortedError("the run was interrupted", rank=self.plan.rank))
+            for runner in self._runners:
+                runner.close()
+            raise
+        if self._failure is not None:
+            raise self._raised()
+        self._steps_done = target
+
+    def _run_here(self, runner: StreamRunner) -> None:
+        try:
+            runner.run_here()
+        except Exception as error:
+            self._fail(error, runner.current_task())
+
+    def _check_ready(self, steps: int) -> None:
+        if self._failure is not None:
+            raise self._raised()
+        if self._memory is None or self._closed:
+            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        if steps < 0:
+            raise UsageError("the number of steps is negative", got=steps)
+        for name, waiting in self._feeds.items():
+            if len(waiting) < steps:
+                raise FeedError(
+                    f"input {name!r} was not fed for all steps",
+                    rank=self.plan.rank,
+                    got=f"{len(waiting)} steps fed",
+                    expected=f"{steps} steps",
+                )
+
+    def variables(self) -> dict[str, Array]:
+        """Copies of this rank's shards of all variables, by name; between runs."""
+        if self._memory is None or self._closed:
+            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        return {
+            variable.name: self._memory.slots(variable.register)[0].copy()
+            for variable in self.plan.variables
+        }
+
+    def _set_variables(self, memory: Memory) -> None:
+        names = {variable.name for variable in self.plan.variables}
+        unknown = sorted(self._given.keys() - names)
+        if unknown:
+            raise FeedError(
+                "a value was given for a variable that this rank does not have",
+                rank=self.plan.rank,
+                got=", ".join(map(repr, unknown)),
+                expected=", ".join(map(repr, sorted(names))) or "no variables",
+            )
+        for variable in self.plan.variables:
+            target = memory.slots(variable.register)[0]
+            given = self._given.get(variable.name)
+            if given is None:
+                np.copyto(target, _initial_value(variable, self.plan.seed))
+            elif given.shape != target.shape or given.dtype != target.dtype:
+                raise FeedError(
+                    f"the value given for variable {variable.name!r} does not fit its shard",
+                    rank=self.plan.rank,
+                    got=f"{given.dtype}{list(given.shape)}",
+                    expected=f"{target.dtype}{list(target.shape)}",
+                )
+            else:
+                np.copyto(target, given)
+        self._given.clear()
+
+    # --- failure --------------------------------------------------------------------------------
+
+    def abort(self, error: PlanCompilerError) -> None:
+        """Stop this rank and tell the others; from any thread. The first failure counts."""
+        self._fail(error, None)
+
+    def _fail(
+        self, error: BaseException, task: Task | None, failed_rank: int | None = None
+    ) -> None:
+        known = _as_error(error, task, self.plan.rank)
+        with self._state:
+            if self._failure is None:
+                self._failure = known
+            # Streams look at the limit before every task, so this stops them at the next one.
+            for actor in self._actors.actors:
+                actor.limit = -1
+        self._transport.abort(self.plan.rank if failed_rank is None else failed_rank, known)
+        for queue in self._queues:
+            queue.put(-1)
+
+    def _raised(self) -> PlanCompilerError:
+        failure = self._failure
+        return failure if failure is not None else ExecutionError("the run failed")
+
+    # --- called by streams and by the transport ---------------------------------------------------
+
+    def stream_failed(self, error: BaseException, task: Task | None) -> None:
+        """See `stream.Owner`."""
+        self._fail(error, task)
+        self._ends.put(None)
+
+    def stream_reached_limit(self) -> None:
+        """See `stream.Owner`."""
+        self._ends.put(None)
+
+    def progress(self) -> tuple[int, ...]:
+        """See `stream.Owner`."""
+        return tuple(
+            number for actor in self._actors.actors for number in (actor.step, actor.position)
+        )
+
+    def notice(self, kind: int, register: int, task: int) -> None:
+        """See `comm.base.Sink`."""
+        try:
+            stream, token = self._actors.find_remote(kind, register, task)
+        except ExecutionError as error:
+            self._fail(error, None)
+        else:
+            self._queues[stream].put(token)
+
+    def peer_failed(self, error: PlanCompilerError) -> None:
+        """See `comm.base.Sink`."""
+        self._fail(error, None, error.report.rank)
+
+
+def check_feed_names(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Raise FeedError unless exactly the expected names are fed."""
+    missing = sorted(expected.keys() - given.keys())
+    unknown = sorted(given.keys() - expected.keys())
+    if missing or unknown:
+        parts = []
+        if missing:
+            parts.append(f"input {', '.join(map(repr, missing))} is not fed")
+        if unknown:
+            parts.append(f"{', '.join(map(repr, unknown))} is no input")
+        raise FeedError(
+            "; ".join(parts),
+            got=", ".join(map(repr, sorted(given))) or "nothing",
+            expected=", ".join(map(repr, sorted(expected))) or "no inputs",
+        )
+
+
+def _input_specs(plan: Plan) -> dict[str, tuple[Task, tuple[int, ...], DType]]:
+    """Name → task, global shape and dtype of this rank's inputs."""
+    found = {}
+    for task in plan.tasks:
+        if task.kind is TaskKind.INPUT and isinstance(task.spec, ComputeSpec):
+            name = str(dict(task.spec.attrs)["name"])
+            register = plan.register_by_id[task.outputs[0]]
+            if region_shape(task.spec.output_regions[0]) != register.shape:
+                raise ExecutionError(
+                    f"the part of input {name!r} does not fit its register",
+                    op=task.name,
+                    rank=plan.rank,
+                    got=str(task.spec.output_regions[0]),
+                    expected=str(list(register.shape)),
+                )
+            found[name] = task, task.spec.output_shapes[0], register.dtype
+    return found
+
+
+def _check_feed(name: str, value: object, shape: tuple[int, ...], dtype: DType) -> Array:
+    expected = f"{dtype}{list(shape)}"
+    if type(value) in (bool, int, float):
+        fits = type(value) is bool or dtype.is_floating or (type(value) is int and dtype.is_integer)
+        if shape != () or not fits:
+            raise FeedError(
+                f"the value fed to input {name!r} does not fit",
+                got=f"the Python {type(value).__name__} {value!r}",
+                expected=expected,
+            )
+        try:
+            return np.asarray(value, dtype.numpy)
+        except OverflowError:
+            raise FeedError(
+                f"the number fed to input {name!r} is out of range", got=value, expected=expected
+            ) from None
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise FeedError(
+            f"the value fed to input {name!r} is not a NumPy array",
+            got=type(value).__name__,
+            expected=expected,
+        )
+    array = np.asarray(value)
+    if array.shape != shape or array.dtype != dtype.numpy:
+        raise FeedError(
+            f"the array fed to input {name!r} has a wrong shape or dtype",
+            got=f"{array.dtype}{list(array.shape)}",
+            expected=expected,
+            hint="feed the whole global array, in the input's dtype",
+        )
+    return array
+
+
+def _initial_value(variable: VariableDesc, seed: int) -> Array:
+    """This rank's part of a variable before the first step."""
+    attrs: dict[str, Any] = dict(variable.attrs)
+    return initialize(
+        attrs["init"],
+        attrs["init_args"],
+        attrs.get("name", variable.name),
+        seed,
+        variable.shape,
+        variable.region,
+        variable.dtype,
+    )
+
+
+def _source(task: Task) -> object | None:
+    return None if task.source == UNKNOWN_SOURCE else task.source
+
+
+def _as_error(error: BaseException, task: Task | None, rank: int) -> PlanCompilerError:
+    """A failure with its place filled in; what is not one of our errors is wrapped."""
+    if isinstance(error, AbortedError):
+        return error
+    if not isinstance(error, PlanCompilerError):
+        wrapped = ExecutionError(f"{type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        error = wrapped
+    if task is None:
+        return error.at(rank=rank)
+    return error.at(op=task.name, source=_source(task), rank=rank)

@@ -1,0 +1,328 @@
+"""Binds a plan's tasks at load time: each becomes one callable with its arrays resolved."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+import plancompiler.ops  # noqa: F401  (fills the op table)
+from plancompiler.errors import (
+    DeviceError,
+    ExecutionError,
+    FeedError,
+    NonFiniteError,
+    TransportError,
+)
+from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.comm.collective import bind_collective
+from plancompiler.executor.comm.reduce import UFUNCS, Move, accumulator, divide, identity_of
+from plancompiler.executor.memory import Array, Memory, read_only, same_memory
+from plancompiler.ir import DType, Reduction
+from plancompiler.ir.shard import Region, region_index
+from plancompiler.ir.task import TaskKind, format_id, unpack_id
+from plancompiler.ops.registry import KernelContext, op_def
+from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, SliceSpec, Task
+
+Run = Callable[[int], None]
+"""Does a task's work for a step."""
+OnOutput = Callable[[int, str, Array], None]
+"""Takes (step, name, value) of an output; the array is the receiver's to keep."""
+
+
+class TaskBinder:
+    """Makes the callables of one rank's tasks; None for a task without work."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        memory: Memory,
+        transport: Transport,
+        feeds: dict[str, deque[Array]],
+        on_outputs: OnOutput | None,
+    ) -> None:
+        self._plan = plan
+        self._memory = memory
+        self._transport = transport
+        self._feeds = feeds
+        self._on_outputs = on_outputs
+        self._output_names = {output.task: output.name for output in plan.outputs}
+
+    def bind(self, task: Task) -> Run | None:
+        """The callable of a task. Raises where the plan does not fit this rank or its peers."""
+        kind, spec = task.kind, task.spec
+        if kind in (TaskKind.VARIABLE, TaskKind.STEP_END):
+            return None
+        if kind in (TaskKind.COPY_HD, TaskKind.SEND_RECV):
+            raise DeviceError(
+                f"{kind} needs a GPU, and this executor runs on the CPU",
+                op=task.name,
+                rank=self._plan.rank,
+            )
+        if isinstance(spec, ComputeSpec):
+            if kind is TaskKind.INPUT:
+                return self._bind_input(task, spec)
+            if kind is TaskKind.OUTPUT:
+                return self._bind_output(task, spec)
+            return self._bind_compute(task, spec)
+        if isinstance(spec, CollectiveSpec):
+            return bind_collective(self._plan, task, spec, self._memory, self._transport)
+        if isinstance(spec, CopySpec):
+            return self._bind_copy(task, spec)
+        if isinstance(spec, SliceSpec):
+            return self._bind_slice(task, spec)
+        raise ExecutionError(
+            "a task does not say what to do",
+            op=task.name,
+            rank=self._plan.rank,
+            got=f"{kind} without a spec",
+        )
+
+    def _bind_compute(self, task: Task, spec: ComputeSpec) -> Run | None:
+        definition = op_def(spec.kind)
+        memory = self._memory
+        period = memory.period(*task.inputs, *task.outputs)
+        inputs = [_arrays(memory, task.inputs, step) for step in range(period)]
+        outputs = [_arrays(memory, task.outputs, step) for step in range(period)]
+        if task.outputs and all(array.size == 0 for row in outputs for array in row):
+            return None
+        views = dict(definition.view)
+        if task.outputs and all(
+            position in views and same_memory(array, taken[views[position]])
+            for made, taken in zip(outputs, inputs, strict=True)
+            for position, array in enumerate(made)
+        ):
+            return None
+        context = KernelContext(
+            dict(spec.attrs),
+            spec.input_shapes,
+            spec.output_shapes,
+            spec.input_regions,
+            spec.output_regions,
+            seed=self._plan.seed,
+        )
+        kernel = definition.kernel
+        readable = [tuple(map(read_only, row)) for row in inputs]
+        if period == 1:
+            only_inputs, only_outputs = readable[0], outputs[0]
+
+            def run(step: int) -> None:
+                context.step = step
+                kernel(context, only_inputs, only_outputs)
+
+            return run
+
+        def run_slot(step: int) -> None:
+            context.step = step
+            slot = step % period
+            kernel(context, readable[slot], outputs[slot])
+
+        return run_slot
+
+    def _bind_input(self, task: Task, spec: ComputeSpec) -> Run:
+        name = str(dict(spec.attrs)["name"])
+        waiting = self._feeds[name]
+        index = region_index(spec.output_regions[0])
+        slots = self._memory.slots(task.outputs[0])
+        count = len(slots)
+
+        def run(step: int) -> None:
+            if not waiting:
+                raise FeedError(f"nothing was fed to input {name!r}", got=f"step {step}")
+            np.copyto(slots[step % count], waiting.popleft()[index])
+
+        return run
+
+    def _bind_output(self, task: Task, spec: ComputeSpec) -> Run | None:
+        attrs = dict(spec.attrs)
+        finite = bool(attrs.get("finite", False))
+        name = self._output_names.get(task.id)
+        deliver = self._on_outputs if name is not None else None
+        if deliver is None and not finite:
+            return None
+        label = name if name is not None else str(attrs.get("name", task.name))
+        slots = tuple(map(read_only, self._memory.slots(task.inputs[0])))
+        count = len(slots)
+
+        def run(step: int) -> None:
+            value = slots[step % count]
+            if finite and not np.isfinite(value).all():
+                raise _not_finite(label, step, value)
+            if deliver is not None:
+                deliver(step, label, value.copy())
+
+        return run
+
+    def _bind_copy(self, task: Task, spec: CopySpec) -> Run:
+        remote = self._plan.remote_register_by_id.get(task.inputs[0])
+        if remote is None:
+            raise ExecutionError(
+                "a copy between ranks reads a register that its plan does not have",
+                op=task.name,
+                rank=self._plan.rank,
+                got=format_id(task.inputs[0]),
+            )
+        rank = unpack_id(remote.producer).rank
+        sources = self._transport.peer_register(rank, remote.id)
+        if sources is None or any(
+            source.shape != remote.shape or source.dtype != remote.dtype.numpy for source in sources
+        ):
+            raise TransportError(
+                f"rank {rank} does not publish register {remote.name!r} as this rank's plan has it",
+                op=task.name,
+                rank=self._plan.rank,
+                got="nothing" if sources is None else f"{sources[0].dtype}{list(sources[0].shape)}",
+                expected=f"{remote.dtype}{list(remote.shape)}",
+                hint="compile all ranks' plans from one job",
+            )
+        index = region_index(spec.region)
+        outputs = self._memory.slots(task.outputs[0])
+        boxes = tuple(source[index] for source in sources)
+        _check_box(task, self._plan.rank, boxes[0].shape, outputs[0].shape)
+        readers, writers = len(boxes), len(outputs)
+
+        def run(step: int) -> None:
+            np.copyto(outputs[step % writers], boxes[step % readers])
+
+        return run
+
+    def _bind_slice(self, task: Task, spec: SliceSpec) -> Run | None:
+        memory = self._memory
+        period = memory.period(*task.inputs, *task.outputs)
+        programs = []
+        for step in range(period):
+            inputs = _arrays(memory, task.inputs, step)
+            (out,) = _arrays(memory, task.outputs, step)
+            for piece in spec.pieces:
+                source = inputs[piece.input][region_index(piece.source)]
+                target = out[region_index(piece.target)]
+                _check_box(task, self._plan.rank, source.shape, target.shape)
+            reduction = spec.reduction
+            if reduction is None and task.kind is TaskKind.BOXING_ZEROS:
+                reduction = Reduction.SUM
+            dtype = self._plan.register_by_id[task.outputs[0]].dtype
+            programs.append(tuple(_slice_moves(spec, inputs, out, reduction, dtype)))
+        if not any(programs):
+            return None
+
+        def run(step: int) -> None:
+            for move in programs[step % period]:
+                move()
+
+        return run
+
+
+def _arrays(memory: Memory, registers: Sequence[int], step: int) -> tuple[Array, ...]:
+    found = []
+    for register in registers:
+        slots = memory.slots(register)
+        found.append(slots[step % len(slots)])
+    return tuple(found)
+
+
+def _check_box(task: Task, rank: int, source: tuple[int, ...], target: tuple[int, ...]) -> None:
+    if source != target:
+        raise ExecutionError(
+            "a box does not fit the place it is copied to",
+            op=task.name,
+            rank=rank,
+            got=str(list(source)),
+            expected=str(list(target)),
+        )
+
+
+def _not_finite(label: str, step: int, value: Array) -> NonFiniteError:
+    wrong = value[~np.isfinite(value)]
+    count = "" if value.size == 1 else f" ({wrong.size} of {value.size} elements)"
+    return NonFiniteError(
+        f"output {label!r} is not finite in step {step}",
+        got=f"{wrong.flat[0]}{count}",
+        expected="finite numbers",
+        hint="a smaller learning rate or other initial values often help",
+    )
+
+
+def _whole(region: Region, shape: tuple[int, ...]) -> bool:
+    return all(box == (0, extent) for box, extent in zip(region, shape, strict=True))
+
+
+def _slice_moves(
+    spec: SliceSpec,
+    inputs: Sequence[Array],
+    out: Array,
+    reduction: Reduction | None,
+    dtype: DType,
+) -> list[Move]:
+    """Array operations of a SliceBoxing for one combination of slots."""
+    if out.size == 0:
+        return []
+    pieces = [
+        (inputs[piece.input][region_index(piece.source)], piece.target) for piece in spec.pieces
+    ]
+    if reduction is None:
+        return [move for source, target in pieces for move in _copy_moves(out, source, target)]
+    starts_whole = bool(pieces) and _whole(pieces[0][1], out.shape)
+    combined = pieces[1:] if starts_whole else pieces
+    if combined and (
+        reduction is Reduction.AVG
+        or accumulator(reduction, out.dtype) != out.dtype
+        or any(np.may_share_memory(out, source) for source, _ in combined)
+    ):
+        return [_Accumulation(out, pieces, reduction, dtype)]
+    moves: list[Move]
+    if starts_whole:
+        moves = _copy_moves(out, *pieces[0])
+    else:
+        moves = [partial(out.fill, identity_of(reduction, dtype))]
+    ufunc = UFUNCS[reduction]
+    for source, region in combined:
+        target = out[region_index(region)]
+        moves.append(partial(ufunc, target, source, out=target))
+    return moves
+
+
+def _copy_moves(out: Array, source: Array, region: Region) -> list[Move]:
+    target = out[region_index(region)]
+    if source.flags.c_contiguous and target.flags.c_contiguous and same_memory(source, target):
+        return []
+    return [partial(np.copyto, target, source)]
+
+
+class _Accumulation:
+    """Combines pieces in a work array of the reduction's accumulator, then stores the result.
+
+    An average divides each element by the number of pieces that cover it.
+    """
+
+    __slots__ = ("_counts", "_identity", "_out", "_pieces", "_ufunc", "_work")
+
+    def __init__(
+        self,
+        out: Array,
+        pieces: Sequence[tuple[Array, Region]],
+        reduction: Reduction,
+        dtype: DType,
+    ) -> None:
+        self._out = out
+        self._work: Array = np.empty(out.shape, accumulator(reduction, out.dtype))
+        self._identity = identity_of(reduction, dtype)
+        self._ufunc = UFUNCS[reduction]
+        self._pieces = [(source, self._work[region_index(region)]) for source, region in pieces]
+        self._counts: Array | None = None
+        if reduction is Reduction.AVG:
+            counts = np.zeros(out.shape, np.int64)
+            for _, region in pieces:
+                counts[region_index(region)] += 1
+            self._counts = np.maximum(counts, 1).astype(
+                self._work.dtype if dtype.is_floating else np.int64
+            )
+
+    def __call__(self) -> None:
+        self._work.fill(self._identity)
+        for source, target in self._pieces:
+            self._ufunc(target, source, out=target)
+        if self._counts is not None:
+            divide(self._work, self._counts)
+        np.copyto(self._out, self._work, casting="unsafe")

@@ -1,0 +1,187 @@
+"""What happens to a master, and what its state machine asks the edge to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plancompiler.cluster.messages import JobEvent, JobRequest, MasterMessage, WorkerMessage
+from plancompiler.errors import ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that things may take."""
+
+    silence: float = 5.0
+    """A worker that says nothing for so long is lost."""
+    workers: float = 300.0
+    """The first job of the queue waits so long for its workers."""
+    compiling: float = 1800.0
+    checking: float = 60.0
+    preparing: float = 300.0
+    progress: float = 600.0
+    """While an operation runs, some rank must report something within this."""
+    idle: float = 3600.0
+    """An open job waits so long for the client's next request."""
+    release: float = 10.0
+    """A worker must have let go of an ended job after so long, else it is lost."""
+    first_cause: float = 3.0
+    """A failure that looks like the consequence of another one is held back so long."""
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """A message came over a worker's connection."""
+
+    connection: int
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """A worker's connection ended."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A client brought a job. Refusals are raised to it."""
+
+    job_id: int
+    name: str
+    request: JobRequest
+    needs: int
+    """Ranks that the job's placements use."""
+    inputs: tuple[str, ...]
+    """Names of the inputs that a caller must feed."""
+    transport_token: str
+    """Names the job's shared memory and sockets on the workers' host."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterCompiled:
+    """The master has what the workers fetch: slices or plans."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MasterFailed:
+    """The master could not compile a job."""
+
+    job_id: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class StepAsked:
+    """A client asks an open job for a step."""
+
+    job_id: int
+    ticket: int
+    fed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAsked:
+    """A client asks an open job for a checkpoint."""
+
+    job_id: int
+    ticket: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectAsked:
+    """A client asks an open job for its variables."""
+
+    job_id: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishAsked:
+    """A client needs an open job no longer."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody wants a job to stop."""
+
+    job_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The master goes away."""
+
+
+MasterEvent = (
+    FromWorker
+    | WorkerGone
+    | JobSubmitted
+    | MasterCompiled
+    | MasterFailed
+    | StepAsked
+    | SaveAsked
+    | CollectAsked
+    | FinishAsked
+    | CancelAsked
+    | Tick
+    | Stopping
+)
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a worker a message."""
+
+    connection: int
+    message: MasterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """End a worker's connection, after what was told it before."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartCompile:
+    """Make what the workers fetch; MasterCompiled or MasterFailed follows."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell whoever watches the job."""
+
+    job_id: int
+    event: JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody needs the job's bytes any longer."""
+
+    job_id: int
+
+
+MasterAction = Tell | Disconnect | StartCompile | Publish | Release

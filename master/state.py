@@ -1,0 +1,608 @@
+"""The master as a pure state machine: workers, the queue of jobs, and the phases of the active job.
+
+One job runs at a time, over all ranks. `handle` takes an event and the time, and returns what the
+edge (`server.py`) must do; nothing here waits, talks or computes. A job goes
+
+    queued -> compiling -> checking -> preparing -> running -> finished
+                 any of these -> failed | cancelled
+
+and within `running` through its operations: runs of steps, checkpoints, the end. After its end the
+job stays active until every rank has let go of it, so that the next job finds idle workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from plancompiler.cluster.messages import (
+    Abort,
+    ClusterStatus,
+    Collect,
+    Compile,
+    Compiled,
+    CompileFinished,
+    Failed,
+    Finish,
+    Heartbeat,
+    Idle,
+    JobEvent,
+    JobRequest,
+    JobStatus,
+    MasterMessage,
+    OperationDone,
+    Outputs,
+    Phase,
+    PhaseChanged,
+    Prepare,
+    Prepared,
+    RankOutputs,
+    Refused,
+    Register,
+    Registered,
+    Run,
+    Save,
+    StepDone,
+    TicketDone,
+    WorkerStatus,
+    WriteIndex,
+)
+from plancompiler.errors import (
+    AbortedError,
+    ClusterError,
+    DeadlineError,
+    DigestMismatchError,
+    ErrorReport,
+    FeedError,
+    JobCancelledError,
+    PlanCompilerError,
+    RankError,
+    RegistrationError,
+    TransportError,
+    VersionError,
+    WorkerLostError,
+)
+from plancompiler.master.events import (
+    CancelAsked,
+    CollectAsked,
+    Disconnect,
+    FinishAsked,
+    FromWorker,
+    JobSubmitted,
+    Limits,
+    MasterAction,
+    MasterCompiled,
+    MasterEvent,
+    MasterFailed,
+    Publish,
+    Release,
+    SaveAsked,
+    StartCompile,
+    StepAsked,
+    Stopping,
+    Tell,
+    Tick,
+    WorkerGone,
+)
+from plancompiler.plan.digest import CrossRankFact, check_cross_rank_facts, combine_digests
+
+_CONSEQUENCES = {error.code for error in (AbortedError, TransportError, DeadlineError)}
+"""Errors by which a rank says that another one is the trouble."""
+_JOBS_REMEMBERED = 100
+
+
+@dataclass(slots=True)
+class _Worker:
+    connection: int
+    rank: int
+    host: str
+    device: str
+    version: str
+    last_seen: float
+    job_id: int = 0
+
+
+Operation = Run | Save | Collect | Finish
+
+
+@dataclass(slots=True)
+class _Job:
+    id: int
+    name: str
+    request: JobRequest
+    transport_token: str
+    submitted: float
+    phase: Phase = Phase.QUEUED
+    deadline: float = math.inf
+    """When the phase, operation or (once ended) the release of the ranks takes too long."""
+    waiting: set[int] = field(default_factory=set)
+    """Ranks that have not yet done what the phase or operation asks for."""
+    digests: dict[int, str] = field(default_factory=dict)
+    facts: dict[int, tuple[CrossRankFact, ...]] = field(default_factory=dict)
+    reporters: set[int] = field(default_factory=set)
+    """Ranks that report outputs."""
+    reported: dict[int, set[int]] = field(default_factory=dict)
+    """Step -> ranks that have reported it."""
+    operations: deque[Operation] = field(default_factory=deque)
+    current: Operation | WriteIndex | None = None
+    error: ErrorReport | None = None
+    aborting: bool = False
+    """Failed, with the phase still open because the first cause may yet be heard of."""
+
+
+class MasterState:
+    """All that a master knows."""
+
+    def __init__(self, world_size: int, version: str, limits: Limits | None = None) -> None:
+        if world_size < 1:
+            raise RankError("a cluster needs at least one rank", got=world_size)
+        self.world_size = world_size
+        self.version = version
+        self.limits = limits or Limits()
+        self._workers: dict[int, _Worker] = {}
+        """By rank."""
+        self._ranks: dict[int, int] = {}
+        """Connection -> rank."""
+        self._jobs: dict[int, _Job] = {}
+        self._queue: deque[int] = deque()
+        self._active: int | None = None
+        self._tickets = itertools.count(1 << 32)
+        """For operations that no client asked for."""
+        self._actions: list[MasterAction] = []
+
+    # --- events -------------------------------------------------------------------------------
+
+    def handle(self, event: MasterEvent, now: float) -> list[MasterAction]:
+        """What must be done about an event. Only refused submissions and requests raise."""
+        self._actions = []
+        match event:
+            case FromWorker():
+                self._from_worker(event, now)
+            case WorkerGone(connection):
+                self._lose(connection, "its connection ended", now)
+            case JobSubmitted():
+                self._submit(event, now)
+            case MasterCompiled(job_id):
+                self._master_compiled(job_id, now)
+            case MasterFailed(job_id, error):
+                job = self._active_job(job_id)
+                if job is not None:
+                    self._fail(job, error, now)
+            case StepAsked(job_id, ticket, fed):
+                self._ask(job_id, Run(job_id, ticket, 1, fed), now)
+            case SaveAsked(job_id, ticket, directory):
+                self._ask(job_id, Save(job_id, ticket, directory), now)
+            case CollectAsked(job_id, ticket):
+                self._ask(job_id, Collect(job_id, ticket), now)
+            case FinishAsked(job_id):
+                self._ask(job_id, Finish(job_id), now)
+            case CancelAsked(job_id, reason):
+                self._cancel(job_id, reason, now)
+            case Tick():
+                self._tick(now)
+            case Stopping():
+                self._stop(now)
+        self._start_next(now)
+        return self._actions
+
+    def status(self, now: float) -> ClusterStatus:
+        """A picture of the cluster."""
+        workers = [
+            WorkerStatus(each.rank, each.host, each.device, each.version, each.job_id)
+            for _, each in sorted(self._workers.items())
+        ]
+        jobs = [
+            JobStatus(job.id, job.name, job.phase, now - job.submitted, job.error)
+            for job in self._jobs.values()
+        ]
+        return ClusterStatus(self.version, self.world_size, tuple(workers), tuple(jobs))
+
+    def rank_of(self, connection: int) -> int | None:
+        """The rank registered over a connection."""
+        return self._ranks.get(connection)
+
+    def job_phase(self, job_id: int) -> Phase:
+        """Where a job is; a ClusterError where there is no such job."""
+        return self._known(job_id).phase
+
+    # --- workers ------------------------------------------------------------------------------
+
+    def _from_worker(self, event: FromWorker, now: float) -> None:
+        connection, message = event.connection, event.message
+        if isinstance(message, Register):
+            self._register(connection, message, now)
+            return
+        rank = self._ranks.get(connection)
+        if rank is None:  # a late message of a worker that was given up
+            return
+        worker = self._workers[rank]
+        worker.last_seen = now
+        if isinstance(message, Heartbeat):
+            self._tell(worker, Heartbeat())
+            return
+        if isinstance(message, Idle):
+            self._idle(worker, message.job_id, now)
+            return
+        job = self._active_job(message.job_id)
+        if job is None or worker.job_id != job.id or job.phase.is_end:
+            return
+        if isinstance(message, Failed):
+            self._fail(job, message.error, now)
+        elif job.aborting:
+            return
+        elif isinstance(message, Compiled):
+            self._compiled(job, rank, message, now)
+        elif isinstance(message, Prepared):
+            if job.phase is Phase.PREPARING and self._all_done(job, rank):
+                self._enter(job, Phase.RUNNING, math.inf, now)
+                self._next_operation(job, now)
+        elif isinstance(message, Outputs):
+            self._outputs(job, rank, message, now)
+        elif isinstance(message, OperationDone):
+            self._operation_done(job, rank, message.ticket, now)
+
+    def _register(self, connection: int, message: Register, now: float) -> None:
+        try:
+            rank = self._free_rank(message)
+        except PlanCompilerError as error:
+            self._actions.append(Tell(connection, Refused(error.report)))
+            self._actions.append(Disconnect(connection))
+            return
+        worker = _Worker(connection, rank, message.host, message.device, message.version, now)
+        self._workers[rank] = worker
+        self._ranks[connection] = rank
+        # The edge puts in the token that it drew for the connection.
+        self._tell(worker, Registered(rank, self.world_size, self.limits.silence, b""))
+
+    def _free_rank(self, message: Register) -> int:
+        """The rank for a new worker, or why there is none."""
+        if message.version.split(".")[:2] != self.version.split(".")[:2]:
+            raise VersionError(
+                f"a worker of version {message.version} cannot join a master of "
+                f"version {self.version}",
+                got=f"worker {message.version}",
+                expected=f"the master's major and minor version, {self.version}",
+                hint="install the same version on both sides",
+            )
+        if message.rank is None:
+            free = [rank for rank in range(self.world_size) if rank not in self._workers]
+            if not free:
+                raise RegistrationError(
+                    "every rank of this master has its worker already",
+                    got=f"one more worker on host {message.host!r}",
+                    expected=f"{self.world_size} workers",
+                )
+            return free[0]
+        if not 0 <= message.rank < self.world_size:
+            raise RankError(
+                "a worker claims a rank outside the world",
+                got=message.rank,
+                expected=f"0 to {self.world_size - 1}",
+                hint="start the master with more --ranks, or the worker without --rank",
+            )
+        other = self._workers.get(message.rank)
+        if other is not None:
+            raise RegistrationError(
+                f"rank {message.rank} is taken by another worker",
+                rank=message.rank,
+                got=f"a second worker for rank {message.rank}, on host {message.host!r}",
+                expected=f"only the one on host {other.host!r}",
+                hint="give each worker its own --rank, or none",
+            )
+        return message.rank
+
+    def _lose(self, connection: int, how: str, now: float) -> None:
+        rank = self._ranks.pop(connection, None)
+        if rank is None:
+            return
+        worker = self._workers.pop(rank)
+        job = self._active_job(worker.job_id)
+        if job is None:
+            return
+        if not job.phase.is_end:
+            error = WorkerLostError(
+                f"the worker of rank {rank} was lost while the job was {job.phase}: {how}",
+                rank=rank,
+                got=f"no worker for rank {rank} on host {worker.host!r}",
+                hint="start the worker again and submit the job again",
+            )
+            self._fail(job, error.report, now)
+        self._retire(job, now)
+
+    def _idle(self, worker: _Worker, job_id: int, now: float) -> None:
+        if worker.job_id != job_id:
+            return
+        worker.job_id = 0
+        job = self._active_job(job_id)
+        if job is None:
+            return
+        if not job.phase.is_end and not job.aborting:
+            error = ClusterError("a worker let go of a job before its end", rank=worker.rank)
+            self._fail(job, error.report, now)
+        self._retire(job, now)
+
+    def _busy(self, job: _Job) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if worker.job_id == job.id]
+
+    def _retire(self, job: _Job, now: float) -> None:
+        """Make room for the next job when no rank works on this one any longer."""
+        if job.id != self._active or self._busy(job):
+            return
+        if job.aborting:  # every rank has spoken, so the first cause is known
+            self._end(job, Phase.FAILED, now)
+        if job.phase.is_end:
+            self._active = None
+            self._actions.append(Release(job.id))
+
+    def _tell(self, worker: _Worker, message: MasterMessage) -> None:
+        self._actions.append(Tell(worker.connection, message))
+
+    def _tell_all(self, job: _Job, message: MasterMessage) -> None:
+        for worker in self._busy(job):
+            self._tell(worker, message)
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def _submit(self, event: JobSubmitted, now: float) -> None:
+        request = event.request
+        if event.needs > self.world_size:
+            raise RankError(
+                f"job {event.name!r} uses more ranks than this master has",
+                got=f"rank {event.needs - 1}",
+                expected=f"ranks 0 to {self.world_size - 1}",
+                hint=f"start the master with --ranks {event.needs} or place the job on fewer",
+            )
+        if event.inputs and not request.open:
+            raise FeedError(
+                f"job {event.name!r} has inputs that nobody would feed",
+                got=", ".join(map(repr, event.inputs)),
+                hint="read the data inside the job with pc.data, or feed it step by step in a "
+                "session",
+            )
+        job = _Job(event.job_id, event.name, request, event.transport_token, now)
+        if not request.open:
+            job.operations.append(Run(job.id, next(self._tickets), request.steps, False))
+            if request.save:
+                job.operations.append(Save(job.id, next(self._tickets), request.save))
+            job.operations.append(Finish(job.id))
+        ended = [each.id for each in self._jobs.values() if each.phase.is_end]
+        for job_id in ended[: max(0, len(ended) - _JOBS_REMEMBERED + 1)]:
+            if job_id != self._active:
+                del self._jobs[job_id]
+        self._jobs[job.id] = job
+        self._queue.append(job.id)
+        self._enter(job, Phase.QUEUED, math.inf, now)
+
+    def _start_next(self, now: float) -> None:
+        if self._active is not None or not self._queue:
+            return
+        job = self._jobs[self._queue[0]]
+        if len(self._workers) < self.world_size:
+            job.deadline = min(job.deadline, now + self.limits.workers)
+            return
+        self._queue.popleft()
+        self._active = job.id
+        hosts = {worker.host: rank for rank, worker in sorted(self._workers.items(), reverse=True)}
+        for worker in self._workers.values():
+            worker.job_id = job.id
+        self._enter(job, Phase.COMPILING, self.limits.compiling, now)
+        if len(hosts) > 1:
+            error = ClusterError(
+                "the workers are on different hosts, and only one host is supported yet",
+                got=", ".join(f"rank {rank} on {host!r}" for host, rank in sorted(hosts.items())),
+                expected="all workers on one host",
+            )
+            self._fail(job, error.report, now)
+            return
+        self._actions.append(StartCompile(job.id))
+
+    def _master_compiled(self, job_id: int, now: float) -> None:
+        job = self._active_job(job_id)
+        if job is None or job.phase is not Phase.COMPILING or job.aborting:
+            return
+        job.waiting = set(range(self.world_size))
+        self._tell_all(job, Compile(job.id, job.request.mode, self.world_size))
+
+    def _compiled(self, job: _Job, rank: int, message: Compiled, now: float) -> None:
+        if job.phase is not Phase.COMPILING:
+            return
+        job.digests[rank] = message.digest
+        job.facts[rank] = message.facts
+        if message.reports:
+            job.reporters.add(rank)
+        if not self._all_done(job, rank):
+            return
+        self._enter(job, Phase.CHECKING, self.limits.checking, now)
+        try:
+            check_cross_rank_facts(job.facts)
+        except DigestMismatchError as error:
+            self._fail(job, error.report, now)
+            return
+        job.facts.clear()
+        digest = combine_digests(job.digests)
+        self._publish(job, CompileFinished(digest, now - job.submitted))
+        self._enter(job, Phase.PREPARING, self.limits.preparing, now)
+        job.waiting = set(range(self.world_size))
+        self._tell_all(job, Prepare(job.id, job.transport_token, job.request.restore))
+
+    def _all_done(self, job: _Job, rank: int) -> bool:
+        """Whether this rank was the last that the phase or operation waited for."""
+        if rank not in job.waiting:
+            return False
+        job.waiting.remove(rank)
+        return not job.waiting
+
+    def _outputs(self, job: _Job, rank: int, message: Outputs, now: float) -> None:
+        if rank not in job.reporters or not isinstance(job.current, Run):
+            return
+        job.deadline = now + self.limits.progress
+        self._publish(job, RankOutputs(message.step, rank, message.arrays))
+        ranks = job.reported.setdefault(message.step, set())
+        ranks.add(rank)
+        if ranks == job.reporters:
+            del job.reported[message.step]
+            self._publish(job, StepDone(message.step))
+
+    # --- operations ---------------------------------------------------------------------------
+
+    def _ask(self, job_id: int, operation: Operation, now: float) -> None:
+        job = self._known(job_id)
+        if job.phase.is_end or job.aborting:
+            if job.error is not None:
+                raise PlanCompilerError.from_report(job.error)
+            raise ClusterError(f"job {job_id} has ended", got=f"phase {job.phase}")
+        if not job.request.open or any(isinstance(each, Finish) for each in job.operations):
+            raise ClusterError(
+                "this job takes no more requests", hint="open a session to go step by step"
+            )
+        job.operations.append(operation)
+        if job.phase is Phase.RUNNING and job.current is None:
+            self._next_operation(job, now)
+
+    def _next_operation(self, job: _Job, now: float) -> None:
+        if not job.operations:
+            job.current = None
+            job.deadline = now + self.limits.idle
+            return
+        job.current = operation = job.operations.popleft()
+        if isinstance(operation, Finish):
+            self._tell_all(job, operation)
+            self._end(job, Phase.FINISHED, now)
+            return
+        job.waiting = set(range(self.world_size))
+        job.deadline = now + self.limits.progress
+        self._tell_all(job, operation)
+
+    def _operation_done(self, job: _Job, rank: int, ticket: int, now: float) -> None:
+        current = job.current
+        if current is None or isinstance(current, Finish) or current.ticket != ticket:
+            return
+        job.deadline = now + self.limits.progress
+        if not self._all_done(job, rank):
+            return
+        if isinstance(current, Save):  # the index names all shards, so it comes after them
+            first = min(self._workers)
+            job.current = WriteIndex(job.id, ticket, current.directory)
+            job.waiting = {first}
+            self._tell(self._workers[first], job.current)
+            return
+        self._publish(job, TicketDone(ticket))
+        self._next_operation(job, now)
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def _fail(self, job: _Job, error: ErrorReport, now: float, cause: bool | None = None) -> None:
+        """Stop a job on all ranks. The first cause is reported, not what followed from it."""
+        if cause is None:
+            cause = error.code not in _CONSEQUENCES
+        if job.phase.is_end or (job.aborting and not cause):
+            return
+        job.error = error
+        if not job.aborting:
+            job.aborting = True
+            job.deadline = now + self.limits.first_cause
+            self._tell_all(job, Abort(job.id, error))
+        if cause:
+            self._end(job, Phase.FAILED, now)
+        self._retire(job, now)
+
+    def _cancel(self, job_id: int, reason: str, now: float) -> None:
+        job = self._jobs.get(job_id)
+        if job is None or job.phase.is_end or job.aborting:
+            return
+        job.error = JobCancelledError(f"job {job.name!r} was cancelled: {reason}").report
+        self._tell_all(job, Abort(job.id, job.error))
+        self._end(job, Phase.CANCELLED, now)
+        self._retire(job, now)
+
+    def _end(self, job: _Job, phase: Phase, now: float) -> None:
+        """The job's last phase. Its ranks have a little time to let go of it."""
+        job.aborting = False
+        job.operations.clear()
+        job.facts.clear()
+        job.reported.clear()
+        self._enter(job, phase, self.limits.release, now)
+        if job.id != self._active:
+            self._queue.remove(job.id)
+            self._actions.append(Release(job.id))
+
+    def _stop(self, now: float) -> None:
+        for job in list(self._jobs.values()):
+            if not job.phase.is_end:
+                error = ClusterError("the master was stopped before the job ended")
+                self._fail(job, error.report, now)
+        for worker in self._workers.values():
+            error = ClusterError("the master was stopped")
+            self._tell(worker, Refused(error.report))
+            self._actions.append(Disconnect(worker.connection))
+        self._workers.clear()
+        self._ranks.clear()
+        self._active = None
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> None:
+        for worker in list(self._workers.values()):
+            if now - worker.last_seen > self.limits.silence:
+                self._drop(worker, f"it said nothing for {self.limits.silence:g} s", now)
+        for job_id in (self._active, *itertools.islice(self._queue, 1)):
+            job = self._jobs.get(job_id or 0)
+            if job is not None and now > job.deadline:
+                self._overdue(job, now)
+
+    def _overdue(self, job: _Job, now: float) -> None:
+        if job.phase.is_end:
+            for worker in self._busy(job):
+                self._drop(worker, "it did not let go of an ended job in time", now)
+            return
+        if job.aborting:
+            self._end(job, Phase.FAILED, now)
+            return
+        if job.phase is Phase.QUEUED:
+            missing = [rank for rank in range(self.world_size) if rank not in self._workers]
+            error = DeadlineError(
+                f"no worker came for rank {', '.join(map(str, missing))}, which the job needs",
+                got=f"{len(self._workers)} workers after {self.limits.workers:g} s",
+                expected=f"{self.world_size} workers",
+                hint="start more workers with `plancompiler worker --master`",
+            )
+        elif job.phase is Phase.RUNNING and job.current is None:
+            error = DeadlineError(
+                "the client of an open job asked for nothing within the time limit",
+                expected=f"a request within {self.limits.idle:g} s",
+            )
+        else:
+            late = ", ".join(map(str, sorted(job.waiting))) or "none; the master itself is late"
+            error = DeadlineError(
+                f"the job did not get on within the time limit while it was {job.phase}",
+                got=f"ranks still awaited: {late}",
+            )
+        self._fail(job, error.report, now, cause=True)
+
+    def _drop(self, worker: _Worker, how: str, now: float) -> None:
+        error = WorkerLostError(f"the master gave up this worker: {how}", rank=worker.rank)
+        self._tell(worker, Refused(error.report))
+        self._actions.append(Disconnect(worker.connection))
+        self._lose(worker.connection, how, now)
+
+    # --- small things -------------------------------------------------------------------------
+
+    def _enter(self, job: _Job, phase: Phase, limit: float, now: float) -> None:
+        job.phase = phase
+        job.deadline = now + limit
+        error = job.error if phase.is_end else None
+        self._publish(job, PhaseChanged(phase, now - job.submitted, error))
+
+    def _publish(self, job: _Job, event: JobEvent) -> None:
+        self._actions.append(Publish(job.id, event))
+
+    def _active_job(self, job_id: int) -> _Job | None:
+        return self._jobs[job_id] if job_id and job_id == self._active else None
+
+    def _known(self, job_id: int) -> _Job:
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise ClusterError("the master knows no such job", got=f"job {job_id}")
+        return job

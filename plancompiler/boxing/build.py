@@ -1,0 +1,227 @@
+"""`build_boxing_task_graph`: number all families along one global order and box every edge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plancompiler.boxing.exchange import plan_boxing
+from plancompiler.boxing.graph import (
+    BoxingTaskGraph,
+    FamilyOutput,
+    OpGraph,
+    PlacedOp,
+    TaskFamily,
+    TensorLayout,
+    Transfer,
+    task_kind_of,
+)
+from plancompiler.boxing.planner import BoxingStep
+from plancompiler.errors import JobError, RankError
+from plancompiler.ir import NdSbp, Op, Placement, Value
+from plancompiler.ir.task import Primitive, TaskKind
+from plancompiler.ops.registry import op_def
+from plancompiler.ops.rule import NdSignature
+
+Target = tuple[Placement, NdSbp]
+"""Where a consumer wants a value."""
+
+
+def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
+    """Families of all boxing edges, numbered along one topological order of the job with its
+    boxing.
+
+    A boxing stands right after its value's producer, so that reductions of gradients start early.
+    Ops that update variables stand after everything that reads the old values.
+    """
+    job = graph.job
+    if job.world_size > world_size:
+        op = next(op for op in job.ops if max(op.placement.rank_list) >= world_size)
+        raise RankError(
+            "the job uses a rank outside the world",
+            op=op.name,
+            source=op.source,
+            got=f"rank {max(op.placement.rank_list)}",
+            expected=f"ranks below {world_size}",
+            hint=f"run on {job.world_size} ranks, or change the job's placements",
+        )
+    ordered = _updates_last(tuple(zip(job.ops, graph.signatures, strict=True)))
+    builder = _Builder(ordered)
+    for op, signature in ordered:
+        builder.add(op, signature)
+    return BoxingTaskGraph(
+        job_name=job.name,
+        seed=job.seed,
+        world_size=world_size,
+        ops=tuple(builder.placed),
+        families=tuple(builder.boundary_families()),
+    )
+
+
+def _updates_last(
+    ops: tuple[tuple[Op, NdSignature], ...],
+) -> tuple[tuple[Op, NdSignature], ...]:
+    """The job's order with updates, and what depends on them, after all other ops.
+
+    Updates overwrite their variable, so every reader of the old value must come before.
+    """
+    updated: set[str] = set()
+    mutated: dict[str, Op] = {}
+    first, last = [], []
+    for op, signature in ops:
+        overwritten = [op.inputs[source].name for _, source in op_def(op.kind).mutates]
+        reads_updated = any(value.name in updated for value in op.inputs)
+        if not overwritten and not reads_updated:
+            first.append((op, signature))
+            continue
+        for value in op.inputs:
+            writer = mutated.get(value.name)
+            if writer is not None:
+                raise JobError(
+                    "an op reads a variable's old value after its update",
+                    op=op.name,
+                    source=op.source,
+                    got=f"%{value.name}, which {writer.name} has overwritten",
+                    hint="read the updated value only, or do not mix old and new values in one op",
+                )
+        for name in overwritten:
+            mutated[name] = op
+        updated.update(value.name for value in op.outputs)
+        last.append((op, signature))
+    return (*first, *last)
+
+
+class _Builder:
+    def __init__(self, ops: Sequence[tuple[Op, NdSignature]]) -> None:
+        self.placed: list[PlacedOp] = []
+        self._families: dict[int, TaskFamily] = {}
+        self._transport: set[int] = set()
+        self._next = 0
+        self._located: dict[tuple[str, Target], FamilyOutput] = {}
+        self._targets: dict[str, dict[Target, None]] = {}
+        for op, signature in ops:
+            for value, sbp in zip(op.inputs, signature.inputs, strict=True):
+                self._targets.setdefault(value.name, {})[(op.placement, sbp)] = None
+
+    def add(self, op: Op, signature: NdSignature) -> None:
+        """Number the op's family, then those that box its outputs."""
+        inputs = tuple(
+            self._located[value.name, (op.placement, sbp)]
+            for value, sbp in zip(op.inputs, signature.inputs, strict=True)
+        )
+        number = self._number()
+        self.placed.append(PlacedOp(op, signature, number, inputs))
+        self._families[number] = TaskFamily(
+            number=number,
+            kind=task_kind_of(op.kind),
+            name=op.name,
+            placement=op.placement,
+            inputs=inputs,
+            outputs=tuple(
+                TensorLayout(value.shape, value.dtype, sbp)
+                for value, sbp in zip(op.outputs, signature.outputs, strict=True)
+            ),
+            source=op.source,
+        )
+        for slot, (value, sbp) in enumerate(zip(op.outputs, signature.outputs, strict=True)):
+            made = FamilyOutput(number, slot)
+            self._located[value.name, (op.placement, sbp)] = made
+            for target in self._targets.get(value.name, ()):
+                if target != (op.placement, sbp):
+                    self._located[value.name, target] = self._box(op, value, sbp, made, target)
+
+    def boundary_families(self) -> list[TaskFamily]:
+        """Transport families and the compute families they touch, in global order."""
+        kept = set(self._transport)
+        for number in self._transport:
+            kept.update(source.family for source in self._families[number].inputs)
+        for placed in self.placed:
+            if any(source.family in self._transport for source in placed.inputs):
+                kept.add(placed.family)
+        return [self._families[number] for number in sorted(kept)]
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _box(
+        self, op: Op, value: Value, sbp: NdSbp, made: FamilyOutput, target: Target
+    ) -> FamilyOutput:
+        placement, wanted = target
+        plan = plan_boxing(op.placement, sbp, placement, wanted, value.shape, value.dtype)
+        for step in plan.before:
+            shared = (value.name, (op.placement, step.after))
+            known = self._located.get(shared)
+            made = known or self._step(op, value, made, step)
+            self._located[shared] = made
+        if plan.exchange is None:
+            return made
+        if op.kind == "variable" and self._families[made.family].kind is TaskKind.VARIABLE:
+            made = self._copy(op, value, made)
+        exchange = plan.exchange
+        transfer = Transfer(
+            primitive=Primitive.EXCHANGE,
+            reduction=exchange.reduction,
+            src_placement=exchange.src_placement,
+            src_sbp=exchange.src_sbp,
+        )
+        layout = TensorLayout(value.shape, value.dtype, exchange.dst_sbp)
+        copied = self._transport_family(
+            TaskKind.COPY_COMM_NET, f"{value.name}:copy", placement, (made,), layout, transfer, op
+        )
+        return self._transport_family(
+            TaskKind.SLICE_BOXING,
+            f"{value.name}:assemble",
+            placement,
+            (made, copied),
+            layout,
+            transfer,
+            op,
+        )
+
+    def _step(self, op: Op, value: Value, made: FamilyOutput, step: BoxingStep) -> FamilyOutput:
+        return self._transport_family(
+            step.kind,
+            f"{value.name}:{step.primitive}",
+            op.placement,
+            (made,),
+            TensorLayout(value.shape, value.dtype, step.after),
+            Transfer(
+                primitive=step.primitive,
+                mesh_axes=step.mesh_axes,
+                reduction=step.reduction,
+                src_axis=step.src_axis,
+                dst_axis=step.dst_axis,
+                src_sbp=step.before,
+            ),
+            op,
+        )
+
+    def _copy(self, op: Op, value: Value, made: FamilyOutput) -> FamilyOutput:
+        """A copy of a variable for readers on other ranks, which must not see it being updated."""
+        layout = self._families[made.family].outputs[made.slot]
+        return self._transport_family(
+            TaskKind.BOXING_IDENTITY,
+            f"{value.name}:copy",
+            op.placement,
+            (made,),
+            layout,
+            Transfer(primitive=Primitive.COPY, src_sbp=layout.sbp),
+            op,
+        )
+
+    def _transport_family(
+        self,
+        kind: TaskKind,
+        name: str,
+        placement: Placement,
+        inputs: tuple[FamilyOutput, ...],
+        output: TensorLayout,
+        transfer: Transfer,
+        op: Op,
+    ) -> FamilyOutput:
+        number = self._number()
+        self._transport.add(number)
+        self._families[number] = TaskFamily(
+            number, kind, name, placement, inputs, (output,), transfer, op.source
+        )
+        return FamilyOutput(number, 0)

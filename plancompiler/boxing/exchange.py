@@ -1,0 +1,198 @@
+"""Slice exchange: moving a value between placements, box by box.
+
+Each destination device's box is intersected with the source devices' boxes. Sources that are
+broadcast are read from one replica; sources that are partial are all read and combined. Every
+function is pure, so any rank can compute what any other rank reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from plancompiler.boxing.planner import BoxingStep, boxing_path
+from plancompiler.boxing.primitives import ALPHA, BETA
+from plancompiler.ir import BROADCAST, Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
+from plancompiler.ir.shard import (
+    Region,
+    element_count,
+    intersect,
+    region_shape,
+    relative,
+    shard_region,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePiece:
+    """A box that a destination device reads from one source device."""
+
+    parallel_id: int
+    """Of the source, in the source placement."""
+    rank: int
+    source: Region
+    """In the source shard's local coordinates."""
+    target: Region
+    """In the destination shard's local coordinates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A value's move from one placement and layout to another, in one exchange of boxes."""
+
+    shape: tuple[int, ...]
+    src_placement: Placement
+    src_sbp: NdSbp
+    dst_placement: Placement
+    dst_sbp: NdSbp
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """How several source parts combine; None where the source is not partial."""
+        return next((e.reduction for e in self.src_sbp if isinstance(e, Partial)), None)
+
+    def fill(self, dst_rank: int) -> Reduction | None:
+        """Whose identity a destination rank holds instead of the value; None where it holds that.
+
+        Along a partial mesh axis the first device holds the value. Reductions nest, the outermost
+        last, so the outermost axis along which a device is not first decides.
+        """
+        dst = self.dst_placement
+        coordinates = dst.coordinates(dst.parallel_id(dst_rank))
+        for entry, coordinate in zip(self.dst_sbp, coordinates, strict=True):
+            if isinstance(entry, Partial) and coordinate and entry.reduction is not Reduction.AVG:
+                return entry.reduction
+        return None
+
+    def region(self, dst_rank: int) -> Region:
+        """The box that a destination rank holds."""
+        coordinates = self.dst_placement.coordinates(self.dst_placement.parallel_id(dst_rank))
+        return shard_region(self.shape, self.dst_placement.hierarchy, self.dst_sbp, coordinates)
+
+
+def exchange_sources(exchange: Exchange, dst_rank: int) -> tuple[SourcePiece, ...]:
+    """What a destination rank reads, by source parallel id.
+
+    A destination that is not first along a partial mesh axis reads nothing (it holds the
+    reduction's identity). Of several replicas the rank itself is read, else the one at the
+    destination's own mesh coordinates, else they are taken in turn, so that no source serves all.
+    """
+    src, dst = exchange.src_placement, exchange.dst_placement
+    dst_id = dst.parallel_id(dst_rank)
+    dst_coordinates = dst.coordinates(dst_id)
+    if exchange.fill(dst_rank) is not None:
+        return ()
+    dst_region = exchange.region(dst_rank)
+    replica = _replica(exchange, dst_rank, dst_id, dst_coordinates)
+    choices = [
+        (replica[axis],) if isinstance(entry, Broadcast) else range(src.hierarchy[axis])
+        for axis, entry in enumerate(exchange.src_sbp)
+    ]
+    found = []
+    for coordinates in product(*choices):
+        src_region = shard_region(exchange.shape, src.hierarchy, exchange.src_sbp, coordinates)
+        common = intersect(src_region, dst_region)
+        if common is not None:
+            parallel_id = src.parallel_id_at(coordinates)
+            found.append(
+                SourcePiece(
+                    parallel_id,
+                    src.rank_list[parallel_id],
+                    relative(common, src_region),
+                    relative(common, dst_region),
+                )
+            )
+    return tuple(sorted(found, key=lambda piece: piece.parallel_id))
+
+
+def _replica(
+    exchange: Exchange, dst_rank: int, dst_id: int, dst_coordinates: tuple[int, ...]
+) -> tuple[int, ...]:
+    src, dst = exchange.src_placement, exchange.dst_placement
+    if dst_rank in src:
+        return src.coordinates(src.parallel_id(dst_rank))
+    if src.hierarchy == dst.hierarchy:
+        return dst_coordinates
+    return src.coordinates(dst_id % src.size)
+
+
+@lru_cache(maxsize=1024)
+def exchange_consumers(exchange: Exchange) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Per source rank, the (destination rank, source parallel id) pairs that read it from afar."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for dst_rank in exchange.dst_placement.rank_list:
+        for piece in exchange_sources(exchange, dst_rank):
+            if piece.rank != dst_rank:
+                found.setdefault(piece.rank, []).append((dst_rank, piece.parallel_id))
+    return {rank: tuple(sorted(readers)) for rank, readers in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class BoxingPlan:
+    """Steps on the source placement, at most one exchange, done in this order."""
+
+    before: tuple[BoxingStep, ...]
+    exchange: Exchange | None
+    seconds: float
+
+
+@lru_cache(maxsize=16384)
+def plan_boxing(
+    src_placement: Placement,
+    src_sbp: NdSbp,
+    dst_placement: Placement,
+    dst_sbp: NdSbp,
+    shape: tuple[int, ...],
+    dtype: DType,
+) -> BoxingPlan:
+    """How to bring a value from one placement and layout to another; total over all pairs."""
+    if src_placement == dst_placement:
+        steps = boxing_path(src_sbp, dst_sbp, shape, dtype, src_placement.hierarchy)
+        return BoxingPlan(steps, None, sum(step.seconds for step in steps))
+    best: BoxingPlan | None = None
+    for middle in _middles(src_placement, src_sbp, shape):
+        steps = boxing_path(src_sbp, middle, shape, dtype, src_placement.hierarchy)
+        exchange = Exchange(shape, src_placement, middle, dst_placement, dst_sbp)
+        seconds = sum(step.seconds for step in steps) + _exchange_seconds(exchange, dtype)
+        if best is None or seconds < best.seconds:
+            best = BoxingPlan(steps, exchange, seconds)
+    assert best is not None
+    return best
+
+
+def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[NdSbp]:
+    """Layouts on the source placement from which to exchange.
+
+    Parts of one plain reduction can be combined at the destination; otherwise, or where it moves
+    fewer bytes, they are reduced first: to broadcast, or to a split of the largest tensor axis.
+    """
+    partial = {entry for entry in sbp if isinstance(entry, Partial)}
+    if not partial:
+        return [sbp]
+    whole = NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in sbp))
+    found = [whole]
+    if shape:
+        largest = max(range(len(shape)), key=lambda axis: (shape[axis], -axis))
+        found.append(
+            NdSbp(tuple(Split(largest) if isinstance(entry, Partial) else entry for entry in sbp))
+        )
+    if len(partial) == 1 and Partial(Reduction.AVG) not in partial:
+        found.append(sbp)
+    return found
+
+
+def _exchange_seconds(exchange: Exchange, dtype: DType) -> float:
+    """The largest receive of a destination device that reads everything from afar."""
+    parts = element_count(
+        [
+            extent
+            for entry, extent in zip(
+                exchange.src_sbp, exchange.src_placement.hierarchy, strict=True
+            )
+            if isinstance(entry, Partial)
+        ]
+    )
+    first = exchange.dst_placement.rank_list[0]
+    nbytes = element_count(region_shape(exchange.region(first))) * dtype.itemsize
+    return parts * (2 * ALPHA + nbytes * BETA)

@@ -1,0 +1,191 @@
+"""Boxing task graphs and rank slices as bytes, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plancompiler.boxing.graph import (
+    BoxingTaskGraph,
+    FamilyOutput,
+    PlacedOp,
+    RankSlice,
+    TaskFamily,
+    TensorLayout,
+    Transfer,
+)
+from plancompiler.ir.wire import (
+    DTYPES,
+    PRIMITIVES,
+    REDUCTIONS,
+    TASK_KINDS,
+    MessageKind,
+    TableReader,
+    TableWriter,
+    build,
+    flatten,
+    pick,
+    pick_optional,
+    reading,
+    seal,
+    split,
+    unseal,
+    writing,
+)
+from plancompiler.ir.wire_ops import read_ops, write_ops
+from plancompiler.ops.rule import NdSignature
+from plancompiler.proto import boxing_task_graph_pb2 as graph_pb2
+
+
+def graph_to_bytes(graph: BoxingTaskGraph) -> bytes:
+    """A boxing task graph as a frame of the wire format."""
+    message = graph_pb2.BoxingTaskGraph()
+    with writing(MessageKind.BOXING_TASK_GRAPH):
+        _write(message.body, graph)
+    return seal(MessageKind.BOXING_TASK_GRAPH, message)
+
+
+def graph_from_bytes(data: bytes) -> BoxingTaskGraph:
+    """The boxing task graph in a frame; anything else is a WireFormatError."""
+    message = graph_pb2.BoxingTaskGraph()
+    unseal(MessageKind.BOXING_TASK_GRAPH, data, message)
+    with reading(MessageKind.BOXING_TASK_GRAPH):
+        body = message.body
+        ops, families = _read(body, len(data))
+        return BoxingTaskGraph(body.job_name, body.seed, body.world_size, ops, families)
+
+
+def slice_to_bytes(rank_slice: RankSlice) -> bytes:
+    """A rank's slice as a frame of the wire format."""
+    message = graph_pb2.RankSlice()
+    with writing(MessageKind.RANK_SLICE):
+        _write(message.body, rank_slice)
+    return seal(MessageKind.RANK_SLICE, message)
+
+
+def slice_from_bytes(data: bytes) -> RankSlice:
+    """The slice in a frame; anything else is a WireFormatError."""
+    message = graph_pb2.RankSlice()
+    unseal(MessageKind.RANK_SLICE, data, message)
+    with reading(MessageKind.RANK_SLICE):
+        body = message.body
+        ops, families = _read(body, len(data))
+        return RankSlice(body.job_name, body.seed, body.world_size, ops, families)
+
+
+def _write(body: graph_pb2.PlacedGraph, graph: BoxingTaskGraph | RankSlice) -> None:
+    body.job_name = graph.job_name
+    body.seed = graph.seed
+    body.world_size = graph.world_size
+    tables = TableWriter()
+    placed = graph.ops
+    write_ops(body.ops, tables, [each.op for each in placed])
+    body.op_family.extend([each.family for each in placed])
+    body.op_sources.extend([len(each.inputs) for each in placed])
+    body.op_source_family.extend([one.family for each in placed for one in each.inputs])
+    body.op_source_slot.extend([one.slot for each in placed for one in each.inputs])
+    _write_signatures(body, tables, [each.signature for each in placed])
+    _write_families(body, tables, graph.families)
+    tables.write(body.tables)
+
+
+def _write_signatures(
+    body: graph_pb2.PlacedGraph, tables: TableWriter, signatures: Sequence[NdSignature]
+) -> None:
+    distinct: dict[NdSignature, int] = {}
+    body.op_signature.extend([distinct.setdefault(each, len(distinct)) for each in signatures])
+    body.signature_inputs.extend([len(each.inputs) for each in distinct])
+    body.signature_outputs.extend([len(each.outputs) for each in distinct])
+    body.signature_sbp.extend(
+        [tables.sbp(sbp) for each in distinct for sbp in (*each.inputs, *each.outputs)]
+    )
+
+
+def _write_families(
+    body: graph_pb2.PlacedGraph, tables: TableWriter, families: Sequence[TaskFamily]
+) -> None:
+    outputs = flatten(family.outputs for family in families)
+    transfers = [family.transfer for family in families if family.transfer is not None]
+    strings, placements = tables.strings, tables.placements
+    body.family_number.extend([family.number for family in families])
+    body.family_kind.extend(TASK_KINDS.encode(family.kind for family in families))  # type: ignore[arg-type]
+    body.family_name.extend([strings[family.name] for family in families])
+    body.family_placement.extend([placements[family.placement] for family in families])
+    body.family_source.extend([tables.source(family.source) for family in families])
+    body.family_inputs.extend([len(family.inputs) for family in families])
+    body.family_input_family.extend([one.family for family in families for one in family.inputs])
+    body.family_input_slot.extend([one.slot for family in families for one in family.inputs])
+    body.family_outputs.extend([len(family.outputs) for family in families])
+    body.family_output_shape.extend([tables.shapes[layout.shape] for layout in outputs])
+    body.family_output_dtype.extend(DTYPES.encode(layout.dtype for layout in outputs))  # type: ignore[arg-type]
+    body.family_output_sbp.extend([tables.sbp(layout.sbp) for layout in outputs])
+    body.family_transfers.extend([int(family.transfer is not None) for family in families])
+    body.transfer_primitive.extend(PRIMITIVES.encode(one.primitive for one in transfers))  # type: ignore[arg-type]
+    body.transfer_mesh_axes.extend([len(one.mesh_axes) for one in transfers])
+    body.transfer_mesh_axis.extend(flatten(one.mesh_axes for one in transfers))
+    body.transfer_reduction.extend(REDUCTIONS.encode(one.reduction for one in transfers))  # type: ignore[arg-type]
+    body.transfer_src_axis.extend([one.src_axis for one in transfers])
+    body.transfer_dst_axis.extend([one.dst_axis for one in transfers])
+    body.transfer_src_placement.extend(
+        [tables.optional_placement(one.src_placement) for one in transfers]
+    )
+    body.transfer_src_sbp.extend([tables.optional_sbp(one.src_sbp) for one in transfers])
+
+
+def _read(
+    body: graph_pb2.PlacedGraph, data_bytes: int
+) -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
+    tables = TableReader(body.tables, data_bytes)
+    sources = build(FamilyOutput, body.op_source_family[:], body.op_source_slot[:])
+    ops = build(
+        PlacedOp,
+        read_ops(body.ops, tables),
+        pick(_read_signatures(body, tables), body.op_signature[:]),
+        body.op_family[:],
+        split(sources, body.op_sources[:]),
+    )
+    return tuple(ops), tuple(_read_families(body, tables))
+
+
+def _read_signatures(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[NdSignature]:
+    counts = [
+        count
+        for pair in zip(body.signature_inputs, body.signature_outputs, strict=True)
+        for count in pair
+    ]
+    operands = split(pick(tables.sbps, body.signature_sbp[:]), counts)
+    return build(NdSignature, operands[::2], operands[1::2])
+
+
+def _read_families(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[TaskFamily]:
+    transfers = iter(
+        build(
+            Transfer,
+            PRIMITIVES.decode(body.transfer_primitive[:]),
+            split(body.transfer_mesh_axis[:], body.transfer_mesh_axes[:]),
+            REDUCTIONS.decode_optional(body.transfer_reduction[:]),
+            body.transfer_src_axis[:],
+            body.transfer_dst_axis[:],
+            pick_optional(tables.placements, body.transfer_src_placement[:]),
+            pick_optional(tables.sbps, body.transfer_src_sbp[:]),
+        )
+    )
+    inputs = build(FamilyOutput, body.family_input_family[:], body.family_input_slot[:])
+    outputs = build(
+        TensorLayout,
+        pick(tables.shapes, body.family_output_shape[:]),
+        DTYPES.decode(body.family_output_dtype[:]),
+        pick(tables.sbps, body.family_output_sbp[:]),
+    )
+    if sum(body.family_transfers) != len(body.transfer_primitive):
+        raise ValueError("transfers do not fit their families")
+    return build(
+        TaskFamily,
+        body.family_number[:],
+        TASK_KINDS.decode(body.family_kind[:]),
+        pick(tables.strings, body.family_name[:]),
+        pick(tables.placements, body.family_placement[:]),
+        split(inputs, body.family_inputs[:]),
+        split(outputs, body.family_outputs[:]),
+        [next(transfers) if flag else None for flag in body.family_transfers],
+        pick(tables.sources, body.family_source[:]),
+    )

@@ -1,0 +1,160 @@
+"""Job files: a Python file with `build(**config) -> Job`."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from plancompiler.errors import JobFileError, PlanCompilerError, UsageError
+from plancompiler.frontend.trace import as_job
+from plancompiler.ir import Job
+
+DEFAULT_FUNCTION = "build"
+
+
+def load_job(target: str, config: Mapping[str, Any], ranks: int | None = None) -> Job:
+    """The job that `FILE[:FUNCTION]` builds from `config`.
+
+    The file is loaded under a private name with its folder first on the import path, as if it were
+    run as a script. A function with a parameter `ranks` is given the number of ranks asked for.
+    """
+    path, name = split_target(target)
+    with _folder_on_path(path.parent):
+        module = _load_module(path)
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise JobFileError(
+                f"the job file has no function {name!r}",
+                source=path,
+                got="functions " + (", ".join(_functions_of(module)) or "(none)"),
+                expected=f"def {name}(**config) -> plancompiler.Job",
+                hint=f"add {name}, or name another function: {path.name}:FUNCTION",
+            )
+        arguments = _arguments(function, name, path, config, ranks)
+        try:
+            built = function(**arguments)
+        except PlanCompilerError:
+            raise
+        except Exception as error:
+            raise JobFileError(
+                f"{name} raised {type(error).__name__}",
+                source=_place_of(error, path),
+                got=str(error) or type(error).__name__,
+                hint="set PLANCOMPILER_LOG=debug to see the traceback",
+            ) from error
+    if not isinstance(built, Job):
+        raise JobFileError(
+            f"{name} did not return a job",
+            source=path,
+            got=type(built).__name__,
+            expected="what `with pc.job(...) as job:` yields",
+            hint=f"end {name} with `return job`, after the block",
+        )
+    try:
+        return as_job(built)
+    except PlanCompilerError as error:
+        raise error.at(source=path) from None
+
+
+def split_target(target: str) -> tuple[Path, str]:
+    """`FILE[:FUNCTION]` as the file's path and the function's name."""
+    file, colon, function = target.rpartition(":")
+    if not colon or os.sep in function or not file:
+        file, function = target, DEFAULT_FUNCTION
+    if not function.isidentifier():
+        raise UsageError(
+            "what follows the colon must be a function's name", got=repr(target)
+        )
+    path = Path(file)
+    if not path.is_file():
+        raise JobFileError(
+            "the job file does not exist" if not path.exists() else "the job file is not a file",
+            got=str(path),
+            expected=f"a Python file with a function {function}(**config)",
+        )
+    return path.resolve(), function
+
+
+@contextmanager
+def _folder_on_path(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
+def _load_module(path: Path) -> ModuleType:
+    name = f"_plancompiler_job_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise JobFileError("the job file is not Python", got=str(path), expected="a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except PlanCompilerError:
+        raise
+    except Exception as error:
+        raise JobFileError(
+            f"the job file does not load: {type(error).__name__}",
+            source=_place_of(error, path),
+            got=str(error) or type(error).__name__,
+            hint="set PLANCOMPILER_LOG=debug to see the traceback",
+        ) from error
+    return module
+
+
+def _place_of(error: Exception, path: Path) -> str:
+    """The last line of the job file that the error went through, else the file."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _functions_of(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
+
+
+def _arguments(
+    function: Callable[..., Any],
+    name: str,
+    path: Path,
+    config: Mapping[str, Any],
+    ranks: int | None,
+) -> dict[str, Any]:
+    signature = inspect.signature(function)
+    arguments = dict(config)
+    if "ranks" in signature.parameters and "ranks" not in arguments:
+        arguments["ranks"] = ranks
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"{name} does not accept these settings",
+            source=path,
+            got=f"{', '.join(f'-D {key}={value}' for key, value in config.items()) or 'no -D'} "
+            f"({error})",
+            expected=f"{name}{signature}",
+        ) from None
+    return arguments

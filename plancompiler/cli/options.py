@@ -1,0 +1,73 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from plancompiler.errors import UsageError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+Setting = int | float | bool | str
+
+
+def parse_setting(text: str) -> tuple[str, Setting]:
+    """`key=value`, the value read as int, float, bool or else str: the first that fits."""
+    key, equals, value = text.partition("=")
+    key = key.strip().replace("-", "_")
+    if not equals or not key.isidentifier():
+        raise UsageError("a -D setting does not parse", got=repr(text), expected="key=value")
+    return key, _parse_value(value)
+
+
+def _parse_value(value: str) -> Setting:
+    for read in (int, float):
+        try:
+            return read(value)
+        except ValueError:
+            continue
+    lowered = value.lower()
+    return lowered == "true" if lowered in ("true", "false") else value
+
+
+def _parse_settings(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, Setting]:
+    return dict(map(parse_setting, values))
+
+
+def job_argument(command: Command) -> Command:
+    """FILE[:FUNCTION]"""
+    return click.argument("target", metavar="FILE[:FUNCTION]")(command)
+
+
+def settings_option(command: Command) -> Command:
+    """-D key=value, repeatable"""
+    return click.option(
+        "-D",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=_parse_settings,
+        help="A setting passed to the job's function; may be repeated.",
+    )(command)
+
+
+def mode_option(command: Command) -> Command:
+    """--mode, checked by the compiler so that the option and the variable give one error"""
+    return click.option(
+        "--mode",
+        metavar="MODE",
+        help="Compile mode: naive, rank_per_thread, rank_per_iter or rank_per_process. "
+        "Else PLANCOMPILER_COMPILE_MODE is read.",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """--json"""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object on stdout."
+    )(command)

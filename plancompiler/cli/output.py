@@ -1,0 +1,107 @@
+"""Where a command's words go: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from plancompiler.errors import UsageError
+
+LOG_VARIABLE = "PLANCOMPILER_LOG"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure_logging() -> None:
+    """Send the package's log lines to stderr at the level of `PLANCOMPILER_LOG` (else warning)."""
+    name = os.environ.get(LOG_VARIABLE, "").strip().lower() or "warning"
+    if name not in LOG_LEVELS:
+        raise UsageError(
+            f"{LOG_VARIABLE} is not a log level", got=repr(name), expected=" or ".join(LOG_LEVELS)
+        )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("plancompiler")
+    logger.handlers[:] = [handler]
+    logger.setLevel(name.upper())
+    logger.propagate = False
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on stdout, on one line."""
+    click.echo(json.dumps(value, allow_nan=True))
+
+
+def print_note(line: str) -> None:
+    """A plain line on stderr."""
+    click.echo(line, err=True)
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """A table on stdout; columns whose head starts with `>` are aligned right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(
+            column.removeprefix(">"), justify="right" if right else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(file=sys.stdout, highlight=False, markup=False).print(table)
+
+
+def format_bytes(count: float) -> str:
+    """`1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+class Advance(Protocol):
+    """Reports that one more unit of work is done, and what there is to say about it."""
+
+    def __call__(self, text: str) -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Advance]:
+    """A bar on a terminal; elsewhere about ten plain lines. Both on stderr."""
+    if sys.stderr.isatty():
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+            task = bar.add_task(title, total=total, text="")
+            yield lambda text: bar.update(task, advance=1, text=text)
+        return
+    done = 0
+    every = max(1, total // 10)
+
+    def advance(text: str) -> None:
+        nonlocal done
+        done += 1
+        if done == 1 or done == total or done % every == 0:
+            print_note(f"{title} {done}/{total} {text}".rstrip())
+
+    yield advance

@@ -1,0 +1,1 @@
+"""What client, master and workers share: their messages, the wire form of those, gRPC settings."""

@@ -1,0 +1,317 @@
+"""What client, master and workers tell each other, as frozen data.
+
+`cluster.serde` gives these their wire form; the state machines of master and worker know only
+these.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from plancompiler.errors import ErrorReport
+from plancompiler.plan.digest import CrossRankFact
+
+
+class Phase(enum.Enum):
+    """Where a job is. The last three are ends."""
+
+    QUEUED = "queued"
+    COMPILING = "compiling"
+    CHECKING = "checking"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_end(self) -> bool:
+        return self in (Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """How a submitted job is to be run."""
+
+    steps: int
+    """Steps of the run; an open job is asked for each step instead."""
+    mode: str = ""
+    """Compile mode; empty for the master's default."""
+    open: bool = False
+    """The client asks for each step, and the job ends when the client goes."""
+    restore: str = ""
+    """Checkpoint directory to start from, on the workers' host."""
+    save: str = ""
+    """Checkpoint directory to write at the end, on the workers' host."""
+
+
+# --- worker to master -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A worker offers itself."""
+
+    rank: int | None
+    """The rank that it wants; None for any."""
+    host: str
+    device: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The sender is alive. Goes both ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A rank has its plan."""
+
+    job_id: int
+    digest: str
+    """Of the plan's text."""
+    reports: bool
+    """Whether this rank has outputs to report after each step."""
+    facts: tuple[CrossRankFact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A rank has its buffers and its connections to other ranks."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a rank reports after a step."""
+
+    job_id: int
+    step: int
+    arrays: bytes
+    """`arrays_to_bytes` of the outputs by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDone:
+    """A rank has done what a command asked for."""
+
+    job_id: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A rank cannot go on."""
+
+    job_id: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A rank has let go of a job and can take the next."""
+
+    job_id: int
+
+
+WorkerMessage = Register | Heartbeat | Compiled | Prepared | Outputs | OperationDone | Failed | Idle
+
+
+# --- master to worker -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The worker is accepted."""
+
+    rank: int
+    world_size: int
+    silence_seconds: float
+    """Either side counts as lost after so long a silence."""
+    token: bytes
+    """Names the worker in its other calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker is not accepted, or not any longer."""
+
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Fetch a slice or plan and make a plan of it."""
+
+    job_id: int
+    mode: str
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Allocate buffers and meet the other ranks."""
+
+    job_id: int
+    transport_token: str
+    restore: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run steps. `fed`: fetch the feeds of this ticket first."""
+
+    job_id: int
+    ticket: int
+    steps: int
+    fed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write this rank's shards of the variables."""
+
+    job_id: int
+    ticket: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteIndex:
+    """All shards are written: write the checkpoint's index."""
+
+    job_id: int
+    ticket: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Upload this rank's shards of the variables."""
+
+    job_id: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over: let go of it."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The job is over before its time: stop and let go of it."""
+
+    job_id: int
+    error: ErrorReport
+
+
+MasterMessage = (
+    Registered
+    | Refused
+    | Heartbeat
+    | Compile
+    | Prepare
+    | Run
+    | Save
+    | WriteIndex
+    | Collect
+    | Finish
+    | Abort
+)
+
+
+# --- master to client -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """A job entered a phase."""
+
+    phase: Phase
+    seconds: float
+    """Since its submission."""
+    error: ErrorReport | None = None
+    """Why it failed or was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileFinished:
+    """All ranks have plans, and these agree."""
+
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutputs:
+    """One rank's outputs of one step."""
+
+    step: int
+    rank: int
+    arrays: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """All ranks' outputs of a step were sent."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TicketDone:
+    """An operation that the client asked for is done on all ranks."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDropped:
+    """The reader was too slow: the outputs of so many steps are gone."""
+
+    count: int
+
+
+JobEvent = PhaseChanged | CompileFinished | RankOutputs | StepDone | TicketDone | StepsDropped
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One registered worker."""
+
+    rank: int
+    host: str
+    device: str
+    version: str
+    job_id: int
+    """The job it works on; 0 while idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One job."""
+
+    job_id: int
+    name: str
+    phase: Phase
+    seconds: float
+    error: ErrorReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """A master, its workers and its latest jobs."""
+
+    version: str
+    world_size: int
+    workers: tuple[WorkerStatus, ...]
+    jobs: tuple[JobStatus, ...]

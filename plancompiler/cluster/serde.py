@@ -1,0 +1,364 @@
+"""The messages of `cluster.messages` as protobuf, and back.
+
+Messages that can be large (facts, outputs) become several protobuf messages; `WorkerReader` and
+`EventReader` put them together again, within bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from plancompiler.cluster.chunks import MAX_ARRAYS_BYTES, Assembler, to_chunks
+from plancompiler.cluster.messages import (
+    Abort,
+    ClusterStatus,
+    Collect,
+    Compile,
+    Compiled,
+    CompileFinished,
+    Failed,
+    Finish,
+    Heartbeat,
+    Idle,
+    JobEvent,
+    JobStatus,
+    MasterMessage,
+    OperationDone,
+    Outputs,
+    Phase,
+    PhaseChanged,
+    Prepare,
+    Prepared,
+    RankOutputs,
+    Refused,
+    Register,
+    Registered,
+    Run,
+    Save,
+    StepDone,
+    StepsDropped,
+    TicketDone,
+    WorkerMessage,
+    WorkerStatus,
+    WriteIndex,
+)
+from plancompiler.errors import ErrorReport, WireFormatError
+from plancompiler.ir.wire import build, split
+from plancompiler.plan.digest import CrossRankFact
+from plancompiler.proto import cluster_pb2 as pb
+
+_FACTS_PER_MESSAGE = 1024
+_MAX_FACTS = 1 << 20
+_MAX_TEXT = 16 << 10
+"""Characters of a part of an error report that cross the wire."""
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def report_to_proto(report: ErrorReport) -> pb.ErrorReport:
+    """An error report; over-long parts are cut."""
+    message = pb.ErrorReport(code=report.code, what=report.what[:_MAX_TEXT], rank=report.rank)
+    for name in ("op", "source", "got", "expected", "hint"):
+        value = getattr(report, name)
+        if value is not None:
+            setattr(message, name, value[:_MAX_TEXT])
+    return message
+
+
+def report_from_proto(message: pb.ErrorReport) -> ErrorReport:
+    """The error report in a message."""
+
+    def optional(name: str) -> str | None:
+        return getattr(message, name) if message.HasField(name) else None
+
+    return ErrorReport(
+        code=message.code,
+        what=message.what,
+        op=optional("op"),
+        source=optional("source"),
+        rank=message.rank if message.HasField("rank") else None,
+        got=optional("got"),
+        expected=optional("expected"),
+        hint=optional("hint"),
+    )
+
+
+# --- worker to master -----------------------------------------------------------------------------
+
+
+def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessage]:
+    """A worker's message as one or more protobuf messages."""
+    match message:
+        case Register(rank, host, device, version):
+            claimed = -1 if rank is None else rank
+            register = pb.Register(rank=claimed, host=host, device=device, version=version)
+            yield pb.WorkerMessage(register=register)
+        case Heartbeat():
+            yield pb.WorkerMessage(heartbeat=pb.Heartbeat())
+        case Compiled(job_id, digest, reports, facts):
+            for start in range(0, len(facts), _FACTS_PER_MESSAGE):
+                yield _facts_to_proto(job_id, facts[start : start + _FACTS_PER_MESSAGE])
+            compiled = pb.CompileDone(job_id=job_id, digest=digest, reports=reports)
+            yield pb.WorkerMessage(compiled=compiled)
+        case Prepared(job_id):
+            yield pb.WorkerMessage(prepared=pb.JobDone(job_id=job_id))
+        case Outputs(job_id, step, arrays):
+            for chunk in to_chunks(arrays):
+                outputs = pb.StepOutputsOf(job_id=job_id, step=step, chunk=chunk)
+                yield pb.WorkerMessage(outputs=outputs)
+        case OperationDone(job_id, ticket):
+            done = pb.OperationDone(job_id=job_id, ticket=ticket)
+            yield pb.WorkerMessage(operation_done=done)
+        case Failed(job_id, error):
+            failed = pb.JobFailed(job_id=job_id, error=report_to_proto(error))
+            yield pb.WorkerMessage(failed=failed)
+        case Idle(job_id):
+            yield pb.WorkerMessage(idle=pb.JobDone(job_id=job_id))
+
+
+def _facts_to_proto(job_id: int, facts: Sequence[CrossRankFact]) -> pb.WorkerMessage:
+    message = pb.Facts(
+        job_id=job_id,
+        sync_id=[fact.sync_id for fact in facts],
+        register=[fact.register for fact in facts],
+        name=[fact.name for fact in facts],
+        role=[fact.role for fact in facts],
+        ranks=[len(fact.ranks) for fact in facts],
+        rank=[rank for fact in facts for rank in fact.ranks],
+        text=[fact.text for fact in facts],
+    )
+    return pb.WorkerMessage(facts=message)
+
+
+class WorkerReader:
+    """Reads one worker's stream of protobuf messages."""
+
+    def __init__(self) -> None:
+        self._facts: list[CrossRankFact] = []
+        self._outputs = Assembler("a rank's outputs", MAX_ARRAYS_BYTES)
+
+    def read(self, message: pb.WorkerMessage) -> WorkerMessage | None:
+        """The message, None while it is not complete; a WireFormatError where there is none."""
+        match message.WhichOneof("message"):
+            case "register":
+                found = message.register
+                rank = None if found.rank < 0 else found.rank
+                return Register(rank, found.host, found.device, found.version)
+            case "heartbeat":
+                return Heartbeat()
+            case "facts":
+                self._add_facts(message.facts)
+                return None
+            case "compiled":
+                facts, self._facts = tuple(self._facts), []
+                done = message.compiled
+                return Compiled(done.job_id, done.digest, done.reports, facts)
+            case "prepared":
+                return Prepared(message.prepared.job_id)
+            case "outputs":
+                outputs = message.outputs
+                arrays = self._outputs.add(outputs.chunk)
+                return None if arrays is None else Outputs(outputs.job_id, outputs.step, arrays)
+            case "operation_done":
+                operation = message.operation_done
+                return OperationDone(operation.job_id, operation.ticket)
+            case "failed":
+                failed = message.failed
+                return Failed(failed.job_id, report_from_proto(failed.error))
+            case "idle":
+                return Idle(message.idle.job_id)
+            case _:
+                raise WireFormatError("a worker sent a message that this version does not know")
+
+    def _add_facts(self, message: pb.Facts) -> None:
+        if len(self._facts) + len(message.text) > _MAX_FACTS:
+            raise WireFormatError("a worker sent too many cross-rank facts")
+        self._facts += build(
+            CrossRankFact,
+            message.sync_id[:],
+            message.register[:],
+            message.name[:],
+            message.role[:],
+            split(message.rank[:], message.ranks[:]),
+            message.text[:],
+        )
+
+
+# --- master to worker -----------------------------------------------------------------------------
+
+
+def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
+    """A master's message to a worker."""
+    match message:
+        case Registered(rank, world_size, silence, token):
+            registered = pb.Registered(
+                rank=rank, world_size=world_size, silence_seconds=silence, token=token
+            )
+            return pb.MasterMessage(registered=registered)
+        case Refused(error):
+            return pb.MasterMessage(refused=report_to_proto(error))
+        case Heartbeat():
+            return pb.MasterMessage(heartbeat=pb.Heartbeat())
+        case Compile(job_id, mode, world_size):
+            compile_ = pb.Compile(job_id=job_id, mode=mode, world_size=world_size)
+            return pb.MasterMessage(compile=compile_)
+        case Prepare(job_id, token, restore):
+            prepare = pb.Prepare(job_id=job_id, transport_token=token, restore=restore)
+            return pb.MasterMessage(prepare=prepare)
+        case Run(job_id, ticket, steps, fed):
+            return pb.MasterMessage(run=pb.Run(job_id=job_id, ticket=ticket, steps=steps, fed=fed))
+        case Save(job_id, ticket, directory):
+            save = pb.Save(job_id=job_id, ticket=ticket, directory=directory)
+            return pb.MasterMessage(save=save)
+        case WriteIndex(job_id, ticket, directory):
+            index = pb.Save(job_id=job_id, ticket=ticket, directory=directory)
+            return pb.MasterMessage(index=index)
+        case Collect(job_id, ticket):
+            collect = pb.OperationDone(job_id=job_id, ticket=ticket)
+            return pb.MasterMessage(collect=collect)
+        case Finish(job_id):
+            return pb.MasterMessage(finish=pb.JobDone(job_id=job_id))
+        case Abort(job_id, error):
+            abort = pb.JobFailed(job_id=job_id, error=report_to_proto(error))
+            return pb.MasterMessage(abort=abort)
+
+
+def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
+    """The message of a master; a WireFormatError where there is none."""
+    match message.WhichOneof("message"):
+        case "registered":
+            found = message.registered
+            return Registered(found.rank, found.world_size, found.silence_seconds, found.token)
+        case "refused":
+            return Refused(report_from_proto(message.refused))
+        case "heartbeat":
+            return Heartbeat()
+        case "compile":
+            compile_ = message.compile
+            return Compile(compile_.job_id, compile_.mode, compile_.world_size)
+        case "prepare":
+            prepare = message.prepare
+            return Prepare(prepare.job_id, prepare.transport_token, prepare.restore)
+        case "run":
+            return Run(message.run.job_id, message.run.ticket, message.run.steps, message.run.fed)
+        case "save":
+            return Save(message.save.job_id, message.save.ticket, message.save.directory)
+        case "index":
+            return WriteIndex(message.index.job_id, message.index.ticket, message.index.directory)
+        case "collect":
+            return Collect(message.collect.job_id, message.collect.ticket)
+        case "finish":
+            return Finish(message.finish.job_id)
+        case "abort":
+            return Abort(message.abort.job_id, report_from_proto(message.abort.error))
+        case _:
+            raise WireFormatError("the master sent a message that this version does not know")
+
+
+# --- master to client -----------------------------------------------------------------------------
+
+
+def event_to_protos(event: JobEvent) -> Iterator[pb.JobEvent]:
+    """An event of a job as one or more protobuf messages."""
+    match event:
+        case PhaseChanged(phase, seconds, error):
+            change = pb.PhaseChange(phase=phase.value, seconds=seconds)
+            if error is not None:
+                change.error.CopyFrom(report_to_proto(error))
+            yield pb.JobEvent(phase=change)
+        case CompileFinished(digest, seconds):
+            yield pb.JobEvent(compiled=pb.Compiled(digest=digest, seconds=seconds))
+        case RankOutputs(step, rank, arrays):
+            for chunk in to_chunks(arrays):
+                yield pb.JobEvent(outputs=pb.StepOutputs(step=step, rank=rank, chunk=chunk))
+        case StepDone(step):
+            yield pb.JobEvent(step_done=step)
+        case TicketDone(ticket):
+            yield pb.JobEvent(operation_done=ticket)
+        case StepsDropped(count):
+            yield pb.JobEvent(dropped_steps=count)
+
+
+class EventReader:
+    """Reads a job's stream of protobuf events."""
+
+    def __init__(self) -> None:
+        self._outputs = Assembler("a step's outputs", MAX_ARRAYS_BYTES)
+
+    def read(self, message: pb.JobEvent) -> JobEvent | None:
+        """The event; None while it is not complete or where it only says that all is well."""
+        match message.WhichOneof("event"):
+            case "phase":
+                change = message.phase
+                error = report_from_proto(change.error) if change.HasField("error") else None
+                return PhaseChanged(_phase(change.phase), change.seconds, error)
+            case "compiled":
+                return CompileFinished(message.compiled.digest, message.compiled.seconds)
+            case "outputs":
+                outputs = message.outputs
+                arrays = self._outputs.add(outputs.chunk)
+                return None if arrays is None else RankOutputs(outputs.step, outputs.rank, arrays)
+            case "step_done":
+                return StepDone(message.step_done)
+            case "operation_done":
+                return TicketDone(message.operation_done)
+            case "dropped_steps":
+                return StepsDropped(message.dropped_steps)
+            case "alive":
+                return None
+            case _:
+                raise WireFormatError("the master sent an event that this version does not know")
+
+
+def _phase(name: str) -> Phase:
+    try:
+        return Phase(name)
+    except ValueError:
+        raise WireFormatError("unknown phase of a job", got=repr(name)) from None
+
+
+def status_to_proto(status: ClusterStatus) -> pb.StatusReply:
+    """A picture of a cluster."""
+    workers = [
+        pb.WorkerStatus(
+            rank=each.rank,
+            host=each.host,
+            device=each.device,
+            version=each.version,
+            job_id=each.job_id,
+        )
+        for each in status.workers
+    ]
+    jobs = [
+        pb.JobStatus(
+            job_id=each.job_id,
+            name=each.name,
+            phase=each.phase.value,
+            seconds=each.seconds,
+            error=None if each.error is None else report_to_proto(each.error),
+        )
+        for each in status.jobs
+    ]
+    return pb.StatusReply(
+        version=status.version, world_size=status.world_size, workers=workers, jobs=jobs
+    )
+
+
+def status_from_proto(message: pb.StatusReply) -> ClusterStatus:
+    """The picture of a cluster in a message."""
+    workers = [
+        WorkerStatus(each.rank, each.host, each.device, each.version, each.job_id)
+        for each in message.workers
+    ]
+    jobs = [
+        JobStatus(
+            each.job_id,
+            each.name,
+            _phase(each.phase),
+            each.seconds,
+            report_from_proto(each.error) if each.HasField("error") else None,
+        )
+        for each in message.jobs
+    ]
+    return ClusterStatus(message.version, message.world_size, tuple(workers), tuple(jobs))

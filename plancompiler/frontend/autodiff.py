@@ -1,0 +1,92 @@
+"""Reverse-mode differentiation of a job while it is traced.
+
+The ops between the wanted values and the loss are walked backwards; each op's own gradient function
+(one definition serves compiled and eager execution) records the ops of its gradients, which carry
+the user's line of their forward op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plancompiler.errors import GradientError
+from plancompiler.frontend.trace import JobBuilder, current_builder
+from plancompiler.ir import Op, Value
+from plancompiler.ops.registry import op_def
+
+
+def gradients(loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
+    """d loss / d value for each value of `wrt`, with the value's shape, dtype and placement.
+
+    `loss` is a floating scalar. None stands for a value that does not influence it through
+    differentiable ops. Raises GradientError for a loss that is no floating scalar and for an op
+    on the way that has no gradient.
+    """
+    builder = current_builder()
+    if loss.shape != () or not loss.dtype.is_floating:
+        raise GradientError(
+            "a loss must be a floating scalar",
+            op=builder.producer(loss).name,
+            source=builder.producer(loss).source,
+            got=str(loss),
+            hint="reduce it first, for example with .mean()",
+        )
+    producers = [builder.producer(value) for value in (loss, *wrt)]
+    recorded = tuple(builder.ops)
+    reached = _reached(recorded, wrt)
+    found: dict[str, Value] = {}
+    if loss.name in reached:
+        with builder.lines_of(producers[0].source):
+            found[loss.name] = builder.full(loss.placement, (), loss.dtype, 1.0)
+    for op in reversed(recorded):
+        if any(value.name in found for value in op.outputs) and any(
+            value.name in reached for value in op.inputs
+        ):
+            with builder.lines_of(op.source):
+                _accumulate(builder, op, reached, found)
+    return [found.get(value.name) for value in wrt]
+
+
+def _reached(ops: Sequence[Op], wrt: Sequence[Value]) -> set[str]:
+    """Names of the floating values that `wrt` influences, themselves included."""
+    reached = {value.name for value in wrt}
+    for op in ops:
+        if any(value.name in reached for value in op.inputs):
+            reached.update(value.name for value in op.outputs if value.dtype.is_floating)
+    return reached
+
+
+def _accumulate(builder: JobBuilder, op: Op, reached: set[str], found: dict[str, Value]) -> None:
+    """Add what one op passes back to the gradients of its inputs."""
+    gradient = op_def(op.kind).gradient
+    if gradient is None:
+        raise GradientError(
+            f"{op.kind} has no gradient",
+            op=op.name,
+            source=op.source,
+            hint="keep it off the way from the parameters to the loss",
+        )
+    passed = gradient(
+        dict(op.attrs), op.inputs, op.outputs, [found.get(value.name) for value in op.outputs]
+    )
+    if len(passed) != len(op.inputs):
+        raise GradientError(
+            f"the gradient of {op.kind} has another number of entries than the op has inputs",
+            op=op.name,
+            source=op.source,
+            got=len(passed),
+            expected=len(op.inputs),
+        )
+    for value, grad in zip(op.inputs, passed, strict=True):
+        if grad is None or value.name not in reached:
+            continue
+        if grad.type != value.type or grad.placement != value.placement:
+            raise GradientError(
+                f"the gradient of {op.kind} does not fit its input",
+                op=op.name,
+                source=op.source,
+                got=f"{grad.type} on {grad.placement}",
+                expected=f"{value.type} on {value.placement}",
+            )
+        earlier = found.get(value.name)
+        found[value.name] = grad if earlier is None else earlier + grad

@@ -1,0 +1,287 @@
+"""`Module` and `Parameter`: a tree of layers whose parameters become variables of a job.
+
+Modules are plain objects and belong to no job. When a parameter's `value` is first read while a
+job is traced, it becomes a `variable` op of that job, named by its path from the root of its tree
+(`blocks.0.mlp.fc1.weight`), and every later read gives the same value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from plancompiler.errors import PlacementError, PlanCompilerError, UsageError
+from plancompiler.frontend.trace import JobBuilder, current_builder, source_tensor, user_line
+from plancompiler.ir import AttrValue, DType, NdSbp, Placement, Value
+from plancompiler.ir.operators import SbpLike
+
+
+class Parameter:
+    """A tensor that training changes.
+
+    `shape` is global. `init` names an initialiser and `init_args` its numbers (`"normal"`, (mean,
+    standard deviation); `"uniform"`, (low, high); `"constant"`, (value,); `"zeros"`; `"ones"`).
+    `name` is used where no module owns the parameter. A parameter with `trainable` False is left
+    alone by optimizers.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: DType | str = "float32",
+        init: str = "zeros",
+        init_args: Sequence[float] = (),
+        trainable: bool = True,
+        name: str = "parameter",
+    ) -> None:
+        self.shape = tuple(shape)
+        self.dtype = DType.parse(dtype)
+        self.init = init
+        self.init_args = tuple(float(argument) for argument in init_args)
+        self.trainable = trainable
+        self.name = name
+        self.placement: Placement | None = None
+        self.sbp: NdSbp | None = None
+        self._owner: Module | None = None
+
+    def place(self, placement: Placement, sbp: SbpLike | None = None) -> Self:
+        """Live on `placement` with this SBP (default: broadcast)."""
+        demanded = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
+        self.sbp = demanded.check(placement.ndim, len(self.shape))
+        self.placement = placement
+        return self
+
+    @property
+    def value(self) -> Value:
+        """The parameter in the job that is being traced."""
+        builder = current_builder()
+        names = _names(builder)
+        found = names.values.get(self)
+        if found is None:
+            name = names.name_of(self)
+            placement = self.placement or names.input_placement
+            if placement is None:
+                raise PlacementError(
+                    f"parameter {name!r} has no placement",
+                    source=builder.source_line(),
+                    hint="call .place(...) on its module, or use it inside a module that is given "
+                    "a value as its input",
+                )
+            attrs: dict[str, AttrValue] = {
+                "name": name,
+                "shape": self.shape,
+                "dtype": str(self.dtype),
+                "init": self.init,
+                "init_args": self.init_args,
+                "trainable": self.trainable,
+            }
+            found = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
+        return found
+
+    def owned_by(self, module: Module) -> None:
+        """Take a module as the owner, unless there is one: the first gives the name."""
+        if self._owner is None:
+            self._owner = module
+
+    @property
+    def root(self) -> Module | None:
+        """The root of the tree that owns the parameter."""
+        return None if self._owner is None else self._owner.root
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.shape}, {str(self.dtype)!r}, {self.init!r}, {self.init_args})"
+
+
+class Module:
+    """Base of all layers. Subclasses set parameters and modules as attributes and define `forward`:
+
+    class Scale(nn.Module):
+        def __init__(self, dim):
+            self.weight = nn.Parameter((dim,), init="ones")
+
+        def forward(self, x):
+            return x * self.weight.value
+    """
+
+    training: bool = True
+    """Whether dropout is active; see `train` and `eval`."""
+    parent: Module | None = None
+    """The module that this one was first made an attribute of."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's function; subclasses define it."""
+        raise UsageError(f"module {type(self).__name__} defines no forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`forward`, with parameters that are not placed living where the first input lives."""
+        given = next((each for each in (*args, *kwargs.values()) if isinstance(each, Value)), None)
+        if given is None:
+            return self.forward(*args, **kwargs)
+        with _names(current_builder()).inputs_on(given.placement):
+            return self.forward(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "parent":
+            self._adopt(value)
+        object.__setattr__(self, name, value)
+
+    def _adopt(self, child: object) -> None:
+        """Become the parent of a module or the owner of a parameter that has none yet."""
+        if isinstance(child, Parameter):
+            child.owned_by(self)
+        elif isinstance(child, Module) and child.parent is None and child is not self:
+            child.parent = self
+
+    @property
+    def root(self) -> Module:
+        """The topmost module above this one."""
+        module = self
+        while module.parent is not None:
+            module = module.parent
+        return module
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Direct child modules in attribute order."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module) and name != "parent":
+                yield name, value
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """All parameters with their dotted names: own ones first, then those of children, each
+        once.
+        """
+        seen: set[Parameter] = set()
+        for name, value in vars(self).items():
+            if isinstance(value, Parameter) and value not in seen:
+                seen.add(value)
+                yield prefix + name, value
+        for child_name, child in self.named_children():
+            for name, parameter in child.named_parameters(f"{prefix}{child_name}."):
+                if parameter not in seen:
+                    seen.add(parameter)
+                    yield name, parameter
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters, in the order of their names' definition."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def place(self, placement: Placement, sbp: Mapping[str, SbpLike] | None = None) -> Self:
+        """Put all parameters on `placement`, with an SBP per dotted name (default: broadcast).
+
+        Raises UsageError for a name that no parameter has, SbpLengthError or SbpAxisError for an
+        SBP that does not fit the mesh or the parameter.
+        """
+        parameters = dict(self.named_parameters())
+        demanded = dict(sbp or {})
+        unknown = [name for name in demanded if name not in parameters]
+        if unknown:
+            raise UsageError(
+                f"module {type(self).__name__} has no parameter of this name",
+                source=user_line(),
+                got=", ".join(map(repr, unknown)),
+                expected="one of " + ", ".join(parameters),
+            )
+        for name, parameter in parameters.items():
+            try:
+                parameter.place(placement, demanded.get(name))
+            except PlanCompilerError as error:
+                raise error.at(op=name, source=user_line()) from None
+        return self
+
+    def train(self, training: bool = True) -> Self:
+        """Make dropout active (or not) in this module and all below."""
+        self.training = training
+        for _, child in self.named_children():
+            child.train(training)
+        return self
+
+    def eval(self) -> Self:
+        """Make dropout do nothing in this module and all below."""
+        return self.train(False)
+
+    def freeze(self, frozen: bool = True) -> Self:
+        """Let optimizers leave all parameters of this module alone (or not)."""
+        for parameter in self.parameters():
+            parameter.trainable = not frozen
+        return self
+
+    def __repr__(self) -> str:
+        children = "".join(
+            f"\n  {name}: " + repr(child).replace("\n", "\n  ")
+            for name, child in self.named_children()
+        )
+        return f"{type(self).__name__}({children}\n)" if children else f"{type(self).__name__}()"
+
+
+@dataclass
+class _Names:
+    """What modules remember about one job: the names and values of parameters."""
+
+    values: dict[Parameter, Value] = field(default_factory=dict)
+    names: dict[Parameter, str] = field(default_factory=dict)
+    prefixes: dict[Module, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    placements: list[Placement] = field(default_factory=list)
+
+    @property
+    def input_placement(self) -> Placement | None:
+        """Where the input of the innermost running module lives."""
+        return self.placements[-1] if self.placements else None
+
+    @contextmanager
+    def inputs_on(self, placement: Placement) -> Iterator[None]:
+        """While a module runs on an input that lives there."""
+        self.placements.append(placement)
+        try:
+            yield
+        finally:
+            self.placements.pop()
+
+    def name_of(self, parameter: Parameter) -> str:
+        """The parameter's name in this job, given to its whole tree at once."""
+        if parameter not in self.names:
+            root = parameter.root
+            if root is None:
+                self._give(parameter, self._free(parameter.name))
+            else:
+                self._name_tree(root)
+        return self.names[parameter]
+
+    def _name_tree(self, root: Module) -> None:
+        new = [
+            (name, parameter)
+            for name, parameter in root.named_parameters()
+            if parameter not in self.names
+        ]
+        prefix = self.prefixes.get(root, "")
+        number = 0
+        while any(prefix + name in self.taken for name, _ in new):
+            number += 1
+            prefix = f"{_snake_case(type(root).__name__)}_{number}."
+        self.prefixes[root] = prefix
+        for name, parameter in new:
+            self._give(parameter, prefix + name)
+
+    def _free(self, name: str) -> str:
+        found, number = name, 0
+        while found in self.taken:
+            number += 1
+            found = f"{name}_{number}"
+        return found
+
+    def _give(self, parameter: Parameter, name: str) -> None:
+        self.names[parameter] = name
+        self.taken.add(name)
+
+
+def _names(builder: JobBuilder) -> _Names:
+    found = builder.attachments.setdefault(_Names, _Names())
+    assert isinstance(found, _Names)
+    return found
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

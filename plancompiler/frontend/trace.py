@@ -1,0 +1,487 @@
+"""Tracing: `with pc.job(name) as job:` records the ops that its body applies, and freezes them.
+
+The yielded object is the `Job` itself. It is empty while the body runs and is filled once, when the
+body ends; after that it never changes. The recording is done by a `JobBuilder`, which is the active
+tracer of the body.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import Token
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from plancompiler.errors import (
+    AttributeValueError,
+    JobError,
+    PlacementMismatchError,
+    PlanCompilerError,
+    TracingError,
+    UsageError,
+)
+from plancompiler.ir import (
+    BROADCAST,
+    UNKNOWN_SOURCE,
+    AttrValue,
+    DType,
+    Job,
+    NdSbp,
+    Op,
+    Placement,
+    SourceLine,
+    Value,
+    freeze_attrs,
+    verify_job,
+)
+from plancompiler.ir.operators import SbpLike, Scalar
+from plancompiler.ir.value import ACTIVE_TRACER, Tracer
+from plancompiler.ops.registry import op_def
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+CONSTANT_ELEMENTS = 1024
+"""A constant is part of the job's text and travels with it, so it must be small."""
+_KEPT_KINDS = frozenset({"input", "output", "variable"})
+"""Kinds that stay in a job though nobody reads them: they are what the job promises its user."""
+
+
+class JobBuilder:
+    """The tracer of one job: names ops, infers types, remembers the user's lines."""
+
+    def __init__(self, name: str, seed: int = 0) -> None:
+        self.name = name
+        self.seed = seed
+        self.ops: list[Op] = []
+        """Everything recorded so far, in order."""
+        self.attachments: dict[object, object] = {}
+        """What other parts of the frontend remember per job, by a key of their own."""
+        self._producers: dict[str, tuple[Op, Value]] = {}
+        self._counts: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+        self._shared: dict[object, tuple[Value, ...]] = {}
+        self._source: SourceLine | None = None
+        self._shown_paths: dict[str, str] = {}
+
+    # The Tracer protocol.
+
+    def apply(
+        self, kind: str, inputs: Sequence[Value], attrs: Mapping[str, AttrValue]
+    ) -> tuple[Value, ...]:
+        """Record an op on values that live on one placement."""
+        if not inputs:
+            raise TracingError("an op without inputs needs a placement", op=kind)
+        placement = getattr(inputs[0], "placement", None)
+        for value in inputs[1:]:
+            other = getattr(value, "placement", None)
+            if other is not placement and other != placement:
+                raise PlacementMismatchError(
+                    "an op needs all its inputs on one placement",
+                    op=self._next_name(kind),
+                    source=self.source_line(),
+                    got=", ".join(
+                        f"%{getattr(each, 'name', each)} on {getattr(each, 'placement', None)}"
+                        for each in inputs
+                    ),
+                    hint="move a value first: value.redistribute(placement=...)",
+                )
+        return self.add(kind, inputs, attrs, placement)
+
+    def redistribute(self, value: Value, placement: Placement | None, sbp: NdSbp | None) -> Value:
+        """Record a change of layout. With `sbp` None the compiler chooses it on the new placement:
+        the same where both meshes have as many axes (partial becomes broadcast), else broadcast.
+        """
+        target = value.placement if placement is None else placement
+        if target == value.placement and sbp is None:
+            return value
+        return self.add("redistribute", (value,), {}, target, sbp)[0]
+
+    def full(
+        self, placement: Placement, shape: tuple[int, ...], dtype: DType, value: Scalar
+    ) -> Value:
+        """Record a constant tensor."""
+        attrs: dict[str, AttrValue] = {"shape": shape, "dtype": str(dtype), "value": value}
+        return self.add("fill", (), attrs, placement)[0]
+
+    def source(
+        self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
+    ) -> tuple[Value, ...]:
+        """Outputs of an op without inputs whose value only depends on attributes and the step; one
+        such op per placement serves the whole job.
+        """
+        key = (kind, freeze_attrs(attrs), placement)
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = self.add(kind, (), attrs, placement)
+        return found
+
+    # The rest of the frontend.
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement | None,
+        sbp: NdSbp | None = None,
+    ) -> tuple[Value, ...]:
+        """Record an op on `placement`; `sbp` demands the layout of its outputs. Returns these."""
+        name = self._next_name(kind)
+        source = self.source_line()
+        try:
+            for value in inputs:
+                self._check_owned(value)
+            if not isinstance(placement, Placement):
+                raise UsageError(
+                    "a placement is needed here",
+                    got=repr(placement),
+                    expected='pc.Placement("cpu", [0, 1])',
+                )
+            plain = {key: _plain(key, value) for key, value in attrs.items()}
+            types = op_def(kind).infer(tuple(value.type for value in inputs), plain)
+            if sbp is not None:
+                for tensor in types:
+                    sbp.check(placement.ndim, len(tensor.shape))
+        except PlanCompilerError as error:
+            raise error.at(op=name, source=source) from None
+        if len(types) == 1:
+            names: Sequence[str] = (name,)
+        else:
+            names = [f"{name}.{slot}" for slot in range(len(types))]
+        outputs = tuple(
+            Value(value_name, tensor.shape, tensor.dtype, placement)
+            for value_name, tensor in zip(names, types, strict=True)
+        )
+        op = Op(name, kind, tuple(inputs), outputs, freeze_attrs(plain), placement, sbp, source)
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self.ops.append(op)
+        for value in outputs:
+            self._producers[value.name] = (op, value)
+        return outputs
+
+    def producer(self, value: Value) -> Op:
+        """The op that makes a value of this job."""
+        self._check_owned(value)
+        return self._producers[value.name][0]
+
+    def next_number(self, purpose: str) -> int:
+        """Counts from 0 per purpose, in order of tracing: the same for every layout of a job."""
+        number = self._numbers[purpose] = self._numbers.get(purpose, -1) + 1
+        return number
+
+    @contextmanager
+    def lines_of(self, source: SourceLine) -> Iterator[None]:
+        """Ops recorded inside belong to this user's line (gradients belong to their forward op)."""
+        before, self._source = self._source, source
+        try:
+            yield
+        finally:
+            self._source = before
+
+    def source_line(self) -> SourceLine:
+        """The user's line that is being recorded."""
+        return user_line(self._shown_paths) if self._source is None else self._source
+
+    def finish(self) -> Job:
+        """The checked job: ops that influence no output, update or variable are left out."""
+        needed: set[str] = set()
+        kept = []
+        for op in reversed(self.ops):
+            if (
+                op.kind in _KEPT_KINDS
+                or op_def(op.kind).mutates
+                or any(value.name in needed for value in op.outputs)
+            ):
+                kept.append(op)
+                needed.update(value.name for value in op.inputs)
+        job = Job(self.name, tuple(reversed(kept)), self.seed)
+        verify_job(job)
+        return job
+
+    def _next_name(self, kind: str) -> str:
+        return f"{kind}_{self._counts.get(kind, 0)}"
+
+    def _check_owned(self, value: object) -> None:
+        if not isinstance(value, Value):
+            raise TracingError(
+                "an op of a job works on values of the job",
+                got=type(value).__name__,
+                hint="bring arrays in through pc.input or pc.constant",
+            )
+        known = self._producers.get(value.name)
+        if known is None or known[1] is not value:
+            raise TracingError(
+                f"a value of another job was used in job {self.name!r}",
+                got=str(value),
+                hint="values live only inside the `with pc.job(...)` block that made them",
+            )
+
+
+class _JobTrace:
+    """The context manager behind `job`."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._builder = JobBuilder(name, seed)
+        self._job = Job(name, (), seed)
+        self._token: Token[Tracer | None] | None = None
+
+    def __enter__(self) -> Job:
+        if ACTIVE_TRACER.get() is not None:
+            raise TracingError(
+                "a job is already being traced here",
+                got=repr(self._job.name),
+                hint="end the first `with pc.job(...)` block before the next",
+            )
+        if self._job.ops:
+            raise TracingError("a job can be traced only once", got=repr(self._job.name))
+        self._token = ACTIVE_TRACER.set(self._builder)
+        return self._job
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._token is not None:
+            ACTIVE_TRACER.reset(self._token)
+        if error is not None:
+            return
+        finished = self._builder.finish()
+        # The one moment at which a Job changes: from empty to complete. What was cached while it
+        # was empty (a user who read job.inputs inside the block) is forgotten.
+        fresh = self._job.__dict__
+        fresh.clear()
+        fresh.update(name=finished.name, ops=finished.ops, seed=finished.seed)
+
+
+def job(name: str, seed: int = 0) -> _JobTrace:
+    """Trace a job: `with pc.job("mlp") as job: ...`, after which `job` is a complete `Job`.
+
+    `seed` drives initialisers, dropout and data order. An exception in the body propagates as it is
+    and leaves the job empty. Raises JobError at the end of the block if nothing is reported
+    (`pc.output`) or two inputs, outputs or variables have one name.
+    """
+    if not isinstance(name, str) or not name:
+        raise UsageError("a job needs a name", got=repr(name), expected="a non-empty string")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise UsageError("a seed is a whole number of 63 bits", got=repr(seed))
+    return _JobTrace(name, seed)
+
+
+def as_job(value: object) -> Job:
+    """`value` if it is a complete Job; else an error that says what is missing."""
+    if not isinstance(value, Job):
+        raise UsageError("not a job", got=type(value).__name__, expected="what pc.job(...) yields")
+    if not value.ops:
+        raise JobError(
+            f"job {value.name!r} is empty: its `with` block has not ended, or ended with an error",
+            hint="return or use the job after the block",
+        )
+    return value
+
+
+def current_builder() -> JobBuilder:
+    """The builder of the enclosing `with pc.job()`, for what only a traced job can do."""
+    tracer = ACTIVE_TRACER.get()
+    if not isinstance(tracer, JobBuilder):
+        raise TracingError(
+            "this can only be used while a job is traced",
+            hint="put the code inside `with pc.job(...)`",
+        )
+    return tracer
+
+
+def input(  # noqa: A001  # the public name is pc.input
+    name: str,
+    shape: Sequence[int],
+    dtype: DType | str,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+) -> Value:
+    """A tensor that the caller feeds each step under `name`.
+
+    `shape` is global; `sbp` is how the devices hold it (default: broadcast). Raises SbpLengthError,
+    SbpAxisError, DTypeError or ShapeError, each with the caller's line.
+    """
+    return source_tensor(
+        "input", {"name": name, "shape": tuple(shape), "dtype": _dtype_name(dtype)}, placement, sbp
+    )
+
+
+def source_tensor(
+    kind: str,
+    attrs: Mapping[str, AttrValue],
+    placement: Placement,
+    sbp: SbpLike | None,
+) -> Value:
+    """Record an op without inputs and with one output in a demanded layout (default: broadcast)."""
+    return source_tensors(kind, attrs, placement, sbp)[0]
+
+
+def source_tensors(
+    kind: str,
+    attrs: Mapping[str, AttrValue],
+    placement: Placement,
+    sbp: SbpLike | None,
+) -> tuple[Value, ...]:
+    """Like `source_tensor`, for ops with several outputs in one layout."""
+    builder = current_builder()
+    return builder.add(kind, (), attrs, placement, demanded_sbp(builder, placement, sbp))
+
+
+def demanded_sbp(builder: JobBuilder, placement: Placement, sbp: SbpLike | None) -> NdSbp:
+    """What the user wrote as an NdSbp, broadcast by default; syntax errors name the user's line."""
+    if sbp is None:
+        return NdSbp((BROADCAST,) * getattr(placement, "ndim", 1))
+    try:
+        return NdSbp.of(sbp)
+    except PlanCompilerError as error:
+        raise error.at(source=builder.source_line()) from None
+
+
+def output(name: str, value: Value, finite: bool | None = None) -> None:
+    """Report `value` after each step under `name`.
+
+    With `finite` the run fails with NonFiniteError when the value is not finite; by default this is
+    checked for floating scalars (losses).
+    """
+    builder = current_builder()
+    checked = finite
+    if checked is None:
+        checked = isinstance(value, Value) and value.shape == () and value.dtype.is_floating
+    builder.add(
+        "output", (value,), {"name": name, "finite": checked}, getattr(value, "placement", None)
+    )
+
+
+def full(
+    shape: Sequence[int],
+    value: Scalar,
+    dtype: DType | str,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+) -> Value:
+    """A tensor that holds one number; without `sbp` the compiler chooses its layout."""
+    builder = current_builder()
+    attrs: dict[str, AttrValue] = {
+        "shape": tuple(shape),
+        "dtype": _dtype_name(dtype),
+        "value": value,
+    }
+    demanded = None if sbp is None else demanded_sbp(builder, placement, sbp)
+    return builder.add("fill", (), attrs, placement, demanded)[0]
+
+
+def zeros(
+    shape: Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
+) -> Value:
+    """A tensor of zeros; without `sbp` the compiler chooses its layout."""
+    return full(shape, 0, dtype, placement, sbp)
+
+
+def ones(
+    shape: Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
+) -> Value:
+    """A tensor of ones; without `sbp` the compiler chooses its layout."""
+    return full(shape, 1, dtype, placement, sbp)
+
+
+def constant(
+    value: object,
+    dtype: DType | str,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+) -> Value:
+    """A small tensor whose elements are written into the job: a number, nested lists or an array.
+
+    Without `sbp` the compiler chooses its layout. UsageError above CONSTANT_ELEMENTS elements.
+    """
+    builder = current_builder()
+    array = np.asarray(value)
+    if array.size > CONSTANT_ELEMENTS or array.dtype.kind not in "biuf":
+        raise UsageError(
+            "a constant is a small tensor of numbers",
+            source=builder.source_line(),
+            got=f"{array.dtype} of shape {array.shape}",
+            expected=f"at most {CONSTANT_ELEMENTS} numbers",
+            hint="feed larger data through pc.input or read it with pc.data.Arrays",
+        )
+    attrs: dict[str, AttrValue] = {
+        "shape": array.shape,
+        "dtype": _dtype_name(dtype),
+        "values": tuple(_number(item) for item in array.ravel().tolist()),
+    }
+    demanded = None if sbp is None else demanded_sbp(builder, placement, sbp)
+    return builder.add("constant", (), attrs, placement, demanded)[0]
+
+
+def user_line(shown_paths: dict[str, str] | None = None) -> SourceLine:
+    """The innermost line of the call stack outside this package.
+
+    `shown_paths` remembers how files are written, for callers that ask often.
+    """
+    shown_paths = {} if shown_paths is None else shown_paths
+    frame = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        shown = shown_paths.get(file)
+        if shown is None:
+            shown = shown_paths[file] = _shown_path(file)
+        if shown:
+            return SourceLine(shown, frame.f_lineno)
+        frame = frame.f_back
+    return UNKNOWN_SOURCE
+
+
+def _dtype_name(dtype: DType | str) -> str:
+    try:
+        return str(DType.parse(dtype))
+    except PlanCompilerError as error:
+        raise error.at(source=current_builder().source_line()) from None
+
+
+def _number(value: bool | int | float) -> int | float:
+    return int(value) if isinstance(value, bool) else value
+
+
+def _plain(name: str, value: object) -> AttrValue:
+    """An attribute as plain data: NumPy numbers become Python's, lists become tuples."""
+    if isinstance(value, (bool, int, float, str)):
+        return value if type(value) in (bool, int, float, str) else _base(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(_plain(name, item) for item in value)  # type: ignore[return-value]
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return _plain(name, value.item())
+    raise AttributeValueError(
+        f"attribute {name!r} is not plain data",
+        got=type(value).__name__,
+        expected="a number, a string, or a tuple of one of them",
+    )
+
+
+def _base(value: bool | int | float | str) -> AttrValue:
+    """A subclass instance (an enum, a NumPy float64) as the built-in it derives from."""
+    for base in (int, float, str):
+        if isinstance(value, base):
+            return base(value)
+    return bool(value)
+
+
+def _shown_path(file: str) -> str:
+    """How a source file is written in a job: relative to the current directory when below it, else
+    its last two parts; empty for files of this package.
+    """
+    if file.startswith("<"):
+        return file if not file.startswith("<frozen") else ""
+    path = os.path.abspath(file)  # noqa: PTH100  # Path.resolve would follow links
+    if path.startswith(_PACKAGE) or os.path.realpath(path).startswith(_PACKAGE):
+        return ""
+    relative = os.path.relpath(path)
+    if not relative.startswith(os.pardir):
+        return Path(relative).as_posix()
+    return "/".join(Path(path).parts[-2:])

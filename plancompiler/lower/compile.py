@@ -1,0 +1,235 @@
+"""Compile a job for all its ranks, in one of the four modes.
+
+All modes give the same plan for every rank; they differ in who compiles what:
+
+    naive              the master expands all ranks in one graph and cuts it: the reference
+    rank_per_iter      the boxing graph once, then one rank after another in a loop
+    rank_per_thread    the same, ranks spread over a thread pool
+    rank_per_process   the boxing graph here, each rank from its slice's bytes in another process
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+from plancompiler.boxing.build import build_boxing_task_graph
+from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
+from plancompiler.boxing.infer_sbp import infer_sbp
+from plancompiler.boxing.serde import graph_to_bytes, slice_to_bytes
+from plancompiler.boxing.slices import Slicer, slice_for_rank
+from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
+from plancompiler.errors import RankError, UnknownModeError
+from plancompiler.ir import Job
+from plancompiler.lower.emit import emit_plan
+from plancompiler.lower.naive import expand_all_ranks
+from plancompiler.lower.rank import compile_rank
+from plancompiler.lower.rank_process import compile_in_processes
+from plancompiler.passes import run_passes
+from plancompiler.plan.digest import digest_of_plans
+from plancompiler.plan.plan import Plan
+from plancompiler.plan.text import format_plan
+from plancompiler.plan.verify import verify_plan, verify_plans
+
+__all__ = [
+    "MODES",
+    "Compilation",
+    "build_graph",
+    "compile_plans",
+    "compile_rank",
+    "resolve_mode",
+    "slice_for_rank",
+]
+
+MODES = ("naive", "rank_per_thread", "rank_per_iter", "rank_per_process")
+MODE_VARIABLE = "PLANCOMPILER_COMPILE_MODE"
+DUMP_VARIABLE = "PLANCOMPILER_DUMP"
+
+
+def resolve_mode(mode: str | None = None, default: str = "rank_per_iter") -> str:
+    """The mode asked for, else the one in the environment, else the default."""
+    chosen = mode or os.environ.get(MODE_VARIABLE) or default
+    if chosen not in MODES:
+        raise UnknownModeError(
+            "unknown compile mode", got=repr(chosen), expected=f"one of {', '.join(MODES)}"
+        )
+    return chosen
+
+
+@dataclass
+class Compilation:
+    """Plans of all compiled ranks, and what making them took."""
+
+    job: Job
+    mode: str
+    world_size: int
+    graph: BoxingTaskGraph
+    plans: dict[int, Plan]
+    master_seconds: dict[str, float]
+    """`passes`, `sbp`, `boxing`, `serialize`: wall time per stage on the master."""
+    rank_seconds: dict[int, float]
+    """Wall time per rank, from slice to verified plan."""
+    slices: dict[int, bytes] = field(default_factory=dict)
+    """Wire form of each compiled rank's slice; ranks with equal slices share one bytes object."""
+    graph_bytes: int = 0
+    """Size of the boxing task graph's wire form."""
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """Text form of every plan."""
+        return {rank: format_plan(plan) for rank, plan in self.plans.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """One hash over the text form of all plans."""
+        return digest_of_plans(self.plans)
+
+    @property
+    def distinct_slices(self) -> int:
+        return len({id(data) for data in self.slices.values()})
+
+
+def build_graph(
+    job: Job, world_size: int, seconds: dict[str, float] | None = None, dump: Path | None = None
+) -> BoxingTaskGraph:
+    """The master's part: passes, SBP inference and boxing. `seconds` receives the time per stage."""
+    clock = _Clock({} if seconds is None else seconds)
+    with clock.stage("passes"):
+        job = run_passes(job)
+    _dump(dump, "job.txt", lambda: str(job))
+    with clock.stage("sbp"):
+        op_graph = infer_sbp(job)
+    _dump(dump, "op_graph.txt", lambda: format_op_graph(op_graph))
+    with clock.stage("boxing"):
+        graph = build_boxing_task_graph(op_graph, world_size)
+    _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
+    return graph
+
+
+def compile_plans(
+    job: Job,
+    world_size: int,
+    mode: str | None = None,
+    only_ranks: Iterable[int] | None = None,
+    dump: Path | None = None,
+) -> Compilation:
+    """Verified plans of all ranks, or of `only_ranks` (then others are not built).
+
+    `dump` (or PLANCOMPILER_DUMP) names a folder that receives the IR after every stage as text.
+    """
+    mode = resolve_mode(mode)
+    if dump is None and os.environ.get(DUMP_VARIABLE):
+        dump = Path(os.environ[DUMP_VARIABLE])
+    ranks = _checked_ranks(world_size, only_ranks)
+    master_seconds: dict[str, float] = {}
+    clock = _Clock(master_seconds)
+    graph = build_graph(job, world_size, master_seconds, dump)
+    slicer = Slicer(graph)
+    slices = {rank: slicer.for_rank(rank) for rank in ranks}
+    with clock.stage("serialize"):
+        wire: dict[int, bytes] = {}
+        by_slice: dict[int, bytes] = {}
+        for rank, rank_slice in slices.items():
+            if id(rank_slice) not in by_slice:
+                by_slice[id(rank_slice)] = slice_to_bytes(rank_slice)
+            wire[rank] = by_slice[id(rank_slice)]
+        graph_bytes = len(graph_to_bytes(graph))
+    plans, rank_seconds = _compile_ranks(mode, graph, slices, wire)
+    if only_ranks is None:
+        verify_plans(plans)
+    result = Compilation(
+        job=job,
+        mode=mode,
+        world_size=world_size,
+        graph=graph,
+        plans=plans,
+        master_seconds=master_seconds,
+        rank_seconds=rank_seconds,
+        slices=wire,
+        graph_bytes=graph_bytes,
+    )
+    for rank, rank_slice in slices.items():
+        _dump(dump, f"slice_{rank}.txt", partial(format_slice, rank_slice))
+        _dump(dump, f"plan_{rank}.txt", partial(result.texts.__getitem__, rank))
+    return result
+
+
+def _checked_ranks(world_size: int, only_ranks: Iterable[int] | None) -> list[int]:
+    if only_ranks is None:
+        return list(range(world_size))
+    ranks = sorted(set(only_ranks))
+    for rank in ranks:
+        if not 0 <= rank < world_size:
+            raise RankError(
+                "a rank to compile is outside the world",
+                got=rank,
+                expected=f"0 to {world_size - 1}",
+            )
+    return ranks
+
+
+def _compile_ranks(
+    mode: str,
+    graph: BoxingTaskGraph,
+    slices: dict[int, RankSlice],
+    wire: dict[int, bytes],
+) -> tuple[dict[int, Plan], dict[int, float]]:
+    if mode == "rank_per_process":
+        plans, seconds = compile_in_processes(wire)
+        return plans, seconds
+    seconds = {}
+
+    def timed(rank: int) -> Plan:
+        begin = time.perf_counter()
+        plan = compile_rank(slices[rank], rank)
+        seconds[rank] = time.perf_counter() - begin
+        return plan
+
+    if mode == "naive":
+        begin = time.perf_counter()
+        graphs = expand_all_ranks(graph)
+        shared = (time.perf_counter() - begin) / len(graphs)
+        plans = {}
+        for rank in slices:
+            begin = time.perf_counter()
+            plans[rank] = emit_plan(graphs[rank])
+            verify_plan(plans[rank])
+            seconds[rank] = time.perf_counter() - begin + shared
+        return plans, seconds
+    if mode == "rank_per_thread":
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return dict(zip(slices, pool.map(timed, slices), strict=True)), seconds
+    return {rank: timed(rank) for rank in slices}, seconds
+
+
+class _Clock:
+    """Adds wall time per named stage to a dict."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    def stage(self, name: str) -> _Stage:
+        return _Stage(self._seconds, name)
+
+
+class _Stage:
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds, self._name = seconds, name
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_exc: object) -> None:
+        spent = time.perf_counter() - self._begin
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
+
+
+def _dump(folder: Path | None, name: str, text: Callable[[], str]) -> None:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text())

@@ -1,0 +1,221 @@
+"""`emit_plan`: from a rank's task graph to its plan, with streams, control edges and memory."""
+
+from __future__ import annotations
+
+from plancompiler.ir import DType, NdSbp
+from plancompiler.ir.task import TaskKind, pack_register_id, unpack_id
+from plancompiler.lower.memory import MemoryPlan, StorageRequest, align, plan_memory
+from plancompiler.lower.rank_task_graph import RankTaskGraph
+from plancompiler.lower.schedule import (
+    COMPUTE,
+    CONTROL_SLOT,
+    STREAMS,
+    Schedule,
+    close_step,
+    guard_updates,
+    schedule_tasks,
+)
+from plancompiler.lower.storage import (
+    Storage,
+    group_in_place,
+    group_views,
+    hold_roots,
+    nbytes_of,
+    slots_of,
+)
+from plancompiler.plan.plan import (
+    Block,
+    Communicator,
+    OutputDesc,
+    Plan,
+    RegisterDesc,
+    Task,
+    VariableDesc,
+)
+
+PRIVATE_ARENA, SHARED_ARENA, PRIVATE_VARIABLES, SHARED_VARIABLES = range(4)
+"""Block indices; every plan has these four, some of them empty."""
+
+
+def emit_plan(graph: RankTaskGraph) -> Plan:
+    """The rank's plan; pure, so that equal graphs give equal plans in every mode."""
+    schedule = schedule_tasks(graph)
+    storage = group_views(schedule, graph)
+    guard_updates(schedule, graph, storage.members)
+    group_in_place(schedule, graph, storage, schedule.order())
+    close_step(schedule)
+    hold_roots(schedule, graph, storage)
+    shared = _shared_roots(graph, storage)
+    memory = _place_arena(schedule, graph, storage, shared)
+    variable_offsets, variable_bytes = _place_variables(graph, shared)
+    registers = _register_descs(schedule, graph, storage, shared, memory, variable_offsets)
+    return Plan(
+        job=graph.rank_slice.job_name,
+        rank=graph.rank,
+        world_size=graph.rank_slice.world_size,
+        seed=graph.rank_slice.seed,
+        tasks=_tasks(schedule),
+        registers=registers,
+        remote_registers=graph.remote_registers,
+        blocks=(
+            Block(PRIVATE_ARENA, "arena", False, memory.private.nbytes),
+            Block(SHARED_ARENA, "arena", True, memory.shared.nbytes),
+            Block(PRIVATE_VARIABLES, "variables", False, variable_bytes[False]),
+            Block(SHARED_VARIABLES, "variables", True, variable_bytes[True]),
+        ),
+        communicators=tuple(
+            Communicator(ranks, families) for ranks, families in graph.communicators
+        ),
+        variables=tuple(
+            VariableDesc(
+                name=variable.name,
+                register=variable.register,
+                shape=variable.shape,
+                dtype=variable.dtype,
+                placement=variable.placement,
+                sbp=variable.sbp,
+                region=variable.region,
+                attrs=variable.op.op.attrs,
+            )
+            for variable in graph.variables
+        ),
+        outputs=tuple(OutputDesc(name, task, register) for name, task, register in graph.outputs),
+        peak_live_bytes=memory.peak_live_bytes,
+    )
+
+
+def _shared_roots(graph: RankTaskGraph, storage: Storage) -> frozenset[int]:
+    """Groups whose bytes other ranks read: by CopyCommNet, or as members of a collective."""
+    collective = {
+        register
+        for task in graph.tasks
+        if task.kind is TaskKind.COLLECTIVE_BOXING
+        for register in (*task.inputs, *task.outputs)
+    }
+    return frozenset(
+        root
+        for root, members in storage.members.items()
+        if any(
+            member in collective or graph.registers[member].remote_consumers for member in members
+        )
+    )
+
+
+def _place_arena(
+    schedule: Schedule, graph: RankTaskGraph, storage: Storage, shared: frozenset[int]
+) -> MemoryPlan:
+    requests = []
+    for root, members in storage.members.items():
+        if root in storage.variables:
+            continue
+        register = graph.registers[root]
+        slots = slots_of(schedule, register)
+        crossing = any(graph.registers[member].remote_consumers for member in members)
+        requests.append(
+            StorageRequest(
+                key=root,
+                nbytes=nbytes_of(register) * slots,
+                shared=root in shared,
+                users=tuple(schedule.users_of(graph, members)),
+                producers=(schedule.position[register.producer],),
+                dedicated=crossing or slots > 1,
+            )
+        )
+    return plan_memory(schedule.order(), COMPUTE, requests)
+
+
+def _place_variables(
+    graph: RankTaskGraph, shared_roots: frozenset[int]
+) -> tuple[dict[int, tuple[int, int]], dict[bool, int]]:
+    """(block, offset) per variable, one after another, and the bytes of both blocks."""
+    sizes = {False: 0, True: 0}
+    offsets = {}
+    for variable in graph.variables:
+        shared = variable.register in shared_roots
+        block = SHARED_VARIABLES if shared else PRIVATE_VARIABLES
+        offsets[variable.register] = (block, sizes[shared])
+        sizes[shared] += align(nbytes_of(graph.registers[variable.register]))
+    return offsets, sizes
+
+
+def _control_register(task: int) -> int:
+    fields = unpack_id(task)
+    return pack_register_id(fields.rank, fields.family, fields.lane, CONTROL_SLOT)
+
+
+def _register_descs(
+    schedule: Schedule,
+    graph: RankTaskGraph,
+    storage: Storage,
+    shared: frozenset[int],
+    memory: MemoryPlan,
+    variable_offsets: dict[int, tuple[int, int]],
+) -> tuple[RegisterDesc, ...]:
+    found = []
+    for key, register in graph.registers.items():
+        root = storage.root[key]
+        if root in variable_offsets:
+            block, offset = variable_offsets[root]
+        else:
+            block = SHARED_ARENA if root in shared else PRIVATE_ARENA
+            offset = memory.offsets[root]
+        slots = slots_of(schedule, register)
+        found.append(
+            RegisterDesc(
+                id=key,
+                name=register.name,
+                shape=register.shape,
+                dtype=register.dtype,
+                sbp=register.sbp,
+                producer=register.producer,
+                consumers=(*register.consumers, *register.remote_consumers),
+                block=block,
+                offset=offset,
+                nbytes=nbytes_of(register),
+                register_count=slots,
+                inplace_of=storage.taken_from.get(key, -1),
+                is_view=key in storage.taken_from and key not in storage.overwrites,
+                sync_id=register.sync_id,
+            )
+        )
+    for before, waiting in schedule.controls.items():
+        task = schedule.tasks[before]
+        found.append(
+            RegisterDesc(
+                id=_control_register(task.id),
+                name=f"{task.name}:control",
+                shape=(),
+                dtype=DType.UINT8,
+                sbp=NdSbp(()),
+                producer=task.id,
+                consumers=tuple(schedule.tasks[after].id for after in sorted(waiting)),
+                block=-1,
+            )
+        )
+    found.sort(key=lambda register: register.id)
+    return tuple(found)
+
+
+def _tasks(schedule: Schedule) -> tuple[Task, ...]:
+    waits: dict[int, list[int]] = {}
+    for before, waiting in schedule.controls.items():
+        for after in waiting:
+            waits.setdefault(after, []).append(before)
+    return tuple(
+        Task(
+            id=task.id,
+            kind=task.kind,
+            stream=STREAMS[schedule.streams[place]],
+            name=task.name,
+            inputs=task.inputs,
+            outputs=task.outputs,
+            spec=task.spec,
+            controls_in=tuple(
+                _control_register(schedule.tasks[before].id)
+                for before in sorted(waits.get(place, ()))
+            ),
+            controls_out=(_control_register(task.id),) if place in schedule.controls else (),
+            source=task.source,
+        )
+        for place, task in enumerate(schedule.tasks)
+    )

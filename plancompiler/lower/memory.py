@@ -1,0 +1,352 @@
+"""The memory planner: offsets for the storage of one rank's step, sharing bytes by lifetime.
+
+Two requests may lie on the same bytes if, whatever the streams' interleaving, all users of the one
+have finished before the other is produced, within the step and across its end. That is made a
+question of intervals: a request gets a *window* on the compute stream's order, where point 2i is
+the start of compute task i and 2i + 1 its end.
+
+- Its window starts at 2i if compute task i produces it. A producer on another stream knows compute
+  tasks up to some c to be done when it starts: 2c + 1.
+- It ends at 2i + 1 for a user that is compute task i; for a user on another stream at 2c, where c
+  is the first compute task that knows the user to be done when it starts. The last user counts.
+
+If A ends no later than B starts, then all users of A are done before B's producer starts: the four
+cases come down to compute task i being done before compute task j starts for i < j. The next step's
+producer of A finds B's users done as well: it is a compute task or knows of one, so it knows that
+the compute stream finished the step before, and a compute task of that step knew of B's users.
+Where there is no such c the request is *dedicated*: its bytes are used for nothing else.
+
+Placing windows is dynamic storage allocation, which is NP-hard. Greedy heuristics run (best fit by
+size and by area, after the arena planners of inference runtimes; sweeps by start and by end with
+first fit and best fit), then a few rounds of squeaky wheel optimisation (Joslin and Clements 1999)
+that place what stuck out earlier. The smallest arena wins, the earlier heuristic on a tie, and all
+stops as soon as the arena is within a thousandth of the lower bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from plancompiler.plan.order import StepOrder
+
+ALIGNMENT = 64
+"""Bytes; a cache line and the widest vector register."""
+
+_MANY = 4096
+"""Above this number of requests only the cheap heuristics and one greedy order run."""
+_SQUEAKY_WORK = 12_000
+"""Requests × rounds of squeaky wheel optimisation."""
+_CLOSE_ENOUGH = 1000
+"""The search ends at this fraction of the lower bound above it."""
+
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRequest:
+    """Bytes that tasks write and read: a register with all registers that take its memory over."""
+
+    key: int
+    """The caller's name for it, such as a register id; unique."""
+    nbytes: int
+    """All slots together."""
+    shared: bool
+    """Goes to the shared arena."""
+    users: tuple[int, ...]
+    """Positions in plan order of all tasks that write or read it."""
+    producers: tuple[int, ...]
+    """Those of `users` that must not start before the bytes are free."""
+    dedicated: bool = False
+    """Never share: several slots, or read by tasks whose end this rank does not learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One arena's size and how small it could be."""
+
+    nbytes: int
+    peak_live_bytes: int
+    """The most that is alive at once: no placement can be smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where every request lies."""
+
+    offsets: dict[int, int]
+    """Bytes from the start of its arena, by request key; aligned to 64."""
+    private: Arena
+    shared: Arena
+    peak_live_bytes: int
+    """The most that is alive at once in both arenas together: the lower bound of their bytes."""
+
+
+def align(nbytes: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def plan_memory(
+    order: StepOrder, compute_stream: int, requests: Sequence[StorageRequest]
+) -> MemoryPlan:
+    """Offsets for all requests of one step.
+
+    `order` is over the tasks in plan order; `compute_stream` is the number of the stream on whose
+    order windows are measured. The result depends on the arguments alone.
+    """
+    windows = storage_windows(order, compute_stream, requests)
+    offsets: dict[int, int] = {}
+    arenas = []
+    everything = _Windows([], [], [], [])
+    always = 0
+    for shared in (False, True):
+        found = _Windows([], [], [], [])
+        dedicated = []
+        for request, window in zip(requests, windows, strict=True):
+            if request.shared is not shared:
+                continue
+            if request.nbytes == 0:
+                offsets[request.key] = 0
+            elif window is None:
+                dedicated.append(request)
+            else:
+                found.add(request.key, window, align(request.nbytes))
+        placed, top, peak = place_windows(found.starts, found.ends, found.sizes)
+        offsets.update(zip(found.keys, placed, strict=True))
+        own = 0
+        for request in dedicated:
+            offsets[request.key] = top + own
+            own += align(request.nbytes)
+        arenas.append(Arena(top + own, peak + own))
+        everything.extend(found)
+        always += own
+    peak = peak_live(everything.starts, everything.ends, everything.sizes)
+    return MemoryPlan(offsets, arenas[0], arenas[1], peak + always)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Columns of what is to be placed."""
+
+    keys: list[int]
+    starts: list[int]
+    ends: list[int]
+    sizes: list[int]
+
+    def add(self, key: int, window: tuple[int, int], size: int) -> None:
+        self.keys.append(key)
+        self.starts.append(window[0])
+        self.ends.append(window[1])
+        self.sizes.append(size)
+
+    def extend(self, other: _Windows) -> None:
+        self.keys.extend(other.keys)
+        self.starts.extend(other.starts)
+        self.ends.extend(other.ends)
+        self.sizes.extend(other.sizes)
+
+
+def storage_windows(
+    order: StepOrder, compute_stream: int, requests: Sequence[StorageRequest]
+) -> list[tuple[int, int] | None]:
+    """The half-open window of each request on the compute stream's order; None where dedicated."""
+    streams, positions, clocks = order.streams, order.positions, order.clocks
+    # Knowledge only grows along a stream, so the first compute task to know is a binary search.
+    known = [
+        [clocks[task][stream] for task, on in enumerate(streams) if on == compute_stream]
+        for stream in range(len(order.counts))
+    ]
+    count = order.counts[compute_stream] if compute_stream < len(order.counts) else 0
+
+    def window(request: StorageRequest) -> tuple[int, int] | None:
+        start = end = -1
+        for task in request.producers:
+            if streams[task] == compute_stream:
+                first = 2 * positions[task]
+            elif count and (done := clocks[task][compute_stream]):
+                first = 2 * done - 1
+            else:
+                return None
+            start = first if start < 0 else min(start, first)
+        for task in (*request.producers, *request.users):
+            if streams[task] == compute_stream:
+                last = 2 * positions[task] + 1
+            else:
+                learner = bisect_right(known[streams[task]], positions[task])
+                if learner == count:
+                    return None
+                last = 2 * learner
+            end = max(end, last)
+        return (start, end) if request.producers else None
+
+    return [None if request.dedicated else window(request) for request in requests]
+
+
+def place_windows(
+    starts: Sequence[int], ends: Sequence[int], sizes: Sequence[int]
+) -> tuple[list[int], int, int]:
+    """Offsets for half-open windows `[start, end)`, the arena's size, and the lower bound of it.
+
+    `sizes` are in bytes and aligned.
+    """
+    if not starts:
+        return [], 0, 0
+    peak = peak_live(starts, ends, sizes)
+    best: list[int] = []
+    best_top = -1
+    columns = (np.asarray(column, dtype=np.int64) for column in (starts, ends, sizes))
+    for offsets in _placements(*columns, peak=peak):
+        top = max(map(int.__add__, offsets, sizes))
+        if best_top < 0 or top < best_top:
+            best, best_top = offsets, top
+        if (best_top - peak) * _CLOSE_ENOUGH <= peak:
+            break
+    return best, best_top, peak
+
+
+def peak_live(starts: Sequence[int], ends: Sequence[int], sizes: Sequence[int]) -> int:
+    """The most bytes of half-open windows `[start, end)` that are alive at one point."""
+    if not starts:
+        return 0
+    change = np.zeros(max(ends) + 1, dtype=np.int64)
+    np.add.at(change, starts, sizes)
+    np.subtract.at(change, ends, sizes)
+    return int(change.cumsum().max())
+
+
+def _placements(starts: Int, ends: Int, sizes: Int, *, peak: int) -> Iterator[list[int]]:
+    """Offsets by one heuristic after another, cheap ones first; computed as they are asked for."""
+    last = int(ends.max())
+    forward = (starts.tolist(), ends.tolist(), sizes.tolist())
+    backward = ((last - ends).tolist(), (last - starts).tolist(), sizes.tolist())
+    for columns in (forward, backward):
+        yield _sweep(*columns, best_fit=True)
+        yield _sweep(*columns, best_fit=False)
+    lengths = ends - starts
+    by_size = np.lexsort((starts, -lengths, -sizes))
+    by_area = np.lexsort((starts, -lengths * sizes))
+    by_length = np.lexsort((starts, -sizes, -lengths))
+    if len(starts) > _MANY:
+        yield _greedy(by_size, starts, ends, sizes)
+        return
+    orders = [by_size, by_area, by_length]
+    for _ in range(1 + _SQUEAKY_WORK // len(starts) // len(orders)):
+        for which, order in enumerate(orders):
+            offsets = _greedy(order, starts, ends, sizes)
+            yield offsets
+            orders[which] = _blame(order, np.asarray(offsets) + sizes > peak)
+
+
+def _blame(order: Int, above: npt.NDArray[np.bool_]) -> Int:
+    """The order with what lies above the bound moved to half its place."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order)) * 2
+    place[above] = place[above] // 2 - 1
+    return np.argsort(place, kind="stable")
+
+
+def _greedy(order: Int, starts: Int, ends: Int, sizes: Int) -> list[int]:
+    """Place one after another, each into the tightest gap between placed ones it is alive with."""
+    count = len(order)
+    result = [0] * count
+    # Columns of what is placed, sorted by offset: start, end, offset, top.
+    placed = np.zeros((4, count), dtype=np.int64)
+    offsets_sorted: list[int] = []
+    begin, finish, size = starts.tolist(), ends.tolist(), sizes.tolist()
+    for filled, index in enumerate(order.tolist()):
+        start, end, need = begin[index], finish[index], size[index]
+        alive = ((placed[0, :filled] < end) & (placed[1, :filled] > start)).nonzero()[0]
+        offset = 0
+        if len(alive):
+            tops = np.maximum.accumulate(placed[3, alive])
+            gaps = placed[2, alive]
+            gaps[1:] -= tops[:-1]
+            fits = (gaps >= need).nonzero()[0]
+            if not len(fits):
+                offset = int(tops[-1])
+            elif choice := int(fits[gaps[fits].argmin()]):
+                offset = int(tops[choice - 1])
+        at = bisect_right(offsets_sorted, offset)
+        offsets_sorted.insert(at, offset)
+        if at < filled:
+            placed[:, at + 1 : filled + 1] = placed[:, at:filled]
+        placed[:, at] = start, end, offset, offset + need
+        result[index] = offset
+    return result
+
+
+def _sweep(starts: list[int], ends: list[int], sizes: list[int], *, best_fit: bool) -> list[int]:
+    """Walk along time; give each window a free gap when it starts and take it back when it ends."""
+    events = sorted(
+        [(end, 0, size, index) for index, (end, size) in enumerate(zip(ends, sizes, strict=True))]
+        + [
+            (start, 1, -size, index)
+            for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
+        ]
+    )
+    result = [0] * len(starts)
+    gap_starts: list[int] = []
+    gap_ends: list[int] = []
+    by_size: list[tuple[int, int]] = []
+    top = 0
+    for _, opens, _, index in events:
+        size = sizes[index]
+        if opens:
+            at = -1
+            if best_fit:
+                found = bisect_left(by_size, (size, -1))
+                if found < len(by_size):
+                    at = bisect_left(gap_starts, by_size[found][1])
+            else:
+                at = next(
+                    (
+                        gap
+                        for gap, (low, high) in enumerate(zip(gap_starts, gap_ends, strict=True))
+                        if high - low >= size
+                    ),
+                    -1,
+                )
+            if at < 0:
+                # Grow the arena; a gap at its end is used first.
+                if gap_ends and gap_ends[-1] == top:
+                    low = gap_starts.pop()
+                    gap_ends.pop()
+                    _remove(by_size, (top - low, low))
+                else:
+                    low = top
+                result[index] = low
+                top = low + size
+                continue
+            low, high = gap_starts[at], gap_ends[at]
+            result[index] = low
+            _remove(by_size, (high - low, low))
+            if high - low == size:
+                del gap_starts[at], gap_ends[at]
+            else:
+                gap_starts[at] = low + size
+                insort(by_size, (high - low - size, low + size))
+        else:
+            low, high = result[index], result[index] + size
+            at = bisect_left(gap_starts, low)
+            if at < len(gap_starts) and gap_starts[at] == high:
+                _remove(by_size, (gap_ends[at] - high, high))
+                high = gap_ends[at]
+                del gap_starts[at], gap_ends[at]
+            if at and gap_ends[at - 1] == low:
+                at -= 1
+                low = gap_starts[at]
+                _remove(by_size, (gap_ends[at] - low, low))
+                del gap_starts[at], gap_ends[at]
+            gap_starts.insert(at, low)
+            gap_ends.insert(at, high)
+            insort(by_size, (high - low, low))
+    return result
+
+
+def _remove(ordered: list[tuple[int, int]], item: tuple[int, int]) -> None:
+    del ordered[bisect_left(ordered, item)]

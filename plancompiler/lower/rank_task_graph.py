@@ -1,0 +1,441 @@
+"""`RankTaskGraph`: the tasks and registers of one rank, rebuilt from its slice.
+
+Everything is derived: local shapes from layouts, ids from (rank, family, lane, slot), remote ends
+of crossing registers from the exchange's arithmetic. No other rank is asked and no other rank is
+built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from plancompiler.boxing.exchange import Exchange, exchange_consumers, exchange_sources
+from plancompiler.boxing.graph import (
+    FamilyOutput,
+    PlacedOp,
+    RankSlice,
+    TaskFamily,
+    TensorLayout,
+    Transfer,
+    task_kind_of,
+)
+from plancompiler.errors import VerifyError
+from plancompiler.ir import DType, NdSbp, Partial, Placement, Reduction, SourceLine
+from plancompiler.ir.shard import Region, local_shape, rank_region, region_shape, relative
+from plancompiler.ir.task import Primitive, TaskKind, pack_register_id, pack_task_id
+from plancompiler.plan.plan import (
+    CollectiveSpec,
+    ComputeSpec,
+    CopySpec,
+    Piece,
+    RemoteRegister,
+    SliceSpec,
+    TaskSpec,
+)
+
+CANDIDATE_SLOT = 1
+"""Slot of a CopyCommNet task's `candidate_in_regst_desc_id`; its output is slot 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """One task of the rank."""
+
+    id: int
+    family: int
+    kind: TaskKind
+    name: str
+    op_kind: str
+    """Key into the op table; empty for transport."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    spec: TaskSpec
+    source: SourceLine
+
+
+@dataclass(frozen=True, slots=True)
+class RankRegister:
+    """One output buffer of a task of the rank."""
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    sbp: NdSbp
+    producer: int
+    consumers: tuple[int, ...] = ()
+    """Tasks of this rank, in order."""
+    remote_consumers: tuple[int, ...] = ()
+    """CopyCommNet tasks of other ranks, by id."""
+    sync_id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RankVariable:
+    """A variable's shard on the rank."""
+
+    name: str
+    register: int
+    shape: tuple[int, ...]
+    dtype: DType
+    placement: Placement
+    sbp: NdSbp
+    region: Region
+    op: PlacedOp
+
+
+@dataclass(frozen=True)
+class RankTaskGraph:
+    """All tasks of one rank in global order, with their registers."""
+
+    rank: int
+    rank_slice: RankSlice
+    tasks: tuple[RankTask, ...]
+    registers: dict[int, RankRegister]
+    remote_registers: tuple[RemoteRegister, ...]
+    communicators: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """(ranks, family numbers in order) per group of ranks that runs collectives."""
+    variables: tuple[RankVariable, ...]
+    outputs: tuple[tuple[str, int, int], ...]
+    """(name, task id, register id) of the values that this rank reports."""
+
+
+RemoteReaders = Callable[[FamilyOutput, int], tuple[int, ...]]
+"""(output, rank) → CopyCommNet task ids of other ranks that read the rank's register of it."""
+
+
+def rebuild_rank_task_graph(rank_slice: RankSlice, rank: int) -> RankTaskGraph:
+    """The rank's task graph from its slice alone."""
+    return build_rank_task_graph(rank_slice, rank, SliceReaders(rank_slice.families))
+
+
+class SliceReaders:
+    """Remote readers of a register, computed from the CopyCommNet families that read its output."""
+
+    def __init__(self, families: tuple[TaskFamily, ...]) -> None:
+        self._layouts = {
+            FamilyOutput(family.number, slot): (family.placement, layout)
+            for family in families
+            for slot, layout in enumerate(family.outputs)
+        }
+        self._copies: dict[FamilyOutput, list[tuple[int, Exchange]]] = {}
+        for family in families:
+            if family.kind is TaskKind.COPY_COMM_NET:
+                self._copies.setdefault(family.inputs[0], []).append(
+                    (family.number, exchange_of(family))
+                )
+
+    def __call__(self, output: FamilyOutput, rank: int) -> tuple[int, ...]:
+        return tuple(
+            sorted(
+                pack_task_id(dst_rank, number, lane)
+                for number, exchange in self._copies.get(output, ())
+                for dst_rank, lane in exchange_consumers(exchange).get(rank, ())
+            )
+        )
+
+
+def sync_id_of(remote_consumers: tuple[int, ...]) -> int:
+    """The id of a crossing register: the greatest candidate of its CopyCommNet consumers.
+
+    A consumer's candidate is its own register id in the candidate slot; ids grow with the task id.
+    """
+    return max(remote_consumers) + CANDIDATE_SLOT if remote_consumers else -1
+
+
+def exchange_of(family: TaskFamily) -> Exchange:
+    """The exchange that a CopyCommNet or assembling SliceBoxing family is part of."""
+    transfer = family.transfer
+    if transfer is None or transfer.src_placement is None or transfer.src_sbp is None:
+        raise VerifyError("an exchange family lacks its source layout", op=family.name)
+    layout = family.outputs[0]
+    return Exchange(
+        layout.shape, transfer.src_placement, transfer.src_sbp, family.placement, layout.sbp
+    )
+
+
+def build_rank_task_graph(
+    rank_slice: RankSlice, rank: int, remote_readers: RemoteReaders
+) -> RankTaskGraph:
+    """The rank's tasks, with remote readers of its registers as `remote_readers` knows them."""
+    builder = _Builder(rank_slice, rank, remote_readers)
+    entries: list[PlacedOp | TaskFamily] = [
+        *rank_slice.ops,
+        *(
+            family
+            for family in rank_slice.families
+            if family.transfer is not None and rank in family.placement
+        ),
+    ]
+    entries.sort(key=lambda entry: entry.family if isinstance(entry, PlacedOp) else entry.number)
+    for entry in entries:
+        if isinstance(entry, PlacedOp):
+            builder.add_op(entry)
+        else:
+            builder.add_transport(entry)
+    return builder.finish()
+
+
+class _Builder:
+    def __init__(self, rank_slice: RankSlice, rank: int, remote_readers: RemoteReaders) -> None:
+        self._slice = rank_slice
+        self._rank = rank
+        self._remote_readers = remote_readers
+        self._family = {family.number: family for family in rank_slice.families}
+        self._tasks: list[RankTask] = []
+        self._registers: dict[int, RankRegister] = {}
+        self._consumers: dict[int, dict[int, None]] = {}
+        self._remote: dict[int, RemoteRegister] = {}
+        self._groups: dict[tuple[int, ...], list[int]] = {}
+        self._group_index: dict[tuple[int, ...], int] = {}
+        self._variables: list[RankVariable] = []
+        self._outputs: list[tuple[str, int, int]] = []
+
+    def add_op(self, placed: PlacedOp) -> None:
+        op, rank = placed.op, self._rank
+        kind = task_kind_of(op.kind)
+        if kind is TaskKind.OUTPUT and rank != op.placement.rank_list[0]:
+            return  # every rank of the placement holds the value; one reports it
+        task = pack_task_id(rank, placed.family)
+        inputs = tuple(self._local_register(source) for source in placed.inputs)
+        outputs = []
+        for slot, (value, sbp) in enumerate(zip(op.outputs, placed.signature.outputs, strict=True)):
+            layout = TensorLayout(value.shape, value.dtype, sbp)
+            shape = local_shape(value.shape, op.placement, sbp, rank)
+            outputs.append(
+                self._register(FamilyOutput(placed.family, slot), value.name, layout, shape, task)
+            )
+        spec = ComputeSpec(
+            kind=op.kind,
+            attrs=op.attrs,
+            input_shapes=tuple(value.shape for value in op.inputs),
+            output_shapes=tuple(value.shape for value in op.outputs),
+            input_regions=tuple(
+                rank_region(value.shape, op.placement, sbp, rank)
+                for value, sbp in zip(op.inputs, placed.signature.inputs, strict=True)
+            ),
+            output_regions=tuple(
+                rank_region(value.shape, op.placement, sbp, rank)
+                for value, sbp in zip(op.outputs, placed.signature.outputs, strict=True)
+            ),
+        )
+        self._task(task, placed.family, kind, op.name, op.kind, inputs, outputs, spec, op.source)
+        if kind is TaskKind.VARIABLE:
+            value = op.outputs[0]
+            self._variables.append(
+                RankVariable(
+                    str(op.attr("name")),
+                    outputs[0],
+                    value.shape,
+                    value.dtype,
+                    op.placement,
+                    placed.signature.outputs[0],
+                    spec.output_regions[0],
+                    placed,
+                )
+            )
+        elif kind is TaskKind.OUTPUT:
+            self._outputs.append((str(op.attr("name")), task, inputs[0]))
+
+    def add_transport(self, family: TaskFamily) -> None:
+        if family.kind is TaskKind.COPY_COMM_NET:
+            self._add_copies(family)
+        elif family.kind is TaskKind.COLLECTIVE_BOXING:
+            self._add_collective(family)
+        else:
+            self._add_slice(family)
+
+    def finish(self) -> RankTaskGraph:
+        registers = {
+            key: replace(register, consumers=tuple(self._consumers.get(key, ())))
+            for key, register in self._registers.items()
+        }
+        return RankTaskGraph(
+            rank=self._rank,
+            rank_slice=self._slice,
+            tasks=tuple(self._tasks),
+            registers=registers,
+            remote_registers=tuple(self._remote[key] for key in sorted(self._remote)),
+            communicators=tuple(
+                (ranks, tuple(families)) for ranks, families in self._groups.items()
+            ),
+            variables=tuple(self._variables),
+            outputs=tuple(self._outputs),
+        )
+
+    def _add_collective(self, family: TaskFamily) -> None:
+        transfer = _transfer_of(family)
+        ranks = family.placement.group(self._rank, transfer.mesh_axes)
+        self._groups.setdefault(ranks, []).append(family.number)
+        communicator = self._group_index.setdefault(ranks, len(self._group_index))
+        spec = CollectiveSpec(
+            primitive=transfer.primitive,
+            communicator=communicator,
+            reduction=transfer.reduction,
+            src_axis=transfer.src_axis,
+            dst_axis=transfer.dst_axis,
+        )
+        self._single(family, family.kind, (self._local_register(family.inputs[0]),), spec)
+
+    def _add_copies(self, family: TaskFamily) -> None:
+        """One CopyCommNet task per source device on another rank; the lane is its parallel id."""
+        exchange, source = exchange_of(family), family.inputs[0]
+        producer = self._family[source.family]
+        for piece in exchange_sources(exchange, self._rank):
+            if piece.rank == self._rank:
+                continue
+            remote = self._remote_register(producer, source, piece.rank)
+            task = pack_task_id(self._rank, family.number, piece.parallel_id)
+            layout = family.outputs[0]
+            register = self._register(
+                FamilyOutput(family.number, 0),
+                family.name,
+                layout,
+                region_shape(piece.source),
+                task,
+                lane=piece.parallel_id,
+            )
+            self._task(
+                task,
+                family.number,
+                family.kind,
+                f"{family.name} from rank {piece.rank}",
+                "",
+                (remote,),
+                [register],
+                CopySpec(piece.source),
+                family.source,
+            )
+
+    def _remote_register(self, producer: TaskFamily, source: FamilyOutput, rank: int) -> int:
+        register = pack_register_id(rank, source.family, 0, source.slot)
+        if register not in self._remote:
+            layout = producer.outputs[source.slot]
+            readers = self._remote_readers(source, rank)
+            self._remote[register] = RemoteRegister(
+                id=register,
+                sync_id=sync_id_of(readers),
+                name=producer.name,
+                shape=local_shape(layout.shape, producer.placement, layout.sbp, rank),
+                dtype=layout.dtype,
+                producer=pack_task_id(rank, source.family),
+                consumers=readers,
+            )
+        return register
+
+    def _add_slice(self, family: TaskFamily) -> None:
+        transfer = _transfer_of(family)
+        if transfer.primitive is Primitive.EXCHANGE:
+            self._add_assembly(family)
+            return
+        source = self._local_register(family.inputs[0])
+        shape = self._registers[source].shape
+        whole = tuple((0, extent) for extent in shape)
+        kind, reduction = family.kind, None
+        pieces: tuple[Piece, ...] = (Piece(0, whole, whole),)
+        if transfer.primitive is Primitive.SLICE:
+            layout = family.outputs[0]
+            before = transfer.src_sbp
+            if before is None:
+                raise VerifyError("a slice family lacks its source layout", op=family.name)
+            src = rank_region(layout.shape, family.placement, before, self._rank)
+            dst = rank_region(layout.shape, family.placement, layout.sbp, self._rank)
+            box = relative(dst, src)
+            pieces = (Piece(0, box, tuple((0, stop - start) for start, stop in box)),)
+        elif transfer.primitive is Primitive.PARTIALISE and not self._keeps_value(family):
+            kind, reduction, pieces = TaskKind.BOXING_ZEROS, transfer.reduction, ()
+        self._single(family, kind, (source,) if pieces else (), SliceSpec(reduction, pieces))
+
+    def _keeps_value(self, family: TaskFamily) -> bool:
+        """Whether this rank keeps the value in B → P: the first along the axes, or all for avg."""
+        transfer = _transfer_of(family)
+        if transfer.reduction is Reduction.AVG:
+            return True
+        coordinates = family.placement.coordinates(family.placement.parallel_id(self._rank))
+        return all(coordinates[axis] == 0 for axis in transfer.mesh_axes)
+
+    def _add_assembly(self, family: TaskFamily) -> None:
+        """Put the boxes that this rank reads together, from its own register and from the copies."""
+        exchange = exchange_of(family)
+        source, copied = family.inputs
+        sources = exchange_sources(exchange, self._rank)
+        inputs, pieces = [], []
+        for position, piece in enumerate(sources):
+            if piece.rank == self._rank:
+                inputs.append(self._local_register(source))
+                pieces.append(Piece(position, piece.source, piece.target))
+            else:
+                inputs.append(
+                    pack_register_id(self._rank, copied.family, piece.parallel_id, copied.slot)
+                )
+                box = tuple((0, stop - start) for start, stop in piece.source)
+                pieces.append(Piece(position, box, piece.target))
+        partial = any(isinstance(entry, Partial) for entry in exchange.src_sbp)
+        reduction = exchange.reduction if partial and sources else None
+        kind = family.kind
+        if not sources:
+            kind, reduction = TaskKind.BOXING_ZEROS, exchange.fill(self._rank) or Reduction.SUM
+        self._single(family, kind, tuple(inputs), SliceSpec(reduction, tuple(pieces)))
+
+    def _single(
+        self, family: TaskFamily, kind: TaskKind, inputs: tuple[int, ...], spec: TaskSpec
+    ) -> None:
+        """A transport task with one output laid out as the family says."""
+        task = pack_task_id(self._rank, family.number)
+        layout = family.outputs[0]
+        shape = local_shape(layout.shape, family.placement, layout.sbp, self._rank)
+        register = self._register(FamilyOutput(family.number, 0), family.name, layout, shape, task)
+        self._task(
+            task, family.number, kind, family.name, "", inputs, [register], spec, family.source
+        )
+
+    def _local_register(self, source: FamilyOutput) -> int:
+        return pack_register_id(self._rank, source.family, 0, source.slot)
+
+    def _register(
+        self,
+        output: FamilyOutput,
+        name: str,
+        layout: TensorLayout,
+        shape: tuple[int, ...],
+        task: int,
+        lane: int = 0,
+    ) -> int:
+        register = pack_register_id(self._rank, output.family, lane, output.slot)
+        readers = self._remote_readers(output, self._rank)
+        self._registers[register] = RankRegister(
+            id=register,
+            name=name,
+            shape=shape,
+            dtype=layout.dtype,
+            sbp=layout.sbp,
+            producer=task,
+            remote_consumers=readers,
+            sync_id=sync_id_of(readers),
+        )
+        return register
+
+    def _task(
+        self,
+        task: int,
+        family: int,
+        kind: TaskKind,
+        name: str,
+        op_kind: str,
+        inputs: tuple[int, ...],
+        outputs: list[int],
+        spec: TaskSpec,
+        source: SourceLine,
+    ) -> None:
+        for register in inputs:
+            self._consumers.setdefault(register, {})[task] = None
+        self._tasks.append(
+            RankTask(task, family, kind, name, op_kind, inputs, tuple(outputs), spec, source)
+        )
+
+
+def _transfer_of(family: TaskFamily) -> Transfer:
+    if family.transfer is None:
+        raise VerifyError("a transport family lacks its transfer", op=family.name)
+    return family.transfer

@@ -1,0 +1,182 @@
+"""Storage groups: which registers of a rank share their bytes on purpose.
+
+A register takes over another's storage as a *view* (same bytes, both read-only), by *mutation* (an
+update writes the variable's next value over the old one) or *in place* (the op may write over an
+input that nobody reads any more). A group is one request to the memory planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plancompiler.ir.shard import element_count
+from plancompiler.ir.task import TaskKind
+from plancompiler.lower.rank_task_graph import RankRegister, RankTask, RankTaskGraph
+from plancompiler.lower.schedule import COMPUTE, DATA, Schedule
+from plancompiler.ops.registry import op_def
+from plancompiler.plan.order import StepOrder, covers
+from plancompiler.plan.plan import SliceSpec
+
+DATA_SLOTS = 2
+"""Slots of a register that a data source fills: it reads one step ahead."""
+
+
+@dataclass
+class Storage:
+    """Groups of registers by their root, the register that first had the bytes."""
+
+    root: dict[int, int] = field(default_factory=dict)
+    members: dict[int, list[int]] = field(default_factory=dict)
+    taken_from: dict[int, int] = field(default_factory=dict)
+    """Register → the register whose bytes it took over."""
+    overwrites: set[int] = field(default_factory=set)
+    """Registers that were written over what they took (mutation and in place)."""
+    variables: set[int] = field(default_factory=set)
+    """Roots that are variables."""
+
+    def add(self, register: int) -> None:
+        """A register with bytes of its own."""
+        self.root[register] = register
+        self.members[register] = [register]
+
+    def take_over(self, register: int, source: int, *, overwrite: bool) -> None:
+        """Let a register live on another's bytes."""
+        root = self.root[source]
+        self.root[register] = root
+        self.members[root].append(register)
+        self.taken_from[register] = source
+        if overwrite:
+            self.overwrites.add(register)
+
+
+def nbytes_of(register: RankRegister) -> int:
+    """Bytes of one slot."""
+    return element_count(register.shape) * register.dtype.itemsize
+
+
+def slots_of(schedule: Schedule, register: RankRegister) -> int:
+    """Slots of a register: data sources run ahead, unless another rank reads them."""
+    on_data = schedule.streams[schedule.position[register.producer]] == DATA
+    return DATA_SLOTS if on_data and not register.remote_consumers else 1
+
+
+def group_views(schedule: Schedule, graph: RankTaskGraph) -> Storage:
+    """Groups made by views and by updates of variables, which do not depend on time."""
+    storage = Storage()
+    for task in schedule.tasks:
+        taken: dict[int, tuple[int, bool]] = {}
+        if task.op_kind:
+            for target, source in op_def(task.op_kind).mutates:
+                taken[task.outputs[target]] = (task.inputs[source], True)
+        for target, source in _views(task, graph):
+            if _can_view(schedule, graph, source, target):
+                taken.setdefault(target, (source, False))
+        for register in task.outputs:
+            if register in taken:
+                source, overwrite = taken[register]
+                storage.take_over(register, source, overwrite=overwrite)
+            else:
+                storage.add(register)
+                if task.kind is TaskKind.VARIABLE:
+                    storage.variables.add(register)
+    return storage
+
+
+def _views(task: RankTask, graph: RankTaskGraph) -> list[tuple[int, int]]:
+    """(output, input) registers whose bytes are the same by the task's meaning."""
+    if task.op_kind:
+        return [
+            (task.outputs[target], task.inputs[source])
+            for target, source in op_def(task.op_kind).view
+        ]
+    spec = task.spec
+    if isinstance(spec, SliceSpec) and spec.reduction is None and len(spec.pieces) == 1:
+        (piece,) = spec.pieces
+        source, target = task.inputs[piece.input], task.outputs[0]
+        whole = tuple((0, extent) for extent in graph.registers[source].shape)
+        if piece.source == piece.target == whole and graph.registers[target].shape == tuple(
+            stop for _, stop in whole
+        ):
+            return [(target, source)]
+    return []
+
+
+def _can_view(schedule: Schedule, graph: RankTaskGraph, source: int, target: int) -> bool:
+    """Whether a view may stand for a copy.
+
+    Not for a register that another rank reads: its credits would not protect the bytes' first
+    owner. Not from a register with several slots: the view has one.
+    """
+    before, after = graph.registers[source], graph.registers[target]
+    return (
+        not after.remote_consumers
+        and slots_of(schedule, before) == 1
+        and nbytes_of(before) == nbytes_of(after)
+    )
+
+
+def group_in_place(
+    schedule: Schedule, graph: RankTaskGraph, storage: Storage, order: StepOrder
+) -> None:
+    """Let ops write over inputs that are dead, where their kernels allow it."""
+    for place, task in enumerate(schedule.tasks):
+        if not task.op_kind or schedule.streams[place] != COMPUTE:
+            continue
+        for target, source in op_def(task.op_kind).inplace:
+            register, old = task.outputs[target], task.inputs[source]
+            if storage.root[register] != register or len(storage.members[register]) > 1:
+                continue
+            if _is_dead(schedule, graph, storage, order, old, place) and _same_bytes(
+                graph.registers[old], graph.registers[register]
+            ):
+                del storage.members[register]
+                storage.take_over(register, old, overwrite=True)
+                break
+
+
+def _same_bytes(old: RankRegister, new: RankRegister) -> bool:
+    return old.shape == new.shape and old.dtype == new.dtype and not new.remote_consumers
+
+
+def _is_dead(
+    schedule: Schedule,
+    graph: RankTaskGraph,
+    storage: Storage,
+    order: StepOrder,
+    register: int,
+    place: int,
+) -> bool:
+    """Whether all users of a register's bytes, but the task at `place`, are done when it starts."""
+    root = storage.root[register]
+    if root in storage.variables:
+        return False
+    members = storage.members[root]
+    if any(graph.registers[member].remote_consumers for member in members):
+        return False
+    if slots_of(schedule, graph.registers[root]) > 1:
+        return False
+    return all(
+        user == place or order.happens_before(user, place)
+        for user in schedule.users_of(graph, members)
+    )
+
+
+def hold_roots(schedule: Schedule, graph: RankTaskGraph, storage: Storage) -> None:
+    """Keep a root's producer from filling the bytes again before the group's last users are done.
+
+    Its own consumers give their credits back early when later registers share the bytes. A producer
+    that knows of the step before (through the compute stream) needs nothing; for others a control
+    edge to the last user on each stream makes a credit of it.
+    """
+    order = schedule.order()
+    for root, members in storage.members.items():
+        if len(members) == 1 or root in storage.variables:
+            continue
+        producer = schedule.position[graph.registers[root].producer]
+        users = schedule.users_of(graph, members)
+        if covers(order.previous_clock(producer), order.clock_of(users)):
+            continue
+        last_on_stream = {schedule.streams[user]: user for user in users}
+        for user in last_on_stream.values():
+            if user != producer:
+                schedule.add_control(producer, user)

@@ -1,0 +1,60 @@
+"""Comparisons of two tensors, or of a tensor with a Python scalar, and logical not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from plancompiler.ir.dtype import DType
+from plancompiler.ops.check import ANY, NUMBERS
+from plancompiler.ops.elementwise import (
+    BINARY_RULE,
+    UNARY_RULE,
+    Dtypes,
+    binary_infer,
+    register_unary,
+    scalar_infer,
+    scalar_kernel,
+    ufunc_kernel,
+)
+from plancompiler.ops.registry import OpDef, register
+
+
+def _register_comparison(kind: str, ufunc: Callable[..., Any], dtypes: Dtypes, doc: str) -> None:
+    register(
+        OpDef(
+            kind,
+            infer=binary_infer(kind, dtypes, DType.BOOL),
+            rule=BINARY_RULE,
+            kernel=ufunc_kernel(ufunc),
+            doc=f"x {doc} y.",
+        )
+    )
+    name = f"{kind}_scalar"
+    register(
+        OpDef(
+            name,
+            infer=scalar_infer(name, dtypes, DType.BOOL),
+            rule=UNARY_RULE,
+            kernel=scalar_kernel(ufunc),
+            doc=f"x {doc} scalar.",
+        )
+    )
+
+
+_register_comparison("less", np.less, NUMBERS, "<")
+_register_comparison("less_equal", np.less_equal, NUMBERS, "<=")
+_register_comparison("greater", np.greater, NUMBERS, ">")
+_register_comparison("greater_equal", np.greater_equal, NUMBERS, ">=")
+_register_comparison("equal", np.equal, ANY, "==")
+_register_comparison("not_equal", np.not_equal, ANY, "!=")
+
+register_unary(
+    "logical_not",
+    ufunc_kernel(np.logical_not),
+    None,
+    dtypes=frozenset({DType.BOOL}),
+    doc="True where x is False.",
+)

@@ -1,0 +1,120 @@
+"""Dropout with a counter-based mask (see `plancompiler.ops.random`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.ir.shard import Region
+from plancompiler.ops import random
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    float_attr,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import contiguous, copy_unless_shared
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+_LANES = 2
+"""Elements of the last axis that share one 64-bit word: each takes 32 bits of it."""
+_WORDS_AT_ONCE = 1 << 13
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("dropout", inputs, 1)
+    only_attrs("dropout", attrs, "rate", "key")
+    expect_dtype("dropout", inputs[0], FLOATS)
+    float_attr(attrs, "rate", least=0.0, below=1.0)
+    int_attr(attrs, "key")
+    return inputs
+
+
+class _Mask:
+    """The words behind the mask of one box, without what depends on the step.
+
+    Word `row * words_per_row + column // _LANES` decides the elements of a row from `column` on, so
+    that where a word starts does not depend on the row.
+    """
+
+    def __init__(self, shape: tuple[int, ...], region: Region) -> None:
+        shape, region = shape or (1,), region or ((0, 1),)
+        low, high = region[-1]
+        first, last = low // _LANES, -(-high // _LANES)
+        per_row = -(-shape[-1] // _LANES)
+        self.width = high - low
+        self.skip = low - first * _LANES
+        self.rows = random.offsets((*shape[:-1], per_row), (*region[:-1], (0, 1))).reshape(-1, 1)
+        self.columns = np.arange(first, last, dtype=np.uint64) * np.uint64(random.GOLDEN)
+        self.wide = min(len(self.columns), _WORDS_AT_ONCE)
+        self.tall = min(len(self.rows), max(1, _WORDS_AT_ONCE // max(1, self.wide)))
+        self.buffers = np.empty((2, self.tall * self.wide), np.uint64)
+
+    def pieces(self, start: int, threshold: int) -> Iterator[tuple[slice, slice, Array]]:
+        """Rows, columns and which of their elements stay, box by box of the local array."""
+        for top in range(0, len(self.rows), self.tall):
+            rows = self.rows[top : top + self.tall]
+            for left in range(0, len(self.columns), self.wide):
+                columns = self.columns[left : left + self.wide]
+                shape = (len(rows), len(columns))
+                words = self.buffers[0, : rows.size * columns.size].reshape(shape)
+                work = self.buffers[1, : rows.size * columns.size].reshape(shape)
+                np.add(rows, columns + np.uint64(start), out=words)
+                random.mix_words(words, work)
+                keep = words.view(np.uint32) >= np.uint32(threshold)
+                skip = self.skip if left == 0 else 0
+                begin = left * _LANES - self.skip + skip
+                keep = keep[:, skip : skip + self.width - begin]
+                yield slice(top, top + self.tall), slice(begin, begin + keep.shape[1]), keep
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (x,), (out,) = inputs, outputs
+    rate = float_attr(context.attrs, "rate")
+    if rate == 0.0 or x.size == 0:
+        copy_unless_shared(x, out)
+        return
+    mask = context.state.get("mask")
+    if mask is None:
+        mask = context.state["mask"] = _Mask(context.input_shapes[0], context.input_regions[0])
+    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    source, target = x.reshape(-1, mask.width), out.reshape(-1, mask.width)
+    scale = 1.0 / (1.0 - rate)
+    for rows, columns, keep in mask.pieces(start, min(round(rate * 2**32), 2**32 - 1)):
+        piece = target[rows, columns]
+        np.multiply(source[rows, columns], scale, out=piece)
+        np.multiply(piece, keep, out=piece)
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("dropout", grads[0], **attrs),)
+
+
+register(
+    OpDef(
+        "dropout",
+        infer=_infer,
+        rule="... -> ...",
+        kernel=contiguous(_kernel),
+        gradient=_gradient,
+        linear=((0,),),
+        inplace=((0, 0),),
+        doc="Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate). The "
+        "mask follows from seed, key, step and the global index, so the gradient is the same op on "
+        "the gradient.",
+    )
+)

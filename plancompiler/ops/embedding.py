@@ -1,0 +1,154 @@
+"""Embedding: rows of a table by number, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError, ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    INTEGERS,
+    expect_dtype,
+    expect_inputs,
+    expect_shape,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import contiguous, in_float32
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("embedding", inputs, 2)
+    only_attrs("embedding", attrs)
+    table, ids = inputs
+    expect_dtype("embedding", table, FLOATS, "table")
+    expect_dtype("embedding", ids, INTEGERS, "ids")
+    if len(table.shape) != 2:
+        raise ShapeError(
+            "an embedding table has two axes, vocabulary and features", got=table.shape
+        )
+    return (TensorType((*ids.shape, table.shape[1]), table.dtype),)
+
+
+def _local_ids(ids: Array, vocabulary: int, low: int, high: int) -> tuple[Array, Array | None]:
+    """Flat ids as rows of this device's shard, and which of them are in it (None: all)."""
+    flat = ids.reshape(-1)
+    if flat.size and not 0 <= flat.min() <= flat.max() < vocabulary:
+        wrong = (flat < 0) | (flat >= vocabulary)
+        raise ExecutionError(
+            "an id is outside the embedding table",
+            got=f"id {int(flat[np.argmax(wrong)])}",
+            expected=f"0 to {vocabulary - 1}",
+        )
+    if (low, high) == (0, vocabulary):
+        return flat, None
+    return flat - low, (flat >= low) & (flat < high)
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    table, ids = inputs
+    low, high = context.input_regions[0][0]
+    rows, inside = _local_ids(ids, context.input_shapes[0][0], low, high)
+    out = outputs[0].reshape(rows.size, table.shape[1])
+    if inside is None:
+        # The ids are checked, so `clip` only spares the buffer that `raise` needs.
+        np.take(table, rows, axis=0, out=out, mode="clip")
+    else:
+        out.fill(0)
+        out[inside] = table[rows[inside]]
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    table, ids = inputs
+    return apply("embedding_grad", ids, grads[0], vocabulary=table.shape[0]), None
+
+
+register(
+    OpDef(
+        "embedding",
+        infer=_infer,
+        rule="v d, ... -> ... d",
+        kernel=contiguous(_kernel),
+        gradient=_gradient,
+        linear=((0,),),
+        flops=lambda inputs, outputs, attrs: 0,
+        doc="(table [v, d], ids [...]) -> [..., d]. With the vocabulary split each device adds the "
+        "rows that it holds, so the result is partial.",
+    )
+)
+
+
+def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("embedding_grad", inputs, 2)
+    only_attrs("embedding_grad", attrs, "vocabulary")
+    ids, dy = inputs
+    expect_dtype("embedding_grad", ids, INTEGERS, "ids")
+    expect_dtype("embedding_grad", dy, FLOATS, "gradient")
+    expect_shape("embedding_grad", dy, (*ids.shape, *dy.shape[-1:]), "gradient")
+    if not dy.shape:
+        raise ShapeError("embedding_grad needs a gradient with a feature axis", got=dy.shape)
+    return (TensorType((int_attr(attrs, "vocabulary", least=0), dy.shape[-1]), dy.dtype),)
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (ids, dy), (out,) = inputs, outputs
+    low, high = context.output_regions[0][0]
+    rows, inside = _local_ids(ids, context.output_shapes[0][0], low, high)
+    gradient = dy.reshape(rows.size, out.shape[1])
+    out.fill(0)
+    chosen = np.argsort(rows, kind="stable")
+    if inside is not None:
+        chosen = chosen[inside[chosen]]
+    if not chosen.size:
+        return
+    ordered = rows[chosen]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
+    # Measured on 1,024 to 8,192 rows of 256 floats: `np.add.at` takes 2.2 us a row; a sum per run
+    # of equal ids 0.2 us a row and 1 us a run; adding row by row 0.6 us a row.
+    if 2 * len(starts) <= len(ordered):
+        sorted_rows = gradient[chosen]
+        stops = np.append(starts[1:], len(ordered))
+        for start, stop, row in zip(
+            starts.tolist(), stops.tolist(), ordered[starts].tolist(), strict=True
+        ):
+            np.add.reduce(sorted_rows[start:stop], axis=0, out=out[row])
+    else:
+        for position, row in zip(chosen.tolist(), ordered.tolist(), strict=True):
+            target = out[row]
+            np.add(target, gradient[position], out=target)
+
+
+def _grad_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return None, apply("embedding", grads[0], inputs[0])
+
+
+register(
+    OpDef(
+        "embedding_grad",
+        infer=_grad_infer,
+        rule="..., ... d -> v d",
+        kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=_grad_gradient,
+        linear=((1,),),
+        flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
+        doc="(ids [...], dy [..., d]) -> the gradient of the table [vocabulary, d].",
+    )
+)

@@ -1,0 +1,73 @@
+"""Initial values of variables. Random ones follow from the variable's name and the global index of
+each element, so that they are the same on every layout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError, DTypeError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.shard import Region, region_shape
+from plancompiler.ops import random
+from plancompiler.ops.registry import Array
+
+INITIALIZERS: dict[str, tuple[str, ...]] = {
+    "zeros": (),
+    "ones": (),
+    "constant": ("value",),
+    "normal": ("mean", "std"),
+    "uniform": ("low", "high"),
+}
+"""Names of initialisers and of their arguments."""
+
+
+def check_initializer(init: str, init_args: tuple[float, ...], dtype: DType) -> None:
+    """Raise an AttributeValueError or DTypeError unless `initialize` can make this."""
+    if init not in INITIALIZERS:
+        raise AttributeValueError(
+            "unknown initialiser", got=repr(init), expected="one of " + ", ".join(INITIALIZERS)
+        )
+    names = INITIALIZERS[init]
+    if len(init_args) != len(names) or not all(np.isfinite(init_args)):
+        raise AttributeValueError(
+            f"initialiser {init!r} has wrong arguments",
+            got=init_args,
+            expected=f"finite numbers for ({', '.join(names)})" if names else "no arguments",
+        )
+    if init == "normal" and init_args[1] < 0:
+        raise AttributeValueError("a standard deviation is negative", got=init_args[1])
+    if init == "uniform" and init_args[0] > init_args[1]:
+        raise AttributeValueError(
+            "the lower bound of a uniform initialiser is above the upper", got=init_args
+        )
+    if init in ("normal", "uniform") and not dtype.is_floating:
+        raise DTypeError(f"initialiser {init!r} needs a floating dtype", got=dtype)
+
+
+def initialize(
+    init: str,
+    init_args: tuple[float, ...],
+    name: str,
+    seed: int,
+    shape: tuple[int, ...],
+    region: Region,
+    dtype: DType,
+) -> Array:
+    """The box `region` of the initial value of variable `name` with global `shape`.
+
+    Random numbers are made in float64 and rounded once, so that every dtype starts from the same.
+    """
+    check_initializer(init, init_args, dtype)
+    if init in ("normal", "uniform"):
+        if init == "normal":
+            shift, scale = init_args
+            found = random.normal(seed, name, 0, shape, region)
+        else:
+            low, high = init_args
+            shift, scale = low, high - low
+            found = random.uniform(seed, name, 0, shape, region)
+        found *= scale
+        found += shift
+        return found.astype(dtype.numpy, copy=False)
+    value = {"zeros": 0.0, "ones": 1.0}.get(init)
+    return np.full(region_shape(region), init_args[0] if value is None else value, dtype.numpy)

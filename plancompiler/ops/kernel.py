@@ -1,0 +1,99 @@
+"""What kernels share: work buffers that outlive a call, and pieces that fit in cache.
+
+A chain of ufuncs over large arrays is bound by memory: every step reads and writes all of it. The
+kernels here run such chains piece by piece instead, with `out=`, so that only the first read and
+the last write leave the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.ops.registry import Array, Kernel, KernelContext
+
+BLOCK_BYTES = 1 << 16
+"""Bytes of one array's piece: a handful of pieces stay in a level-2 cache of half a MiB."""
+
+
+def scratch(
+    context: KernelContext, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array:
+    """An uninitialised work buffer of this shape, kept in the context between calls."""
+    size = math.prod(shape)
+    buffer = context.state.get(name)
+    if buffer is None or buffer.size < size or buffer.dtype != dtype:
+        buffer = context.state[name] = np.empty(size, dtype)
+    view: Array = buffer[:size].reshape(shape)
+    return view
+
+
+def blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Flat pieces of arrays of one shape, cut at the same elements.
+
+    Arrays that are not all contiguous come whole, in one piece.
+    """
+    step = max(1, BLOCK_BYTES // max(array.itemsize for array in arrays))
+    size = arrays[0].size
+    if size <= step or not all(array.flags.c_contiguous for array in arrays):
+        yield arrays
+        return
+    flat = [array.reshape(-1) for array in arrays]
+    for start in range(0, size, step):
+        yield tuple(array[start : start + step] for array in flat)
+
+
+def row_blocks(width: int, *arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Pieces of whole rows of 2-D arrays with one number of rows; `width` is that of the widest."""
+    rows = arrays[0].shape[0]
+    step = max(1, BLOCK_BYTES // max(1, width * arrays[0].itemsize))
+    for start in range(0, rows, step):
+        yield tuple(array[start : start + step] for array in arrays)
+
+
+def rows_of(array: Array) -> Array:
+    """A contiguous array as `[rows, last axis]`, sharing its memory."""
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def copy_unless_shared(source: Array, target: Array) -> None:
+    """Copy, unless both are the same memory already (a view that the memory planner made)."""
+    if not np.may_share_memory(source, target):
+        np.copyto(target, source)
+
+
+def contiguous(kernel: Kernel) -> Kernel:
+    """The kernel, with arrays of other layouts copied: what it reshapes then shares its memory."""
+
+    def packed(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if all(array.flags.c_contiguous for array in (*inputs, *outputs)):
+            kernel(context, inputs, outputs)
+            return
+        found = [np.empty(array.shape, array.dtype) for array in outputs]
+        kernel(context, [np.ascontiguousarray(array) for array in inputs], found)
+        for source, target in zip(found, outputs, strict=True):
+            np.copyto(target, source)
+
+    return packed
+
+
+def in_float32(kernel: Kernel) -> Kernel:
+    """The kernel, computing float16 in float32: NumPy's float16 is slow, and its sums are poor."""
+
+    def widened(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if not any(array.dtype == np.float16 for array in (*inputs, *outputs)):
+            kernel(context, inputs, outputs)
+            return
+        wide = [np.empty(array.shape, _widened(array)) for array in outputs]
+        kernel(context, [array.astype(_widened(array), copy=False) for array in inputs], wide)
+        for source, target in zip(wide, outputs, strict=True):
+            np.copyto(target, source, casting="same_kind")
+
+    return widened
+
+
+def _widened(array: Array) -> np.dtype[Any]:
+    return np.dtype(np.float32) if array.dtype == np.float16 else array.dtype

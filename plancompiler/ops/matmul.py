@@ -1,0 +1,177 @@
+"""Matrix products: batched matmul with transpose flags, and the contraction its gradients need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    NUMBERS,
+    bool_attr,
+    broadcast_shapes,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    only_attrs,
+)
+from plancompiler.ops.gradient import reduce_to
+from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+
+def _flags(attrs: AttrMap) -> tuple[bool, bool]:
+    return bool_attr(attrs, "transpose_a", False), bool_attr(attrs, "transpose_b", False)
+
+
+def _matmul_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("matmul", inputs, 2)
+    only_attrs("matmul", attrs, "transpose_a", "transpose_b")
+    a, b = inputs
+    for tensor in inputs:
+        expect_dtype("matmul", tensor, NUMBERS)
+        expect_ndim("matmul", tensor, 2)
+    dtype = expect_same_dtype("matmul", inputs)
+    transpose_a, transpose_b = _flags(attrs)
+    rows, inner = reversed(a.shape[-2:]) if transpose_a else a.shape[-2:]
+    inner_b, columns = reversed(b.shape[-2:]) if transpose_b else b.shape[-2:]
+    if inner != inner_b:
+        flags = [name for name, on in (("a", transpose_a), ("b", transpose_b)) if on]
+        raise ShapeError(
+            "the inner extents of a matmul differ",
+            got=f"{a.shape} @ {b.shape}"
+            + (f" with {' and '.join(flags)} transposed" if flags else ""),
+            expected=f"{inner} on both sides, for example",
+        )
+    batch = broadcast_shapes("matmul", [a.shape[:-2], b.shape[:-2]])
+    return (TensorType((*batch, rows, columns), dtype),)
+
+
+def _matmul_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    transpose_a, transpose_b = _flags(attrs)
+    a = "k m" if transpose_a else "m k"
+    b = "n k" if transpose_b else "k n"
+    return f"... {a}, ... {b} -> ... m n"
+
+
+def _matmul_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (a, b), (out,) = inputs, outputs
+    if context.attrs.get("transpose_b", False):
+        b = b.swapaxes(-1, -2)
+    if context.attrs.get("transpose_a", False):
+        a = a.swapaxes(-1, -2)
+    elif a.ndim > 2 and b.ndim == 2 and a.size and a.flags.c_contiguous and out.flags.c_contiguous:
+        # One product instead of one per batch entry.
+        a = a.reshape(-1, a.shape[-1])
+        out = out.reshape(-1, out.shape[-1])
+    np.matmul(a, b, out=out)
+
+
+def _matmul_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    (a, b), (dc,) = inputs, grads
+    transpose_a, transpose_b = _flags(attrs)
+    if transpose_a:
+        da = _product(b, dc, transpose_b, True)
+    else:
+        da = _product(dc, b, False, not transpose_b)
+    if b.ndim == 2 and not transpose_a:
+        # The weight of a linear layer: sum over all leading axes in one product.
+        pair = (dc, a) if transpose_b else (a, dc)
+        db = apply("contract_leading", *pair)
+    elif transpose_b:
+        db = _product(dc, a, True, transpose_a)
+    else:
+        db = _product(a, dc, not transpose_a, False)
+    return reduce_to(da, a.shape), reduce_to(db, b.shape)
+
+
+def _product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
+    """matmul, with the flags only where they are set."""
+    flags: dict[str, bool] = {}
+    if transpose_a:
+        flags["transpose_a"] = True
+    if transpose_b:
+        flags["transpose_b"] = True
+    return apply("matmul", a, b, **flags)
+
+
+def _matmul_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    inner = inputs[0].shape[-2 if attrs.get("transpose_a", False) else -1]
+    return 2 * inner * element_count(outputs[0].shape)
+
+
+register(
+    OpDef(
+        "matmul",
+        infer=_matmul_infer,
+        rule=_matmul_rule,
+        kernel=in_float32(_matmul_kernel),
+        gradient=_matmul_gradient,
+        linear=((0,), (1,)),
+        flops=_matmul_flops,
+        doc="The matrix product over the last two axes, each side transposed first where its flag "
+        "is set; leading axes broadcast.",
+    )
+)
+
+
+def _contract_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("contract_leading", inputs, 2)
+    only_attrs("contract_leading", attrs)
+    a, b = inputs
+    for tensor in inputs:
+        expect_dtype("contract_leading", tensor, NUMBERS)
+        expect_ndim("contract_leading", tensor, 2)
+    dtype = expect_same_dtype("contract_leading", inputs)
+    expect_shape("contract_leading", b, (*a.shape[:-1], b.shape[-1]), "second input")
+    return (TensorType((a.shape[-1], b.shape[-1]), dtype),)
+
+
+def _contract_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    a, b = inputs
+    rows = element_count(a.shape[:-1])
+    np.matmul(a.reshape(rows, a.shape[-1]).T, b.reshape(rows, b.shape[-1]), out=outputs[0])
+
+
+def _contract_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    (a, b), (dc,) = inputs, grads
+    return apply("matmul", b, dc, transpose_b=True), apply("matmul", a, dc)
+
+
+register(
+    OpDef(
+        "contract_leading",
+        infer=_contract_infer,
+        rule="... i, ... j -> i j",
+        kernel=in_float32(_contract_kernel),
+        gradient=_contract_gradient,
+        linear=((0,), (1,)),
+        flops=lambda inputs, outputs, attrs: (
+            2 * element_count(inputs[0].shape) * inputs[1].shape[-1]
+        ),
+        doc="The sum over all leading axes of a[..., i] * b[..., j]: the gradient of the weight of "
+        "a linear layer, whatever batch axes are split.",
+    )
+)

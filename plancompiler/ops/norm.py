@@ -1,0 +1,151 @@
+"""Layer normalisation over the last axis (J. L. Ba, J. R. Kiros, G. E. Hinton, 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    only_attrs,
+)
+from plancompiler.ops.gradient import only_first
+from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+
+def _check(kind: str, inputs: Types) -> tuple[int, ...]:
+    """Checks x and gamma; returns the shape of the statistics."""
+    x, gamma = inputs[0], inputs[1]
+    for tensor in inputs:
+        expect_dtype(kind, tensor, FLOATS)
+    expect_same_dtype(kind, inputs)
+    expect_ndim(kind, x, 1)
+    if x.shape[-1] == 0:
+        raise ShapeError(f"{kind} over an empty axis has no value", got=x.shape)
+    expect_shape(kind, gamma, x.shape[-1:], "gamma")
+    return (*x.shape[:-1], 1)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("layer_norm", inputs, 3)
+    only_attrs("layer_norm", attrs, "eps")
+    float_attr(attrs, "eps", least=0.0)
+    x, _, beta = inputs
+    statistics = TensorType(_check("layer_norm", inputs), x.dtype)
+    expect_shape("layer_norm", beta, x.shape[-1:], "beta")
+    return x, statistics, statistics
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, gamma, beta = inputs
+    width = x.shape[-1]
+    eps = float_attr(context.attrs, "eps")
+    average = scratch(context, "average", (width, 1), x.dtype)
+    average.fill(1.0 / width)
+    arrays = (rows_of(array) for array in (x, *outputs))
+    for x, y, mean, rstd in row_blocks(width, *arrays):
+        work = scratch(context, "work", y.shape, y.dtype)
+        np.matmul(x, average, out=mean)
+        np.subtract(x, mean, out=y)
+        np.multiply(y, y, out=work)
+        np.matmul(work, average, out=rstd)
+        np.add(rstd, eps, out=rstd)
+        np.sqrt(rstd, out=rstd)
+        np.reciprocal(rstd, out=rstd)
+        np.multiply(y, rstd, out=y)
+        np.multiply(y, gamma, out=y)
+        np.add(y, beta, out=y)
+
+
+def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("layer_norm_grad", inputs, 5)
+    only_attrs("layer_norm_grad", attrs)
+    x, gamma, mean, rstd, dy = inputs
+    statistics = _check("layer_norm_grad", inputs)
+    expect_shape("layer_norm_grad", mean, statistics, "mean")
+    expect_shape("layer_norm_grad", rstd, statistics, "rstd")
+    expect_shape("layer_norm_grad", dy, x.shape, "gradient")
+    return x, gamma, gamma
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    # With h = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - avg(g) - h * avg(g * h)).
+    x, gamma, mean, rstd, dy = inputs
+    dx, dgamma, dbeta = outputs
+    width = x.shape[-1]
+    average = scratch(context, "average", (width, 1), x.dtype)
+    average.fill(1.0 / width)
+    dgamma.fill(0)
+    dbeta.fill(0)
+    arrays = (rows_of(array) for array in (x, mean, rstd, dy, dx))
+    for x, mean, rstd, dy, dx in row_blocks(width, *arrays):
+        unit = scratch(context, "unit", x.shape, x.dtype)
+        work = scratch(context, "work", x.shape, x.dtype)
+        np.subtract(x, mean, out=unit)
+        np.multiply(unit, rstd, out=unit)
+        np.multiply(unit, dy, out=work)
+        np.add(dgamma, np.add.reduce(work, axis=0), out=dgamma)
+        np.add(dbeta, np.add.reduce(dy, axis=0), out=dbeta)
+        np.multiply(work, gamma, out=work)
+        np.multiply(unit, np.matmul(work, average), out=unit)
+        np.multiply(dy, gamma, out=dx)
+        np.add(unit, np.matmul(dx, average), out=unit)
+        np.subtract(dx, unit, out=dx)
+        np.multiply(dx, rstd, out=dx)
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    (x, gamma, _), (_, mean, rstd) = inputs, outputs
+    dx, dgamma, dbeta = apply(
+        "layer_norm_grad", x, gamma, mean, rstd, only_first("layer_norm", grads)
+    )
+    return dx, dgamma, dbeta
+
+
+register(
+    OpDef(
+        "layer_norm",
+        infer=_infer,
+        rule="... [d], [d], [d] -> ... [d], ... 1, ... 1",
+        kernel=in_float32(contiguous(_kernel)),
+        gradient=_gradient,
+        flops=lambda inputs, outputs, attrs: 7 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="(x, gamma, beta) -> (y, mean, 1 / standard deviation) over the last axis, which stays "
+        "whole. Gradients flow through y alone.",
+    )
+)
+register(
+    OpDef(
+        "layer_norm_grad",
+        infer=_grad_infer,
+        rule="... [d], [d], ... 1, ... 1, ... [d] -> ... [d], [d], [d]",
+        kernel=in_float32(contiguous(_grad_kernel)),
+        linear=((4,),),
+        flops=lambda inputs, outputs, attrs: 14 * element_count(inputs[0].shape),
+        inplace=((0, 0), (0, 4)),
+        doc="(x, gamma, mean, rstd, dy) -> (dx, dgamma, dbeta).",
+    )
+)

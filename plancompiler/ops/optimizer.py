@@ -1,0 +1,194 @@
+"""Updates of variables by their gradients. Each works in place: the outputs are the variables' next
+values and take their storage. The learning rate is a scalar tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    bool_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import blocks, scratch
+from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+
+
+def _check(kind: str, inputs: Types, count: int) -> None:
+    """Variable, gradient and state of one type, and a scalar learning rate at the end."""
+    expect_inputs(kind, inputs, count)
+    *tensors, rate = inputs
+    for tensor in tensors:
+        expect_dtype(kind, tensor, FLOATS)
+        expect_shape(kind, tensor, tensors[0].shape, "gradient and state")
+    expect_same_dtype(kind, tuple(tensors))
+    expect_dtype(kind, rate, FLOATS, "learning rate")
+    expect_shape(kind, rate, (), "learning rate")
+
+
+# --- stochastic gradient descent ------------------------------------------------------------------
+
+
+def _sgd_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("sgd_update", inputs, 3)
+    only_attrs("sgd_update", attrs, "weight_decay")
+    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    return inputs[:1]
+
+
+def _sgd_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    *tensors, rate_tensor = inputs
+    rate = float(rate_tensor)
+    decay = float_attr(context.attrs, "weight_decay", 0.0)
+    for w, g, w_next in blocks(*tensors, *outputs):
+        work = scratch(context, "work", w.shape, w.dtype)
+        np.multiply(g, rate, out=work)
+        if decay:
+            np.multiply(w, 1.0 - rate * decay, out=w_next)
+            np.subtract(w_next, work, out=w_next)
+        else:
+            np.subtract(w, work, out=w_next)
+
+
+register(
+    OpDef(
+        "sgd_update",
+        infer=_sgd_infer,
+        rule="..., ..., ... -> ...",
+        kernel=_sgd_kernel,
+        flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+        mutates=((0, 0),),
+        doc="(w, g, lr) -> w - lr * (g + weight_decay * w).",
+    )
+)
+
+
+# --- momentum -------------------------------------------------------------------------------------
+
+
+def _momentum_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("momentum_update", inputs, 4)
+    only_attrs("momentum_update", attrs, "momentum", "nesterov", "weight_decay")
+    float_attr(attrs, "momentum", least=0.0)
+    bool_attr(attrs, "nesterov", False)
+    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    return inputs[0], inputs[2]
+
+
+def _momentum_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    *tensors, rate_tensor = inputs
+    rate = float(rate_tensor)
+    momentum = float_attr(context.attrs, "momentum")
+    nesterov = bool_attr(context.attrs, "nesterov", False)
+    decay = float_attr(context.attrs, "weight_decay", 0.0)
+    for w, g, m, w_next, m_next in blocks(*tensors, *outputs):
+        work = scratch(context, "work", w.shape, w.dtype)
+        if decay:
+            total = scratch(context, "total", w.shape, w.dtype)
+            np.multiply(w, decay, out=total)
+            np.add(total, g, out=total)
+        else:
+            total = g
+        np.multiply(m, momentum, out=m_next)
+        np.add(m_next, total, out=m_next)
+        if nesterov:
+            np.multiply(m_next, momentum, out=work)
+            np.add(work, total, out=work)
+            np.multiply(work, rate, out=work)
+        else:
+            np.multiply(m_next, rate, out=work)
+        np.subtract(w, work, out=w_next)
+
+
+register(
+    OpDef(
+        "momentum_update",
+        infer=_momentum_infer,
+        rule="..., ..., ..., ... -> ..., ...",
+        kernel=_momentum_kernel,
+        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        mutates=((0, 0), (1, 2)),
+        doc="(w, g, m, lr) -> (w', m') with m' = momentum * m + g + weight_decay * w and "
+        "w' = w - lr * m', or w - lr * (g + weight_decay * w + momentum * m') where nesterov "
+        "(Y. Nesterov, 1983; in this form I. Sutskever et al., 2013).",
+    )
+)
+
+
+# --- Adam -----------------------------------------------------------------------------------------
+
+
+def _adam_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("adam_update", inputs, 5)
+    only_attrs("adam_update", attrs, "beta1", "beta2", "eps", "weight_decay", "decoupled")
+    float_attr(attrs, "beta1", least=0.0, below=1.0)
+    float_attr(attrs, "beta2", least=0.0, below=1.0)
+    float_attr(attrs, "eps", least=0.0)
+    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    bool_attr(attrs, "decoupled", False)
+    return inputs[0], inputs[2], inputs[3]
+
+
+def _adam_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    attrs = context.attrs
+    *tensors, rate_tensor = inputs
+    rate = float(rate_tensor)
+    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
+    decay = float_attr(attrs, "weight_decay", 0.0)
+    decoupled = bool_attr(attrs, "decoupled", False)
+    # m' / c1 / (sqrt(v' / c2) + eps) with both corrections taken out of the loop over elements.
+    count = context.step + 1
+    root = math.sqrt(1.0 - beta2**count)
+    eps = float_attr(attrs, "eps") * root
+    factor = rate * root / (1.0 - beta1**count)
+    for w, g, m, v, w_next, m_next, v_next in blocks(*tensors, *outputs):
+        work = scratch(context, "work", w.shape, w.dtype)
+        if decay and not decoupled:
+            total = scratch(context, "total", w.shape, w.dtype)
+            np.multiply(w, decay, out=total)
+            np.add(total, g, out=total)
+        else:
+            total = g
+        np.multiply(total, 1.0 - beta1, out=work)
+        np.multiply(m, beta1, out=m_next)
+        np.add(m_next, work, out=m_next)
+        np.multiply(total, total, out=work)
+        np.multiply(work, 1.0 - beta2, out=work)
+        np.multiply(v, beta2, out=v_next)
+        np.add(v_next, work, out=v_next)
+        np.sqrt(v_next, out=work)
+        np.add(work, eps, out=work)
+        np.divide(m_next, work, out=work)
+        np.multiply(work, factor, out=work)
+        if decay and decoupled:
+            np.multiply(w, 1.0 - rate * decay, out=w_next)
+            np.subtract(w_next, work, out=w_next)
+        else:
+            np.subtract(w, work, out=w_next)
+
+
+register(
+    OpDef(
+        "adam_update",
+        infer=_adam_infer,
+        rule="..., ..., ..., ..., ... -> ..., ..., ...",
+        kernel=_adam_kernel,
+        flops=lambda inputs, outputs, attrs: 12 * element_count(inputs[0].shape),
+        mutates=((0, 0), (1, 2), (2, 3)),
+        doc="(w, g, m, v, lr) -> (w', m', v'): Adam (D. P. Kingma, J. Ba, 2015) with bias "
+        "correction from the step; where decoupled, weight decay acts on w alone (AdamW: "
+        "I. Loshchilov, F. Hutter, 2019).",
+    )
+)

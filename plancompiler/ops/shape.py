@@ -1,0 +1,337 @@
+"""Ops that move elements without computing: transpose, expand, concat, slice and its gradient.
+
+(`reshape` has a file of its own, for its sharding takes more than a rule line.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import PARTIAL_SUM, Partial, Reduction
+from plancompiler.ops.check import (
+    axis_attr,
+    broadcast_shapes,
+    describe,
+    expect_inputs,
+    expect_same_dtype,
+    ints_attr,
+    only_attrs,
+    shape_attr,
+)
+from plancompiler.ops.gradient import reduce_to
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.rule import Signature, operand_line
+
+
+def no_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    """The cost of an op that only moves bytes."""
+    return 0
+
+
+def keeps_extremes(
+    inputs: Types, outputs: Types, attrs: AttrMap, parts: int
+) -> tuple[Signature, ...]:
+    """P(max) and P(min) pass through an op that only rearranges elements."""
+    return tuple(
+        Signature((Partial(reduction),), (Partial(reduction),))
+        for reduction in (Reduction.MAX, Reduction.MIN)
+    )
+
+
+# --- transpose ------------------------------------------------------------------------------------
+
+
+def _transpose_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("transpose", inputs, 1)
+    only_attrs("transpose", attrs, "axes")
+    shape, axes = inputs[0].shape, ints_attr(attrs, "axes")
+    if sorted(axes) != list(range(len(shape))):
+        raise AttributeValueError(
+            "transpose needs every axis once",
+            got=f"axes {axes} for shape {shape}",
+            expected=f"a permutation of 0 to {len(shape) - 1}",
+        )
+    return (TensorType(tuple(shape[axis] for axis in axes), inputs[0].dtype),)
+
+
+def _transpose_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    axes = ints_attr(attrs, "axes")
+    permuted = " ".join(f"a{axis}" for axis in axes) or "..."
+    return f"{operand_line(len(axes))} -> {permuted}"
+
+
+def _transpose_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    np.copyto(outputs[0], inputs[0].transpose(ints_attr(context.attrs, "axes")))
+
+
+def _transpose_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    axes = ints_attr(attrs, "axes")
+    inverse = sorted(range(len(axes)), key=axes.__getitem__)
+    return (apply("transpose", grads[0], axes=tuple(inverse)),)
+
+
+register(
+    OpDef(
+        "transpose",
+        infer=_transpose_infer,
+        rule=_transpose_rule,
+        kernel=_transpose_kernel,
+        gradient=_transpose_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="Axes permuted.",
+    )
+)
+
+
+# --- expand_to ------------------------------------------------------------------------------------
+
+
+def _expand_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("expand_to", inputs, 1)
+    only_attrs("expand_to", attrs, "shape")
+    shape = shape_attr(attrs)
+    if broadcast_shapes("expand_to", [inputs[0].shape, shape]) != shape:
+        raise ShapeError("expand_to cannot shrink a tensor", got=f"{inputs[0].shape} to {shape}")
+    return (TensorType(shape, inputs[0].dtype),)
+
+
+def _expand_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    np.copyto(outputs[0], inputs[0])
+
+
+def _expand_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (reduce_to(grads[0], inputs[0].shape),)
+
+
+register(
+    OpDef(
+        "expand_to",
+        infer=_expand_infer,
+        rule="... -> ...",
+        kernel=_expand_kernel,
+        gradient=_expand_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="The tensor broadcast to a shape, as NumPy does.",
+    )
+)
+
+
+# --- concat ---------------------------------------------------------------------------------------
+
+
+def _concat_infer(inputs: Types, attrs: AttrMap) -> Types:
+    only_attrs("concat", attrs, "axis")
+    if not inputs:
+        raise ShapeError("concat needs at least one input")
+    dtype = expect_same_dtype("concat", inputs)
+    first = inputs[0].shape
+    axis = axis_attr(attrs, len(first))
+    for tensor in inputs:
+        if (
+            len(tensor.shape) != len(first)
+            or tensor.shape[:axis] != first[:axis]
+            or tensor.shape[axis + 1 :] != first[axis + 1 :]
+        ):
+            raise ShapeError(
+                f"the inputs of concat must agree outside axis {axis}", got=describe(inputs)
+            )
+    extent = sum(tensor.shape[axis] for tensor in inputs)
+    return (TensorType((*first[:axis], extent, *first[axis + 1 :]), dtype),)
+
+
+def _concat_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    line = operand_line(len(outputs[0].shape), whole=(axis_attr(attrs, len(outputs[0].shape)),))
+    return f"{', '.join([line] * len(inputs))} -> {line}"
+
+
+def _concat_extra(
+    inputs: Types, outputs: Types, attrs: AttrMap, parts: int
+) -> tuple[Signature, ...]:
+    return (Signature((PARTIAL_SUM,) * len(inputs), (PARTIAL_SUM,)),)
+
+
+def _concat_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    np.concatenate(inputs, axis=axis_attr(context.attrs, outputs[0].ndim), out=outputs[0])
+
+
+def _concat_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    shape = outputs[0].shape
+    axis = axis_attr(attrs, len(shape))
+    stops = list(accumulate(tensor.shape[axis] for tensor in inputs))
+    found = []
+    for tensor, stop in zip(inputs, stops, strict=True):
+        starts_at = [0] * len(shape)
+        stops_at = list(shape)
+        starts_at[axis], stops_at[axis] = stop - tensor.shape[axis], stop
+        found.append(apply("slice", grads[0], starts=tuple(starts_at), stops=tuple(stops_at)))
+    return found
+
+
+register(
+    OpDef(
+        "concat",
+        infer=_concat_infer,
+        rule=_concat_rule,
+        kernel=_concat_kernel,
+        gradient=_concat_gradient,
+        extra=_concat_extra,
+        flops=no_flops,
+        doc="Tensors one after another along an axis, which stays whole; linear in all together.",
+    )
+)
+
+
+# --- slice and slice_grad -------------------------------------------------------------------------
+
+
+def _bounds(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    starts, stops = ints_attr(attrs, "starts"), ints_attr(attrs, "stops")
+    if (
+        len(starts) != len(shape)
+        or len(stops) != len(shape)
+        or any(
+            not 0 <= start <= stop <= extent
+            for start, stop, extent in zip(starts, stops, shape, strict=True)
+        )
+    ):
+        raise AttributeValueError(
+            "slice needs a start and a stop within each axis",
+            got=f"starts {starts}, stops {stops} for shape {shape}",
+            expected="0 <= start <= stop <= extent, one of each per axis",
+        )
+    return starts, stops
+
+
+def _slice_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("slice", inputs, 1)
+    only_attrs("slice", attrs, "starts", "stops")
+    starts, stops = _bounds(attrs, inputs[0].shape)
+    shape = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+    return (TensorType(shape, inputs[0].dtype),)
+
+
+def _cut_axes(inputs: Types, outputs: Types) -> tuple[int, ...]:
+    """Axes whose extent changes; the others are fully kept."""
+    pairs = zip(inputs[0].shape, outputs[0].shape, strict=True)
+    return tuple(axis for axis, (before, after) in enumerate(pairs) if before != after)
+
+
+def _slice_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    line = operand_line(len(inputs[0].shape), whole=_cut_axes(inputs, outputs))
+    return f"{line} -> {line}"
+
+
+def _window(large: Sequence[int], small: Sequence[int], starts: Sequence[int]) -> tuple[slice, ...]:
+    """Where the small tensor lies in the large one; a kept axis has its local extent."""
+    return tuple(
+        slice(None) if extent == length else slice(start, start + length)
+        for extent, length, start in zip(large, small, starts, strict=True)
+    )
+
+
+def _slice_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    window = _window(
+        context.input_shapes[0], context.output_shapes[0], ints_attr(context.attrs, "starts")
+    )
+    np.copyto(outputs[0], inputs[0][window])
+
+
+def _slice_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (
+        apply("slice_grad", grads[0], shape=inputs[0].shape, starts=ints_attr(attrs, "starts")),
+    )
+
+
+def _slice_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("slice_grad", inputs, 1)
+    only_attrs("slice_grad", attrs, "shape", "starts")
+    shape, starts = shape_attr(attrs), ints_attr(attrs, "starts")
+    small = inputs[0].shape
+    if not len(shape) == len(starts) == len(small) or any(
+        not 0 <= start <= start + length <= extent
+        for start, length, extent in zip(starts, small, shape, strict=True)
+    ):
+        raise AttributeValueError(
+            "slice_grad needs a larger shape and starts that leave room",
+            got=f"shape {shape}, starts {starts} for a gradient of {small}",
+        )
+    return (TensorType(shape, inputs[0].dtype),)
+
+
+def _slice_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    window = _window(
+        context.output_shapes[0], context.input_shapes[0], ints_attr(context.attrs, "starts")
+    )
+    outputs[0].fill(0)
+    outputs[0][window] = inputs[0]
+
+
+def _slice_grad_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    starts = ints_attr(attrs, "starts")
+    stops = tuple(start + extent for start, extent in zip(starts, inputs[0].shape, strict=True))
+    return (apply("slice", grads[0], starts=starts, stops=stops),)
+
+
+register(
+    OpDef(
+        "slice",
+        infer=_slice_infer,
+        rule=_slice_rule,
+        kernel=_slice_kernel,
+        gradient=_slice_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="The box from starts to stops; an axis that is cut stays whole.",
+    )
+)
+register(
+    OpDef(
+        "slice_grad",
+        infer=_slice_grad_infer,
+        rule=_slice_rule,
+        kernel=_slice_grad_kernel,
+        gradient=_slice_grad_gradient,
+        linear=((0,),),
+        flops=no_flops,
+        doc="A box put at starts into zeros of a shape: the gradient of slice.",
+    )
+)

@@ -1,0 +1,305 @@
+"""Softmax, its logarithm and cross-entropy, with their gradients. The class axis stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError, ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    INTEGERS,
+    axis_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    Infer,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.rule import operand_line
+
+
+def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    return 5 * element_count(inputs[0].shape)
+
+
+def _row_pieces(axis: int, *arrays: Array) -> Iterable[tuple[Array, ...]]:
+    """The arrays cut into pieces of whole rows along `axis`, the last axis of each piece."""
+    if axis == arrays[0].ndim - 1 and all(array.flags.c_contiguous for array in arrays):
+        return row_blocks(arrays[0].shape[-1], *map(rows_of, arrays))
+    return [tuple(np.moveaxis(array, axis, -1) for array in arrays)]
+
+
+def _row_sum(context: KernelContext, rows: Array) -> Array:
+    """The sum of each row, as a column: a product with ones, which is three times faster."""
+    width = rows.shape[-1]
+    ones = context.state.get("ones")
+    if ones is None or ones.dtype != rows.dtype:
+        ones = context.state["ones"] = np.ones((width, 1), rows.dtype)
+    found: Array = np.matmul(rows, ones)
+    return found
+
+
+def _axis_infer(kind: str, count: int) -> Infer:
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(kind, inputs, count)
+        only_attrs(kind, attrs, "axis")
+        shape = inputs[0].shape
+        for tensor in inputs:
+            expect_dtype(kind, tensor, FLOATS)
+            expect_shape(kind, tensor, shape, "inputs")
+        expect_same_dtype(kind, inputs)
+        if shape and shape[axis_attr(attrs, len(shape))] == 0:
+            raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
+        axis_attr(attrs, len(shape))
+        return (inputs[0],)
+
+    return infer
+
+
+def _axis_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    ndim = len(inputs[0].shape)
+    line = operand_line(ndim, whole=(axis_attr(attrs, ndim),))
+    return f"{', '.join([line] * len(inputs))} -> {line}"
+
+
+def _softmax_rows(context: KernelContext, x: Array, y: Array) -> None:
+    """Softmax along the last axis; `y` may be `x`."""
+    np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=y)
+    np.exp(y, out=y)
+    np.multiply(y, np.reciprocal(_row_sum(context, y)), out=y)
+
+
+def _softmax_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    axis = axis_attr(context.attrs, inputs[0].ndim)
+    for x, y in _row_pieces(axis, *inputs, *outputs):
+        _softmax_rows(context, x, y)
+
+
+def _softmax_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    axis = axis_attr(context.attrs, inputs[0].ndim)
+    for y, dy, dx in _row_pieces(axis, *inputs, *outputs):
+        work = scratch(context, "work", y.shape, y.dtype)
+        np.multiply(y, dy, out=work)
+        np.subtract(dy, _row_sum(context, work), out=dx)
+        np.multiply(dx, y, out=dx)
+
+
+def _log_softmax_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    axis = axis_attr(context.attrs, inputs[0].ndim)
+    for x, y in _row_pieces(axis, *inputs, *outputs):
+        work = scratch(context, "work", x.shape, x.dtype)
+        np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), out=y)
+        np.exp(y, out=work)
+        np.subtract(y, np.log(_row_sum(context, work)), out=y)
+
+
+def _log_softmax_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    axis = axis_attr(context.attrs, inputs[0].ndim)
+    for y, dy, dx in _row_pieces(axis, *inputs, *outputs):
+        work = scratch(context, "work", y.shape, y.dtype)
+        np.exp(y, out=work)
+        np.multiply(work, _row_sum(context, dy), out=work)
+        np.subtract(dy, work, out=dx)
+
+
+def _softmax_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("softmax_grad", outputs[0], grads[0], **attrs),)
+
+
+def _log_softmax_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("log_softmax_grad", outputs[0], grads[0], **attrs),)
+
+
+register(
+    OpDef(
+        "softmax",
+        infer=_axis_infer("softmax", 1),
+        rule=_axis_rule,
+        kernel=in_float32(_softmax_kernel),
+        gradient=_softmax_gradient,
+        flops=_flops,
+        inplace=((0, 0),),
+        doc="exp(x) over its sum along an axis.",
+    )
+)
+register(
+    OpDef(
+        "softmax_grad",
+        infer=_axis_infer("softmax_grad", 2),
+        rule=_axis_rule,
+        kernel=in_float32(_softmax_grad_kernel),
+        linear=((1,),),
+        flops=_flops,
+        inplace=((0, 1),),
+        doc="The gradient of softmax: (y, dy) -> dx.",
+    )
+)
+register(
+    OpDef(
+        "log_softmax",
+        infer=_axis_infer("log_softmax", 1),
+        rule=_axis_rule,
+        kernel=in_float32(_log_softmax_kernel),
+        gradient=_log_softmax_gradient,
+        flops=_flops,
+        inplace=((0, 0),),
+        doc="The logarithm of softmax along an axis.",
+    )
+)
+register(
+    OpDef(
+        "log_softmax_grad",
+        infer=_axis_infer("log_softmax_grad", 2),
+        rule=_axis_rule,
+        kernel=in_float32(_log_softmax_grad_kernel),
+        linear=((1,),),
+        flops=_flops,
+        inplace=((0, 0), (0, 1)),
+        doc="The gradient of log_softmax: (y, dy) -> dx.",
+    )
+)
+
+
+# --- cross-entropy --------------------------------------------------------------------------------
+
+IGNORE_INDEX = -100
+"""The label of examples that do not count, unless the attribute `ignore_index` says otherwise."""
+
+
+def _check_classes(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
+    logits, labels = inputs[0], inputs[1]
+    only_attrs(kind, attrs, "ignore_index")
+    int_attr(attrs, "ignore_index", IGNORE_INDEX)
+    expect_dtype(kind, logits, FLOATS, "logits")
+    expect_dtype(kind, labels, INTEGERS, "labels")
+    expect_ndim(kind, logits, 1, "logits")
+    expect_shape(kind, labels, logits.shape[:-1], "labels (one per row of the logits)")
+    if logits.shape[-1] == 0:
+        raise ShapeError(f"{kind} needs at least one class", got=logits.shape)
+    return TensorType(logits.shape[:-1], logits.dtype)
+
+
+def _cross_entropy_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("cross_entropy", inputs, 2)
+    return (_check_classes("cross_entropy", inputs, attrs),)
+
+
+def _cross_entropy_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("cross_entropy_grad", inputs, 3)
+    loss = _check_classes("cross_entropy_grad", inputs, attrs)
+    expect_dtype("cross_entropy_grad", inputs[2], frozenset({loss.dtype}), "gradient")
+    expect_shape("cross_entropy_grad", inputs[2], loss.shape, "gradient")
+    return (inputs[0],)
+
+
+def _labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array, Array | None]:
+    """Flat labels that can be used as indices, and which of them count (None: all)."""
+    flat = labels.reshape(-1)
+    ignored = int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
+    counts = flat != ignored
+    wrong = counts & ((flat < 0) | (flat >= classes))
+    if wrong.any():
+        raise ExecutionError(
+            "a label of cross_entropy is no class",
+            got=int(flat[np.argmax(wrong)]),
+            expected=f"0 to {classes - 1}, or {ignored} to leave an example out",
+        )
+    if counts.all():
+        return flat, None
+    return np.where(counts, flat, 0), counts
+
+
+def _cross_entropy_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    logits, labels = inputs
+    classes = logits.shape[-1]
+    flat, counts = _labels(context, labels, classes)
+    loss = outputs[0].reshape(-1)
+    for x, label, result in row_blocks(classes, rows_of(logits), flat, loss):
+        work = scratch(context, "work", x.shape, x.dtype)
+        top = np.maximum.reduce(x, axis=-1, keepdims=True)
+        np.subtract(x, top, out=work)
+        picked = work[np.arange(len(label)), label]
+        np.exp(work, out=work)
+        np.log(_row_sum(context, work)[:, 0], out=result)
+        np.subtract(result, picked, out=result)
+    if counts is not None:
+        loss[~counts] = 0
+
+
+def _cross_entropy_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (logits, labels, dloss), (out,) = inputs, outputs
+    classes = logits.shape[-1]
+    flat, counts = _labels(context, labels, classes)
+    scale = dloss.reshape(flat.size)
+    if counts is not None:
+        scale = np.where(counts, scale, scale.dtype.type(0))
+    for x, label, factor, dx in row_blocks(classes, rows_of(logits), flat, scale, rows_of(out)):
+        _softmax_rows(context, x, dx)
+        dx[np.arange(len(label)), label] -= 1
+        np.multiply(dx, factor[:, None], out=dx)
+
+
+def _cross_entropy_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return apply("cross_entropy_grad", inputs[0], inputs[1], grads[0], **attrs), None
+
+
+register(
+    OpDef(
+        "cross_entropy",
+        infer=_cross_entropy_infer,
+        rule="... [v], ... -> ...",
+        kernel=in_float32(contiguous(_cross_entropy_kernel)),
+        gradient=_cross_entropy_gradient,
+        flops=_flops,
+        doc="Minus the log-softmax of each row of logits at its label; zero where the label is "
+        "`ignore_index`.",
+    )
+)
+register(
+    OpDef(
+        "cross_entropy_grad",
+        infer=_cross_entropy_grad_infer,
+        rule="... [v], ..., ... -> ... [v]",
+        kernel=in_float32(contiguous(_cross_entropy_grad_kernel)),
+        linear=((2,),),
+        flops=_flops,
+        inplace=((0, 0),),
+        doc="The gradient of cross_entropy: (logits, labels, dloss) -> dlogits.",
+    )
+)

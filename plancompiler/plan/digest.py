@@ -1,0 +1,156 @@
+"""Digests of plans, and the facts that ranks must agree on before a job may run.
+
+Every rank compiles its plan alone. What it assumes about others is a list of `CrossRankFact`s: one
+per register that crosses ranks and one per communicator. The master compares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plancompiler.errors import DigestMismatchError
+from plancompiler.ir.task import format_id, rank_of
+from plancompiler.plan.plan import Plan, RegisterDesc, RemoteRegister
+from plancompiler.plan.text import format_plan, format_shape
+
+_HINT = "all ranks must compile the same job with the same version"
+PRODUCER, CONSUMER, MEMBER = "producer", "consumer", "member"
+
+
+@dataclass(frozen=True, slots=True)
+class CrossRankFact:
+    """What one rank takes for granted about something that it shares with others."""
+
+    sync_id: int
+    """The id that all ranks know the register by; -1 for a communicator."""
+    register: int
+    """The register's own id; -1 for a communicator."""
+    name: str
+    """The value's name; `communicator of ranks …` for a communicator."""
+    role: str
+    """`producer` or `consumer` of a register, `member` of a communicator."""
+    ranks: tuple[int, ...]
+    """All ranks that must know of it, ascending."""
+    text: str
+    """Canonical text: equal on all ranks that agree."""
+
+
+def plan_digest(plan: Plan) -> str:
+    """sha256 of the plan's text form, in hexadecimal."""
+    return hashlib.sha256(format_plan(plan).encode()).hexdigest()
+
+
+def combine_digests(digests: Mapping[int, str]) -> str:
+    """One digest over the plan digests of several ranks, in rank order."""
+    lines = [f"{rank} {digest}\n" for rank, digest in sorted(digests.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def digest_of_plans(plans: Mapping[int, Plan]) -> str:
+    """One digest over the plans of several ranks, in rank order."""
+    return combine_digests({rank: plan_digest(plan) for rank, plan in plans.items()})
+
+
+def cross_rank_facts(plan: Plan) -> tuple[CrossRankFact, ...]:
+    """All that this rank's plan assumes about others: registers by sync id, then communicators."""
+    facts = [
+        _register_fact(register, PRODUCER)
+        for register in plan.registers
+        if register.sync_id != -1 or any(rank_of(task) != plan.rank for task in register.consumers)
+    ]
+    facts += [_register_fact(register, CONSUMER) for register in plan.remote_registers]
+    facts.sort(key=lambda fact: (fact.sync_id, fact.name, fact.role))
+    uses: Counter[tuple[int, ...]] = Counter()
+    for communicator in plan.communicators:
+        # Several communicators of the same ranks are told apart by their order in the plan.
+        count = uses[communicator.ranks]
+        uses[communicator.ranks] += 1
+        ranks = ", ".join(map(str, communicator.ranks))
+        facts.append(
+            CrossRankFact(
+                sync_id=-1,
+                register=-1,
+                name=f"communicator of ranks {ranks}" + (f", number {count}" if count else ""),
+                role=MEMBER,
+                ranks=tuple(sorted(communicator.ranks)),
+                text=f"families {', '.join(map(str, communicator.families))}",
+            )
+        )
+    return tuple(facts)
+
+
+def _register_fact(register: RegisterDesc | RemoteRegister, role: str) -> CrossRankFact:
+    home = rank_of(register.id)
+    consumers = sorted(task for task in register.consumers if rank_of(task) != home)
+    return CrossRankFact(
+        sync_id=register.sync_id,
+        register=register.id,
+        name=register.name,
+        role=role,
+        ranks=tuple(sorted({home, *map(rank_of, consumers)})),
+        text=(
+            f"register {format_id(register.id)} sync {format_id(register.sync_id)}"
+            f" {register.dtype}{format_shape(register.shape)}"
+            f" producer {format_id(register.producer)}"
+            f" consumers {', '.join(map(format_id, consumers))}"
+        ),
+    )
+
+
+def check_cross_rank_facts(facts_by_rank: Mapping[int, Sequence[CrossRankFact]]) -> None:
+    """Compare what ranks assume about each other.
+
+    Ranks that are not in the mapping are not asked. Raises DigestMismatchError naming two ranks,
+    the value and both texts where they disagree, where a rank reads a register that its producer
+    does not know, and where a producer counts a consumer that does not exist.
+    """
+    told_of: dict[int | str, dict[int, CrossRankFact]] = {}
+    for rank, facts in sorted(facts_by_rank.items()):
+        for fact in facts:
+            told = told_of.setdefault(fact.name if fact.role == MEMBER else fact.register, {})
+            if rank in told:
+                raise _disagreement(rank, told[rank], rank, fact)
+            told[rank] = fact
+    registers: dict[int, tuple[int, CrossRankFact]] = {}
+    for told in told_of.values():
+        first_rank, first = next(iter(told.items()))
+        for rank, fact in told.items():
+            if fact.text != first.text:
+                raise _disagreement(first_rank, first, rank, fact)
+            if rank not in fact.ranks:
+                raise _unknown(rank, fact, fact.ranks[0])
+            if fact.role != MEMBER and (fact.role == PRODUCER) != (rank == rank_of(fact.register)):
+                raise _unknown(rank, fact, rank_of(fact.register))
+        for rank in first.ranks:
+            if rank in facts_by_rank and rank not in told:
+                raise _unknown(first_rank, first, rank)
+        if first.role != MEMBER:
+            other_rank, other = registers.setdefault(first.sync_id, (first_rank, first))
+            if other.register != first.register:
+                raise _disagreement(other_rank, other, first_rank, first)
+
+
+def _disagreement(
+    rank: int, fact: CrossRankFact, other_rank: int, other: CrossRankFact
+) -> DigestMismatchError:
+    return DigestMismatchError(
+        f"ranks {rank} ({fact.role}) and {other_rank} ({other.role}) disagree about {fact.name!r}",
+        rank=other_rank,
+        got=f"rank {other_rank} says: {other.name!r}, {other.text}",
+        expected=f"what rank {rank} says: {fact.name!r}, {fact.text}",
+        hint=_HINT,
+    )
+
+
+def _unknown(rank: int, fact: CrossRankFact, other_rank: int) -> DigestMismatchError:
+    return DigestMismatchError(
+        f"rank {rank} ({fact.role}) counts on rank {other_rank} for {fact.name!r}, "
+        "which does not know of it",
+        rank=other_rank,
+        got=f"nothing from rank {other_rank}",
+        expected=f"what rank {rank} says: {fact.text}",
+        hint=_HINT,
+    )

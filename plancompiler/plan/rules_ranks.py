@@ -1,0 +1,391 @@
+"""Rules about a set of plans: sends and receives, collectives, and that nothing waits in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+from plancompiler.errors import DeadlockError, VerifyError
+from plancompiler.ir.task import TaskKind, format_id, rank_of
+from plancompiler.plan.index import PlanIndex, format_ids
+from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc, RemoteRegister, Task
+from plancompiler.plan.rules_tasks import collective_extents
+from plancompiler.plan.text import format_shape
+
+
+class PlansIndex:
+    """Plans of several ranks, each of which keeps the rules of a plan."""
+
+    def __init__(self, plans: Mapping[int, Plan]) -> None:
+        self.ranks = {rank: PlanIndex(plan) for rank, plan in sorted(plans.items())}
+        self.rule = ""
+
+    @cached_property
+    def graph(self) -> StepGraph:
+        """What waits for what in one step."""
+        return StepGraph(self.ranks)
+
+    def broken(
+        self,
+        rank: int,
+        what: str,
+        *,
+        task: Task | None = None,
+        register: RegisterDesc | None = None,
+        got: object,
+        expected: object,
+    ) -> VerifyError:
+        """The error for a broken rule, seen from one rank."""
+        index = self.ranks[rank]
+        index.rule = self.rule
+        return index.broken(what, task=task, register=register, got=got, expected=expected)
+
+
+def check_same_job(index: PlansIndex) -> None:
+    """All plans are of one job, world and seed, each for the rank it is given for."""
+    first: Plan | None = None
+    for rank, one in index.ranks.items():
+        plan = one.plan
+        first = first or plan
+        if plan.rank != rank or not rank < plan.world_size:
+            raise index.broken(
+                rank,
+                "a plan is given for another rank than its own",
+                got=f"plan of rank {plan.rank} of {plan.world_size}",
+                expected=f"a plan of rank {rank}",
+            )
+        if (plan.job, plan.world_size, plan.seed) != (first.job, first.world_size, first.seed):
+            raise index.broken(
+                rank,
+                f"the plans of ranks {first.rank} and {rank} are of different jobs",
+                got=f"{plan.job!r} on {plan.world_size} ranks, seed {plan.seed}",
+                expected=f"{first.job!r} on {first.world_size} ranks, seed {first.seed}",
+            )
+
+
+def check_receives(index: PlansIndex) -> None:
+    """Whatever a rank receives is sent: the producer's rank knows the register and its readers."""
+    for rank, one in index.ranks.items():
+        for remote in one.plan.remote_registers:
+            home = index.ranks.get(rank_of(remote.id))
+            if home is None:
+                continue
+            reader = one.plan.task_by_id[
+                next(task for task in remote.consumers if rank_of(task) == rank)
+            ]
+            sent = home.plan.register_by_id.get(remote.id)
+            if sent is None or reader.id not in sent.consumers:
+                raise index.broken(
+                    rank,
+                    f"receive without send: {reader.name!r} reads {remote.name!r}, which rank "
+                    f"{home.plan.rank} does not send to it",
+                    task=reader,
+                    got=f"no register {format_id(remote.id)} on rank {home.plan.rank}"
+                    if sent is None
+                    else f"register {sent.name!r} sent to {format_ids(_away(sent))}",
+                    expected=f"a register that lists {format_id(reader.id)}",
+                )
+            ours, theirs = _terms(remote, remote.consumers), _terms(sent, _away(sent))
+            if ours != theirs:
+                raise index.broken(
+                    rank,
+                    f"ranks {home.plan.rank} and {rank} disagree about {remote.name!r}",
+                    task=reader,
+                    got=f"rank {rank} has {ours}",
+                    expected=f"as rank {home.plan.rank} has it: {theirs}",
+                )
+
+
+def _away(register: RegisterDesc) -> list[int]:
+    rank = rank_of(register.id)
+    return [task for task in register.consumers if rank_of(task) != rank]
+
+
+def _terms(register: RegisterDesc | RemoteRegister, readers: Iterable[int]) -> str:
+    rank = rank_of(register.id)
+    return (
+        f"{register.dtype}{format_shape(register.shape)}, sync id {format_id(register.sync_id)}, "
+        f"made by {format_id(register.producer)}, read by "
+        f"{format_ids(task for task in readers if rank_of(task) != rank)}"
+    )
+
+
+def check_sends(index: PlansIndex) -> None:
+    """Whatever a rank sends is received: each reader exists and reads that register."""
+    for rank, one in index.ranks.items():
+        for register in one.plan.registers:
+            if register.sync_id == -1:
+                continue
+            for task_id in _away(register):
+                other = index.ranks.get(rank_of(task_id))
+                if other is None:
+                    continue
+                reader = other.plan.task_by_id.get(task_id)
+                if (
+                    reader is None
+                    or reader.kind is not TaskKind.COPY_COMM_NET
+                    or register.id not in reader.inputs
+                ):
+                    reads = "does not exist" if reader is None else f"is {reader.name!r}"
+                    raise index.broken(
+                        rank,
+                        f"send without receive: {register.name!r} is sent to rank "
+                        f"{other.plan.rank}, where no task receives it",
+                        register=register,
+                        got=f"task {format_id(task_id)} {reads}",
+                        expected=f"a CopyCommNet task on rank {other.plan.rank} that reads "
+                        f"{format_id(register.id)}",
+                    )
+
+
+def check_collective_order(index: PlansIndex) -> None:
+    """All members of a communicator run the same collectives in the same order."""
+    for ranks, members in _communicators(index).items():
+        known = {rank: families for rank, families in members.items() if rank in index.ranks}
+        first = next(iter(known))
+        for rank in sorted(set(ranks) & set(index.ranks)):
+            mine, theirs = known.get(rank, []), known[first]
+            if mine == theirs:
+                continue
+            at = next(
+                (
+                    place
+                    for place, pair in enumerate(zip(mine, theirs, strict=False))
+                    if pair[0] != pair[1]
+                ),
+                min(len(mine), len(theirs)),
+            )
+            raise index.broken(
+                rank,
+                f"ranks {first} and {rank} run the collectives of ranks "
+                f"{', '.join(map(str, ranks))} in different orders",
+                task=_collective(index.ranks[rank], ranks, at),
+                got=f"as number {at} rank {rank} runs {_family(index, rank, ranks, mine, at)}",
+                expected=f"{_family(index, first, ranks, theirs, at)}, as rank {first} does",
+            )
+
+
+def _communicators(index: PlansIndex) -> dict[tuple[int, ...], dict[int, list[int]]]:
+    """Ranks of a communicator → member → families in order (of all its communicators there)."""
+    found: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    for rank, one in index.ranks.items():
+        for communicator in one.plan.communicators:
+            found.setdefault(communicator.ranks, {}).setdefault(rank, []).extend(
+                communicator.families
+            )
+    return found
+
+
+def _collective(one: PlanIndex, ranks: tuple[int, ...], at: int) -> Task | None:
+    """A rank's collective number `at` among these ranks."""
+    found = [task for group, task in _collectives(one) if group == ranks]
+    return found[at] if at < len(found) else None
+
+
+def _family(
+    index: PlansIndex, rank: int, ranks: tuple[int, ...], families: list[int], at: int
+) -> str:
+    task = _collective(index.ranks[rank], ranks, at)
+    if task is None or at >= len(families):
+        return "no collective"
+    return f"family {families[at]} ({task.name!r})"
+
+
+def _collectives(one: PlanIndex) -> Iterator[tuple[tuple[int, ...], Task]]:
+    """(ranks, task) per collective of a rank, in plan order."""
+    for task in one.plan.tasks:
+        if isinstance(task.spec, CollectiveSpec):
+            yield one.plan.communicators[task.spec.communicator].ranks, task
+
+
+def check_same_collectives(index: PlansIndex) -> None:
+    """Members of one collective do the same to values of the same dtype and shape."""
+    seen: dict[tuple[tuple[int, ...], int], tuple[int, Task, str]] = {}
+    for rank, one in index.ranks.items():
+        count: dict[tuple[int, ...], int] = {}
+        for ranks, task in _collectives(one):
+            number = count[ranks] = count.get(ranks, -1) + 1
+            terms = _collective_terms(one, task)
+            other, other_task, expected = seen.setdefault((ranks, number), (rank, task, terms))
+            if terms != expected:
+                raise index.broken(
+                    rank,
+                    f"ranks {other} and {rank} disagree about the collective {task.name!r}",
+                    task=task,
+                    got=f"rank {rank} runs {terms}",
+                    expected=f"{expected}, as rank {other} does in {other_task.name!r}",
+                )
+
+
+def _collective_terms(one: PlanIndex, task: Task) -> str:
+    spec = task.spec
+    registers = one.plan.register_by_id
+    before, after = registers[task.inputs[0]], registers[task.outputs[0]]
+    if not isinstance(spec, CollectiveSpec):
+        return ""
+    extents = collective_extents(spec, before.shape, after.shape) or ()
+    reduction = "" if spec.reduction is None else f" {spec.reduction}"
+    return (
+        f"{spec.primitive}{reduction} of {before.dtype}{format_shape(extents)} "
+        f"along axes {spec.src_axis} and {spec.dst_axis}"
+    )
+
+
+class StepGraph:
+    """All ranks' tasks of one step with what each waits for; a collective is one node of all members.
+
+    Streams' order across the step's end and credits lead from a step to a later one only, because a
+    register has one slot or more. A circle would have to come back to its step, so it lies within one
+    step, and one step is the whole question.
+    """
+
+    def __init__(self, ranks: Mapping[int, PlanIndex]) -> None:
+        self.ranks = ranks
+        self.members: list[list[Task]] = []
+        """Tasks of each node."""
+        self.node_of: dict[int, int] = {}
+        """Task id → node."""
+        self.successors: list[list[int]] = []
+        meetings: dict[tuple[tuple[int, ...], int], int] = {}
+        for one in ranks.values():
+            count: dict[int, int] = {}
+            for task in one.plan.tasks:
+                node = -1
+                if isinstance(task.spec, CollectiveSpec):
+                    communicator = task.spec.communicator
+                    number = count[communicator] = count.get(communicator, -1) + 1
+                    key = (one.plan.communicators[communicator].ranks, number)
+                    node = meetings.setdefault(key, len(self.members))
+                if node in (-1, len(self.members)):
+                    node = len(self.members)
+                    self.members.append([])
+                self.members[node].append(task)
+                self.node_of[task.id] = node
+        self.successors = [[] for _ in self.members]
+        self._waits = [0] * len(self.members)
+        for before, after in self._edges():
+            self.successors[before].append(after)
+            self._waits[after] += 1
+
+    def _edges(self) -> Iterator[tuple[int, int]]:
+        node_of = self.node_of
+        for one in self.ranks.values():
+            registers, remotes = one.plan.register_by_id, one.plan.remote_register_by_id
+            latest: dict[int, int] = {}
+            for stream, task in zip(one.streams, one.plan.tasks, strict=True):
+                node = node_of[task.id]
+                if stream in latest:
+                    yield latest[stream], node
+                latest[stream] = node
+                for key in (*task.inputs, *task.controls_in) if task.controls_in else task.inputs:
+                    register = registers.get(key) or remotes[key]
+                    producer = node_of.get(register.producer)
+                    if producer is not None:
+                        yield producer, node
+
+    def stuck(self) -> list[bool]:
+        """Which nodes can never run (Kahn 1962); all False when there is no circle."""
+        waits = list(self._waits)
+        ready = [node for node, count in enumerate(waits) if not count]
+        while ready:
+            for after in self.successors[ready.pop()]:
+                waits[after] -= 1
+                if not waits[after]:
+                    ready.append(after)
+        return [count > 0 for count in waits]
+
+    def circle(self, stuck: list[bool]) -> list[int]:
+        """Nodes of one circle, each waited for by the next."""
+        before: dict[int, int] = {}
+        for node, after in enumerate(self.successors):
+            if stuck[node]:
+                for other in after:
+                    before.setdefault(other, node)
+        node = stuck.index(True)
+        path: dict[int, int] = {}
+        while node not in path:
+            path[node] = len(path)
+            node = before[node]
+        return list(reversed(list(path)[path[node] :]))
+
+    def name(self, node: int) -> str:
+        """A node with its ranks."""
+        tasks = self.members[node]
+        ranks = ", ".join(str(rank_of(task.id)) for task in tasks)
+        word = "rank" if len(tasks) == 1 else "ranks"
+        return f"{tasks[0].kind} {tasks[0].name!r} ({format_id(tasks[0].id)}) on {word} {ranks}"
+
+    def reason(self, before: int, after: int) -> str:
+        """Why `after` waits for `before`."""
+        for task in self.members[after]:
+            one = self.ranks[rank_of(task.id)]
+            for key in (*task.inputs, *task.controls_in):
+                register = one.plan.register_by_id.get(key) or one.plan.remote_register_by_id.get(
+                    key
+                )
+                if register is not None and self.node_of.get(register.producer) == before:
+                    return f"%{register.name}"
+        shared = {(rank_of(task.id), task.stream) for task in self.members[before]} & {
+            (rank_of(task.id), task.stream) for task in self.members[after]
+        }
+        rank, stream = min(shared, key=lambda pair: (pair[0], pair[1].value))
+        return f"the order of stream {stream} of rank {rank}"
+
+    def reaches(self, first: int, second: int) -> bool:
+        """Whether there is a way from one node to another."""
+        seen = {first}
+        pending = [first]
+        while pending:
+            for after in self.successors[pending.pop()]:
+                if after == second:
+                    return True
+                if after not in seen:
+                    seen.add(after)
+                    pending.append(after)
+        return False
+
+
+def check_no_circle(index: PlansIndex) -> None:
+    """No tasks wait for each other in a circle of streams, data, control, copies and collectives."""
+    graph = index.graph
+    stuck = graph.stuck()
+    if True not in stuck:
+        return
+    circle = graph.circle(stuck)
+    steps = [
+        f"{graph.name(after)} waits for {graph.name(before)} ({graph.reason(before, after)})"
+        for before, after in zip(circle, [*circle[1:], circle[0]], strict=True)
+    ]
+    task = graph.members[circle[0]][0]
+    raise DeadlockError(
+        f"the plans break the rule {index.rule!r}: {len(circle)} tasks wait for each other",
+        op=task.name,
+        source=task.source if task.source.file else None,
+        rank=rank_of(task.id),
+        got="; ".join(steps),
+        expected="an order in which all tasks can run",
+    )
+
+
+def check_remote_readers(index: PlansIndex) -> None:
+    """A value that another rank reads is overwritten only after that rank has read it."""
+    graph = index.graph
+    for rank, one in index.ranks.items():
+        for members in one.groups.values():
+            for register in members:
+                if register.inplace_of == -1 or register.is_view:
+                    continue
+                old = one.plan.register_by_id[register.inplace_of]
+                for task_id in one.remote_consumers(old):
+                    reader = graph.node_of.get(task_id)
+                    if reader is not None and not graph.reaches(
+                        reader, graph.node_of[register.producer]
+                    ):
+                        raise index.broken(
+                            rank,
+                            f"{one.task_name(register.producer)} overwrites {old.name!r} while "
+                            f"rank {rank_of(task_id)} may still read it",
+                            register=register,
+                            got=f"no order after {graph.name(reader)}",
+                            expected="a way from the remote reader to the task",
+                        )

@@ -1,0 +1,268 @@
+"""The text form of a plan: what a person reads, and what a plan's identity is.
+
+Everything that matters in a `Plan` appears, so two plans are the same if and only if their texts
+are. Registers are `%name` and tasks their name where that is unique on the rank, else with their
+id; what belongs to other ranks is named by id, `rank.family.lane.slot`. For example
+
+    stream compute, 2 tasks
+      [0] 0.2.0.0 Compute linear = matmul  # mlp.py:12
+          in  %x at [0:32, 0:784] of [64, 784]
+          in  %w
+          out %h 0.2.0.0 float32[32, 10] at [0:32, 0:10] of [64, 10] [S(0)] 1280 bytes, ...
+
+`[0]` is the place in plan order over all streams. A register without `at` holds the whole global
+tensor. After `->` come the consumers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from plancompiler.ir.job import format_attr
+from plancompiler.ir.op import Attrs
+from plancompiler.ir.sbp import NdSbp
+from plancompiler.ir.shard import Region
+from plancompiler.ir.task import format_id
+from plancompiler.plan.plan import (
+    CollectiveSpec,
+    ComputeSpec,
+    CopySpec,
+    Plan,
+    RegisterDesc,
+    RemoteRegister,
+    SliceSpec,
+    Stream,
+    Task,
+    VariableDesc,
+)
+
+_PLAIN = re.compile(r"[^\s\"'%,()\\]+")
+_INDENT = " " * 10
+
+
+def format_plan(plan: Plan) -> str:
+    """The plan as text, deterministic and complete; it ends with a newline."""
+    return "\n".join(_PlanText(plan).lines()) + "\n"
+
+
+def format_name(name: str) -> str:
+    """A name as it is, or quoted where it would be hard to read in a line."""
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """`[32, 10]`."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def format_region(region: Region) -> str:
+    """`[0:32, 0:10]`."""
+    return f"[{', '.join([f'{start}:{stop}' for start, stop in region])}]"
+
+
+def format_bytes(nbytes: int) -> str:
+    """Exact bytes, with a short form beside large ones: `4096 bytes (4.0 KiB)`."""
+    scaled, unit = float(nbytes), ""
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if scaled < 1024:
+            break
+        scaled, unit = scaled / 1024, larger
+    return f"{nbytes} bytes ({scaled:.1f} {unit})" if unit else f"{nbytes} bytes"
+
+
+class _PlanText:
+    """Lines of one plan; strings that occur often are made once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        registers: list[RegisterDesc | RemoteRegister] = [*plan.registers, *plan.remote_registers]
+        self.registers = _labels("%", [(register.id, register.name) for register in registers])
+        self.tasks = _labels("", [(task.id, task.name) for task in plan.tasks])
+        self.shapes: dict[tuple[int, ...], str] = {}
+        self.regions: dict[Region, str] = {}
+        self.sbps: dict[NdSbp, str] = {}
+        self.printed: set[int] = set()
+
+    def lines(self) -> Iterator[str]:
+        plan = self.plan
+        yield (
+            f"plan {json.dumps(plan.job)} rank {plan.rank} of {plan.world_size}, seed {plan.seed}"
+        )
+        yield (
+            f"{len(plan.tasks)} tasks, {len(plan.registers)} registers, "
+            f"{len(plan.remote_registers)} remote registers"
+        )
+        arena, peak = plan.arena_bytes, plan.peak_live_bytes
+        ratio = f", ratio {arena / peak:.4f}" if peak > 0 else ""
+        yield f"arenas {format_bytes(arena)}, peak live {format_bytes(peak)}{ratio}"
+        for block in plan.blocks:
+            shared = "shared" if block.shared else "private"
+            yield f"block {block.index} {block.purpose} {shared} {format_bytes(block.nbytes)}"
+        for index, communicator in enumerate(plan.communicators):
+            ranks = ", ".join(map(str, communicator.ranks))
+            families = ", ".join(map(str, communicator.families))
+            yield f"communicator {index} of ranks {ranks}: families {families}"
+        for variable in plan.variables:
+            yield self.variable(variable)
+        for output in plan.outputs:
+            name = format_name(output.name)
+            yield f"output {name}: {self.register(output.register)} of {self.task(output.task)}"
+        for remote in plan.remote_registers:
+            yield (
+                f"remote {self.register(remote.id)} {format_id(remote.id)}"
+                f" {remote.dtype}{self.shape(remote.shape)} sync {format_id(remote.sync_id)}"
+                f" from {self.task(remote.producer)}{self.consumers(remote.consumers)}"
+            )
+        by_stream: dict[Stream, list[tuple[int, Task]]] = {stream: [] for stream in Stream}
+        for index, task in enumerate(plan.tasks):
+            by_stream[task.stream].append((index, task))
+        for stream, tasks in by_stream.items():
+            if tasks:
+                yield f"stream {stream}, {len(tasks)} tasks"
+            for index, task in tasks:
+                yield from self.task_lines(index, task)
+        for register in plan.registers:
+            if register.id not in self.printed:
+                yield f"register of no task: {self.definition(register, '')}"
+
+    def variable(self, variable: VariableDesc) -> str:
+        return (
+            f"variable {format_name(variable.name)}: {self.register(variable.register)}"
+            f" {variable.dtype}{self.shape(variable.shape)} on {variable.placement}"
+            f" {self.sbp(variable.sbp)} at {self.region(variable.region)}"
+            f"{self.attrs(variable.attrs)}"
+        )
+
+    def task_lines(self, index: int, task: Task) -> Iterator[str]:
+        spec = task.spec
+        head = f"  [{index}] {format_id(task.id)} {task.kind} {format_name(task.name)}"
+        source = f"  # {task.source}" if task.source.file or task.source.line else ""
+        yield f"{head}{self.spec(task)}{source}"
+        inputs, outputs = [""] * len(task.inputs), [""] * len(task.outputs)
+        if isinstance(spec, ComputeSpec):
+            inputs = self.boxes(task.inputs, spec.input_shapes, spec.input_regions)
+            outputs = self.boxes(task.outputs, spec.output_shapes, spec.output_regions)
+        elif isinstance(spec, SliceSpec):
+            inputs = [f" as {position}" for position in range(len(inputs))]
+        for register, box in zip(task.inputs, inputs, strict=True):
+            yield f"{_INDENT}in  {self.register(register)}{box}"
+        for register in task.controls_in:
+            yield f"{_INDENT}wait {self.register(register)}"
+        if isinstance(spec, SliceSpec):
+            for piece in spec.pieces:
+                yield (
+                    f"{_INDENT}piece {piece.input} {self.region(piece.source)}"
+                    f" -> {self.region(piece.target)}"
+                )
+        for word, registers, boxes in (
+            ("out", task.outputs, outputs),
+            ("signal", task.controls_out, [""] * len(task.controls_out)),
+        ):
+            for register, box in zip(registers, boxes, strict=True):
+                found = self.plan.register_by_id.get(register)
+                if found is None:
+                    yield f"{_INDENT}{word} {self.register(register)}"
+                    continue
+                self.printed.add(register)
+                origin = "" if found.producer == task.id else f" from {self.task(found.producer)}"
+                yield f"{_INDENT}{word} {self.definition(found, box)}{origin}"
+
+    def spec(self, task: Task) -> str:
+        spec = task.spec
+        if spec is None:
+            return ""
+        if isinstance(spec, ComputeSpec):
+            return f" = {spec.kind}{self.attrs(spec.attrs)}"
+        if isinstance(spec, CopySpec):
+            return f" = read {self.region(spec.region)}"
+        if isinstance(spec, SliceSpec):
+            return " = copy" if spec.reduction is None else f" = {spec.reduction}"
+        assert isinstance(spec, CollectiveSpec)
+        reduction = "" if spec.reduction is None else f" {spec.reduction}"
+        source = "" if spec.src_axis < 0 else f" from axis {spec.src_axis}"
+        target = "" if spec.dst_axis < 0 else f" to axis {spec.dst_axis}"
+        return f" = {spec.primitive}{reduction}{source}{target} on communicator {spec.communicator}"
+
+    def boxes(
+        self,
+        registers: tuple[int, ...],
+        shapes: tuple[tuple[int, ...], ...],
+        regions: tuple[Region, ...],
+    ) -> list[str]:
+        """Per register, the box that it is; empty where it is the whole global tensor."""
+        if not len(registers) == len(shapes) == len(regions):
+            return [f" of {shapes} at {regions}"] * len(registers)
+        found = []
+        for register, shape, region in zip(registers, shapes, regions, strict=True):
+            desc = self.plan.register_by_id.get(register)
+            if (
+                desc is not None
+                and desc.shape == shape
+                and all(box == (0, extent) for box, extent in zip(region, shape, strict=False))
+            ):
+                found.append("")
+            else:
+                found.append(f" at {self.region(region)} of {self.shape(shape)}")
+        return found
+
+    def definition(self, register: RegisterDesc, box: str) -> str:
+        head = (
+            f"{self.register(register.id)} {format_id(register.id)}"
+            f" {register.dtype}{self.shape(register.shape)}{box} {self.sbp(register.sbp)}"
+            f" {register.nbytes} bytes, block {register.block} + {register.offset}"
+        )
+        parts = [head]
+        if register.register_count != 1:
+            parts.append(f", {register.register_count} slots")
+        if register.inplace_of != -1:
+            word = "view of" if register.is_view else "overwrites"
+            parts.append(f", {word} {self.register(register.inplace_of)}")
+        elif register.is_view:
+            parts.append(", view")
+        if register.sync_id != -1:
+            parts.append(f", sync {format_id(register.sync_id)}")
+        parts.append(self.consumers(register.consumers))
+        return "".join(parts)
+
+    def consumers(self, tasks: tuple[int, ...]) -> str:
+        return f" -> {', '.join(map(self.task, tasks))}" if tasks else ""
+
+    def register(self, register: int) -> str:
+        return self.registers.get(register) or format_id(register)
+
+    def task(self, task: int) -> str:
+        return self.tasks.get(task) or format_id(task)
+
+    def shape(self, shape: tuple[int, ...]) -> str:
+        text = self.shapes.get(shape)
+        if text is None:
+            text = self.shapes[shape] = format_shape(shape)
+        return text
+
+    def region(self, region: Region) -> str:
+        text = self.regions.get(region)
+        if text is None:
+            text = self.regions[region] = format_region(region)
+        return text
+
+    def sbp(self, sbp: NdSbp) -> str:
+        text = self.sbps.get(sbp)
+        if text is None:
+            text = self.sbps[sbp] = str(sbp)
+        return text
+
+    def attrs(self, attrs: Attrs) -> str:
+        return "".join([f" {format_name(key)}={format_attr(value)}" for key, value in attrs])
+
+
+def _labels(prefix: str, named: list[tuple[int, str]]) -> dict[int, str]:
+    """Short names by id: the name alone where it is unique, else with the id."""
+    uses = Counter(name for _, name in named)
+    labels = {}
+    for number, name in named:
+        label = prefix + format_name(name)
+        labels[number] = label if uses[name] == 1 else f"{label}({format_id(number)})"
+    return labels

@@ -1,0 +1,409 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPRESSION_NONE: _ClassVar[Compression]
+    COMPRESSION_ZLIB: _ClassVar[Compression]
+COMPRESSION_NONE: Compression
+COMPRESSION_ZLIB: Compression
+
+class ErrorReport(_message.Message):
+    __slots__ = ("code", "what", "op", "source", "rank", "got", "expected", "hint")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GOT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    what: str
+    op: str
+    source: str
+    rank: int
+    got: str
+    expected: str
+    hint: str
+    def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., op: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., got: _Optional[str] = ..., expected: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data", "compression", "raw_bytes", "wire_bytes")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    compression: Compression
+    raw_bytes: int
+    wire_bytes: int
+    def __init__(self, data: _Optional[bytes] = ..., compression: _Optional[_Union[Compression, str]] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ...) -> None: ...
+
+class JobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: SubmitHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class SubmitHeader(_message.Message):
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    steps: int
+    mode: str
+    open: bool
+    restore: str
+    save: str
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("job_id", "world_size")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    world_size: int
+    def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class StepRequest(_message.Message):
+    __slots__ = ("job_id", "chunk")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    chunk: Chunk
+    def __init__(self, job_id: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class SaveRequest(_message.Message):
+    __slots__ = ("job_id", "directory")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    directory: str
+    def __init__(self, job_id: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class OperationReply(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    def __init__(self, ticket: _Optional[int] = ...) -> None: ...
+
+class CancelReply(_message.Message):
+    __slots__ = ("cancelled",)
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    cancelled: bool
+    def __init__(self, cancelled: _Optional[bool] = ...) -> None: ...
+
+class JobEvent(_message.Message):
+    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_DONE_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    phase: PhaseChange
+    compiled: Compiled
+    outputs: StepOutputs
+    step_done: int
+    operation_done: int
+    dropped_steps: int
+    alive: bool
+    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ...) -> None: ...
+
+class PhaseChange(_message.Message):
+    __slots__ = ("phase", "seconds", "error")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    seconds: float
+    error: ErrorReport
+    def __init__(self, phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
+
+class Compiled(_message.Message):
+    __slots__ = ("digest", "seconds")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    seconds: float
+    def __init__(self, digest: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class StepOutputs(_message.Message):
+    __slots__ = ("step", "rank", "chunk")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    rank: int
+    chunk: Chunk
+    def __init__(self, step: _Optional[int] = ..., rank: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("version", "world_size", "workers", "jobs")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    world_size: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
+    def __init__(self, version: _Optional[str] = ..., world_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("rank", "host", "device", "version", "job_id")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    host: str
+    device: str
+    version: str
+    job_id: int
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[int] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("job_id", "name", "phase", "seconds", "error")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    name: str
+    phase: str
+    seconds: float
+    error: ErrorReport
+    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle")
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    register: Register
+    heartbeat: Heartbeat
+    facts: Facts
+    compiled: CompileDone
+    prepared: JobDone
+    outputs: StepOutputsOf
+    operation_done: OperationDone
+    failed: JobFailed
+    idle: JobDone
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ...) -> None: ...
+
+class Register(_message.Message):
+    __slots__ = ("rank", "host", "device", "version")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    host: str
+    device: str
+    version: str
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Facts(_message.Message):
+    __slots__ = ("job_id", "sync_id", "register", "name", "role", "ranks", "rank", "text")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SYNC_ID_FIELD_NUMBER: _ClassVar[int]
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    sync_id: _containers.RepeatedScalarFieldContainer[int]
+    register: _containers.RepeatedScalarFieldContainer[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    role: _containers.RepeatedScalarFieldContainer[str]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    text: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job_id: _Optional[int] = ..., sync_id: _Optional[_Iterable[int]] = ..., register: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., role: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[int]] = ..., rank: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CompileDone(_message.Message):
+    __slots__ = ("job_id", "digest", "reports")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    digest: str
+    reports: bool
+    def __init__(self, job_id: _Optional[int] = ..., digest: _Optional[str] = ..., reports: _Optional[bool] = ...) -> None: ...
+
+class JobDone(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
+class StepOutputsOf(_message.Message):
+    __slots__ = ("job_id", "step", "chunk")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    step: int
+    chunk: Chunk
+    def __init__(self, job_id: _Optional[int] = ..., step: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class OperationDone(_message.Message):
+    __slots__ = ("job_id", "ticket")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    ticket: int
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ...) -> None: ...
+
+class JobFailed(_message.Message):
+    __slots__ = ("job_id", "error")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    error: ErrorReport
+    def __init__(self, job_id: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
+
+class MasterMessage(_message.Message):
+    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "index", "collect", "finish", "abort")
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    registered: Registered
+    refused: ErrorReport
+    heartbeat: Heartbeat
+    compile: Compile
+    prepare: Prepare
+    run: Run
+    save: Save
+    index: Save
+    collect: OperationDone
+    finish: JobDone
+    abort: JobFailed
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[OperationDone, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ...) -> None: ...
+
+class Registered(_message.Message):
+    __slots__ = ("rank", "world_size", "silence_seconds", "token")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    world_size: int
+    silence_seconds: float
+    token: bytes
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class Compile(_message.Message):
+    __slots__ = ("job_id", "mode", "world_size")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    mode: str
+    world_size: int
+    def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("job_id", "transport_token", "restore")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    transport_token: str
+    restore: str
+    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("job_id", "ticket", "steps", "fed")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    FED_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    ticket: int
+    steps: int
+    fed: bool
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., steps: _Optional[int] = ..., fed: _Optional[bool] = ...) -> None: ...
+
+class Save(_message.Message):
+    __slots__ = ("job_id", "ticket", "directory")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    ticket: int
+    directory: str
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("token", "job_id", "ticket")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    job_id: int
+    ticket: int
+    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ...) -> None: ...
+
+class UploadRequest(_message.Message):
+    __slots__ = ("token", "job_id", "ticket", "chunk")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    job_id: int
+    ticket: int
+    chunk: Chunk
+    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class UploadReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,182 @@
+"""`run(job)`: compile a job and run it on this machine, rank by rank as threads or as processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import threadpoolctl
+
+from plancompiler.errors import FeedError, RankError, UsageError
+from plancompiler.frontend.trace import as_job
+from plancompiler.ir import Job
+from plancompiler.lower.compile import compile_plans, resolve_mode
+from plancompiler.plan.plan import Plan
+from plancompiler.worker_processes import blas_threads_chosen
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Outputs = dict[str, "Array | float"]
+"""A step's outputs by name: global arrays, scalars as Python floats."""
+Folder = str | PathLike[str]
+
+BACKENDS = ("threads", "processes")
+DEFAULT_MODES = {"threads": "rank_per_iter", "processes": "rank_per_process"}
+
+
+class World(Protocol):
+    """All ranks of a running job, behind one door."""
+
+    compile_seconds: float
+    digest: str
+
+    def step(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Run one step; global outputs by name."""
+
+    def run(self, steps: int) -> Iterator[Mapping[str, Array]]:
+        """Run steps that need no feeds; outputs come as they are done."""
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint."""
+
+    def variables(self) -> dict[str, Array]:
+        """Global variables by name."""
+
+    def close(self) -> None:
+        """Stop every rank. Safe to call again."""
+
+
+def world_size_of(job: Job, ranks: int | None = None) -> int:
+    """The number of ranks asked for, by default what the job needs; fewer is a RankError."""
+    needed = job.world_size
+    if ranks is None:
+        return needed
+    if ranks < needed:
+        op = next(op for op in job.ops if needed - 1 in op.placement.rank_list)
+        raise RankError(
+            "the job places an op outside the world",
+            op=op.name,
+            source=op.source,
+            rank=needed - 1,
+            got=f"{ranks} ranks",
+            expected=f"at least {needed} ranks",
+            hint="give more ranks, or change the job's placements",
+        )
+    return ranks
+
+
+def run(
+    job: Job,
+    ranks: int | None = None,
+    backend: str = "threads",
+    mode: str | None = None,
+    restore: Folder | None = None,
+) -> Session:
+    """Compile `job` and start its ranks on this machine.
+
+    `backend` is `threads` (ranks in this process) or `processes` (a master here and one worker
+    process per rank, which share memory). `mode` is one of the four compile modes; by default the
+    environment's PLANCOMPILER_COMPILE_MODE, else `rank_per_iter` with threads and
+    `rank_per_process` with processes. `restore` is a checkpoint folder of any layout and number of
+    ranks. While a session is open, BLAS uses one thread per rank unless the environment says
+    otherwise. Use the session as a context manager, or close it.
+    """
+    if backend not in BACKENDS:
+        raise UsageError("unknown backend", got=repr(backend), expected=" or ".join(BACKENDS))
+    chosen = resolve_mode(mode, default=DEFAULT_MODES[backend])
+    world_size = world_size_of(as_job(job), ranks)
+    folder = None if restore is None else Path(restore)
+    world: World
+    if backend == "threads":
+        world = _ThreadWorld(job, world_size, chosen, folder)
+    else:
+        world = _ProcessWorld(job, world_size, chosen, folder)
+    return Session(job, world_size, backend, chosen, world)
+
+
+class Session:
+    """A job that is ready to step. Made by `run`."""
+
+    def __init__(self, job: Job, ranks: int, backend: str, mode: str, world: World) -> None:
+        self.job = job
+        self.ranks = ranks
+        self.backend = backend
+        self.mode = mode
+        self._world: World | None = world
+        self.compile_seconds: float = world.compile_seconds
+        """Wall time from the job to verified plans on all ranks."""
+        self.digest: str = world.digest
+        """One hash over the text form of all plans; equal in all modes and with both backends."""
+
+    @cached_property
+    def plans(self) -> dict[int, Plan]:
+        """Every rank's plan. With processes they live in the workers, so they are compiled again."""
+        if isinstance(self._world, _ThreadWorld):
+            return self._world.plans
+        return compile_plans(self.job, self.ranks, "rank_per_iter").plans
+
+    def step(self, **feeds: Any) -> Outputs:
+        """Run one step with every input of the job fed by name; the step's outputs by name.
+
+        A FeedError names an input that is missing, unknown, or of another shape or dtype; the
+        session can go on after it. After any other error the session is closed.
+        """
+        world = self._open()
+        arrays = check_feeds(self.job, feeds)
+        try:
+            return _plain(world.step(arrays))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, steps: int) -> Iterator[Outputs]:
+        """Run `steps` steps of a job that reads its own data; each step's outputs by name.
+
+        Steps are done ahead of the reader. After an error the session is closed.
+        """
+        if steps < 0:
+            raise UsageError("the number of steps is negative", got=steps)
+        check_feeds(self.job, {})
+        world = self._open()
+        try:
+            for outputs in world.run(steps):
+                yield _plain(outputs)
+        except Exception:
+            self.close()
+            raise
+
+    def save(self, folder: Folder) -> None:
+        """Write the variables as safetensors shards with an index, loadable on any layout."""
+        self._open().save(Path(folder))
+
+    def variables(self) -> dict[str, Array]:
+        """Parameters and optimizer state as global arrays by name."""
+        return self._open().variables()
+
+    def close(self) -> None:
+        """Stop every rank and everything that was started for them. Safe to call again."""
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> World:
+        if self._world is None:
+            raise UsageError("the session is closed", hint="open a new one with pc.run(job)")
+        return self._world

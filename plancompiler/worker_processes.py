@@ -1,0 +1,130 @@
+"""Worker processes on this machine, one per rank, that never outlive whoever started them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from plancompiler.errors import WorkerLostError
+
+STOP_SECONDS = 5.0
+"""How long a worker may take to end after it was asked to; then it is killed."""
+SHOWN_BYTES = 4000
+"""How much of a lost worker's standard error is shown."""
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+"""What decides how many threads a BLAS library starts."""
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerProcesses:
+    """`plancompiler worker` for each of `count` ranks of the master at `address`.
+
+    Each worker holds the reading end of a pipe from this process and stops when that ends, so a
+    worker stops even where this process is killed. It has its own process group, so that Ctrl-C in a
+    terminal reaches it through this process only.
+    """
+
+    def __init__(self, address: str, count: int) -> None:
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._errors: list[IO[bytes]] = []
+        try:
+            for rank in range(count):
+                self._start(address, rank)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, address: str, rank: int) -> None:
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
+        self._errors.append(errors)
+        command = [sys.executable, "-m", "plancompiler", "worker", "--stop-with-stdin"]
+        command += ["--master", address, "--rank", str(rank)]
+        self._children.append(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=worker_environment(),
+                start_new_session=True,
+            )
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids in rank order."""
+        return [child.pid for child in self._children]
+
+    def check(self) -> None:
+        """Raise WorkerLostError, with what the worker said, where one has ended."""
+        for rank, child in enumerate(self._children):
+            code = child.poll()
+            if code is not None:
+                raise WorkerLostError(
+                    "a worker process ended",
+                    rank=rank,
+                    got=f"exit code {code}; it said: {self._last_words(rank) or 'nothing'}",
+                )
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Log what ended workers have said when the block fails."""
+        try:
+            yield
+        except Exception:
+            for rank, child in enumerate(self._children):
+                words = self._last_words(rank)
+                if child.poll() is not None and words:
+                    _log.error("rank %d said: %s", rank, words)
+            raise
+
+    def close(self) -> None:
+        """Stop all workers and wait until they have ended."""
+        for child in self._children:
+            if child.stdin is not None:
+                child.stdin.close()
+            child.terminate()
+        for child in self._children:
+            try:
+                child.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        for rank, errors in enumerate(self._errors):
+            if errors.closed:
+                continue
+            for line in self._last_words(rank).splitlines():
+                _log.debug("rank %d: %s", rank, line)
+            errors.close()
+
+    def _last_words(self, rank: int) -> str:
+        descriptor = self._errors[rank].fileno()
+        size = os.fstat(descriptor).st_size
+        # pread leaves the offset alone, which the worker shares.
+        tail = os.pread(descriptor, SHOWN_BYTES, max(0, size - SHOWN_BYTES))
+        return tail.decode(errors="replace").strip()
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment with one BLAS thread per worker, unless the user chose."""
+    environment = dict(os.environ)
+    if not blas_threads_chosen():
+        environment.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    return environment
+
+
+def blas_threads_chosen() -> bool:
+    """Whether the user's environment says how many BLAS threads to use."""
+    return any(os.environ.get(name) for name in THREAD_VARIABLES)
