@@ -160,7 +160,7 @@ def build(
         # The first stage needs the tokens, the last the targets; what a batch holds depends on the
         # seed and the step alone, so both read the file themselves.
         logits = model(batches(stages[0]).tokens)
-        loss = pc.cross_entropy(logits, batches(stages[-1]).targets)
+        loss = pc.cross_entropy(logits, batches(stages[-1]).targets, ignore_index=None)
         rate = pc.optim.cosine(lr, warmup=min(20, total - 1), total=total, final=lr / 10)
         pc.optim.AdamW(rate, betas=(0.9, 0.95), weight_decay=0.01).minimize(loss)
         pc.output("loss", loss)

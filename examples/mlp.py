@@ -91,7 +91,7 @@ def build(
             placement=mesh,
             sbp=data_sbp,
         )
-        loss = pc.cross_entropy(model(scaled(images)), labels.cast("int64"))
+        loss = pc.cross_entropy(model(scaled(images)), labels, ignore_index=None)
         pc.optim.AdamW(
             pc.optim.cosine(lr, warmup=min(20, total - 1), total=total, final=lr / 20)
         ).minimize(loss)

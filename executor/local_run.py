@@ -24,8 +24,8 @@ class LocalWorld:
         with LocalWorld(plans) as world:
             print(world.step({"x": batch})["loss"])
 
-    `variables` are shards by rank and variable name; see `Runtime` for the other arguments. The first
-    failure of any rank stops all and is raised; afterwards only `close` makes sense.
+    `variables` are shards by rank and variable name; see `Runtime` for the other arguments. The
+    first failure of any rank stops all and is raised; afterwards only `close` makes sense.
     """
 
     def __init__(
@@ -92,8 +92,7 @@ class LocalWorld:
         """Do something on all ranks at once; raises the first cause where any fails."""
         futures: list[Future[T]] = []
         try:
-            for runtime in self._runtimes.values():
-                futures.append(self._pool.submit(work, runtime))
+            futures.extend(self._pool.submit(work, runtime) for runtime in self._runtimes.values())
             wait(futures)
         except BaseException:
             self.abort(AbortedError("the run was interrupted"))

@@ -21,7 +21,7 @@ from plancompiler.errors import (
 from plancompiler.executor.actor import load_actors
 from plancompiler.executor.comm.base import Transport, publication_of
 from plancompiler.executor.memory import Array, Memory
-from plancompiler.executor.stream import StreamRunner
+from plancompiler.executor.stream import WAKE, StreamRunner
 from plancompiler.executor.task import OnOutput, TaskBinder
 from plancompiler.ir import UNKNOWN_SOURCE, DType
 from plancompiler.ir.shard import region_shape
@@ -43,8 +43,8 @@ class Runtime:
 
     `variables` are this rank's shards by variable name; a variable that is not among them is
     initialised from the job's seed. `first_step` is the number of the first step, for a run that
-    goes on from a checkpoint. `on_outputs(step, name, value)` is called from the stream's thread for
-    every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
+    goes on from a checkpoint. `on_outputs(step, name, value)` is called from the stream's thread
+    for every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
     bounds every wait for another rank.
 
     `run`, `feed`, `prepare` and `variables` belong to one thread; `abort` may come from any.
@@ -124,8 +124,6 @@ class Runtime:
         if len(self._runners) > 1:
             for runner in self._runners:
                 runner.start(f"plancompiler-{self.plan.rank}-{runner.actor.stream}")
-            for _ in self._runners:
-                self._ends.get()
 
     def _bind(self, binder: TaskBinder, task: Task) -> Any:
         try:
@@ -179,12 +177,11 @@ class Runtime:
         for an input of shape (). Arrays are read when the step runs and must not change until then.
         Raises FeedError for a missing or unknown name and for a value that does not fit.
         """
-        checked = {
-            name: _check_feed(name, step_feeds[name], *self._inputs[name][1:])
-            for name in self._inputs
-            if name in step_feeds
-        }
         check_feed_names(step_feeds, self._inputs)
+        checked = {
+            name: _check_feed(name, step_feeds[name], shape, dtype)
+            for name, (shape, dtype) in self._inputs.items()
+        }
         for name, array in checked.items():
             self._feeds[name].append(array)
 
@@ -205,7 +202,7 @@ class Runtime:
                 self._run_here(self._runners[0])
             elif self._runners and steps > 0:
                 for runner in self._runners:
-                    runner.wake()
+                    runner.go_on()
                 for _ in self._runners:
                     self._ends.get()
         except BaseException:
@@ -293,7 +290,7 @@ class Runtime:
                 actor.limit = -1
         self._transport.abort(self.plan.rank if failed_rank is None else failed_rank, known)
         for queue in self._queues:
-            queue.put(-1)
+            queue.put(WAKE)
 
     def _raised(self) -> PlanCompilerError:
         failure = self._failure
@@ -347,8 +344,8 @@ def check_feed_names(given: Mapping[str, object], expected: Mapping[str, object]
         )
 
 
-def _input_specs(plan: Plan) -> dict[str, tuple[Task, tuple[int, ...], DType]]:
-    """Name → task, global shape and dtype of this rank's inputs."""
+def _input_specs(plan: Plan) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """Name → global shape and dtype of this rank's inputs."""
     found = {}
     for task in plan.tasks:
         if task.kind is TaskKind.INPUT and isinstance(task.spec, ComputeSpec):
@@ -362,7 +359,7 @@ def _input_specs(plan: Plan) -> dict[str, tuple[Task, tuple[int, ...], DType]]:
                     got=str(task.spec.output_regions[0]),
                     expected=str(list(register.shape)),
                 )
-            found[name] = task, task.spec.output_shapes[0], register.dtype
+            found[name] = task.spec.output_shapes[0], register.dtype
     return found
 
 

@@ -17,7 +17,9 @@ from plancompiler.ir.task import format_id
 from plancompiler.plan.plan import Task
 
 WAKE = -1
-"""Put into a stream's queue to make it look at its limit, and at whether the run is over."""
+"""Put into a stream's queue to make it look whether the run is over."""
+RUN = -2
+"""Put into an idle stream's queue to make it go on to its new limit, and report once."""
 
 
 class Owner(Protocol):
@@ -63,9 +65,9 @@ class StreamRunner:
         self._thread = threading.Thread(target=self._serve, name=name)
         self._thread.start()
 
-    def wake(self) -> None:
-        """The limit changed."""
-        self._queue.put(WAKE)
+    def go_on(self) -> None:
+        """The limit was raised; the stream reports to its owner when it gets there or fails."""
+        self._queue.put(RUN)
 
     def close(self) -> None:
         """End the thread, if there is one, and wait for it."""
@@ -85,18 +87,23 @@ class StreamRunner:
 
     def _serve(self) -> None:
         # Overflow and NaN are for outputs to report, not for warnings in the middle of a step.
-        actor, queue = self.actor, self._queue
         try:
             with np.errstate(all="ignore"):
-                while not self._closing:
+                while self._next_run():
                     self._advance()
                     self._owner.stream_reached_limit()
-                    while not self._closing and actor.step >= actor.limit:
-                        token = queue.get()
-                        if token >= 0:
-                            actor.deliver(token)
         except BaseException as error:
             self._owner.stream_failed(error, self.current_task())
+
+    def _next_run(self) -> bool:
+        """Wait to be told to go on; False to end. Takes what arrives from ranks that are ahead."""
+        while not self._closing:
+            token = self._queue.get()
+            if token == RUN:
+                return True
+            if token >= 0:
+                self.actor.deliver(token)
+        return False
 
     def _advance(self) -> None:
         """Run tasks until the limit is reached."""

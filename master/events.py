@@ -23,7 +23,7 @@ class Limits:
     """While an operation runs, some rank must report something within this."""
     idle: float = 3600.0
     """An open job waits so long for the client's next request."""
-    release: float = 10.0
+    release: float = 30.0
     """A worker must have let go of an ended job after so long, else it is lost."""
     first_cause: float = 3.0
     """A failure that looks like the consequence of another one is held back so long."""
@@ -79,10 +79,11 @@ class MasterFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepAsked:
-    """A client asks an open job for a step."""
+    """A client asks an open job for steps."""
 
     job_id: int
     ticket: int
+    steps: int
     fed: bool
 
 

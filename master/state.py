@@ -170,8 +170,8 @@ class MasterState:
                 job = self._active_job(job_id)
                 if job is not None:
                     self._fail(job, error, now)
-            case StepAsked(job_id, ticket, fed):
-                self._ask(job_id, Run(job_id, ticket, 1, fed), now)
+            case StepAsked(job_id, ticket, steps, fed):
+                self._ask(job_id, Run(job_id, ticket, steps, fed), now)
             case SaveAsked(job_id, ticket, directory):
                 self._ask(job_id, Save(job_id, ticket, directory), now)
             case CollectAsked(job_id, ticket):

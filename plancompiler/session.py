@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from os import PathLike
@@ -14,6 +15,14 @@ import numpy as np
 import threadpoolctl
 
 from plancompiler.errors import FeedError, RankError, UsageError
+from plancompiler.executor.checkpoint import (
+    assemble,
+    load_shards,
+    save_shards,
+    shards_to_bytes,
+    write_index,
+)
+from plancompiler.executor.local_run import LocalWorld
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans, resolve_mode
@@ -29,17 +38,21 @@ BACKENDS = ("threads", "processes")
 DEFAULT_MODES = {"threads": "rank_per_iter", "processes": "rank_per_process"}
 
 
+AHEAD_SECONDS = 0.1
+"""Steps run ahead of the reader for about so long, so that ranks need not wait for it."""
+
+
 class World(Protocol):
     """All ranks of a running job, behind one door."""
 
     compile_seconds: float
     digest: str
 
-    def step(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Run one step; global outputs by name."""
+    def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
+        """Run one step; global outputs by name. A FeedError leaves the world as it was."""
 
-    def run(self, steps: int) -> Iterator[Mapping[str, Array]]:
-        """Run steps that need no feeds; outputs come as they are done."""
+    def run(self, steps: int) -> Iterator[tuple[Mapping[str, Array], float]]:
+        """Run steps that need no feeds; each step's outputs, and the seconds that it took."""
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint."""
@@ -112,10 +125,12 @@ class Session:
         """Wall time from the job to verified plans on all ranks."""
         self.digest: str = world.digest
         """One hash over the text form of all plans; equal in all modes and with both backends."""
+        self.step_seconds: list[float] = []
+        """Wall time of every step so far; steps that ran ahead together share their time evenly."""
 
     @cached_property
     def plans(self) -> dict[int, Plan]:
-        """Every rank's plan. With processes they live in the workers, so they are compiled again."""
+        """Every rank's plan; with processes they live in the workers and are compiled again here."""
         if isinstance(self._world, _ThreadWorld):
             return self._world.plans
         return compile_plans(self.job, self.ranks, "rank_per_iter").plans
@@ -123,29 +138,37 @@ class Session:
     def step(self, **feeds: Any) -> Outputs:
         """Run one step with every input of the job fed by name; the step's outputs by name.
 
-        A FeedError names an input that is missing, unknown, or of another shape or dtype; the
-        session can go on after it. After any other error the session is closed.
+        Feeds are global arrays of exactly the input's shape and dtype. A FeedError names an input
+        that is missing, unknown or does not fit; the session can go on after it. After any other
+        error the session is closed.
         """
         world = self._open()
-        arrays = check_feeds(self.job, feeds)
+        begin = time.perf_counter()
         try:
-            return _plain(world.step(arrays))
+            outputs = _plain(world.step(feeds))
+        except FeedError:
+            raise
         except BaseException:
             self.close()
             raise
+        self.step_seconds.append(time.perf_counter() - begin)
+        return outputs
 
     def run(self, steps: int) -> Iterator[Outputs]:
         """Run `steps` steps of a job that reads its own data; each step's outputs by name.
 
-        Steps are done ahead of the reader. After an error the session is closed.
+        Ranks run ahead of the reader for about a tenth of a second, so a reader that stops early
+        may find more steps done than it has seen. After an error the session is closed.
         """
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
-        check_feeds(self.job, {})
         world = self._open()
         try:
-            for outputs in world.run(steps):
+            for outputs, seconds in world.run(steps):
+                self.step_seconds.append(seconds)
                 yield _plain(outputs)
+        except FeedError:
+            raise
         except Exception:
             self.close()
             raise
@@ -180,3 +203,93 @@ class Session:
         if self._world is None:
             raise UsageError("the session is closed", hint="open a new one with pc.run(job)")
         return self._world
+
+
+class _ThreadWorld:
+    """Ranks as threads of this process."""
+
+    def __init__(self, job: Job, world_size: int, mode: str, restore: Path | None) -> None:
+        begin = time.perf_counter()
+        compilation = compile_plans(job, world_size, mode)
+        self.compile_seconds = time.perf_counter() - begin
+        self.plans = compilation.plans
+        self.digest = compilation.digest
+        self._step = 0
+        variables = None
+        if restore is not None:
+            loaded = {rank: load_shards(restore, plan) for rank, plan in self.plans.items()}
+            variables = {rank: arrays for rank, (arrays, _) in loaded.items()}
+            self._step = loaded[0][1]
+        _BLAS_LIMIT.take()
+        try:
+            self._local = LocalWorld(self.plans, variables=variables, first_step=self._step)
+        except BaseException:
+            _BLAS_LIMIT.give_back()
+            raise
+        self._closed = False
+
+    def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
+        outputs = self._local.step(feeds)
+        self._step += 1
+        return outputs
+
+    def run(self, steps: int) -> Iterator[tuple[Mapping[str, Array], float]]:
+        count = 1
+        while steps:
+            count = min(count, steps)
+            begin = time.perf_counter()
+            done = self._local.run(count)
+            seconds = (time.perf_counter() - begin) / count
+            self._step += count
+            steps -= count
+            for outputs in done:
+                yield outputs, seconds
+            count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
+
+    def save(self, folder: Path) -> None:
+        for rank, plan in self.plans.items():
+            save_shards(folder, plan, self._local.variables(rank), self._step)
+        write_index(folder, len(self.plans), self._step)
+
+    def variables(self) -> dict[str, Array]:
+        return assemble(
+            shards_to_bytes(plan, self._local.variables(rank), self._step)
+            for rank, plan in self.plans.items()
+        )
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                self._local.close()
+            finally:
+                _BLAS_LIMIT.give_back()
+
+
+class _BlasLimit:
+    """Holds BLAS at one thread per call while anyone has taken it: ranks are threads already."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._takers = 0
+        self._limits: threadpoolctl.threadpool_limits | None = None
+
+    def take(self) -> None:
+        with self._lock:
+            self._takers += 1
+            if self._limits is None and not blas_threads_chosen():
+                self._limits = threadpoolctl.threadpool_limits(limits=1, user_api="blas")
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._takers -= 1
+            if self._takers == 0 and self._limits is not None:
+                self._limits.restore_original_limits()
+                self._limits = None
+
+
+_BLAS_LIMIT = _BlasLimit()
+
+
+def _plain(outputs: Mapping[str, Array]) -> Outputs:
+    return {name: float(value) if value.ndim == 0 else value for name, value in outputs.items()}

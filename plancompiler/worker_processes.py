@@ -32,8 +32,8 @@ class WorkerProcesses:
     """`plancompiler worker` for each of `count` ranks of the master at `address`.
 
     Each worker holds the reading end of a pipe from this process and stops when that ends, so a
-    worker stops even where this process is killed. It has its own process group, so that Ctrl-C in a
-    terminal reaches it through this process only.
+    worker stops even where this process is killed. It has its own process group, so that Ctrl-C in
+    a terminal reaches it through this process only.
     """
 
     def __init__(self, address: str, count: int) -> None:

@@ -1,7 +1,7 @@
 """A dense reference: runs a job op by op on whole arrays, in one process, without a plan.
 
-Placements, SBP and boxing play no part here, so what it computes is what every layout of the job must
-compute. It is the oracle of the tests that run jobs on several ranks.
+Placements, SBP and boxing play no part here, so what it computes is what every layout of the job
+must compute. It is the oracle of the tests that run jobs on several ranks.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def run_dense(
 ) -> list[dict[str, Any]]:
     """Outputs of each of `steps` steps.
 
-    `feeds` is one mapping for all steps, or one per step. `variables` gives initial values by name (the
-    others start as the job says); after the run it holds the final values of all.
+    `feeds` is one mapping for all steps, or one per step. `variables` gives initial values by
+    name (the others start as the job says); after the run it holds the final values of all.
     """
     run = DenseRun(job, variables)
     found = []

@@ -1,8 +1,8 @@
 """What ranks of one host say to each other: packets, the handshake, and memory as descriptors.
 
 Sockets are Unix sockets in the abstract namespace, of kind SOCK_SEQPACKET: one message is one
-packet, and every packet has a bounded size. Shared memory is anonymous (memfd), sealed against resizing and
-passed as file descriptors, so that nothing has a name that could be left behind.
+packet, and every packet has a bounded size. Shared memory is anonymous (memfd), sealed against
+resizing and passed as file descriptors, so that nothing has a name that could be left behind.
 """
 
 from __future__ import annotations

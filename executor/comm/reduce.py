@@ -1,8 +1,8 @@
 """Elementwise reductions over arrays of several ranks, in rank order.
 
 Every element is reduced in the order of the communicator's ranks, wherever it is computed, so that
-all ranks get the same bits. float16 is accumulated in float32; whole numbers are averaged in 64 bits
-and rounded down; bool counts as 0 and 1 (sum is "or", prod is "and").
+all ranks get the same bits. float16 is accumulated in float32; whole numbers are averaged in 64
+bits and rounded down; bool counts as 0 and 1 (sum is "or", prod is "and").
 """
 
 from __future__ import annotations

@@ -1,71 +1,122 @@
 """SBP inference: give every op of a job the signature that is cheapest to feed.
 
-Ops are visited in order. Of an op's legal signatures the one with the least boxing cost for its
-inputs wins; ties go to the first in rule order. What the user demands (inputs, variables,
-redistribute) is kept. Where a partial value would have to be split, the cost counted is that of
-reducing it whole: a split chosen only because a reduce-scatter costs half an all-reduce would be
-gathered again by the next op (sequence parallelism is a decision of its own, not an accident of
-this walk).
+Ops are visited in order. Of an op's legal signatures the one wins that is cheapest by three prices
+in turn:
+
+1. what is moved only for this op: gathering, splitting or re-splitting a value. It makes every
+   device do the work of all, now or later, so no saving elsewhere pays for it.
+2. reductions of its inputs now and of its outputs later, and local copies. A partial value must be
+   reduced once, by whoever first needs it whole; here is decided on which side of the op it is
+   less.
+3. reductions of its inputs now: of equals, the one that keeps partial values partial.
+
+Ties go to the first in rule order. What the user demands (inputs, variables, redistribute) is kept.
+
+A walk does not see later readers. It is therefore repeated, with every layout that the walk before
+asked for counted as free, until nothing changes: an op that comes early then shares the reduction
+that a later one needs anyway.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 
 from plancompiler.boxing.graph import OpGraph
-from plancompiler.boxing.planner import boxing_seconds, canonical
+from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
-from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, Split
+from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, Value
+from plancompiler.ir.task import Primitive
 from plancompiler.ops.registry import mesh_signatures, op_def
 from plancompiler.ops.rule import NdSignature
 
 logger = logging.getLogger("plancompiler.boxing")
 
 
+_WALKS = 4
+"""Walks at most; two or three reach a fixed point on the usual models."""
+
+Seconds = tuple[float, float]
+"""What is moved only for this op; what is reduced or copied."""
+Price = tuple[float, float, float]
+"""The three prices of a signature, compared in this order."""
+
+
 def infer_sbp(job: Job) -> OpGraph:
     """The job with a signature per op."""
-    layouts = _Layouts()
-    signatures = []
+    boxed: dict[str, frozenset[NdSbp]] = {}
+    signatures: tuple[NdSignature, ...] = ()
+    choices: dict[object, NdSignature] = {}
+    for _ in range(_WALKS):
+        layouts = _Layouts(boxed, choices)
+        walked = tuple(_walk(job, layouts))
+        if walked == signatures:
+            break
+        signatures, boxed = walked, layouts.asked()
+    _report(job, signatures)
+    return OpGraph(job, signatures)
+
+
+def _walk(job: Job, layouts: _Layouts) -> Iterator[NdSignature]:
     for op in job.ops:
         try:
             signature = _signature_of(op, layouts)
         except PlanCompilerError as error:
             raise error.at(op=op.name, source=op.source) from None
         layouts.record(op, signature)
-        signatures.append(signature)
-    return OpGraph(job, tuple(signatures))
+        yield signature
 
 
 class _Layouts:
-    """Layouts known so far: where each value was made, and what it was boxed to."""
+    """Layouts known so far: where each value was made, and what it is boxed to."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, boxed: Mapping[str, frozenset[NdSbp]], choices: dict[object, NdSignature]
+    ) -> None:
         self.made: dict[str, NdSbp] = {}
-        self.boxed: set[tuple[str, NdSbp]] = set()
+        self.choices = choices
+        """Signatures chosen so far, by all that the choice depends on: repeated layers cost once.
+        """
+        self._boxed = dict(boxed)
+        self._asked: dict[str, set[NdSbp]] = {}
 
     def record(self, op: Op, signature: NdSignature) -> None:
+        """Remember an op's choice."""
         for value, sbp in zip(op.inputs, signature.inputs, strict=True):
-            if value.placement == op.placement:
-                self.boxed.add((value.name, sbp))
+            if value.placement == op.placement and sbp != self.made[value.name]:
+                self._asked.setdefault(value.name, set()).add(sbp)
+                known = self._boxed.get(value.name, frozenset())
+                if sbp not in known:
+                    self._boxed[value.name] = known | {sbp}
         for value, sbp in zip(op.outputs, signature.outputs, strict=True):
             self.made[value.name] = sbp
 
-    def seconds(self, op: Op, position: int, wanted: NdSbp) -> float:
+    def asked(self) -> dict[str, frozenset[NdSbp]]:
+        """Every layout that some op's choice asked for, by value."""
+        return {name: frozenset(layouts) for name, layouts in self._asked.items()}
+
+    def boxed(self, value: Value) -> frozenset[NdSbp]:
+        """Layouts in which a value is there besides the one it was made in."""
+        return self._boxed.get(value.name, frozenset())
+
+    def seconds(self, op: Op, position: int, wanted: NdSbp) -> Seconds:
         """What it costs to have an input in the wanted layout."""
         value = op.inputs[position]
-        hierarchy = op.placement.hierarchy
-        got = canonical(self.made[value.name], hierarchy)
-        wanted = canonical(wanted, hierarchy)
-        if got == wanted or (value.name, wanted) in self.boxed:
-            return 0.0
-        whole = NdSbp(
-            tuple(
-                BROADCAST if isinstance(before, Partial) and isinstance(after, Split) else after
-                for before, after in zip(got, wanted, strict=True)
-            )
-        )
-        first = boxing_seconds(got, whole, value.shape, value.dtype, hierarchy)
-        return first + boxing_seconds(whole, wanted, value.shape, value.dtype, hierarchy)
+        got = self.made[value.name]
+        if got == wanted or wanted in self.boxed(value):
+            return 0.0, 0.0
+        moved = reduced = 0.0
+        for step in boxing_path(got, wanted, value.shape, value.dtype, op.placement.hierarchy):
+            if step.primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL, Primitive.SLICE):
+                # A slice is cheap, but what it splits will be gathered again by somebody.
+                moved += step.seconds
+            elif step.primitive is Primitive.REDUCE_SCATTER:
+                # Counted as an all-reduce: a split chosen only because it costs half would be
+                # gathered again by the next op. Sequence parallelism is a decision of its own.
+                reduced += 2 * step.seconds
+            else:
+                reduced += step.seconds
+        return moved, reduced
 
 
 def _signature_of(op: Op, layouts: _Layouts) -> NdSignature:
@@ -95,18 +146,32 @@ def _redistributed(op: Op, layouts: _Layouts) -> NdSbp:
 
 
 def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
+    key = (
+        op.kind,
+        op.attrs,
+        op.sbp,
+        op.placement.hierarchy,
+        tuple((value.type, layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
+        tuple(value.type for value in op.outputs),
+    )
+    known = layouts.choices.get(key)
+    if known is None:
+        known = layouts.choices[key] = _choose(op, layouts)
+    return known
+
+
+def _choose(op: Op, layouts: _Layouts) -> NdSignature:
     input_types = tuple(value.type for value in op.inputs)
     output_types = tuple(value.type for value in op.outputs)
     hierarchy = op.placement.hierarchy
     candidates = mesh_signatures(op.kind, input_types, output_types, op.attrs, hierarchy)
+    demanded = None if op.sbp is None else canonical(op.sbp, hierarchy)
     mutates = op_def(op.kind).mutates
     best: NdSignature | None = None
-    best_seconds = 0.0
-    costs: dict[tuple[int, NdSbp], float] = {}
+    best_price: Price = (0.0, 0.0, 0.0)
+    costs: dict[tuple[int, NdSbp], Seconds] = {}
     for candidate in candidates:
-        if op.sbp is not None and any(
-            canonical(op.sbp, hierarchy) != sbp for sbp in candidate.outputs
-        ):
+        if demanded is not None and any(demanded != sbp for sbp in candidate.outputs):
             continue
         if any(
             candidate.inputs[source] != layouts.made[op.inputs[source].name]
@@ -114,16 +179,16 @@ def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
             for target, source in mutates
         ):
             continue
-        seconds = 0.0
+        moved = reduced = 0.0
         for position, wanted in enumerate(candidate.inputs):
             key = (position, wanted)
             if key not in costs:
                 costs[key] = layouts.seconds(op, position, wanted)
-            seconds += costs[key]
-            if best is not None and seconds >= best_seconds:
-                break
-        else:
-            best, best_seconds = candidate, seconds
+            moved += costs[key][0]
+            reduced += costs[key][1]
+        price = (moved, reduced + _owed(op, candidate), reduced)
+        if best is None or price < best_price:
+            best, best_price = candidate, price
     if best is None:
         raise ShapeError(
             f"no sharding of {op.kind} fits the layouts demanded of it",
@@ -131,15 +196,31 @@ def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
             expected=f"outputs {op.sbp}" if op.sbp is not None else "the layout of its variables",
             hint="redistribute an input, or place the parameter with another SBP",
         )
-    _report_redistribution(op, layouts, best)
     return best
 
 
-def _report_redistribution(op: Op, layouts: _Layouts, signature: NdSignature) -> None:
+def _owed(op: Op, signature: NdSignature) -> float:
+    """What reducing the op's partial outputs will cost."""
+    seconds = 0.0
+    for value, sbp in zip(op.outputs, signature.outputs, strict=True):
+        if sbp.has_partial:
+            whole = NdSbp(tuple(BROADCAST if isinstance(e, Partial) else e for e in sbp))
+            path = boxing_path(sbp, whole, value.shape, value.dtype, op.placement.hierarchy)
+            seconds += sum(step.seconds for step in path)
+    return seconds
+
+
+def _report(job: Job, signatures: tuple[NdSignature, ...]) -> None:
+    """Say once, at INFO, where an op uses a value in another layout than it was made in."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    hierarchy = op.placement.hierarchy
-    for value, used in zip(op.inputs, signature.inputs, strict=True):
-        got = canonical(layouts.made[value.name], hierarchy)
-        if got != used:
-            logger.info("%s (%s): %%%s %s -> %s", op.name, op.source, value.name, got, used)
+    made: dict[str, NdSbp] = {}
+    for op, signature in zip(job.ops, signatures, strict=True):
+        for value, used in zip(op.inputs, signature.inputs, strict=True):
+            got = made[value.name]
+            if value.placement != op.placement or got != used:
+                logger.info(
+                    "%s (%s) uses %%%s as %s, made as %s", op.name, op.source, value.name, used, got
+                )
+        for value, sbp in zip(op.outputs, signature.outputs, strict=True):
+            made[value.name] = sbp

@@ -8,15 +8,25 @@ the same SBP together (so that `[P, P] → [B, B]` is one all-reduce). The searc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, pairwise, product
+from typing import Any
 
 import networkx as nx
 
-from plancompiler.boxing.primitives import PrimitiveRow, primitive_between
+from plancompiler.boxing.primitives import Cost, PrimitiveRow, primitive_between
 from plancompiler.errors import BoxingError
-from plancompiler.ir import BROADCAST, DType, NdSbp, Partial, Reduction, Sbp, Split
+from plancompiler.ir import (
+    BROADCAST,
+    PARTIAL_SUM,
+    DType,
+    NdSbp,
+    Partial,
+    Reduction,
+    Sbp,
+    Split,
+)
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive, TaskKind
 
@@ -35,8 +45,10 @@ class BoxingStep:
     """Tensor axis split before, or -1."""
     dst_axis: int
     """Tensor axis split after, or -1."""
-    seconds: float
-    """Cost by the α–β model."""
+    cost: Cost
+    """By bytes of the whole global tensor."""
+    seconds: float = 0.0
+    """Cost for the tensor at hand."""
 
 
 def canonical(sbp: NdSbp, hierarchy: tuple[int, ...]) -> NdSbp:
@@ -61,27 +73,31 @@ def boxing_path(
     before, after = canonical(before, hierarchy), canonical(after, hierarchy)
     if before == after:
         return ()
-    mesh = _Mesh(shape, dtype, hierarchy)
-    search = _searched_axes(before, after)
-    if len(search) == 1:
-        path = _single_axis_path(mesh, before, after, search[0])
-        if path is not None:
-            return path
-    return _shortest_path(mesh, before, after, search)
-
-
-def boxing_seconds(
-    before: NdSbp, after: NdSbp, shape: tuple[int, ...], dtype: DType, hierarchy: tuple[int, ...]
-) -> float:
-    """Cost of the cheapest path, in seconds of the α–β model."""
-    return sum(step.seconds for step in boxing_path(before, after, shape, dtype, hierarchy))
+    # What decides which steps are legal, besides the layouts: tensor axes whose pieces are all
+    # equal, however many mesh axes cut them.
+    even = tuple(extent % element_count(hierarchy) == 0 for extent in shape)
+    nbytes = element_count(shape) * dtype.itemsize
+    mesh = _Mesh(hierarchy, even)
+    path = _direct_path(mesh, before, after)
+    if path is None:
+        partials = {entry for sbp in (before, after) for entry in sbp if isinstance(entry, Partial)}
+        graph = _state_graph(mesh, tuple(sorted(partials | {PARTIAL_SUM}, key=str)))
+        path = _paths_from(graph, before, nbytes).get(after)
+    if path is None:
+        raise BoxingError(
+            "no way from one layout to another",
+            got=f"{before} to {after} for shape {shape} on a mesh {hierarchy}",
+        )
+    return tuple(replace(step, seconds=step.cost.seconds(nbytes)) for step in path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    shape: tuple[int, ...]
-    dtype: DType
+    """All that decides which steps are legal."""
+
     hierarchy: tuple[int, ...]
+    even: tuple[bool, ...]
+    """Per tensor axis, whether all pieces are equal."""
 
     def step(self, before: NdSbp, mesh_axes: tuple[int, ...], target: Sbp) -> BoxingStep | None:
         """The step that takes all `mesh_axes` (which agree in `before`) to `target`, if legal."""
@@ -108,12 +124,11 @@ class _Mesh:
         cutting = [
             axis
             for axis, entry in enumerate(layout.entries)
-            if isinstance(entry, Split) and entry.axis == tensor_axis and self.hierarchy[axis] > 1
+            if isinstance(entry, Split) and entry.axis == tensor_axis
         ]
         if cutting[len(cutting) - len(mesh_axes) :] != list(mesh_axes):
             return False
-        pieces = element_count([self.hierarchy[axis] for axis in cutting])
-        return len(mesh_axes) == 1 or self.shape[tensor_axis] % pieces == 0
+        return len(mesh_axes) == 1 or self.even[tensor_axis]
 
     def _make(
         self,
@@ -132,7 +147,7 @@ class _Mesh:
                 if axis not in mesh_axes and isinstance(before[axis], Split)
             ]
         )
-        nbytes = element_count(self.shape) * self.dtype.itemsize / pieces
+        cost = row.cost(devices)
         partial = entry if isinstance(entry, Partial) else target
         return BoxingStep(
             primitive=row.primitive,
@@ -143,7 +158,7 @@ class _Mesh:
             reduction=partial.reduction if isinstance(partial, Partial) else None,
             src_axis=entry.axis if isinstance(entry, Split) else -1,
             dst_axis=target.axis if isinstance(target, Split) else -1,
-            seconds=row.cost(devices, nbytes),
+            cost=Cost(cost.start, cost.per_byte / pieces),
         )
 
 
@@ -160,35 +175,18 @@ def _inner_partials(layout: NdSbp, mesh_axes: tuple[int, ...], partial: Partial)
     ]
 
 
-def _searched_axes(before: NdSbp, after: NdSbp) -> tuple[int, ...]:
-    """Mesh axes that change, and those that changes depend on.
+def _direct_path(mesh: _Mesh, before: NdSbp, after: NdSbp) -> tuple[BoxingStep, ...] | None:
+    """Where one mesh axis changes and nothing else cuts the same tensor axis: a step, or two.
 
-    That is those that cut a tensor axis which a changing one cuts too, and those that must be
-    reduced before a changing one.
+    Two go through broadcast (S → P, P → other P). None where a search is needed.
     """
-    changing = {axis for axis in range(len(before)) if before[axis] != after[axis]}
-    cut = {
-        entry.axis
-        for axis in changing
-        for entry in (before[axis], after[axis])
-        if isinstance(entry, Split)
-    }
-    entangled = {
-        axis
-        for axis, entry in enumerate(before.entries)
-        if axis not in changing and isinstance(entry, Split) and entry.axis in cut
-    }
-    for axis in changing:
-        entry = before[axis]
-        if isinstance(entry, Partial):
-            entangled.update(_inner_partials(before, (axis,), entry))
-    return tuple(sorted(changing | entangled))
-
-
-def _single_axis_path(
-    mesh: _Mesh, before: NdSbp, after: NdSbp, axis: int
-) -> tuple[BoxingStep, ...] | None:
-    """One direct step, or two through broadcast (S → P, P → other P)."""
+    changing = [axis for axis in range(len(before)) if before[axis] != after[axis]]
+    if len(changing) > 1:
+        return None
+    (axis,) = changing
+    cut = {entry for entry in (before[axis], after[axis]) if isinstance(entry, Split)}
+    if any(entry in cut for other, entry in enumerate(before.entries) if other != axis):
+        return None
     direct = mesh.step(before, (axis,), after[axis])
     if direct is not None:
         return (direct,)
@@ -199,61 +197,46 @@ def _single_axis_path(
     return None if last is None else (whole, last)
 
 
-def _shortest_path(
-    mesh: _Mesh, before: NdSbp, after: NdSbp, search: tuple[int, ...]
-) -> tuple[BoxingStep, ...]:
-    graph: nx.DiGraph[NdSbp] = nx.DiGraph()
-    for state in _states(mesh, before, after, search):
-        for step in _steps_from(mesh, state, search):
-            known = graph.get_edge_data(state, step.after)
-            if known is None or step.seconds < known["seconds"]:
-                graph.add_edge(state, step.after, seconds=step.seconds, step=step)
-    try:
-        path = nx.dijkstra_path(graph, before, after, weight="seconds")
-    except nx.NetworkXException:
-        raise BoxingError(
-            "no way from one layout to another",
-            got=f"{before} to {after} for shape {mesh.shape} on a mesh {mesh.hierarchy}",
-        ) from None
-    return tuple(graph.edges[left, right]["step"] for left, right in pairwise(path))
+@lru_cache(maxsize=256)
+def _state_graph(mesh: _Mesh, partials: tuple[Partial, ...]) -> nx.DiGraph[NdSbp]:
+    """All layouts of a tensor on a mesh and the legal steps between them, the cheapest per pair.
 
-
-def _states(mesh: _Mesh, before: NdSbp, after: NdSbp, search: tuple[int, ...]) -> Iterator[NdSbp]:
-    """Layouts a path may pass: what the two ends use, broadcast, and splits of their tensor axes.
-
-    Splits of tensor axes that no axis outside the search cuts, so that axes outside stay
-    independent.
+    It does not depend on sizes, so one graph serves all tensors with as many axes.
     """
-    fixed = {
-        entry.axis
-        for axis, entry in enumerate(before.entries)
-        if axis not in search and isinstance(entry, Split)
-    }
-    splits = [Split(axis) for axis in range(len(mesh.shape)) if axis not in fixed]
-    partials = dict.fromkeys(
-        entry
-        for axis in search
-        for entry in (before[axis], after[axis])
-        if isinstance(entry, Partial)
-    )
-    options: list[Sbp] = [BROADCAST, *partials, *splits]
-    for choice in product(options, repeat=len(search)):
-        entries = list(before.entries)
-        for axis, entry in zip(search, choice, strict=True):
-            entries[axis] = entry
-        yield NdSbp(tuple(entries))
-
-
-def _steps_from(mesh: _Mesh, state: NdSbp, search: tuple[int, ...]) -> Iterator[BoxingStep]:
-    for count in range(1, len(search) + 1):
-        for axes in combinations(search, count):
-            entry = state[axes[0]]
-            if any(state[axis] != entry for axis in axes):
-                continue
-            targets: list[Sbp] = [BROADCAST, *map(Split, range(len(mesh.shape)))]
-            if entry == BROADCAST:
-                targets += [Partial(reduction) for reduction in Reduction]
+    splits = [Split(axis) for axis in range(len(mesh.even))]
+    targets: list[Sbp] = [BROADCAST, *splits, *partials]
+    options = [targets if extent > 1 else [BROADCAST] for extent in mesh.hierarchy]
+    graph: nx.DiGraph[NdSbp] = nx.DiGraph()
+    for entries in product(*options):
+        state = NdSbp(entries)
+        for axes in _agreeing_axes(mesh, state):
             for target in targets:
                 step = mesh.step(state, axes, target)
                 if step is not None:
-                    yield step
+                    graph.add_edge(state, step.after, step=step)
+    return graph
+
+
+def _agreeing_axes(mesh: _Mesh, state: NdSbp) -> Iterator[tuple[int, ...]]:
+    """Sets of mesh axes that are in the same SBP, and can be changed in one step."""
+    used = [axis for axis, extent in enumerate(mesh.hierarchy) if extent > 1]
+    for count in range(1, len(used) + 1):
+        for axes in combinations(used, count):
+            if all(state[axis] == state[axes[0]] for axis in axes):
+                yield axes
+
+
+@lru_cache(maxsize=4096)
+def _paths_from(
+    graph: nx.DiGraph[NdSbp], before: NdSbp, nbytes: int
+) -> dict[NdSbp, tuple[BoxingStep, ...]]:
+    """The cheapest path to every other layout, for a tensor of this size (Dijkstra 1959)."""
+
+    def seconds(_before: NdSbp, _after: NdSbp, edge: dict[str, Any]) -> float:
+        return float(edge["step"].cost.seconds(nbytes))
+
+    paths = nx.single_source_dijkstra_path(graph, before, weight=seconds)
+    return {
+        after: tuple(graph.edges[pair]["step"] for pair in pairwise(path))
+        for after, path in paths.items()
+    }

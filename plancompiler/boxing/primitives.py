@@ -23,18 +23,27 @@ GAMMA = 1e-11
 """Seconds per byte within a device's memory."""
 
 
-def rounds(devices: int) -> float:
-    """Message rounds of a collective over `devices`."""
-    return math.log2(devices)
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a primitive as a function of the bytes it works on."""
+
+    start: float
+    """Seconds whatever the size."""
+    per_byte: float
+    """Seconds per byte of the value as it is before these mesh axes split it."""
+
+    def seconds(self, nbytes: float) -> float:
+        """Seconds for a value of this size."""
+        return self.start + self.per_byte * nbytes
 
 
-def start(messages: float) -> float:
-    """Seconds to start a transfer of this many message rounds."""
-    return (1 + messages) * ALPHA
+def collective(devices: int, passes: int, share: float) -> Cost:
+    """A collective of `passes` times log2(n) rounds that moves `share` of the value per device."""
+    return Cost((1 + passes * math.log2(devices)) * ALPHA, share * BETA)
 
 
-Cost = Callable[[int, float], float]
-"""(devices n, bytes v of the value before it is split along these axes) → seconds."""
+CostRule = Callable[[int], Cost]
+"""Number of devices → cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class PrimitiveRow:
     after: type[Sbp]
     primitive: Primitive
     kind: TaskKind
-    cost: Cost
+    cost: CostRule
 
 
 TABLE: tuple[PrimitiveRow, ...] = (
@@ -55,7 +64,7 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Broadcast,
         Primitive.ALL_REDUCE,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n, v: start(2 * rounds(n)) + 2 * (n - 1) / n * v * BETA,
+        lambda n: collective(n, 2, 2 * (n - 1) / n),
     ),
     # P → S: every device gets its piece of the reduced value.
     PrimitiveRow(
@@ -63,7 +72,7 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Split,
         Primitive.REDUCE_SCATTER,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n, v: start(rounds(n)) + (n - 1) / n * v * BETA,
+        lambda n: collective(n, 1, (n - 1) / n),
     ),
     # S → B: every device gets all pieces.
     PrimitiveRow(
@@ -71,7 +80,7 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Broadcast,
         Primitive.ALL_GATHER,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n, v: start(rounds(n)) + (n - 1) / n * v * BETA,
+        lambda n: collective(n, 1, (n - 1) / n),
     ),
     # S(i) → S(j): every device sends a piece of its piece to every other.
     PrimitiveRow(
@@ -79,11 +88,11 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Split,
         Primitive.ALL_TO_ALL,
         TaskKind.COLLECTIVE_BOXING,
-        lambda n, v: start(rounds(n)) + (n - 1) / (n * n) * v * BETA,
+        lambda n: collective(n, 1, (n - 1) / (n * n)),
     ),
     # B → S: every device keeps its piece; nothing moves.
     PrimitiveRow(
-        Broadcast, Split, Primitive.SLICE, TaskKind.SLICE_BOXING, lambda n, v: v / n * GAMMA
+        Broadcast, Split, Primitive.SLICE, TaskKind.SLICE_BOXING, lambda n: Cost(0.0, GAMMA / n)
     ),
     # B → P: the first device keeps the value, the others hold the reduction's identity.
     PrimitiveRow(
@@ -91,7 +100,7 @@ TABLE: tuple[PrimitiveRow, ...] = (
         Partial,
         Primitive.PARTIALISE,
         TaskKind.BOXING_IDENTITY,
-        lambda _, v: v * GAMMA,
+        lambda _: Cost(0.0, GAMMA),
     ),
 )
 

@@ -182,14 +182,10 @@ def _spread(counts: Iterable[int]) -> dict[str, float]:
 
 
 def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    def seconds(value: float) -> str:
-        return f"{value * 1e3:.1f} ms"
-
-    slices, tasks, plans = (
-        summary["slice_bytes"],
-        summary["tasks_per_rank"],
-        summary["plan_bytes"],
-    )
+    slices, ranks = summary["slice_bytes"], summary["rank_seconds"]
+    tasks, plans = summary["tasks_per_rank"], summary["plan_bytes"]
+    slice_sizes = f"{format_bytes(slices['min'])} to {format_bytes(slices['max'])}"
+    rank_times = f"median {_milliseconds(ranks['median'])}, max {_milliseconds(ranks['max'])}"
     return [
         ("mode", summary["mode"]),
         ("ranks", str(summary["ranks"])),
@@ -197,20 +193,12 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("boxing edges", str(summary["boxing_edges"])),
         ("boxing families", str(summary["boxing_families"])),
         ("boxing graph", format_bytes(summary["boxing_graph_bytes"])),
-        (
-            "slice",
-            f"{format_bytes(slices['min'])} to {format_bytes(slices['max'])}, "
-            f"{summary['distinct_slices']} distinct",
-        ),
+        ("slice", f"{slice_sizes}, {summary['distinct_slices']} distinct"),
         *(
-            (f"master: {stage}", seconds(spent))
+            (f"master: {stage}", _milliseconds(spent))
             for stage, spent in summary["master_seconds"].items()
         ),
-        (
-            "per rank",
-            f"median {seconds(summary['rank_seconds']['median'])}, "
-            f"max {seconds(summary['rank_seconds']['max'])}",
-        ),
+        ("per rank", rank_times),
         ("tasks per rank", f"{tasks['min']} to {tasks['max']}"),
         ("plan", f"median {format_bytes(plans['median'])}, max {format_bytes(plans['max'])}"),
         ("arena", f"max {format_bytes(summary['arena_bytes']['max'])}"),
@@ -218,3 +206,7 @@ def _lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("peak RSS", f"{summary['peak_rss_mib']:.0f} MiB"),
         ("digest", summary["digest"]),
     ]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

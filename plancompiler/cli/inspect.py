@@ -57,9 +57,7 @@ def plan_files(path: Path, ranks: tuple[int, ...]) -> list[Path]:
     """The plan file at `path`, or those of a folder: all of them, or the given ranks', by rank."""
     if path.is_file():
         if ranks:
-            raise UsageError(
-                "--rank chooses among the plans of a folder", got=f"the file {path}"
-            )
+            raise UsageError("--rank chooses among the plans of a folder", got=f"the file {path}")
         return [path]
     if not path.is_dir():
         raise UsageError("there is no such plan file or folder", got=str(path))

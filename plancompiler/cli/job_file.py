@@ -70,9 +70,7 @@ def split_target(target: str) -> tuple[Path, str]:
     if not colon or os.sep in function or not file:
         file, function = target, DEFAULT_FUNCTION
     if not function.isidentifier():
-        raise UsageError(
-            "what follows the colon must be a function's name", got=repr(target)
-        )
+        raise UsageError("what follows the colon must be a function's name", got=repr(target))
     path = Path(file)
     if not path.is_file():
         raise JobFileError(

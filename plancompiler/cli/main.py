@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -30,11 +31,18 @@ EXIT_TERMINATED = 143  # 128 + SIGTERM
 class Program(click.Group):
     """A group whose every failure is one paragraph on stderr and an exit code."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(  # type: ignore[override]  # click overloads it by the value of standalone_mode
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command; in standalone mode this always ends in SystemExit."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return super().main(args, prog_name, standalone_mode=False, **extra)
         try:
-            result = super().main(*args, standalone_mode=False, **extra)
+            result = super().main(args, prog_name, standalone_mode=False, **extra)
         except PlanCompilerError as error:
             _explain(error, str(error))
             sys.exit(error.exit_code)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import click
 
+from plancompiler.cluster.channel import TlsFiles
 from plancompiler.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 Setting = int | float | bool | str
+
+TLS_NAMES = ("--tls-ca", "--tls-cert", "--tls-key")
 
 
 def parse_setting(text: str) -> tuple[str, Setting]:
@@ -68,6 +73,41 @@ def mode_option(command: Command) -> Command:
 
 def json_option(command: Command) -> Command:
     """--json"""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON object on stdout."
-    )(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(
+        command
+    )
+
+
+def tls_options(command: Command) -> Command:
+    """--tls-ca --tls-cert --tls-key as one parameter `tls`: all three or none"""
+
+    @functools.wraps(command)
+    def with_files(
+        *args: Any, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **kwargs: Any
+    ) -> Any:
+        files = (tls_ca, tls_cert, tls_key)
+        tls = None
+        if tls_ca is not None and tls_cert is not None and tls_key is not None:
+            tls = TlsFiles(tls_ca, tls_cert, tls_key)
+        elif any(files):
+            raise UsageError(
+                "TLS needs three files",
+                got=" ".join(
+                    name
+                    for name, file in zip(TLS_NAMES, files, strict=True)
+                    if file is not None
+                ),
+                expected=" ".join(TLS_NAMES),
+            )
+        return command(*args, tls=tls, **kwargs)
+
+    decorated: Any = with_files
+    helps = (
+        "PEM file of the authority that signed the other side's certificate.",
+        "PEM file of one's own certificate.",
+        "PEM file of one's own key.",
+    )
+    for name, text in reversed(list(zip(TLS_NAMES, helps, strict=True))):
+        kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+        decorated = click.option(name, type=kind, help=text)(decorated)
+    return cast("Command", decorated)

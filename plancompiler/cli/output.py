@@ -24,6 +24,7 @@ from rich.table import Table
 from plancompiler.errors import UsageError
 
 LOG_VARIABLE = "PLANCOMPILER_LOG"
+UNFOLDED_WIDTH = 1000
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -62,7 +63,9 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Non
         )
     for row in rows:
         table.add_row(*map(str, row))
-    Console(file=sys.stdout, highlight=False, markup=False).print(table)
+    # Into a file or pipe nothing is folded, so that programs can read the lines.
+    width = None if sys.stdout.isatty() else UNFOLDED_WIDTH
+    Console(file=sys.stdout, highlight=False, markup=False, width=width).print(table)
 
 
 def format_bytes(count: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from typing import Any
 
 from plancompiler.ir import NdSbp, Placement, SourceLine
@@ -64,7 +65,7 @@ def _rank_cluster(plan: Plan) -> Iterator[str]:
         yield f'      label="{stream}"; style=filled; color="#eeeeee";'
         for task in tasks:
             yield f"      {_node(task.id)} [label={_quote(_label(task))}];"
-        for before, after in zip(tasks, tasks[1:], strict=False):
+        for before, after in pairwise(tasks):
             yield f'      {_node(before.id)} -> {_node(after.id)} [color="#bbbbbb", weight=4];'
         yield "    }"
     yield "  }"
@@ -76,10 +77,8 @@ def _edges(plan: Plan, drawn: set[int]) -> Iterator[str]:
             local = plan.register_by_id.get(register_id)
             register = local or plan.remote_register_by_id[register_id]
             if register.producer not in drawn:
-                yield (
-                    f"{_node(register.producer)} "
-                    f"[label={_quote(format_id(register.producer))}, fillcolor={_quote('#dddddd')}];"
-                )
+                label = _quote(format_id(register.producer))
+                yield f'{_node(register.producer)} [label={label}, fillcolor="#dddddd"];'
             style = "" if local else ", style=dashed"
             label = f"{register.name} {register.dtype}{list(register.shape)}"
             yield (

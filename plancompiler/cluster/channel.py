@@ -6,7 +6,7 @@ import importlib.metadata
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -152,7 +152,7 @@ def call_error(error: grpc.RpcError, address: str) -> PlanCompilerError:
     """What a failed call means: the error of the other side, or what went wrong on the way."""
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
-    metadata = (error.trailing_metadata() if isinstance(error, grpc.Call) else None) or ()
+    metadata: Any = (error.trailing_metadata() if isinstance(error, grpc.Call) else None) or ()
     for key, value in metadata:
         if key == _REPORT_KEY and isinstance(value, bytes):
             try:

@@ -1,0 +1,1 @@
+"""How a user writes a job: tracing, functions, modules, optimizers, data."""

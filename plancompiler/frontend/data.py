@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 
-from plancompiler.errors import DataError, PlanCompilerError, UsageError
-from plancompiler.frontend.trace import source_tensor, user_line
+from plancompiler.errors import DataError, UsageError
+from plancompiler.frontend.trace import source_tensor
 from plancompiler.ir import AttrValue, DType, Placement, Value
 from plancompiler.ir.operators import SbpLike
 from plancompiler.ops.data import map_tokens, read_array
@@ -46,14 +46,11 @@ class Arrays:
         types: Mapping[str, tuple[Sequence[int], DType | str]] | None = None,
     ) -> None:
         file = fspath(path)
-        try:
-            if types is not None and not Path(file).exists():
-                rows = _promised(file, keys, types, split)
-            else:
-                rows = _seen(file, keys)
-            self.start, self.stop = _checked_split(file, split, rows)
-        except PlanCompilerError as error:
-            raise error.at(source=user_line()) from None
+        if types is not None and not Path(file).exists():
+            rows = _promised(file, keys, types, split)
+        else:
+            rows = _seen(file, keys)
+        self.start, self.stop = _checked_split(file, split, rows)
         self.batch = batch
         self.values: dict[str, Value] = {}
         for key, (shape, dtype, _) in rows.items():
@@ -151,12 +148,9 @@ class TokenFile:
         seed: int = 0,
     ) -> None:
         file = fspath(path)
-        try:
-            self.dtype = DType.parse(dtype)
-            if Path(file).exists():
-                map_tokens(file, self.dtype.numpy, length + 1)
-        except PlanCompilerError as error:
-            raise error.at(source=user_line()) from None
+        self.dtype = DType.parse(dtype)
+        if Path(file).exists():
+            map_tokens(file, self.dtype.numpy, length + 1)
 
         def sequences(shift: int) -> Value:
             attrs: dict[str, AttrValue] = {

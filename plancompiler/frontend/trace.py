@@ -26,7 +26,6 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.ir import (
-    BROADCAST,
     UNKNOWN_SOURCE,
     AttrValue,
     DType,
@@ -250,6 +249,8 @@ class _JobTrace:
         if self._token is not None:
             ACTIVE_TRACER.reset(self._token)
         if error is not None:
+            if isinstance(error, PlanCompilerError) and traceback is not None:
+                error.at(source=_raised_line(traceback))
             return
         finished = self._builder.finish()
         # The one moment at which a Job changes: from empty to complete. What was cached while it
@@ -262,9 +263,10 @@ class _JobTrace:
 def job(name: str, seed: int = 0) -> _JobTrace:
     """Trace a job: `with pc.job("mlp") as job: ...`, after which `job` is a complete `Job`.
 
-    `seed` drives initialisers, dropout and data order. An exception in the body propagates as it is
-    and leaves the job empty. Raises JobError at the end of the block if nothing is reported
-    (`pc.output`) or two inputs, outputs or variables have one name.
+    `seed` drives initialisers, dropout and data order. An exception in the body propagates and
+    leaves the job empty; one of ours learns the user's line on the way, if it has none. Raises
+    JobError at the end of the block if nothing is reported (`pc.output`) or two inputs, outputs
+    or variables have one name.
     """
     if not isinstance(name, str) or not name:
         raise UsageError("a job needs a name", got=repr(name), expected="a non-empty string")
@@ -298,7 +300,7 @@ def current_builder() -> JobBuilder:
 
 def input(  # noqa: A001  # the public name is pc.input
     name: str,
-    shape: Sequence[int],
+    shape: int | Sequence[int],
     dtype: DType | str,
     placement: Placement,
     sbp: SbpLike | None = None,
@@ -309,7 +311,7 @@ def input(  # noqa: A001  # the public name is pc.input
     SbpAxisError, DTypeError or ShapeError, each with the caller's line.
     """
     return source_tensor(
-        "input", {"name": name, "shape": tuple(shape), "dtype": _dtype_name(dtype)}, placement, sbp
+        "input", {"name": name, "shape": _shape(shape), "dtype": _dtype_name(dtype)}, placement, sbp
     )
 
 
@@ -320,28 +322,14 @@ def source_tensor(
     sbp: SbpLike | None,
 ) -> Value:
     """Record an op without inputs and with one output in a demanded layout (default: broadcast)."""
-    return source_tensors(kind, attrs, placement, sbp)[0]
+    return current_builder().add(kind, (), attrs, placement, demanded_sbp(placement, sbp))[0]
 
 
-def source_tensors(
-    kind: str,
-    attrs: Mapping[str, AttrValue],
-    placement: Placement,
-    sbp: SbpLike | None,
-) -> tuple[Value, ...]:
-    """Like `source_tensor`, for ops with several outputs in one layout."""
-    builder = current_builder()
-    return builder.add(kind, (), attrs, placement, demanded_sbp(builder, placement, sbp))
-
-
-def demanded_sbp(builder: JobBuilder, placement: Placement, sbp: SbpLike | None) -> NdSbp:
-    """What the user wrote as an NdSbp, broadcast by default; syntax errors name the user's line."""
+def demanded_sbp(placement: Placement, sbp: SbpLike | None) -> NdSbp:
+    """What the user wrote as an NdSbp; broadcast by default."""
     if sbp is None:
-        return NdSbp((BROADCAST,) * getattr(placement, "ndim", 1))
-    try:
-        return NdSbp.of(sbp)
-    except PlanCompilerError as error:
-        raise error.at(source=builder.source_line()) from None
+        return NdSbp.broadcast(getattr(placement, "ndim", 1))
+    return NdSbp.of(sbp)
 
 
 def output(name: str, value: Value, finite: bool | None = None) -> None:
@@ -360,7 +348,7 @@ def output(name: str, value: Value, finite: bool | None = None) -> None:
 
 
 def full(
-    shape: Sequence[int],
+    shape: int | Sequence[int],
     value: Scalar,
     dtype: DType | str,
     placement: Placement,
@@ -369,23 +357,23 @@ def full(
     """A tensor that holds one number; without `sbp` the compiler chooses its layout."""
     builder = current_builder()
     attrs: dict[str, AttrValue] = {
-        "shape": tuple(shape),
+        "shape": _shape(shape),
         "dtype": _dtype_name(dtype),
         "value": value,
     }
-    demanded = None if sbp is None else demanded_sbp(builder, placement, sbp)
+    demanded = None if sbp is None else demanded_sbp(placement, sbp)
     return builder.add("fill", (), attrs, placement, demanded)[0]
 
 
 def zeros(
-    shape: Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
+    shape: int | Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
 ) -> Value:
     """A tensor of zeros; without `sbp` the compiler chooses its layout."""
     return full(shape, 0, dtype, placement, sbp)
 
 
 def ones(
-    shape: Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
+    shape: int | Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
 ) -> Value:
     """A tensor of ones; without `sbp` the compiler chooses its layout."""
     return full(shape, 1, dtype, placement, sbp)
@@ -416,7 +404,7 @@ def constant(
         "dtype": _dtype_name(dtype),
         "values": tuple(_number(item) for item in array.ravel().tolist()),
     }
-    demanded = None if sbp is None else demanded_sbp(builder, placement, sbp)
+    demanded = None if sbp is None else demanded_sbp(placement, sbp)
     return builder.add("constant", (), attrs, placement, demanded)[0]
 
 
@@ -438,38 +426,52 @@ def user_line(shown_paths: dict[str, str] | None = None) -> SourceLine:
     return UNKNOWN_SOURCE
 
 
+def _raised_line(traceback: TracebackType) -> SourceLine | None:
+    """The innermost line outside this package on the way to an error."""
+    found = None
+    step: TracebackType | None = traceback
+    while step is not None:
+        shown = _shown_path(step.tb_frame.f_code.co_filename)
+        if shown:
+            found = SourceLine(shown, step.tb_lineno)
+        step = step.tb_next
+    return found
+
+
 def _dtype_name(dtype: DType | str) -> str:
-    try:
-        return str(DType.parse(dtype))
-    except PlanCompilerError as error:
-        raise error.at(source=current_builder().source_line()) from None
+    return str(DType.parse(dtype))
+
+
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _number(value: bool | int | float) -> int | float:
     return int(value) if isinstance(value, bool) else value
 
 
+_PLAIN_TYPES = frozenset({bool, int, float, str})
+
+
 def _plain(name: str, value: object) -> AttrValue:
-    """An attribute as plain data: NumPy numbers become Python's, lists become tuples."""
-    if isinstance(value, (bool, int, float, str)):
-        return value if type(value) in (bool, int, float, str) else _base(value)
+    """An attribute as plain data: lists become tuples, NumPy numbers and enums the built-in type.
+    """
+    if type(value) in _PLAIN_TYPES:
+        return value  # type: ignore[return-value]  # the line above says so
+    if type(value) is tuple and _PLAIN_TYPES.issuperset(map(type, value)):
+        return value
     if isinstance(value, (tuple, list)):
         return tuple(_plain(name, item) for item in value)  # type: ignore[return-value]
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return _plain(name, value.item())
+    for base in (int, float, str):
+        if isinstance(value, base):
+            return base(value)
     raise AttributeValueError(
         f"attribute {name!r} is not plain data",
         got=type(value).__name__,
         expected="a number, a string, or a tuple of one of them",
     )
-
-
-def _base(value: bool | int | float | str) -> AttrValue:
-    """A subclass instance (an enum, a NumPy float64) as the built-in it derives from."""
-    for base in (int, float, str):
-        if isinstance(value, base):
-            return base(value)
-    return bool(value)
 
 
 def _shown_path(file: str) -> str:

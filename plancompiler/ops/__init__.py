@@ -39,6 +39,7 @@ __all__ = [
     "axis_signatures",
     "comparison",
     "data",
+    "data",
     "dropout",
     "elementwise",
     "embedding",

@@ -73,7 +73,7 @@ def contiguous(kernel: Kernel) -> Kernel:
             kernel(context, inputs, outputs)
             return
         found = [np.empty(array.shape, array.dtype) for array in outputs]
-        kernel(context, [np.ascontiguousarray(array) for array in inputs], found)
+        kernel(context, [array.copy() for array in inputs], found)
         for source, target in zip(found, outputs, strict=True):
             np.copyto(target, source)
 

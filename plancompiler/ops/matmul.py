@@ -22,7 +22,7 @@ from plancompiler.ops.check import (
     only_attrs,
 )
 from plancompiler.ops.gradient import reduce_to
-from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.kernel import in_float32, rows_of
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -76,10 +76,9 @@ def _matmul_kernel(
         b = b.swapaxes(-1, -2)
     if context.attrs.get("transpose_a", False):
         a = a.swapaxes(-1, -2)
-    elif a.ndim > 2 and b.ndim == 2 and a.size and a.flags.c_contiguous and out.flags.c_contiguous:
+    elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         # One product instead of one per batch entry.
-        a = a.reshape(-1, a.shape[-1])
-        out = out.reshape(-1, out.shape[-1])
+        a, out = rows_of(a), rows_of(out)
     np.matmul(a, b, out=out)
 
 

@@ -7,7 +7,6 @@ per register that crosses ranks and one per communicator. The master compares th
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,17 +62,13 @@ def cross_rank_facts(plan: Plan) -> tuple[CrossRankFact, ...]:
     ]
     facts += [_register_fact(register, CONSUMER) for register in plan.remote_registers]
     facts.sort(key=lambda fact: (fact.sync_id, fact.name, fact.role))
-    uses: Counter[tuple[int, ...]] = Counter()
     for communicator in plan.communicators:
-        # Several communicators of the same ranks are told apart by their order in the plan.
-        count = uses[communicator.ranks]
-        uses[communicator.ranks] += 1
         ranks = ", ".join(map(str, communicator.ranks))
         facts.append(
             CrossRankFact(
                 sync_id=-1,
                 register=-1,
-                name=f"communicator of ranks {ranks}" + (f", number {count}" if count else ""),
+                name=f"communicator of ranks {ranks}",
                 role=MEMBER,
                 ranks=tuple(sorted(communicator.ranks)),
                 text=f"families {', '.join(map(str, communicator.families))}",

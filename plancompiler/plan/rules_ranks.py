@@ -1,4 +1,4 @@
-"""Rules about a set of plans: sends and receives, collectives, and that nothing waits in a circle."""
+"""Rules about a set of plans: sends and receives, collectives, no waiting in a circle."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def check_collective_order(index: PlansIndex) -> None:
         known = {rank: families for rank, families in members.items() if rank in index.ranks}
         first = next(iter(known))
         for rank in sorted(set(ranks) & set(index.ranks)):
-            mine, theirs = known.get(rank, []), known[first]
+            mine, theirs = known.get(rank, ()), known[first]
             if mine == theirs:
                 continue
             at = next(
@@ -165,14 +165,14 @@ def check_collective_order(index: PlansIndex) -> None:
             )
 
 
-def _communicators(index: PlansIndex) -> dict[tuple[int, ...], dict[int, list[int]]]:
-    """Ranks of a communicator → member → families in order (of all its communicators there)."""
-    found: dict[tuple[int, ...], dict[int, list[int]]] = {}
+def _communicators(
+    index: PlansIndex,
+) -> dict[tuple[int, ...], dict[int, tuple[int, ...]]]:
+    """Ranks of a communicator → member → families in order."""
+    found: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
     for rank, one in index.ranks.items():
         for communicator in one.plan.communicators:
-            found.setdefault(communicator.ranks, {}).setdefault(rank, []).extend(
-                communicator.families
-            )
+            found.setdefault(communicator.ranks, {})[rank] = communicator.families
     return found
 
 
@@ -183,7 +183,7 @@ def _collective(one: PlanIndex, ranks: tuple[int, ...], at: int) -> Task | None:
 
 
 def _family(
-    index: PlansIndex, rank: int, ranks: tuple[int, ...], families: list[int], at: int
+    index: PlansIndex, rank: int, ranks: tuple[int, ...], families: tuple[int, ...], at: int
 ) -> str:
     task = _collective(index.ranks[rank], ranks, at)
     if task is None or at >= len(families):
@@ -232,11 +232,11 @@ def _collective_terms(one: PlanIndex, task: Task) -> str:
 
 
 class StepGraph:
-    """All ranks' tasks of one step with what each waits for; a collective is one node of all members.
+    """What waits for what in one step of all ranks; a collective is one node for all members.
 
-    Streams' order across the step's end and credits lead from a step to a later one only, because a
-    register has one slot or more. A circle would have to come back to its step, so it lies within one
-    step, and one step is the whole question.
+    Streams' order across the step's end and credits lead from a step to a later one only, because
+    a register has one slot or more. A circle would have to come back to its step, so it lies within
+    one step, and one step is the whole question.
     """
 
     def __init__(self, ranks: Mapping[int, PlanIndex]) -> None:
@@ -248,16 +248,14 @@ class StepGraph:
         self.successors: list[list[int]] = []
         meetings: dict[tuple[tuple[int, ...], int], int] = {}
         for one in ranks.values():
-            count: dict[int, int] = {}
+            count: dict[tuple[int, ...], int] = {}
             for task in one.plan.tasks:
-                node = -1
+                node = len(self.members)
                 if isinstance(task.spec, CollectiveSpec):
-                    communicator = task.spec.communicator
-                    number = count[communicator] = count.get(communicator, -1) + 1
-                    key = (one.plan.communicators[communicator].ranks, number)
-                    node = meetings.setdefault(key, len(self.members))
-                if node in (-1, len(self.members)):
-                    node = len(self.members)
+                    group = one.plan.communicators[task.spec.communicator].ranks
+                    number = count[group] = count.get(group, -1) + 1
+                    node = meetings.setdefault((group, number), node)
+                if node == len(self.members):
                     self.members.append([])
                 self.members[node].append(task)
                 self.node_of[task.id] = node
@@ -346,7 +344,7 @@ class StepGraph:
 
 
 def check_no_circle(index: PlansIndex) -> None:
-    """No tasks wait for each other in a circle of streams, data, control, copies and collectives."""
+    """No tasks wait in a circle of streams, data, control, copies and collectives."""
     graph = index.graph
     stuck = graph.stuck()
     if True not in stuck:
@@ -369,23 +367,28 @@ def check_no_circle(index: PlansIndex) -> None:
 
 def check_remote_readers(index: PlansIndex) -> None:
     """A value that another rank reads is overwritten only after that rank has read it."""
-    graph = index.graph
     for rank, one in index.ranks.items():
         for members in one.groups.values():
+            readers: list[tuple[int, RegisterDesc]] = []
             for register in members:
-                if register.inplace_of == -1 or register.is_view:
-                    continue
-                old = one.plan.register_by_id[register.inplace_of]
-                for task_id in one.remote_consumers(old):
-                    reader = graph.node_of.get(task_id)
-                    if reader is not None and not graph.reaches(
-                        reader, graph.node_of[register.producer]
-                    ):
-                        raise index.broken(
-                            rank,
-                            f"{one.task_name(register.producer)} overwrites {old.name!r} while "
-                            f"rank {rank_of(task_id)} may still read it",
-                            register=register,
-                            got=f"no order after {graph.name(reader)}",
-                            expected="a way from the remote reader to the task",
-                        )
+                if register.inplace_of != -1 and not register.is_view:
+                    _check_read(index, rank, register, readers)
+                readers += [(task, register) for task in one.remote_consumers(register)]
+
+
+def _check_read(
+    index: PlansIndex, rank: int, register: RegisterDesc, readers: list[tuple[int, RegisterDesc]]
+) -> None:
+    graph = index.graph
+    writer = graph.node_of[register.producer]
+    for task_id, old in readers:
+        reader = graph.node_of.get(task_id)
+        if reader is not None and not graph.reaches(reader, writer):
+            raise index.broken(
+                rank,
+                f"{graph.name(writer)} overwrites {old.name!r} while {graph.name(reader)} may "
+                "still read it",
+                register=register,
+                got="no order between the two tasks",
+                expected="the remote reader done before",
+            )

@@ -130,6 +130,23 @@ def check_producers(index: PlanIndex) -> None:
             )
 
 
+def check_plan_order(index: PlanIndex) -> None:
+    """Producers come before their consumers."""
+    registers, position = index.plan.register_by_id, index.position
+    for place, task in enumerate(index.plan.tasks):
+        for key in (*task.inputs, *task.controls_in) if task.controls_in else task.inputs:
+            register = registers.get(key)
+            if register is not None and position[register.producer] >= place:
+                raise index.broken(
+                    f"{task.name!r} reads {index.register_name(key)} before "
+                    f"{index.task_name(register.producer)} makes it",
+                    task=task,
+                    got=f"reader at {place} of plan order, "
+                    f"producer at {position[register.producer]}",
+                    expected="the producer first",
+                )
+
+
 def check_consumers(index: PlanIndex) -> None:
     """A register lists the tasks that read it, in plan order, then those of other ranks by id."""
     rank = index.plan.rank
@@ -182,23 +199,6 @@ def check_controls(index: PlanIndex) -> None:
                         got=f"block {register.block}",
                         expected="block -1 for control, a memory block for data",
                     )
-
-
-def check_plan_order(index: PlanIndex) -> None:
-    """Producers come before their consumers."""
-    registers, position = index.plan.register_by_id, index.position
-    for place, task in enumerate(index.plan.tasks):
-        for key in (*task.inputs, *task.controls_in) if task.controls_in else task.inputs:
-            register = registers.get(key)
-            if register is not None and position[register.producer] >= place:
-                raise index.broken(
-                    f"{task.name!r} reads {index.register_name(key)} before "
-                    f"{index.task_name(register.producer)} makes it",
-                    task=task,
-                    got=f"reader at {place} of plan order, "
-                    f"producer at {position[register.producer]}",
-                    expected="the producer first",
-                )
 
 
 def check_sync_ids(index: PlanIndex) -> None:

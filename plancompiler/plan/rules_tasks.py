@@ -89,6 +89,40 @@ def check_boxes(index: PlanIndex) -> None:
                     )
 
 
+def check_communicators(index: PlanIndex) -> None:
+    """A group of ranks, this one among them, has one communicator with its collectives in order."""
+    plan = index.plan
+    groups: set[tuple[int, ...]] = set()
+    families: list[list[int]] = [[] for _ in plan.communicators]
+    for task in plan.tasks:
+        if not isinstance(task.spec, CollectiveSpec):
+            continue
+        if not 0 <= task.spec.communicator < len(families):
+            raise index.broken(
+                f"{task.name!r} uses a communicator that does not exist",
+                task=task,
+                got=f"communicator {task.spec.communicator}",
+                expected=f"one of {len(families)}",
+            )
+        families[task.spec.communicator].append(family_of(task.id))
+    for number, communicator in enumerate(plan.communicators):
+        ranks = communicator.ranks
+        if plan.rank not in ranks or len(set(ranks)) != len(ranks) or ranks in groups:
+            raise index.broken(
+                f"communicator {number} is not one of this rank, or its ranks have another one",
+                got=f"ranks {', '.join(map(str, ranks))}",
+                expected=f"distinct ranks with {plan.rank} among them, once per group of ranks",
+            )
+        groups.add(ranks)
+        if list(communicator.families) != families[number]:
+            raise index.broken(
+                f"communicator {number} lists its collectives in another order than the plan "
+                "runs them",
+                got=f"families {', '.join(map(str, communicator.families))}",
+                expected=f"families {', '.join(map(str, families[number]))}",
+            )
+
+
 def check_collectives(index: PlanIndex) -> None:
     """A collective's registers have the shapes that its primitive gives this member."""
     registers, communicators = index.plan.register_by_id, index.plan.communicators
@@ -97,13 +131,6 @@ def check_collectives(index: PlanIndex) -> None:
         if not isinstance(spec, CollectiveSpec):
             continue
         before, after = registers[task.inputs[0]], registers[task.outputs[0]]
-        if not 0 <= spec.communicator < len(communicators):
-            raise index.broken(
-                f"{task.name!r} uses a communicator that does not exist",
-                task=task,
-                got=f"communicator {spec.communicator}",
-                expected=f"one of {len(communicators)}",
-            )
         if (spec.reduction is not None) is not (spec.primitive in _REDUCING):
             raise index.broken(
                 f"{task.name!r} has a reduction where its primitive has none, or lacks one",
@@ -258,30 +285,6 @@ def check_copies(index: PlanIndex) -> None:
                 got=f"{format_region(spec.region)} into {output.dtype}{format_shape(output.shape)}",
                 expected=f"a box of the output's shape inside "
                 f"{remote.dtype}{format_shape(remote.shape)}",
-            )
-
-
-def check_communicators(index: PlanIndex) -> None:
-    """A communicator has this rank as a member and lists its collectives in plan order."""
-    plan = index.plan
-    families: list[list[int]] = [[] for _ in plan.communicators]
-    for task in plan.tasks:
-        if isinstance(task.spec, CollectiveSpec):
-            families[task.spec.communicator].append(family_of(task.id))
-    for number, communicator in enumerate(plan.communicators):
-        ranks = communicator.ranks
-        if plan.rank not in ranks or len(set(ranks)) != len(ranks):
-            raise index.broken(
-                f"communicator {number} is not one of this rank",
-                got=f"ranks {', '.join(map(str, ranks))}",
-                expected=f"distinct ranks with {plan.rank} among them",
-            )
-        if list(communicator.families) != families[number]:
-            raise index.broken(
-                f"communicator {number} lists its collectives in another order than the plan "
-                "runs them",
-                got=f"families {', '.join(map(str, communicator.families))}",
-                expected=f"families {', '.join(map(str, families[number]))}",
             )
 
 

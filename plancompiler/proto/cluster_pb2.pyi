@@ -85,12 +85,14 @@ class SubmitReply(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("job_id", "chunk")
+    __slots__ = ("job_id", "steps", "chunk")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
+    steps: int
     chunk: Chunk
-    def __init__(self, job_id: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., steps: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
     __slots__ = ("job_id", "directory")

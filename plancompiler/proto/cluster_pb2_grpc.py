@@ -98,7 +98,7 @@ class ClientServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Step(self, request_iterator, context):
-        """Ask an open job for one more step: the header, then the chunks of its feeds.
+        """Ask an open job for more steps: a header, then the chunks of the feeds, if any.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -89,7 +89,9 @@ def test_the_linter_closes_every_door_that_the_page_does_not_open() -> None:
     for room in sorted(guarded):
         doors = documented()[page_folder(room)]["doors"]
         assert isinstance(doors, set), f"{room} has no line `May import: …`"
-        closed = {name.removeprefix("plancompiler.") for name in contracts[room]["forbidden_modules"]}
+        closed = {
+            name.removeprefix("plancompiler.") for name in contracts[room]["forbidden_modules"]
+        }
         assert contracts[room]["source_modules"] == [f"plancompiler.{room}"]
         assert closed == (guarded | EDGES) - doors - {room}, room
 

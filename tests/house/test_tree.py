@@ -55,7 +55,9 @@ def test_python_files_stay_under_650_lines() -> None:
     assert long == []
 
 
-@pytest.mark.parametrize("script", ["scripts/test", "scripts/demo", "scripts/generate_proto", ".ci/run"])
+@pytest.mark.parametrize(
+    "script", ["scripts/test", "scripts/demo", "scripts/generate_proto", ".ci/run"]
+)
 def test_scripts_can_be_run(script: str) -> None:
     mode = (ROOT / script).stat().st_mode
     assert mode & stat.S_IXUSR

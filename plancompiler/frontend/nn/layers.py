@@ -39,8 +39,8 @@ class Linear(Module):
             self.bias = Parameter((out_features,), dtype, bias_init, bias_args)
 
     def forward(self, x: Value) -> Value:
-        bias = None if self.bias is None else self.bias.value
-        return functional.linear(x, self.weight.value, bias)
+        weight = self.weight.value
+        return functional.linear(x, weight, None if self.bias is None else self.bias.value)
 
 
 class Embedding(Module):

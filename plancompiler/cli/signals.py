@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM for commands that serve until they are told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+FORCED_STOP_SECONDS = 10.0
+"""How long a graceful stop may take once standard input has ended."""
+
+
+class StopRequest:
+    """Set by the first signal; its exit code is the one that shells give to that signal."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.exit_code = 0
+
+    def ask(self, exit_code: int) -> None:
+        """Ask to stop; the first reason counts."""
+        if not self.event.is_set():
+            self.exit_code = exit_code
+            self.event.set()
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Within the block, the first SIGINT or SIGTERM asks for a graceful stop and a second one
+    interrupts.
+    """
+    request = StopRequest()
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if request.event.is_set():
+            raise KeyboardInterrupt
+        request.ask(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_with_stdin(request: StopRequest) -> None:
+    """Stop when standard input ends: whoever holds its other end is gone."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        request.ask(0)
+        # A daemon thread: it only gets past this wait where the graceful stop did not end us.
+        threading.Event().wait(FORCED_STOP_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="plancompiler-stdin", daemon=True).start()

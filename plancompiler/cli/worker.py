@@ -1,0 +1,59 @@
+"""`plancompiler worker`: serve one rank of a cluster."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from plancompiler.cli.options import json_option, tls_options
+from plancompiler.cli.output import print_json, print_note
+from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
+from plancompiler.cluster.channel import TlsFiles
+from plancompiler.worker.agent import run_worker
+
+
+@click.command("worker")
+@click.option("--master", metavar="HOST:PORT", required=True, help="Where the master listens.")
+@click.option("--rank", type=click.IntRange(min=0), help="The rank to be; by default any free one.")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda:I.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for the master's first answer.",
+)
+@click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
+@tls_options
+@json_option
+@click.pass_context
+def worker_command(
+    context: click.Context,
+    master: str,
+    rank: int | None,
+    device: str,
+    timeout: float,
+    with_stdin: bool,
+    tls: TlsFiles | None,
+    as_json: bool,
+) -> None:
+    """Register with a master and run one rank of its jobs, until stopped by Ctrl-C or SIGTERM.
+
+    \b
+    Example:
+      plancompiler worker --master 127.0.0.1:50051
+      plancompiler worker --master 127.0.0.1:50051 --rank 1
+
+    With --json, what it was goes to stdout at its end.
+    """
+    begin = time.monotonic()
+    with stop_on_signals() as stop:
+        if with_stdin:
+            stop_with_stdin(stop)
+        print_note(f"worker of the master at {master}; Ctrl-C stops it")
+        run_worker(master, rank, device, stop=stop.event, tls=tls, timeout=timeout)
+    if as_json:
+        seconds = time.monotonic() - begin
+        print_json({"master": master, "rank": rank, "device": device, "seconds": seconds})
+    context.exit(stop.exit_code)

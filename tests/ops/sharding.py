@@ -1,0 +1,202 @@
+"""Splitting whole arrays into shards, running an op's kernel on every device, and putting together.
+
+This is the reference meaning of SBP, written on whole arrays and independent of boxing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from plancompiler.ir import (
+    AttrValue,
+    Broadcast,
+    DType,
+    NdSbp,
+    Partial,
+    Reduction,
+    Split,
+    TensorType,
+)
+from plancompiler.ir.shard import balanced_range, region_index, region_shape, shard_region
+from plancompiler.ops import KernelContext, infer_types, op_def
+from plancompiler.ops.rule import NdSignature
+
+Coordinates = tuple[int, ...]
+Shards = dict[Coordinates, np.ndarray]
+
+
+def type_of(array: np.ndarray) -> TensorType:
+    return TensorType(array.shape, DType.parse(array.dtype))
+
+
+def run_dense(
+    kind: str,
+    inputs: Sequence[np.ndarray],
+    attrs: Mapping[str, AttrValue],
+    *,
+    seed: int = 0,
+    step: int = 0,
+    state: Mapping[str, object] | None = None,
+) -> list[np.ndarray]:
+    """Outputs of an op's kernel on whole arrays."""
+    types = infer_types(kind, tuple(map(type_of, inputs)), attrs)
+    context = KernelContext(
+        attrs=attrs,
+        input_shapes=tuple(array.shape for array in inputs),
+        output_shapes=tuple(tensor.shape for tensor in types),
+        input_regions=tuple(tuple((0, n) for n in array.shape) for array in inputs),
+        output_regions=tuple(tuple((0, n) for n in tensor.shape) for tensor in types),
+        seed=seed,
+        step=step,
+        state=dict(state or {}),
+    )
+    outputs = [np.empty(tensor.shape, tensor.dtype.numpy) for tensor in types]
+    op_def(kind).kernel(context, inputs, outputs)
+    return outputs
+
+
+def split(
+    array: np.ndarray, sbp: NdSbp, hierarchy: tuple[int, ...], rng: np.random.Generator
+) -> Shards:
+    """The array as its shards on a mesh; partial values as random parts.
+
+    Parts are made before splits and copies, so that devices which differ only along a broadcast
+    axis hold the same.
+    """
+    order = sorted(
+        range(len(hierarchy)),
+        key=lambda axis: (isinstance(sbp[axis], Broadcast), isinstance(sbp[axis], Split), axis),
+    )
+    shards: Shards = {(): array}
+    for axis in order:
+        shards = {
+            (*coordinates, index): piece
+            for coordinates, shard in shards.items()
+            for index, piece in enumerate(_split_once(shard, sbp[axis], hierarchy[axis], rng))
+        }
+    position = [order.index(axis) for axis in range(len(hierarchy))]
+    return {
+        tuple(coordinates[at] for at in position): np.ascontiguousarray(shard).reshape(shard.shape)
+        for coordinates, shard in shards.items()
+    }
+
+
+def _split_once(array, entry, parts, rng):
+    if isinstance(entry, Broadcast):
+        return [array] * parts
+    if isinstance(entry, Split):
+        ranges = [balanced_range(array.shape[entry.axis], parts, index) for index in range(parts)]
+        return [
+            array[(slice(None),) * entry.axis + (slice(start, stop),)] for start, stop in ranges
+        ]
+    if entry.reduction is Reduction.SUM:
+        if array.dtype.kind == "f":
+            pieces = [rng.normal(size=array.shape).astype(array.dtype) for _ in range(parts - 1)]
+        else:
+            pieces = [rng.integers(0, 9, array.shape).astype(array.dtype) for _ in range(parts - 1)]
+        return [*pieces, array - sum(pieces)]
+    if entry.reduction not in (Reduction.MAX, Reduction.MIN):
+        raise NotImplementedError(entry)
+    # One device has the element, the others something that loses against it.
+    owner = rng.integers(0, parts, array.shape)
+    away = rng.integers(1, 9, array.shape).astype(array.dtype)
+    beaten = array - away if entry.reduction is Reduction.MAX else array + away
+    return [np.where(owner == index, array, beaten) for index in range(parts)]
+
+
+def assemble(
+    shards: Mapping[Coordinates, np.ndarray], sbp: NdSbp, hierarchy: tuple[int, ...]
+) -> np.ndarray:
+    """The whole array from its shards; checks that broadcast copies agree."""
+    found = dict(shards)
+    for axis in reversed(range(len(hierarchy))):
+        found = {
+            coordinates: _join(
+                [found[(*coordinates, i)] for i in range(hierarchy[axis])], sbp[axis]
+            )
+            for coordinates in product(*map(range, hierarchy[:axis]))
+        }
+    return found[()]
+
+
+def _join(pieces, entry):
+    if isinstance(entry, Split):
+        return np.concatenate(pieces, axis=entry.axis)
+    if isinstance(entry, Broadcast):
+        for piece in pieces[1:]:
+            np.testing.assert_array_equal(piece, pieces[0], "copies of a broadcast value differ")
+        return pieces[0]
+    combine = {Reduction.SUM: np.add, Reduction.MAX: np.maximum, Reduction.MIN: np.minimum}
+    total = pieces[0]
+    for piece in pieces[1:]:
+        total = combine[entry.reduction](total, piece)
+    return total
+
+
+def run_sharded(
+    kind: str,
+    inputs: Sequence[np.ndarray],
+    attrs: Mapping[str, AttrValue],
+    signature: NdSignature,
+    hierarchy: tuple[int, ...],
+    rng: np.random.Generator,
+    *,
+    seed: int = 0,
+    step: int = 0,
+) -> list[np.ndarray]:
+    """Outputs of an op that runs on shards, one kernel call per device, put together again."""
+    types = infer_types(kind, tuple(map(type_of, inputs)), attrs)
+    sharded = [
+        split(array, sbp, hierarchy, rng)
+        for array, sbp in zip(inputs, signature.inputs, strict=True)
+    ]
+    results: list[Shards] = [{} for _ in types]
+    for coordinates in product(*map(range, hierarchy)):
+        context = KernelContext(
+            attrs=attrs,
+            input_shapes=tuple(array.shape for array in inputs),
+            output_shapes=tuple(tensor.shape for tensor in types),
+            input_regions=tuple(
+                shard_region(array.shape, hierarchy, sbp, coordinates)
+                for array, sbp in zip(inputs, signature.inputs, strict=True)
+            ),
+            output_regions=tuple(
+                shard_region(tensor.shape, hierarchy, sbp, coordinates)
+                for tensor, sbp in zip(types, signature.outputs, strict=True)
+            ),
+            seed=seed,
+            step=step,
+        )
+        local = [shards[coordinates] for shards in sharded]
+        outputs = [
+            _poisoned(region_shape(region), tensor.dtype)
+            for tensor, region in zip(types, context.output_regions, strict=True)
+        ]
+        if kind == "input":
+            whole = signature.outputs[0]
+            if any(isinstance(entry, Partial) for entry in whole):
+                raise NotImplementedError(str(whole))
+            context.state["value"] = local_feed(attrs)[region_index(context.output_regions[0])]
+        op_def(kind).kernel(context, local, outputs)
+        for shards, output in zip(results, outputs, strict=True):
+            shards[coordinates] = output
+    return [
+        assemble(shards, sbp, hierarchy)
+        for shards, sbp in zip(results, signature.outputs, strict=True)
+    ]
+
+
+def local_feed(attrs: Mapping[str, AttrValue]) -> np.ndarray:
+    """What the tests feed to an `input` op."""
+    shape, dtype = attrs["shape"], attrs["dtype"]
+    return np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+
+
+def _poisoned(shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """Output memory as a kernel may find it: full of garbage."""
+    byte = b"\x01" if dtype is DType.BOOL else b"\xff"
+    return np.ndarray(shape, dtype.numpy, bytearray(byte * (prod(shape) * dtype.itemsize)))

@@ -1,0 +1,115 @@
+"""Gradient functions against central differences in float64, on every sample that has one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plancompiler.errors import GradientError
+from plancompiler.ops import op_table
+from tests.ops.dense import SEED, STEP, DenseTensor, gradients_of
+from tests.ops.samples import samples
+from tests.ops.sharding import run_dense
+
+STEP_SIZE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    return [
+        sample
+        for sample in samples(tmp_path_factory.mktemp("data"))
+        if sample.inputs and sample.differentiable and op_table()[sample.kind].gradient is not None
+    ]
+
+
+def differences(sample, position, weight):
+    """d sum(weight * first output) / d input, element by element."""
+    inputs = [array.copy() for array in sample.inputs]
+    found = np.empty_like(inputs[position])
+    for index in np.ndindex(*found.shape):
+        values = []
+        before = inputs[position][index]
+        for moved in (before + STEP_SIZE, before - STEP_SIZE):
+            inputs[position][index] = moved
+            first = run_dense(sample.kind, inputs, sample.attrs, seed=SEED, step=STEP)[0]
+            values.append(float(np.sum(weight * first)))
+        inputs[position][index] = before
+        found[index] = (values[0] - values[1]) / (2 * STEP_SIZE)
+    return found
+
+
+def test_gradients_match_finite_differences(calls):
+    rng = np.random.default_rng(3)
+    checked = set()
+    for sample in calls:
+        outputs = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)
+        if not outputs:
+            continue
+        weight = rng.normal(size=outputs[0].shape)
+        grads = gradients_of(
+            sample.kind, sample.inputs, sample.attrs, [weight] + [None] * (len(outputs) - 1)
+        )
+        for position, (array, grad) in enumerate(zip(sample.inputs, grads, strict=True)):
+            if array.dtype.kind != "f":
+                assert grad is None, f"{sample}: input {position} cannot have a gradient"
+                continue
+            expected = differences(sample, position, weight)
+            label = f"{sample}: input {position}"
+            if grad is None:
+                np.testing.assert_array_equal(expected, 0, label)
+                continue
+            assert grad.shape == array.shape, label
+            assert grad.dtype == array.dtype, label
+            np.testing.assert_allclose(grad, expected, 1e-6, 1e-7, err_msg=label)
+        checked.add(sample.kind)
+    # Gradients exist for these, but not along a float64 path that differences could walk.
+    assert {
+        kind
+        for kind, definition in op_table().items()
+        if definition.gradient is not None and kind not in checked
+    } == {"logical_not"}
+
+
+def test_ties_of_max_share_the_gradient():
+    x = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
+    (grad,) = gradients_of("max", [x], {"axes": (1,)}, [np.array([6.0, 6.0])])
+    np.testing.assert_array_equal(grad, [[0, 3, 3], [2, 2, 2]])
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("maximum", 1.0), ("minimum", 1.0)])
+def test_ties_of_maximum_go_to_the_first(kind, expected):
+    x = np.array([2.0])
+    first, second = gradients_of(kind, [x, x.copy()], {}, [np.array([1.0])])
+    assert (first.item(), second.item()) == (expected, 0.0)
+
+
+def test_gradient_of_a_linear_layer_contracts_all_leading_axes_at_once():
+    """One product, not one per batch entry and a sum."""
+    kinds = []
+
+    class Recorded(DenseTensor):
+        __slots__ = ()
+
+        def _apply(self, kind, inputs, attrs):
+            kinds.append(kind)
+            return tuple(Recorded(one.array) for one in super()._apply(kind, inputs, attrs))
+
+    rng = np.random.default_rng(0)
+    a, b, dc = (Recorded(rng.normal(size=shape)) for shape in ((2, 5, 3), (3, 4), (2, 5, 4)))
+    _, db = op_table()["matmul"].gradient({}, (a, b), (), (dc,))
+    assert kinds == ["matmul", "contract_leading"]
+    np.testing.assert_allclose(db.array, np.einsum("bij,bik->jk", a.array, dc.array))
+
+
+def test_side_results_of_layer_norm_have_no_gradient():
+    x, width = np.ones((2, 3)), np.ones(3)
+    with pytest.raises(GradientError, match="side result"):
+        gradients_of("layer_norm", [x, width, width], {"eps": 1e-5}, [None, np.ones((2, 1)), None])
+
+
+def test_gradients_keep_float32():
+    x, y = np.ones((2, 3), np.float32), np.full(3, 2, np.float32)
+    for kind in ("add", "mul", "div", "pow", "maximum"):
+        for grad in gradients_of(kind, [x, y], {}, [np.ones((2, 3), np.float32)]):
+            assert grad.dtype == np.float32, kind

@@ -1,0 +1,177 @@
+"""The worker's edge: its connection to the master, its clock, and the thread that does the work."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from plancompiler.cluster.channel import (
+    TlsFiles,
+    await_master,
+    call_error,
+    open_channel,
+    software_version,
+)
+from plancompiler.cluster.messages import Register, Registered, WorkerMessage
+from plancompiler.cluster.serde import master_message_from_proto, worker_message_to_protos
+from plancompiler.errors import (
+    ClusterError,
+    DeadlineError,
+    DeviceError,
+    PlanCompilerError,
+    UsageError,
+)
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import WorkerStub
+from plancompiler.worker.events import (
+    Close,
+    Exit,
+    FromMaster,
+    Interrupt,
+    MasterGone,
+    Send,
+    Start,
+    StopAsked,
+    Tick,
+    WorkerAction,
+    WorkerEvent,
+)
+from plancompiler.worker.job_runner import JobRunner
+from plancompiler.worker.state import WorkerState
+
+_TICK_SECONDS = 0.2
+_STOP_SECONDS = 10.0
+"""How long the end of the job's thread and of the connection may take."""
+
+
+def run_worker(
+    master: str,
+    rank: int | None = None,
+    device: str = "cpu",
+    *,
+    stop: threading.Event | None = None,
+    tls: TlsFiles | None = None,
+    timeout: float = 10.0,
+    host: str | None = None,
+    version: str | None = None,
+    silence_seconds: float = 10.0,
+) -> None:
+    """Serve jobs as one rank of the master at `master` until `stop` is set.
+
+    `rank` None takes the lowest free one. `timeout` (seconds) bounds the first contact; `host` and
+    `version` are what the worker says of itself, by default the truth. Raises
+    MasterUnreachableError where no master answers or it is lost later, RegistrationError, RankError
+    or VersionError where it refuses the worker.
+    """
+    if device != "cpu":
+        raise DeviceError(
+            "this executor runs on the CPU only", got=f"device {device!r}", expected="cpu"
+        )
+    if rank is not None and rank < 0:
+        raise UsageError("a rank is negative", got=rank)
+    register = Register(rank, host or socket.gethostname(), device, version or software_version())
+    channel = open_channel(master, tls)
+    try:
+        await_master(channel, master, timeout)
+        _Agent(channel, master, register, stop or threading.Event(), silence_seconds).serve()
+    finally:
+        channel.close()
+
+
+class _Agent:
+    """One life of a worker."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        master: str,
+        register: Register,
+        stop: threading.Event,
+        silence_seconds: float,
+    ) -> None:
+        self._master = master
+        self._stop = stop
+        self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
+        stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+        self._outbox.put(register)
+        self._call: Any = stub.Connect(self._requests())
+        self._runner = JobRunner(stub, master, self._events.put, self._outbox.put)
+        self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
+        self._state = WorkerState(time.monotonic(), silence_seconds)
+
+    def serve(self) -> None:
+        """Handle events until the state machine says to exit; raise what it exits with."""
+        self._reader.start()
+        leaving: Exit | None = None
+        stopping = False
+        try:
+            while leaving is None:
+                events: list[WorkerEvent] = [Tick()]
+                with contextlib.suppress(queue.Empty):
+                    events.insert(0, self._events.get(timeout=_TICK_SECONDS))
+                if self._stop.is_set() and not stopping:
+                    stopping = True
+                    events.append(StopAsked())
+                for event in events:
+                    leaving = leaving or self._perform(event)
+        finally:
+            self._outbox.put(None)
+            self._runner.stop(_STOP_SECONDS)
+            self._end_call()
+        if leaving.error is not None:
+            raise PlanCompilerError.from_report(leaving.error)
+
+    def _perform(self, event: WorkerEvent) -> Exit | None:
+        leaving = None
+        for action in self._state.handle(event, time.monotonic()):
+            if isinstance(action, Exit):
+                leaving = action
+            else:
+                self._act(action)
+        return leaving
+
+    def _act(self, action: WorkerAction) -> None:
+        match action:
+            case Send(message):
+                self._outbox.put(message)
+            case Start(work):
+                self._runner.start(work)
+            case Interrupt(error):
+                self._runner.interrupt(PlanCompilerError.from_report(error))
+            case Close(job_id):
+                self._runner.close_job(job_id)
+
+    def _requests(self) -> Iterator[pb.WorkerMessage]:
+        while (message := self._outbox.get()) is not None:
+            yield from worker_message_to_protos(message)
+
+    def _read(self) -> None:
+        """Turn the master's stream into events, until it ends."""
+        error: PlanCompilerError = ClusterError("the master ended the connection")
+        try:
+            for proto in self._call:
+                message = master_message_from_proto(proto)
+                if isinstance(message, Registered):
+                    self._runner.rank, self._runner.token = message.rank, message.token
+                self._events.put(FromMaster(message))
+        except grpc.RpcError as failure:
+            error = call_error(failure, self._master)
+        except PlanCompilerError as failure:
+            error = failure
+        self._events.put(MasterGone(error.report))
+
+    def _end_call(self) -> None:
+        """Let what was said last reach the master, then end the connection."""
+        self._reader.join(1.0)
+        self._call.cancel()
+        self._reader.join(_STOP_SECONDS)
+        if self._reader.is_alive():
+            raise DeadlineError("the connection to the master did not end")

@@ -1,0 +1,113 @@
+"""What happens to a worker, and what its state machine asks the edge to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plancompiler.cluster.messages import (
+    Collect,
+    Compile,
+    MasterMessage,
+    Prepare,
+    Run,
+    Save,
+    WorkerMessage,
+    WriteIndex,
+)
+from plancompiler.errors import ErrorReport
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromMaster:
+    """A message came from the master."""
+
+    message: MasterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class MasterGone:
+    """The connection to the master ended."""
+
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """The work at hand is done; `reply` says what came of it."""
+
+    job_id: int
+    reply: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """The work at hand failed."""
+
+    job_id: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Nothing is left of a job."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Whoever started the worker wants it to end."""
+
+
+WorkerEvent = FromMaster | MasterGone | WorkDone | WorkFailed | Closed | Tick | StopAsked
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+Work = Compile | Prepare | Run | Save | WriteIndex | Collect
+"""Commands of the master that take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tell the master."""
+
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin work; WorkDone or WorkFailed follows."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Make the work at hand end soon; WorkDone or WorkFailed still follows."""
+
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Let go of a job's plan, buffers and connections; Closed follows."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The worker's life is over; `error` says why where it was not asked for."""
+
+    error: ErrorReport | None
+
+
+WorkerAction = Send | Start | Interrupt | Close | Exit

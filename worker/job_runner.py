@@ -1,0 +1,275 @@
+"""Does the work of a worker's job in a thread of its own: compile, prepare, run, save, upload."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from plancompiler.boxing.serde import slice_from_bytes
+from plancompiler.cluster.channel import CALL_SECONDS, call_error, report_of
+from plancompiler.cluster.chunks import (
+    MAX_ARRAYS_BYTES,
+    MAX_JOB_BYTES,
+    Array,
+    arrays_from_bytes,
+    arrays_to_bytes,
+    from_chunks,
+    to_chunks,
+)
+from plancompiler.cluster.messages import (
+    Collect,
+    Compile,
+    Compiled,
+    OperationDone,
+    Outputs,
+    Prepare,
+    Prepared,
+    Run,
+    Save,
+    WorkerMessage,
+    WriteIndex,
+)
+from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError
+from plancompiler.executor.checkpoint import load_shards, save_shards, shards_to_bytes, write_index
+from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.runtime import Runtime
+from plancompiler.lower.rank import compile_rank
+from plancompiler.plan.digest import cross_rank_facts, plan_digest
+from plancompiler.plan.plan import Plan
+from plancompiler.plan.serde import plan_from_bytes
+from plancompiler.plan.verify import verify_plan
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import WorkerStub
+from plancompiler.worker.events import Closed, Work, WorkDone, WorkerEvent, WorkFailed
+
+TRANSFER_SECONDS = 600.0
+"""Deadline of one transfer of a slice, plan, feeds or variables."""
+
+_log = logging.getLogger(__name__)
+
+
+class JobRunner:
+    """One rank's hands. Orders return at once; `report` hears what came of them."""
+
+    def __init__(
+        self,
+        stub: WorkerStub,
+        address: str,
+        report: Callable[[WorkerEvent], None],
+        send: Callable[[WorkerMessage], None],
+    ) -> None:
+        self.rank = 0
+        self.token = b""
+        """Both as the master gave them."""
+        self._stub = stub
+        self._address = address
+        self._report = report
+        self._send = send
+        self._orders: SimpleQueue[Work | int | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._interrupted: PlanCompilerError | None = None
+        self._runtime: Runtime | None = None
+        self._call: Any = None
+        self._plan: Plan | None = None
+        self._outputs: dict[int, dict[str, Array]] = {}
+        self._thread = threading.Thread(target=self._work, name="plancompiler-job", daemon=True)
+        self._thread.start()
+
+    # --- called by the agent's thread -----------------------------------------------------------
+
+    def start(self, work: Work) -> None:
+        """Queue work."""
+        self._orders.put(work)
+
+    def interrupt(self, error: PlanCompilerError) -> None:
+        """Make the work at hand fail soon."""
+        with self._lock:
+            self._interrupted = error
+            runtime, call = self._runtime, self._call
+        if call is not None:
+            call.cancel()
+        if runtime is not None:
+            runtime.abort(AbortedError("the job was stopped", rank=self.rank, got=str(error)))
+
+    def close_job(self, job_id: int) -> None:
+        """Let go of the job once the work before is done."""
+        self._orders.put(job_id)
+
+    def stop(self, seconds: float) -> None:
+        """End the thread."""
+        self._orders.put(None)
+        self._thread.join(seconds)
+
+    # --- the job's thread -----------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            order = self._orders.get()
+            if order is None:
+                self._let_go()
+                return
+            if isinstance(order, int):
+                self._let_go()
+                self._report(Closed(order))
+                continue
+            doing = f"job {order.job_id}, {type(order).__name__.lower()}"
+            try:
+                reply = self._do(order)
+            except BaseException as error:  # whatever it was, the master must hear of it
+                self._report(WorkFailed(order.job_id, report_of(error, doing)))
+            else:
+                self._report(WorkDone(order.job_id, reply))
+
+    def _do(self, work: Work) -> WorkerMessage:
+        self._check_interrupt()
+        match work:
+            case Compile():
+                return self._compile(work)
+            case Prepare():
+                self._prepare(work)
+                return Prepared(work.job_id)
+            case Run():
+                self._run(work)
+            case Save(_, ticket, directory):
+                runtime = self._prepared()
+                save_shards(
+                    directory, runtime.plan, runtime.variables(), runtime.steps_done, f"{ticket}"
+                )
+            case WriteIndex(_, ticket, directory):
+                runtime = self._prepared()
+                write_index(directory, runtime.plan.world_size, runtime.steps_done, tag=f"{ticket}")
+            case Collect():
+                self._upload(work)
+        return OperationDone(work.job_id, work.ticket)
+
+    def _compile(self, work: Compile) -> Compiled:
+        data = self._fetch(work.job_id, 0, "the rank's slice or plan", MAX_JOB_BYTES)
+        if work.mode == "rank_per_process":
+            plan = compile_rank(slice_from_bytes(data), self.rank)
+        else:
+            plan = plan_from_bytes(data)
+            verify_plan(plan)
+        if (plan.rank, plan.world_size) != (self.rank, work.world_size):
+            raise ClusterError(
+                "the master sent the plan of another rank or world",
+                got=f"rank {plan.rank} of {plan.world_size}",
+                expected=f"rank {self.rank} of {work.world_size}",
+            )
+        self._plan = plan
+        return Compiled(
+            work.job_id, plan_digest(plan), bool(plan.outputs), tuple(cross_rank_facts(plan))
+        )
+
+    def _prepare(self, work: Prepare) -> None:
+        plan = self._plan
+        if plan is None:
+            raise ClusterError("the master asked to prepare a job that was not compiled")
+        variables, step = load_shards(work.restore, plan) if work.restore else (None, 0)
+        self._outputs.clear()
+        count = len(plan.outputs)
+
+        def on_output(step: int, name: str, value: Array) -> None:
+            with self._lock:
+                outputs = self._outputs.setdefault(step, {})
+                outputs[name] = value
+                if len(outputs) < count:
+                    return
+                del self._outputs[step]
+            self._send(Outputs(work.job_id, step, arrays_to_bytes(outputs)))
+
+        runtime = Runtime(
+            plan,
+            HostTransport(work.transport_token, self.rank),
+            variables=variables,
+            first_step=step,
+            on_outputs=on_output,
+        )
+        with self._lock:
+            self._runtime = runtime
+        self._check_interrupt()
+        runtime.prepare()
+
+    def _run(self, work: Run) -> None:
+        runtime = self._prepared()
+        if work.fed:
+            data = self._fetch(work.job_id, work.ticket, "the feeds", MAX_ARRAYS_BYTES)
+            feeds = arrays_from_bytes(data)
+            runtime.feed({name: feeds[name] for name in runtime.input_names if name in feeds})
+        runtime.run(work.steps)
+
+    def _prepared(self) -> Runtime:
+        if self._runtime is None:
+            raise ClusterError("the master asked to run a job that was not prepared")
+        return self._runtime
+
+    def _let_go(self) -> None:
+        with self._lock:
+            runtime, self._runtime = self._runtime, None
+            self._interrupted = None
+        if runtime is not None:
+            try:
+                runtime.close()
+            except Exception:
+                _log.exception("rank %d could not close its runtime", self.rank)
+        self._plan = None
+        self._outputs.clear()
+
+    # --- transfers ------------------------------------------------------------------------------
+
+    def _fetch(self, job_id: int, ticket: int, what: str, limit: int) -> bytes:
+        request = pb.FetchRequest(token=self.token, job_id=job_id, ticket=ticket)
+        try:
+            call = self._stub.Fetch(request, timeout=TRANSFER_SECONDS)
+            with self._cancellable(call):
+                return from_chunks(call, what, limit)
+        except grpc.RpcError as error:
+            raise self._call_failed(error) from error
+
+    def _upload(self, work: Collect) -> None:
+        runtime = self._prepared()
+        chunks = to_chunks(shards_to_bytes(runtime.plan, runtime.variables(), runtime.steps_done))
+
+        def requests() -> Iterator[pb.UploadRequest]:
+            yield pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)
+            for chunk in chunks:
+                yield pb.UploadRequest(chunk=chunk)
+
+        try:
+            call = self._stub.Upload.future(requests(), timeout=TRANSFER_SECONDS)
+            with self._cancellable(call):
+                call.result(timeout=TRANSFER_SECONDS + CALL_SECONDS)
+        except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError) as error:
+            raise self._call_failed(error) from error
+
+    @contextmanager
+    def _cancellable(self, call: Any) -> Iterator[None]:
+        """Let `interrupt` cancel this call."""
+        with self._lock:
+            self._call = call
+        try:
+            self._check_interrupt()
+            yield
+        finally:
+            with self._lock:
+                self._call = None
+
+    def _call_failed(self, error: BaseException) -> PlanCompilerError:
+        with self._lock:
+            interrupted = self._interrupted
+        if interrupted is not None:
+            return AbortedError("a transfer was stopped", rank=self.rank, got=str(interrupted))
+        if isinstance(error, grpc.RpcError):
+            return call_error(error, self._address)
+        return ClusterError("a transfer to the master did not end", got=type(error).__name__)
+
+    def _check_interrupt(self) -> None:
+        with self._lock:
+            interrupted = self._interrupted
+        if interrupted is not None:
+            raise AbortedError("the job was stopped", rank=self.rank, got=str(interrupted))

@@ -1,0 +1,168 @@
+"""The worker as a pure state machine: it has one job or none, and does one thing at a time for it.
+
+Whatever ends a job (its finish, a failure here or elsewhere, a lost master, a stop), the worker
+first lets the work at hand end, then lets go of the job, and only then tells the master that it is
+idle, or exits.
+"""
+
+from __future__ import annotations
+
+from plancompiler.cluster.messages import (
+    Abort,
+    Failed,
+    Finish,
+    Heartbeat,
+    Idle,
+    MasterMessage,
+    Refused,
+    Registered,
+    WorkerMessage,
+)
+from plancompiler.errors import (
+    AbortedError,
+    ClusterError,
+    ErrorReport,
+    MasterUnreachableError,
+)
+from plancompiler.worker.events import (
+    Close,
+    Closed,
+    Exit,
+    FromMaster,
+    Interrupt,
+    MasterGone,
+    Send,
+    Start,
+    StopAsked,
+    Tick,
+    Work,
+    WorkDone,
+    WorkerAction,
+    WorkerEvent,
+    WorkFailed,
+)
+
+_BEATS_PER_SILENCE = 5
+"""Heartbeats in the time after which silence means death."""
+
+
+class WorkerState:
+    """All that a worker knows, apart from its plan."""
+
+    def __init__(self, now: float, silence_seconds: float) -> None:
+        self.rank: int | None = None
+        """Its rank, once registered."""
+        self.job_id: int | None = None
+        self._silence = silence_seconds
+        self._last_heard = now
+        self._last_beat = now
+        self._working = False
+        self._ending = False
+        """The job is over; it is let go of when the work at hand has ended."""
+        self._closing = False
+        self._exit: Exit | None = None
+        """The worker ends when it has no job any longer."""
+        self._actions: list[WorkerAction] = []
+
+    def handle(self, event: WorkerEvent, now: float) -> list[WorkerAction]:
+        """What must be done about an event."""
+        self._actions = []
+        match event:
+            case FromMaster(message):
+                self._last_heard = now
+                self._from_master(message)
+            case MasterGone(error):
+                self._leave(Exit(error))
+            case WorkDone(job_id, reply) if job_id == self.job_id:
+                self._working = False
+                if not self._ending:
+                    self._send(reply)
+            case WorkFailed(job_id, error) if job_id == self.job_id:
+                self._working = False
+                if not self._ending:
+                    self._send(Failed(job_id, error))
+                    self._ending = True
+            case Closed(job_id) if job_id == self.job_id:
+                self.job_id = None
+                self._ending = self._closing = False
+                self._send(Idle(job_id))
+            case StopAsked():
+                self._leave(Exit(None))
+            case Tick():
+                self._tick(now)
+        self._move_on()
+        return self._actions
+
+    def _from_master(self, message: MasterMessage) -> None:
+        match message:
+            case Registered(rank, _, silence):
+                self.rank = rank
+                self._silence = silence
+            case Refused(error):
+                self._leave(Exit(error))
+            case Heartbeat():
+                pass
+            case Finish(job_id):
+                error = ClusterError("the master finished a job in the middle of its work").report
+                self._end(job_id, error)
+            case Abort(job_id, error):
+                self._end(job_id, error)
+            case _:
+                self._start(message)
+
+    def _start(self, work: Work) -> None:
+        if self._exit is not None:
+            return
+        if self.job_id is None:
+            self.job_id = work.job_id
+        if work.job_id != self.job_id or self._working:
+            error = ClusterError(
+                "the master asked for work while this worker has other work",
+                rank=self.rank,
+                got=f"{type(work).__name__} for job {work.job_id}",
+                expected=f"commands for job {self.job_id} one after another",
+            )
+            self._send(Failed(work.job_id, error.report))
+            return
+        if not self._ending:
+            self._working = True
+            self._actions.append(Start(work))
+
+    def _end(self, job_id: int, error: ErrorReport) -> None:
+        """The master is done with a job."""
+        if job_id != self.job_id:
+            self._send(Idle(job_id))
+            return
+        if not self._ending and self._working:
+            self._actions.append(Interrupt(error))
+        self._ending = True
+
+    def _leave(self, leaving: Exit) -> None:
+        if self._exit is not None:
+            return
+        self._exit = leaving
+        if self.job_id is not None:
+            error = leaving.error or AbortedError("the worker was stopped", rank=self.rank).report
+            self._end(self.job_id, error)
+
+    def _move_on(self) -> None:
+        if self.job_id is not None:
+            if self._ending and not self._working and not self._closing:
+                self._closing = True
+                self._actions.append(Close(self.job_id))
+        elif self._exit is not None:
+            self._actions.append(self._exit)
+
+    def _tick(self, now: float) -> None:
+        if now - self._last_beat >= self._silence / _BEATS_PER_SILENCE:
+            self._last_beat = now
+            self._send(Heartbeat())
+        if now - self._last_heard > self._silence:
+            error = MasterUnreachableError(
+                "the master was lost", got=f"nothing heard for {self._silence:g} s"
+            )
+            self._leave(Exit(error.report))
+
+    def _send(self, message: WorkerMessage) -> None:
+        if self._exit is None or isinstance(message, (Failed, Idle)):
+            self._actions.append(Send(message))
