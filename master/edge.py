@@ -9,6 +9,7 @@ import queue
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from plancompiler.cluster.messages import (
     Phase,
     Registered,
 )
-from plancompiler.errors import ClusterError, ErrorReport, PlanCompilerError
+from plancompiler.errors import ClusterError, PlanCompilerError
 from plancompiler.ir import Job
 from plancompiler.lower.compile import (
     DUMP_VARIABLE,
@@ -57,7 +58,6 @@ from plancompiler.proto.cluster_pb2 import Chunk
 TICK_SECONDS = 0.2
 _JOBS_WITH_OUTPUTS = 4
 """Ended jobs whose outputs are kept for late readers."""
-_JOBS_WITH_EVENTS = 100
 _PLAIN_MODE = "rank_per_process"
 
 _log = logging.getLogger(__name__)
@@ -174,12 +174,12 @@ class MasterEdge:
         return job_id
 
     def _forget_old_jobs(self) -> None:
-        ended = [job.job_id for job in self._state.status(0.0).jobs if job.phase.is_end]
-        known = {job.job_id for job in self._state.status(0.0).jobs}
+        known = {job.job_id: job for job in self._state.status(0.0).jobs}
+        for job_id in self._channels.keys() - known.keys():
+            del self._channels[job_id]
+        ended = [job_id for job_id, job in known.items() if job.phase.is_end]
         for job_id in ended[:-_JOBS_WITH_OUTPUTS]:
             self._channels[job_id].forget_outputs()
-        for job_id in [each for each in self._channels if each not in known]:
-            del self._channels[job_id]
 
     def channel(self, job_id: int) -> JobChannel:
         """A job's things; ClusterError where there is no such job."""
@@ -239,22 +239,24 @@ class MasterEdge:
         except Exception as error:  # the job fails with whatever stopped its compilation
             if not isinstance(error, PlanCompilerError):
                 _log.exception("job %d does not compile", job_id)
-            event = MasterFailed(job_id, _compile_report(error))
+            event = MasterFailed(job_id, report_of(error, "compiling the job"))
         self.handle(event)
 
-    def _transfers(self, job: Job, mode: str) -> dict[int, list[Chunk]]:
+    def _transfers(self, job: Job, mode: str) -> dict[int, Sequence[Chunk]]:
         if mode != _PLAIN_MODE:
             plans = compile_plans(job, self.world_size, mode).plans
-            return {rank: to_chunks(plan_to_bytes(plan)) for rank, plan in plans.items()}
+            return {
+                rank: to_chunks(plan_to_bytes(plan), compress=True) for rank, plan in plans.items()
+            }
         dump = os.environ.get(DUMP_VARIABLE)
         graph = build_graph(job, self.world_size, dump=Path(dump) if dump else None)
         slicer = Slicer(graph)
-        made: dict[int, list[Chunk]] = {}
-        transfers = {}
+        made: dict[int, Sequence[Chunk]] = {}
+        transfers: dict[int, Sequence[Chunk]] = {}
         for rank in range(self.world_size):
             rank_slice = slicer.for_rank(rank)  # equal slices are one object
             if id(rank_slice) not in made:
-                made[id(rank_slice)] = to_chunks(slice_to_bytes(rank_slice))
+                made[id(rank_slice)] = to_chunks(slice_to_bytes(rank_slice), compress=True)
             transfers[rank] = made[id(rank_slice)]
         return transfers
 
@@ -270,7 +272,3 @@ class MasterEdge:
         with self._lock:
             if connection.number in self._connections:
                 self.handle(event)
-
-
-def _compile_report(error: BaseException) -> ErrorReport:
-    return report_of(error, "compiling the job")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -14,7 +16,14 @@ from typing import Any, Protocol, Self
 import numpy as np
 import threadpoolctl
 
-from plancompiler.errors import FeedError, RankError, UsageError
+from plancompiler.client import Client
+from plancompiler.errors import (
+    DeadlineError,
+    FeedError,
+    PlanCompilerError,
+    RankError,
+    UsageError,
+)
 from plancompiler.executor.checkpoint import (
     assemble,
     load_shards,
@@ -26,8 +35,9 @@ from plancompiler.executor.local_run import LocalWorld
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans, resolve_mode
+from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
-from plancompiler.worker_processes import blas_threads_chosen
+from plancompiler.worker_processes import WorkerProcesses, blas_threads_chosen
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outputs = dict[str, "Array | float"]
@@ -37,7 +47,11 @@ Folder = str | PathLike[str]
 BACKENDS = ("threads", "processes")
 DEFAULT_MODES = {"threads": "rank_per_iter", "processes": "rank_per_process"}
 
+_log = logging.getLogger(__name__)
 
+START_SECONDS = 120.0
+"""How long worker processes may take to start and register."""
+POLL_SECONDS = 0.05
 AHEAD_SECONDS = 0.1
 """Steps run ahead of the reader for about so long, so that ranks need not wait for it."""
 
@@ -51,8 +65,8 @@ class World(Protocol):
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
         """Run one step; global outputs by name. A FeedError leaves the world as it was."""
 
-    def run(self, steps: int) -> Iterator[tuple[Mapping[str, Array], float]]:
-        """Run steps that need no feeds; each step's outputs, and the seconds that it took."""
+    def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
+        """Run steps that need no feeds; the outputs of each. A FeedError as for `step`."""
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint."""
@@ -162,16 +176,24 @@ class Session:
         """
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
-        world = self._open()
-        try:
-            for outputs, seconds in world.run(steps):
-                self.step_seconds.append(seconds)
+        count = 1
+        while steps:
+            world = self._open()
+            count = min(count, steps)
+            begin = time.perf_counter()
+            try:
+                done = world.run(count)
+            except FeedError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+            seconds = (time.perf_counter() - begin) / count
+            self.step_seconds += [seconds] * count
+            steps -= count
+            for outputs in done:
                 yield _plain(outputs)
-        except FeedError:
-            raise
-        except Exception:
-            self.close()
-            raise
+            count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
 
     def save(self, folder: Folder) -> None:
         """Write the variables as safetensors shards with an index, loadable on any layout."""
@@ -233,18 +255,10 @@ class _ThreadWorld:
         self._step += 1
         return outputs
 
-    def run(self, steps: int) -> Iterator[tuple[Mapping[str, Array], float]]:
-        count = 1
-        while steps:
-            count = min(count, steps)
-            begin = time.perf_counter()
-            done = self._local.run(count)
-            seconds = (time.perf_counter() - begin) / count
-            self._step += count
-            steps -= count
-            for outputs in done:
-                yield outputs, seconds
-            count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
+    def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
+        outputs = self._local.run(steps)
+        self._step += steps
+        return outputs
 
     def save(self, folder: Path) -> None:
         for rank, plan in self.plans.items():
@@ -264,6 +278,82 @@ class _ThreadWorld:
                 self._local.close()
             finally:
                 _BLAS_LIMIT.give_back()
+
+
+class _ProcessWorld:
+    """A master in this process and one worker process per rank, all on this machine."""
+
+    def __init__(self, job: Job, world_size: int, mode: str, restore: Path | None) -> None:
+        self._parts = ExitStack()
+        self._busy = True
+        try:
+            server = self._parts.enter_context(MasterServer("127.0.0.1:0", world_size, mode=mode))
+            workers = WorkerProcesses(server.address, world_size)
+            self._parts.callback(workers.close)
+            client = self._parts.enter_context(Client(server.address))
+            with workers.explained():
+                _await_workers(client, workers, world_size)
+                self._remote = client.open(
+                    job, mode=mode, restore=None if restore is None else restore.resolve()
+                )
+        except BaseException:
+            self._parts.close()
+            raise
+        self._parts.callback(self._let_go)
+        self._workers = workers
+        self._busy = False
+        self.compile_seconds = self._remote.compile_seconds or 0.0
+        self.digest = self._remote.digest or ""
+
+    def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
+        with self._asking():
+            return self._remote.step(**feeds)
+
+    def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
+        with self._asking():
+            return list(self._remote.run(steps))
+
+    def save(self, folder: Path) -> None:
+        with self._asking():
+            self._remote.save(folder.resolve())
+
+    def variables(self) -> dict[str, Array]:
+        with self._asking():
+            return self._remote.variables()
+
+    def close(self) -> None:
+        self._parts.close()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Remember whether the job was left in the middle of something."""
+        self._busy = True
+        with self._workers.explained():
+            yield
+        self._busy = False
+
+    def _let_go(self) -> None:
+        """Finish the job, or stop it where it was interrupted; closing goes on in any case."""
+        try:
+            if self._busy:
+                self._remote.cancel()
+            else:
+                self._remote.close()
+        except PlanCompilerError as error:
+            _log.debug("the job did not end cleanly: %s", error)
+
+
+def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None:
+    """Return when all workers have registered; raise where one ends or they take too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while len(client.status().workers) < count:
+        workers.check()
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                "the worker processes did not register in time",
+                got=f"{len(client.status().workers)} of {count} after {START_SECONDS:.0f} s",
+            )
+        time.sleep(POLL_SECONDS)
 
 
 class _BlasLimit:

@@ -55,12 +55,12 @@ class Exchange:
     def fill(self, dst_rank: int) -> Reduction | None:
         """Whose identity a destination rank holds instead of the value; None where it holds that.
 
-        Along a partial mesh axis the first device holds the value. Reductions nest, the outermost
-        last, so the outermost axis along which a device is not first decides.
+        Along a partial mesh axis the first device holds the value. Reductions nest, the innermost
+        first, so the innermost axis along which a device is not first decides.
         """
         dst = self.dst_placement
         coordinates = dst.coordinates(dst.parallel_id(dst_rank))
-        for entry, coordinate in zip(self.dst_sbp, coordinates, strict=True):
+        for entry, coordinate in reversed(list(zip(self.dst_sbp, coordinates, strict=True))):
             if isinstance(entry, Partial) and coordinate and entry.reduction is not Reduction.AVG:
                 return entry.reduction
         return None

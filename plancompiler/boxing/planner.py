@@ -108,8 +108,9 @@ class _Mesh:
         after = before
         for axis in mesh_axes:
             after = after.replace(axis, target)
-        if isinstance(entry, Partial) and _inner_partials(before, mesh_axes, entry):
-            return None
+        for layout, sbp in ((before, entry), (after, target)):
+            if isinstance(sbp, Partial) and _inner_partials(layout, mesh_axes, sbp):
+                return None
         for layout, sbp in ((before, entry), (after, target)):
             if isinstance(sbp, Split) and not self._innermost(layout, mesh_axes, sbp.axis):
                 return None
@@ -163,7 +164,7 @@ class _Mesh:
 
 
 def _inner_partials(layout: NdSbp, mesh_axes: tuple[int, ...], partial: Partial) -> list[int]:
-    """Later mesh axes with another reduction, which must be reduced first.
+    """Later mesh axes with another reduction, which must be reduced before and made after.
 
     The value of `[P, P(max)]` is the sum over the outer axis of maxima over the inner one: unlike
     reductions do not commute.

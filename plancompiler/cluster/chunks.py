@@ -22,14 +22,18 @@ MAX_JOB_BYTES = 256 << 20
 """Bytes of a job, slice or plan that a peer accepts."""
 MAX_ARRAYS_BYTES = 1 << 30
 """Bytes of one step's feeds or outputs."""
-_COMPRESS_FROM = 64 << 10
+_COMPRESS_FROM = CHUNK_BYTES
 """Smaller transfers are not worth compressing."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def to_chunks(data: bytes, *, compress: bool = True) -> list[Chunk]:
-    """Bytes as chunks of at most CHUNK_BYTES; compressed (zlib, fastest) where that helps."""
+def to_chunks(data: bytes, *, compress: bool = False) -> list[Chunk]:
+    """Bytes as chunks of at most CHUNK_BYTES.
+
+    `compress` is for columns of jobs and plans: zlib at its fastest, where they are large. Arrays do
+    not become smaller by it.
+    """
     sent, compression = data, Compression.COMPRESSION_NONE
     if compress and len(data) >= _COMPRESS_FROM:
         packed = zlib.compress(data, 1)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 
-from plancompiler.errors import DataError, UsageError
+from plancompiler.errors import DataError, DTypeError, UsageError
 from plancompiler.frontend.trace import source_tensor
 from plancompiler.ir import AttrValue, DType, Placement, Value
 from plancompiler.ir.operators import SbpLike
-from plancompiler.ops.data import map_tokens, read_array
+from plancompiler.ops.data import STORED_TOKENS, map_tokens, read_array
 
 PathText = str | PathLike[str]
 
@@ -141,21 +141,26 @@ class TokenFile:
         path: PathText,
         batch: int,
         length: int,
-        dtype: DType | str = "uint8",
+        dtype: str = "uint8",
         *,
         placement: Placement,
         sbp: SbpLike | None = None,
         seed: int = 0,
     ) -> None:
         file = fspath(path)
-        self.dtype = DType.parse(dtype)
+        if dtype not in STORED_TOKENS:
+            raise DTypeError(
+                "a token file holds whole numbers",
+                got=repr(dtype),
+                expected="one of " + ", ".join(STORED_TOKENS),
+            )
         if Path(file).exists():
-            map_tokens(file, self.dtype.numpy, length + 1)
+            map_tokens(file, dtype, length + 1)
 
         def sequences(shift: int) -> Value:
             attrs: dict[str, AttrValue] = {
                 "path": file,
-                "dtype": str(self.dtype),
+                "dtype": dtype,
                 "batch": batch,
                 "length": length,
                 "shift": shift,

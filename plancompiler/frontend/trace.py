@@ -454,8 +454,7 @@ _PLAIN_TYPES = frozenset({bool, int, float, str})
 
 
 def _plain(name: str, value: object) -> AttrValue:
-    """An attribute as plain data: lists become tuples, NumPy numbers and enums the built-in type.
-    """
+    """An attribute as plain data: tuples for lists, built-in types for NumPy numbers and enums."""
     if type(value) in _PLAIN_TYPES:
         return value  # type: ignore[return-value]  # the line above says so
     if type(value) is tuple and _PLAIN_TYPES.issuperset(map(type, value)):

@@ -33,8 +33,10 @@ from plancompiler.plan.plan import (
     VariableDesc,
 )
 
-PRIVATE_ARENA, SHARED_ARENA, PRIVATE_VARIABLES, SHARED_VARIABLES = range(4)
-"""Block indices; every plan has these four, some of them empty."""
+ARENA, VARIABLES = range(2)
+"""Block indices; every plan has these two. A block that another rank reads is shared as a whole:
+two
+arenas, one private and one shared, could not lend each other their free bytes."""
 
 
 def emit_plan(graph: RankTaskGraph) -> Plan:
@@ -46,9 +48,9 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
     close_step(schedule)
     hold_roots(schedule, graph, storage)
     shared = _shared_roots(graph, storage)
-    memory = _place_arena(schedule, graph, storage, shared)
-    variable_offsets, variable_bytes = _place_variables(graph, shared)
-    registers = _register_descs(schedule, graph, storage, shared, memory, variable_offsets)
+    memory = _place_arena(schedule, graph, storage)
+    variable_offsets, variable_bytes = _place_variables(graph)
+    registers = _register_descs(schedule, graph, storage, memory, variable_offsets)
     return Plan(
         job=graph.rank_slice.job_name,
         rank=graph.rank,
@@ -58,10 +60,8 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
         registers=registers,
         remote_registers=graph.remote_registers,
         blocks=(
-            Block(PRIVATE_ARENA, "arena", False, memory.private.nbytes),
-            Block(SHARED_ARENA, "arena", True, memory.shared.nbytes),
-            Block(PRIVATE_VARIABLES, "variables", False, variable_bytes[False]),
-            Block(SHARED_VARIABLES, "variables", True, variable_bytes[True]),
+            Block(ARENA, "arena", bool(shared - storage.variables), memory.private.nbytes),
+            Block(VARIABLES, "variables", bool(shared & storage.variables), variable_bytes),
         ),
         communicators=tuple(
             Communicator(ranks, families) for ranks, families in graph.communicators
@@ -101,9 +101,7 @@ def _shared_roots(graph: RankTaskGraph, storage: Storage) -> frozenset[int]:
     )
 
 
-def _place_arena(
-    schedule: Schedule, graph: RankTaskGraph, storage: Storage, shared: frozenset[int]
-) -> MemoryPlan:
+def _place_arena(schedule: Schedule, graph: RankTaskGraph, storage: Storage) -> MemoryPlan:
     requests = []
     for root, members in storage.members.items():
         if root in storage.variables:
@@ -115,7 +113,7 @@ def _place_arena(
             StorageRequest(
                 key=root,
                 nbytes=nbytes_of(register) * slots,
-                shared=root in shared,
+                shared=False,
                 users=tuple(schedule.users_of(graph, members)),
                 producers=(schedule.position[register.producer],),
                 dedicated=crossing or slots > 1,
@@ -124,18 +122,13 @@ def _place_arena(
     return plan_memory(schedule.order(), COMPUTE, requests)
 
 
-def _place_variables(
-    graph: RankTaskGraph, shared_roots: frozenset[int]
-) -> tuple[dict[int, tuple[int, int]], dict[bool, int]]:
-    """(block, offset) per variable, one after another, and the bytes of both blocks."""
-    sizes = {False: 0, True: 0}
-    offsets = {}
+def _place_variables(graph: RankTaskGraph) -> tuple[dict[int, int], int]:
+    """Offset per variable, one after another, and the bytes of all."""
+    offsets, size = {}, 0
     for variable in graph.variables:
-        shared = variable.register in shared_roots
-        block = SHARED_VARIABLES if shared else PRIVATE_VARIABLES
-        offsets[variable.register] = (block, sizes[shared])
-        sizes[shared] += align(nbytes_of(graph.registers[variable.register]))
-    return offsets, sizes
+        offsets[variable.register] = size
+        size += align(nbytes_of(graph.registers[variable.register]))
+    return offsets, size
 
 
 def _control_register(task: int) -> int:
@@ -147,18 +140,16 @@ def _register_descs(
     schedule: Schedule,
     graph: RankTaskGraph,
     storage: Storage,
-    shared: frozenset[int],
     memory: MemoryPlan,
-    variable_offsets: dict[int, tuple[int, int]],
+    variable_offsets: dict[int, int],
 ) -> tuple[RegisterDesc, ...]:
     found = []
     for key, register in graph.registers.items():
         root = storage.root[key]
         if root in variable_offsets:
-            block, offset = variable_offsets[root]
+            block, offset = VARIABLES, variable_offsets[root]
         else:
-            block = SHARED_ARENA if root in shared else PRIVATE_ARENA
-            offset = memory.offsets[root]
+            block, offset = ARENA, memory.offsets[root]
         slots = slots_of(schedule, register)
         found.append(
             RegisterDesc(

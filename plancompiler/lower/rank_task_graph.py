@@ -356,7 +356,8 @@ class _Builder:
         return all(coordinates[axis] == 0 for axis in transfer.mesh_axes)
 
     def _add_assembly(self, family: TaskFamily) -> None:
-        """Put the boxes that this rank reads together, from its own register and from the copies."""
+        """Put the boxes that this rank reads together, from its own register and from the copies.
+        """
         exchange = exchange_of(family)
         source, copied = family.inputs
         sources = exchange_sources(exchange, self._rank)

@@ -39,7 +39,6 @@ __all__ = [
     "axis_signatures",
     "comparison",
     "data",
-    "data",
     "dropout",
     "elementwise",
     "embedding",

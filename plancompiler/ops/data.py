@@ -22,7 +22,6 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import region_index, region_shape
 from plancompiler.ops import random
 from plancompiler.ops.check import (
-    INTEGERS,
     bool_attr,
     dtype_attr,
     expect_inputs,
@@ -34,8 +33,6 @@ from plancompiler.ops.check import (
 )
 from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
 
-TOKEN_DTYPE = DType.INT64
-"""What token sequences are handed out as."""
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -63,7 +60,8 @@ def read_array(path: str, key: str) -> Array:
 def _read_version(path: str, key: str, modified: int, size: int) -> Array:
     try:
         # Pickled objects stay refused: reading data must never run code.
-        with np.load(path, allow_pickle=False) as archive:
+        with Path(path).open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError("a data file holds one array where several are expected", got=path)
             if key not in archive.files:
@@ -163,7 +161,11 @@ register(
 # --- token_batch ----------------------------------------------------------------------------------
 
 
-def map_tokens(path: str, dtype: np.dtype[Any], least: int) -> Array:
+STORED_TOKENS = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
+"""What a file of tokens may hold; sequences are handed out as int64."""
+
+
+def map_tokens(path: str, dtype: str, least: int) -> Array:
     """A file of tokens, memory-mapped read-only; a DataError if it holds fewer than `least`."""
     try:
         size = Path(path).stat().st_size
@@ -173,11 +175,12 @@ def map_tokens(path: str, dtype: np.dtype[Any], least: int) -> Array:
             got=f"{path} ({error.strerror})",
             hint="the file must be there under this path on every machine that runs the job",
         ) from None
-    if size % dtype.itemsize or size // dtype.itemsize < least:
+    itemsize = np.dtype(dtype).itemsize
+    if size % itemsize or size // itemsize < least:
         raise DataError(
             "a token file is too short for a sequence, or no whole number of tokens",
             got=f"{size} bytes in {path}",
-            expected=f"at least {least} tokens of {dtype.itemsize} bytes",
+            expected=f"at least {least} tokens of {itemsize} bytes",
         )
     try:
         return np.asarray(np.memmap(path, dtype, mode="r"))
@@ -190,14 +193,11 @@ def _tokens_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs(kind, inputs, 0)
     only_attrs(kind, attrs, "path", "dtype", "batch", "length", "shift", "seed")
     str_attr(attrs, "path")
-    if dtype_attr(attrs) not in INTEGERS:
-        raise AttributeValueError(
-            "tokens are whole numbers", got=str(dtype_attr(attrs)), expected="an integer dtype"
-        )
+    str_attr(attrs, "dtype", among=STORED_TOKENS)
     int_attr(attrs, "seed", least=0)
     int_attr(attrs, "shift", least=0)
     batch, length = int_attr(attrs, "batch", least=1), int_attr(attrs, "length", least=1)
-    return (TensorType((batch, length), TOKEN_DTYPE),)
+    return (TensorType((batch, length), DType.INT64),)
 
 
 def _tokens_kernel(
@@ -207,7 +207,7 @@ def _tokens_kernel(
     length = int_attr(attrs, "length")
     tokens = context.state.get("tokens")
     if tokens is None:
-        tokens = map_tokens(str_attr(attrs, "path"), dtype_attr(attrs).numpy, length + 1)
+        tokens = map_tokens(str_attr(attrs, "path"), str_attr(attrs, "dtype"), length + 1)
         context.state["tokens"] = tokens
     (low, high), (left, right) = context.output_regions[0]
     first = context.step * int_attr(attrs, "batch")

@@ -30,7 +30,7 @@ from plancompiler.ops.registry import (
 
 _LANES = 2
 """Elements of the last axis that share one 64-bit word: each takes 32 bits of it."""
-_WORDS_AT_ONCE = 1 << 13
+_WORDS_AT_ONCE = 1 << 15
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:

@@ -15,8 +15,8 @@ import numpy as np
 
 from plancompiler.ops.registry import Array, Kernel, KernelContext
 
-BLOCK_BYTES = 1 << 16
-"""Bytes of one array's piece: a handful of pieces stay in a level-2 cache of half a MiB."""
+BLOCK_BYTES = 1 << 18
+"""Bytes of one array's piece: smaller ones lose to the cost of calls, larger ones to memory."""
 
 
 def scratch(

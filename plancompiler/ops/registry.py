@@ -161,13 +161,13 @@ def op_table() -> dict[str, OpDef]:
 
 def apply(kind: str, *inputs: TensorOperators, **attrs: AttrValue) -> Any:
     """Run or record an op on tensors of one kind; its output, or a tuple where it has several."""
-    outputs = inputs[0]._apply(kind, inputs, attrs)
+    outputs = inputs[0]._apply(kind, inputs, attrs)  # noqa: SLF001  # the door of every tensor class
     return outputs[0] if len(outputs) == 1 else outputs
 
 
 def apply_source(like: TensorOperators, kind: str, **attrs: AttrValue) -> Any:
     """The output of an op without inputs, on the placement of `like`."""
-    outputs = like._source(kind, attrs)
+    outputs = like._source(kind, attrs)  # noqa: SLF001
     return outputs[0] if len(outputs) == 1 else outputs
 
 

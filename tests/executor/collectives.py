@@ -175,6 +175,9 @@ def collective_plans(members: int) -> dict[int, Plan]:
         )
         for rank in ranks:
             sketch.output(rank, family + 2, f"y{number}.{rank}", outputs[rank])
+            if case.in_place:
+                # The next step's input goes over the result, so it waits until that was read.
+                sketch.control(rank, family, family + 2)
         family += 3
     for rank in ranks:
         sketch.step_end(rank, family)

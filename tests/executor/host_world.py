@@ -55,12 +55,14 @@ def _serve(connection: Connection, rank: int) -> None:
         try:
             command, arguments = connection.recv()
         except EOFError:
-            return
+            break
         answer: Any = None
         try:
             if command == "open":
                 token, build, build_arguments, options = arguments
                 plan = build(*build_arguments)[rank]
+                if runtime is not None:
+                    runtime.close()
                 runtime = Runtime(plan, HostTransport(token, rank), on_outputs=collect, **options)
                 runtime.prepare()
             elif command == "close" and runtime is not None:
@@ -79,6 +81,8 @@ def _serve(connection: Connection, rank: int) -> None:
             connection.send(("ok", answer))
         except PlanCompilerError as error:
             connection.send(("error", error.report))
+    if runtime is not None:
+        runtime.close()
 
 
 class HostWorld:

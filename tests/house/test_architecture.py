@@ -16,7 +16,7 @@ PACKAGE = ROOT / "plancompiler"
 TEXT = (ROOT / "docs/architecture.md").read_text()
 LINTER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
-EDGES = {"cli", "client", "session"}
+EDGES = {"cli", "client", "session", "worker_processes"}
 """What may import everything and is imported by no room."""
 
 

@@ -302,7 +302,7 @@ def register_named(plan: Plan, name: str) -> RegisterDesc:
     return next(register for register in plan.registers if register.name == name)
 
 
-def edit_task(plan: Plan, name: str, **changes: Any) -> Plan:
+def edit_task(plan: Plan, name: str, /, **changes: Any) -> Plan:
     """The plan with one task changed."""
     return replace(
         plan,
@@ -310,7 +310,7 @@ def edit_task(plan: Plan, name: str, **changes: Any) -> Plan:
     )
 
 
-def edit_register(plan: Plan, name: str, **changes: Any) -> Plan:
+def edit_register(plan: Plan, name: str, /, **changes: Any) -> Plan:
     """The plan with one register changed."""
     return replace(
         plan,
@@ -327,7 +327,7 @@ def edit_remote(plan: Plan, **changes: Any) -> Plan:
     return replace(plan, remote_registers=(replace(first, **changes), *others))
 
 
-def edit_spec(plan: Plan, name: str, **changes: Any) -> Plan:
+def edit_spec(plan: Plan, name: str, /, **changes: Any) -> Plan:
     """The plan with one task's spec changed."""
     return edit_task(plan, name, spec=replace(task_named(plan, name).spec, **changes))
 

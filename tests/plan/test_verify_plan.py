@@ -477,7 +477,7 @@ def test_sharing_needs_the_reverse_order_across_the_step() -> None:
 
 
 def test_a_views_readers_must_be_done_before_the_next_step_fills_it() -> None:
-    """The producer's credit comes back when the view is made, not when the view's reader is done."""
+    """The producer's credit comes back when the view is made, before the view is read."""
 
     def plan(*, held: bool) -> Plan:
         build = PlanBuilder(0, 1)

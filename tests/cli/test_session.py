@@ -1,0 +1,226 @@
+"""`pc.run`: sessions from Python, with ranks as threads and as processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+import plancompiler as pc
+from plancompiler.errors import (
+    CheckpointError,
+    FeedError,
+    NonFiniteError,
+    RankError,
+    UnknownModeError,
+    UsageError,
+)
+from plancompiler.lower.compile import MODES
+from plancompiler.plan.digest import digest_of_plans
+from plancompiler.session import BACKENDS
+
+
+def regression(ranks: int = 2) -> pc.Job:
+    """Least squares with a weight split over the ranks and Adam's state beside it."""
+    mesh = pc.Placement("cpu", list(range(ranks)))
+    with pc.job("regression", seed=1) as job:
+        x = pc.input("x", (12, 5), "float32", mesh, ["S(0)"])
+        y = pc.input("y", (12, 3), "float32", mesh, ["S(0)"])
+        model = pc.nn.Linear(5, 3).place(mesh, {"weight": ["S(0)"]})
+        error = model(x) - y
+        loss = (error * error).mean()
+        pc.optim.Adam(lr=0.05).minimize(loss)
+        pc.output("loss", loss)
+        pc.output("error", error)
+    return job
+
+
+def batches(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    truth = random.normal(size=(5, 3)).astype(np.float32)
+    for _ in range(count):
+        x = random.normal(size=(12, 5)).astype(np.float32)
+        yield {"x": x, "y": x @ truth}
+
+
+@pytest.fixture(autouse=True)
+def _no_chosen_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLANCOMPILER_COMPILE_MODE", raising=False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_session_steps_and_reports(backend: str) -> None:
+    with pc.run(regression(), backend=backend) as session:
+        results = [session.step(**feeds) for feeds in batches(4)]
+        assert session.ranks == 2
+        assert len(session.step_seconds) == 4
+        assert session.compile_seconds > 0
+        assert sorted(session.plans) == [0, 1]
+        assert session.digest == digest_of_plans(session.plans)
+        variables = session.variables()
+    assert all(type(result["loss"]) is float for result in results)
+    error = results[0]["error"]
+    assert isinstance(error, np.ndarray)
+    assert error.shape == (12, 3)
+    assert float((error**2).mean()) == pytest.approx(results[0]["loss"], rel=1e-5)
+    assert variables["weight"].shape == (3, 5)
+    assert set(variables) == {
+        "weight",
+        "bias",
+        "weight.adam_m",
+        "weight.adam_v",
+        "bias.adam_m",
+        "bias.adam_v",
+    }
+
+
+def test_backends_and_numbers_of_ranks_agree() -> None:
+    runs = [("threads", 1), ("threads", 2), ("threads", 3), ("processes", 2)]
+    losses, variables = [], []
+    for backend, ranks in runs:
+        with pc.run(regression(ranks), ranks, backend=backend) as session:
+            losses.append([session.step(**feeds)["loss"] for feeds in batches(6)])
+            variables.append(session.variables())
+    for other in losses[1:]:
+        np.testing.assert_allclose(other, losses[0], rtol=1e-5)
+    for other in variables[1:]:
+        np.testing.assert_allclose(other["weight"], variables[0]["weight"], rtol=1e-4, atol=1e-6)
+
+
+def test_all_modes_have_one_digest_and_one_result() -> None:
+    digests, losses = set(), []
+    for mode in MODES:
+        with pc.run(regression(), mode=mode) as session:
+            assert session.mode == mode
+            digests.add(session.digest)
+            losses.append([session.step(**feeds)["loss"] for feeds in batches(3)])
+    assert len(digests) == 1
+    assert losses[1:] == losses[:1] * 3
+
+
+def test_the_mode_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pc.run(regression()) as session:
+        assert session.mode == "rank_per_iter"
+    monkeypatch.setenv("PLANCOMPILER_COMPILE_MODE", "naive")
+    with pc.run(regression()) as session:
+        assert session.mode == "naive"
+    with pc.run(regression(), mode="rank_per_thread") as session:
+        assert session.mode == "rank_per_thread"
+    monkeypatch.setenv("PLANCOMPILER_COMPILE_MODE", "odd")
+    with pytest.raises(UnknownModeError, match="'odd'"):
+        pc.run(regression())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_feed_is_explained_and_the_session_goes_on(backend: str) -> None:
+    feeds = next(batches(1))
+    wrong = [
+        ({"x": feeds["x"]}, "'y'"),
+        ({**feeds, "z": feeds["x"]}, "'z'"),
+        ({**feeds, "x": feeds["x"][:5]}, r"\[5, 5\]"),
+        ({**feeds, "x": feeds["x"].astype(np.float64)}, "float64"),
+        ({**feeds, "x": "text"}, "'x'"),
+    ]
+    with pc.run(regression(), backend=backend) as session:
+        for given, words in wrong:
+            with pytest.raises(FeedError, match=words):
+                session.step(**given)
+        assert session.step(**feeds)["loss"] > 0
+        with pytest.raises(FeedError, match="'x'"):
+            next(session.run(1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_failed_step_closes_the_session(backend: str) -> None:
+    feeds = next(batches(1))
+    feeds["x"] = np.full_like(feeds["x"], np.inf)
+    with pc.run(regression(), backend=backend) as session:
+        with pytest.raises(NonFiniteError, match="loss"):
+            session.step(**feeds)
+        with pytest.raises(UsageError, match="closed"):
+            session.step(**feeds)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_checkpoint_goes_on_where_it_was_saved_on_another_layout(
+    backend: str, tmp_path: Path
+) -> None:
+    feeds = list(batches(8))
+    with pc.run(regression(), backend=backend) as session:
+        for each in feeds[:5]:
+            session.step(**each)
+        session.save(tmp_path / "model")
+        kept = session.variables()
+        rest = [session.step(**each)["loss"] for each in feeds[5:]]
+    with pc.run(regression(3), 3, backend=backend, restore=tmp_path / "model") as session:
+        restored = session.variables()
+        assert sorted(restored) == sorted(kept)
+        for name, value in kept.items():
+            np.testing.assert_array_equal(restored[name], value)
+        np.testing.assert_allclose(
+            [session.step(**each)["loss"] for each in feeds[5:]], rest, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_missing_checkpoint(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="none"):
+        pc.run(regression(), backend=backend, restore=tmp_path / "none")
+
+
+def test_too_few_ranks_name_the_op() -> None:
+    with pytest.raises(RankError) as caught:
+        pc.run(regression(3), 2)
+    report = caught.value.report
+    assert report.rank == 2
+    assert report.op is not None
+    assert report.source is not None
+    assert "test_session.py" in report.source
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(UsageError, match="threads or processes"):
+        pc.run(regression(), backend="fibres")
+    with pytest.raises(UsageError, match="not a job"):
+        pc.run("job")  # type: ignore[arg-type]
+    with pc.run(regression()) as session, pytest.raises(UsageError, match="negative"):
+        next(session.run(-1))
+
+
+def test_a_closed_session_says_so() -> None:
+    session = pc.run(regression())
+    session.close()
+    session.close()
+    for use in (session.variables, session.__enter__, lambda: session.save("model")):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+def blas_threads() -> set[int]:
+    return {
+        pool["num_threads"]
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    }
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="BLAS has one thread anyway")
+def test_blas_has_one_thread_while_any_session_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENBLAS", "OMP", "MKL", "BLIS"):
+        monkeypatch.delenv(f"{name}_NUM_THREADS", raising=False)
+    with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        first = pc.run(regression())
+        second = pc.run(regression())
+        first.close()
+        assert blas_threads() == {1}
+        second.close()
+        assert blas_threads() == before
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+        with pc.run(regression()):
+            assert blas_threads() == before

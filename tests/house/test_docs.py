@@ -1,0 +1,81 @@
+"""README and docs: the first job runs, and every command and option that exists is described."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from plancompiler.cli.main import cli
+from plancompiler.lower.compile import MODES
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = (ROOT / "docs/commands.md").read_text()
+
+
+def section(command: str) -> str:
+    """What docs/commands.md says about a command."""
+    found = re.search(rf"^## `plancompiler {command}[ `].*?(?=^## |\Z)", COMMANDS, re.M | re.S)
+    assert found is not None, command
+    return found[0]
+
+
+def test_the_first_job_of_the_readme_learns(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", README, re.S)
+    assert code is not None
+    file = tmp_path / "first.py"
+    file.write_text(code[1])
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(losses) == 50
+    assert losses[-1] < 1e-3 * losses[0]
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_option_of_a_command_is_described(command: str) -> None:
+    text = section(command)
+    options = [
+        name
+        for parameter in cli.commands[command].params
+        if isinstance(parameter, click.Option) and not parameter.hidden
+        for name in parameter.opts
+    ]
+    assert [name for name in options if name != "--json" and f"`{name}" not in text] == []
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_described_option_exists(command: str) -> None:
+    described = re.findall(r"`(-{1,2}[A-Za-z-]+)", section(command))
+    known = {name for parameter in cli.commands[command].params for name in parameter.opts}
+    foreign = {"--out"} if command == "inspect" else set()
+    assert set(described) - known - foreign - {"--check-modes"} == set()
+
+
+def test_the_documents_name_only_commands_that_exist() -> None:
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for line in re.findall(r"^ {4}.*?\bplancompiler (\w+)", file.read_text(), re.M):
+            assert line in cli.commands, f"{file.name}: plancompiler {line}"
+
+
+def test_the_modes_are_described() -> None:
+    assert re.findall(r"^\| `(\w+)` \| .*(?:graph|pool|process).*\|$", COMMANDS, re.M) == [
+        "naive",
+        "rank_per_iter",
+        "rank_per_thread",
+        "rank_per_process",
+    ]
+    assert set(MODES) == set(re.findall(r"^\| `(naive|rank_\w+)` \|", COMMANDS, re.M))
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\(([^)#:]+)\)", file.read_text()):
+            assert (file.parent / target).is_file(), f"{file.name}: {target}"

@@ -1,0 +1,92 @@
+"""Every layout trains to the losses of the dense run, and every value arrives where it is sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.executor.local_run import LocalWorld
+from plancompiler.lower.compile import compile_plans
+from tests.dense import run_dense
+from tests.examples import gpt, mlp
+
+STEPS = 50
+
+
+def local_losses(job: pc.Job, steps: int = STEPS) -> list[float]:
+    """Losses of the job on threads, a thread per rank."""
+    plans = compile_plans(job, job.world_size, "rank_per_iter").plans
+    with LocalWorld(plans) as world:
+        return [float(outputs["loss"]) for outputs in world.run(steps)]
+
+
+@pytest.fixture(scope="module")
+def mlp_losses() -> list[float]:
+    return [float(each["loss"]) for each in run_dense(mlp(ranks=1), STEPS)]
+
+
+@pytest.fixture(scope="module")
+def gpt_losses() -> list[float]:
+    return [float(each["loss"]) for each in run_dense(gpt(), STEPS)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [("dp", 1), ("dp", 2), ("dp", 3), ("dp", 4), ("tp", 2), ("tp", 3), ("tp", 4), ("dp_tp", 4)],
+)
+def test_mlp(layout: str, ranks: int, mlp_losses: list[float]) -> None:
+    losses = local_losses(mlp(layout=layout, ranks=ranks))
+    np.testing.assert_allclose(losses, mlp_losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2},
+        {"tp": 2},
+        {"tp": 4},
+        {"pp": 2},
+        {"dp": 2, "tp": 2},
+        {"tp": 2, "pp": 2},
+        {"dp": 3},
+        {"dp": 2, "tp": 2, "pp": 2},
+    ],
+)
+def test_gpt(layout: dict[str, int], gpt_losses: list[float]) -> None:
+    losses = local_losses(gpt(**layout))
+    np.testing.assert_allclose(losses, gpt_losses, rtol=1e-4)
+
+
+def test_dropout_does_not_depend_on_the_layout() -> None:
+    dense = [float(each["loss"]) for each in run_dense(gpt(dropout=0.2), 8)]
+    losses = local_losses(gpt(dropout=0.2, dp=2, tp=2), 8)
+    np.testing.assert_allclose(losses, dense, rtol=1e-4)
+    assert abs(dense[-1] - run_dense(gpt(), 8)[-1]["loss"]) > 1e-3
+
+
+def random_layout(rng: np.random.Generator) -> tuple[pc.Placement, list[str]]:
+    shape = [(1,), (2,), (3,), (4,), (2, 2), (1, 3), (2, 3), (2, 2, 2)][rng.integers(8)]
+    ranks = rng.permutation(8)[: int(np.prod(shape))].reshape(shape)
+    kinds = ["B", "S(0)", "S(1)", "P", "P(max)", "P(min)", "P(prod)", "P(avg)"]
+    return pc.Placement("cpu", ranks), [kinds[rng.integers(len(kinds))] for _ in shape]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_layout_to_any_layout(seed: int) -> None:
+    """A value goes through three random layouts and comes back unchanged."""
+    rng = np.random.default_rng(seed)
+    shape = [(4, 6), (5, 3), (1, 7), (2, 1)][rng.integers(4)]
+    value = rng.integers(1, 9, size=shape).astype(np.float32)
+    with pc.job("move") as job:
+        placement, _ = random_layout(rng)
+        moved = pc.input("x", shape, "float32", placement)
+        for _ in range(3):
+            placement, sbp = random_layout(rng)
+            moved = moved.redistribute(placement=placement, sbp=sbp)
+        pc.output("y", moved)
+    plans = compile_plans(job, job.world_size, "rank_per_iter").plans
+    with LocalWorld(plans) as world:
+        for scale in (1, 2):
+            found = world.step({"x": value * scale})["y"]
+            np.testing.assert_allclose(found, value * scale, rtol=1e-6)
