@@ -111,7 +111,7 @@ def build(
     length: int | None = None,
     batch: int | None = None,
     text: str | None = None,
-    lr: float = 1e-3,
+    lr: float = 6e-4,
     total: int = 400,
     dropout: float = 0.0,
     seed: int = 0,

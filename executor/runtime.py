@@ -137,7 +137,7 @@ class Runtime:
             if self._closed:
                 return
             self._closed = True
-        if any(runner.actor.step < runner.actor.limit for runner in self._runners):
+        if self.running:
             self.abort(AbortedError("the run was closed in the middle of a step"))
         for runner in self._runners:
             runner.close()
@@ -169,6 +169,11 @@ class Runtime:
     def steps_done(self) -> int:
         """Number of the next step to run."""
         return self._steps_done
+
+    @property
+    def running(self) -> bool:
+        """Whether a stream is in the middle of a run."""
+        return any(runner.actor.step < runner.actor.limit for runner in self._runners)
 
     def feed(self, step_feeds: Mapping[str, object]) -> None:
         """Queue the inputs of one step: for each input of this rank the whole global array.

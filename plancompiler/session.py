@@ -144,7 +144,7 @@ class Session:
 
     @cached_property
     def plans(self) -> dict[int, Plan]:
-        """Every rank's plan; with processes they live in the workers and are compiled again here."""
+        """Every rank's plan. With processes they are in the workers and compiled again here."""
         if isinstance(self._world, _ThreadWorld):
             return self._world.plans
         return compile_plans(self.job, self.ranks, "rank_per_iter").plans

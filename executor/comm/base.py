@@ -101,7 +101,7 @@ class Transport(Protocol):
         """Arrays over a register of a peer (or of this rank), None where it is not published."""
 
     def group(self, key: GroupKey) -> Group:
-        """The group of this key; it was in the publication."""
+        """The group of this key, always the same object; it was in the publication."""
 
     def notify(self, notice: Notice) -> None:
         """Send a notice to `notice.rank`."""

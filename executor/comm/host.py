@@ -139,6 +139,7 @@ class HostTransport:
         self._connections: dict[int, socket.socket] = {}
         self._counters: memoryview | None = None
         self._lines: dict[GroupKey, int] = {}
+        self._groups: dict[GroupKey, HostGroup] = {}
         self._deadline = 0.0
         self._sink: Sink | None = None
         self._receiver: threading.Thread | None = None
@@ -424,6 +425,11 @@ class HostTransport:
 
     def group(self, key: GroupKey) -> HostGroup:
         """See `Transport.group`."""
+        if key not in self._groups:
+            self._groups[key] = self._make_group(key)
+        return self._groups[key]
+
+    def _make_group(self, key: GroupKey) -> HostGroup:
         counters = self._counters
         if counters is None:
             raise TransportError("a group was asked for before the ranks met", rank=self.rank)
@@ -480,6 +486,7 @@ class HostTransport:
         self._connections.clear()
         self._peers.clear()
         self._buffers.clear()
+        self._groups.clear()
         self._shared.clear()
         self._counters = None
         self._sink = None

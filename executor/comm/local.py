@@ -183,6 +183,7 @@ class LocalTransport:
         self.rank = rank
         self._hub = hub
         self._buffers: dict[int, Buffer] = {}
+        self._groups: dict[GroupKey, LocalGroup] = {}
         self._deadline = 0.0
         self._connected = False
 
@@ -215,7 +216,10 @@ class LocalTransport:
 
     def group(self, key: GroupKey) -> LocalGroup:
         """See `Transport.group`."""
-        return LocalGroup(self._hub, self._hub.meeting(key), self.rank, self._deadline)
+        if key not in self._groups:
+            meeting = self._hub.meeting(key)
+            self._groups[key] = LocalGroup(self._hub, meeting, self.rank, self._deadline)
+        return self._groups[key]
 
     def notify(self, notice: Notice) -> None:
         """See `Transport.notify`."""

@@ -130,7 +130,7 @@ def exchange_consumers(exchange: Exchange) -> dict[int, tuple[tuple[int, int], .
 
 @dataclass(frozen=True, slots=True)
 class BoxingPlan:
-    """Steps on the source placement, at most one exchange, done in this order."""
+    """Steps on the source placement, then at most one exchange."""
 
     before: tuple[BoxingStep, ...]
     exchange: Exchange | None
@@ -146,19 +146,24 @@ def plan_boxing(
     shape: tuple[int, ...],
     dtype: DType,
 ) -> BoxingPlan:
-    """How to bring a value from one placement and layout to another; total over all pairs."""
+    """How to bring a value from one placement and layout to another; total over all pairs.
+
+    On one placement that is the cheapest path of primitives, or one exchange where the path takes
+    several steps and moves more. Between placements it is an exchange, after a reduction on the
+    source placement where that moves fewer bytes.
+    """
+    options = []
     if src_placement == dst_placement:
         steps = boxing_path(src_sbp, dst_sbp, shape, dtype, src_placement.hierarchy)
-        return BoxingPlan(steps, None, sum(step.seconds for step in steps))
-    best: BoxingPlan | None = None
+        options.append(BoxingPlan(steps, None, sum(step.seconds for step in steps)))
+        if len(steps) < 2:
+            return options[0]
     for middle in _middles(src_placement, src_sbp, shape):
         steps = boxing_path(src_sbp, middle, shape, dtype, src_placement.hierarchy)
         exchange = Exchange(shape, src_placement, middle, dst_placement, dst_sbp)
         seconds = sum(step.seconds for step in steps) + _exchange_seconds(exchange, dtype)
-        if best is None or seconds < best.seconds:
-            best = BoxingPlan(steps, exchange, seconds)
-    assert best is not None
-    return best
+        options.append(BoxingPlan(steps, exchange, seconds))
+    return min(options, key=lambda option: option.seconds)
 
 
 def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[NdSbp]:
@@ -183,16 +188,18 @@ def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[N
 
 
 def _exchange_seconds(exchange: Exchange, dtype: DType) -> float:
-    """The largest receive of a destination device that reads everything from afar."""
-    parts = element_count(
-        [
-            extent
-            for entry, extent in zip(
-                exchange.src_sbp, exchange.src_placement.hierarchy, strict=True
-            )
-            if isinstance(entry, Partial)
-        ]
-    )
-    first = exchange.dst_placement.rank_list[0]
-    nbytes = element_count(region_shape(exchange.region(first))) * dtype.itemsize
-    return parts * (2 * ALPHA + nbytes * BETA)
+    """What the busiest of two destination devices reads from afar, box after box.
+
+    The last device is looked at beside the first because the first often reads what it has.
+    """
+    ranks = exchange.dst_placement.rank_list
+    return max(_receive_seconds(exchange, dtype, rank) for rank in (ranks[0], ranks[-1]))
+
+
+def _receive_seconds(exchange: Exchange, dtype: DType, dst_rank: int) -> float:
+    seconds = 0.0
+    for piece in exchange_sources(exchange, dst_rank):
+        if piece.rank != dst_rank:
+            nbytes = element_count(region_shape(piece.source)) * dtype.itemsize
+            seconds += 2 * ALPHA + nbytes * BETA
+    return seconds

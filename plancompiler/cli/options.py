@@ -16,6 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 Setting = int | float | bool | str
 
+DEFAULT_STEPS = 100
 TLS_NAMES = ("--tls-ca", "--tls-cert", "--tls-key")
 
 
@@ -71,6 +72,17 @@ def mode_option(command: Command) -> Command:
     )(command)
 
 
+def steps_option(command: Command) -> Command:
+    """--steps"""
+    return click.option(
+        "--steps",
+        type=click.IntRange(min=1),
+        default=DEFAULT_STEPS,
+        show_default=True,
+        help="How many steps.",
+    )(command)
+
+
 def json_option(command: Command) -> Command:
     """--json"""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(
@@ -93,9 +105,7 @@ def tls_options(command: Command) -> Command:
             raise UsageError(
                 "TLS needs three files",
                 got=" ".join(
-                    name
-                    for name, file in zip(TLS_NAMES, files, strict=True)
-                    if file is not None
+                    name for name, file in zip(TLS_NAMES, files, strict=True) if file is not None
                 ),
                 expected=" ".join(TLS_NAMES),
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
+import contextlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +21,12 @@ from plancompiler.cli.options import (
     tls_options,
 )
 from plancompiler.cli.output import print_note, progress
-from plancompiler.cli.training import Record, require_own_data
+from plancompiler.cli.record import Record, require_own_data
 from plancompiler.client import Client
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import Phase
+from plancompiler.errors import PlanCompilerError
+from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
 
 
 @click.command("submit")
@@ -63,3 +66,43 @@ def submit_command(
     Example:
       plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --steps 100
     """
+    # Without a wish of the client, the master's own default counts.
+    wished = resolve_mode(mode) if mode or os.environ.get(MODE_VARIABLE) else None
+    record = Record()
+    seconds: list[float] = []
+    with Client(master, timeout=timeout, tls=tls) as client:
+        ranks = client.status().world_size
+        job = load_job(target, settings, ranks)
+        require_own_data(job)
+        handle = client.submit(
+            job, steps, mode=wished, restore=restore, save=save, on_phase=_say_phase
+        )
+        print_note(f"job {handle.job_id}")
+        try:
+            begin = time.perf_counter()
+            with progress("step", steps) as advance:
+                for outputs in handle:
+                    now = time.perf_counter()
+                    seconds.append(now - begin)
+                    begin = now
+                    del outputs["step"]
+                    advance(record.add(outputs))
+        except BaseException:
+            # After a failure there is nothing left to cancel, or nobody to ask.
+            with contextlib.suppress(PlanCompilerError):
+                handle.cancel()
+            raise
+    record.report(
+        ranks=ranks,
+        backend="cluster",
+        mode=wished,
+        steps=steps,
+        step_seconds=seconds,
+        compile_seconds=handle.compile_seconds or 0.0,
+        digest=handle.digest or "",
+        as_json=as_json,
+    )
+
+
+def _say_phase(phase: Phase, seconds: float) -> None:
+    print_note(f"{phase} after {seconds:.2f} s")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from types import EllipsisType
 
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp, Split
@@ -75,9 +76,9 @@ def relative(region: Region, origin: Region) -> Region:
     )
 
 
-def region_index(region: Region) -> tuple[slice, ...]:
-    """The box as an index of an array."""
-    return tuple(slice(start, stop) for start, stop in region)
+def region_index(region: Region) -> tuple[slice | EllipsisType, ...]:
+    """The box as an index of an array that always gives a view, of a scalar array too."""
+    return tuple(slice(start, stop) for start, stop in region) or (...,)
 
 
 def element_count(shape: Sequence[int]) -> int:

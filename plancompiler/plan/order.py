@@ -11,6 +11,7 @@ before, and, where credits are given, what the readers of its registers did.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import ge
 
 from plancompiler.errors import VerifyError
 
@@ -132,12 +133,14 @@ class StepOrder:
     def clock_of(self, tasks: Iterable[int]) -> Clock:
         """The least clock that says that all of `tasks` have finished."""
         clock = [0] * len(self.counts)
+        streams, positions = self.streams, self.positions
         for task in tasks:
-            stream = self.streams[task]
-            clock[stream] = max(clock[stream], self.positions[task] + 1)
+            stream = streams[task]
+            if clock[stream] <= positions[task]:
+                clock[stream] = positions[task] + 1
         return tuple(clock)
 
 
 def covers(clock: Clock, needed: Clock) -> bool:
     """Whether `clock` knows at least what `needed` says."""
-    return all(known >= least for known, least in zip(clock, needed, strict=True))
+    return all(map(ge, clock, needed))

@@ -189,10 +189,10 @@ def _check_next_step(
 
 def _users(index: PlanIndex, registers: list[RegisterDesc]) -> list[int]:
     """Places of all tasks of this rank that make or read one of the registers."""
-    places = {index.position[register.producer] for register in registers}
+    places = [index.position[register.producer] for register in registers]
     for register in registers:
-        places.update(index.local_consumers[register.id])
-    return sorted(places)
+        places += index.local_consumers[register.id]
+    return places
 
 
 def check_variables(index: PlanIndex) -> None:

@@ -30,7 +30,9 @@ IDENTITY = {
 Shards = dict[int, np.ndarray]
 
 
-def scatter(array: np.ndarray, placement: Placement, sbp: NdSbp, rng: np.random.Generator) -> Shards:
+def scatter(
+    array: np.ndarray, placement: Placement, sbp: NdSbp, rng: np.random.Generator
+) -> Shards:
     """Shards whose global value is `array`; partial ones get parts that differ on every device."""
     parts = {(): array}
     for entry, extent in zip(sbp, placement.hierarchy, strict=True):
@@ -64,7 +66,9 @@ def _parts(entry, value: np.ndarray, extent: int, rng: np.random.Generator) -> l
     return parts
 
 
-def assemble(shards: Shards, shape: tuple[int, ...], placement: Placement, sbp: NdSbp) -> np.ndarray:
+def assemble(
+    shards: Shards, shape: tuple[int, ...], placement: Placement, sbp: NdSbp
+) -> np.ndarray:
     """The global value of shards, checking that replicas agree."""
     grid: dict[tuple[int, ...], np.ndarray] = {
         placement.coordinates(parallel_id): shards[rank]

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from plancompiler.ops import registry
 from tests.executor.host_world import HostWorld, own_threads, shared_mappings
+from tests.executor.kernels import TEST_OPS
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +17,13 @@ def host_world() -> Iterator[HostWorld]:
     world = HostWorld(4)
     yield world
     world.shut_down()
+
+
+@pytest.fixture
+def test_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ops of `kernels.py`, for one test."""
+    for kind, definition in TEST_OPS.items():
+        monkeypatch.setitem(registry._TABLE, kind, definition)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,9 @@ import numpy as np
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.comm.host import HostTransport
 from plancompiler.executor.runtime import Runtime
+from plancompiler.ops import registry
 from plancompiler.plan.plan import Plan
+from tests.executor.kernels import TEST_OPS
 
 ANSWER_SECONDS = 120
 """How long a test waits for a rank before it gives up."""
@@ -45,6 +47,7 @@ def shared_mappings() -> list[str]:
 def _serve(connection: Connection, rank: int) -> None:
     """A rank's process: does what it is told until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    registry._TABLE.update(TEST_OPS)
     runtime: Runtime | None = None
     outputs: dict[int, dict[str, np.ndarray]] = {}
 

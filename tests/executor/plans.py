@@ -455,3 +455,35 @@ def pipeline(stages: int = 2, count: int = 1) -> dict[int, Plan]:
     for rank in range(stages):
         sketch.step_end(rank, 3 * stages + 1)
     return sketch.build()
+
+
+def with_op(
+    kind: str, world_size: int = 2, on_rank: int = 0, attrs: dict | None = None
+) -> dict[int, Plan]:
+    """All ranks all-reduce a vector x; on one of them it first goes through an op."""
+    sketch = Sketch(world_size)
+    ranks = range(world_size)
+    values = {}
+    for rank in ranks:
+        values[rank] = sketch.input(rank, 0, "x", (3,))
+        if rank == on_rank:
+            (values[rank],) = sketch.compute(
+                rank, 1, kind, [values[rank]], [((3,), "float32")], attrs=attrs, name="the_op"
+            )
+    totals = sketch.collective(
+        ranks,
+        2,
+        Primitive.ALL_REDUCE,
+        values,
+        dict.fromkeys(ranks, (3,)),
+        reduction=Reduction.SUM,
+    )
+    for rank in ranks:
+        sketch.output(rank, 3, f"y{rank}", totals[rank], finite=True)
+        sketch.step_end(rank, 4)
+    return sketch.build()
+
+
+def failing(world_size: int = 2, on_rank: int = 1, step: int = 1) -> dict[int, Plan]:
+    """`with_op` of a kernel that raises in one step."""
+    return with_op("test_fail", world_size, on_rank, {"step": step})

@@ -63,30 +63,3 @@ def test_dropout_does_not_depend_on_the_layout() -> None:
     losses = local_losses(gpt(dropout=0.2, dp=2, tp=2), 8)
     np.testing.assert_allclose(losses, dense, rtol=1e-4)
     assert abs(dense[-1] - run_dense(gpt(), 8)[-1]["loss"]) > 1e-3
-
-
-def random_layout(rng: np.random.Generator) -> tuple[pc.Placement, list[str]]:
-    shape = [(1,), (2,), (3,), (4,), (2, 2), (1, 3), (2, 3), (2, 2, 2)][rng.integers(8)]
-    ranks = rng.permutation(8)[: int(np.prod(shape))].reshape(shape)
-    kinds = ["B", "S(0)", "S(1)", "P", "P(max)", "P(min)", "P(prod)", "P(avg)"]
-    return pc.Placement("cpu", ranks), [kinds[rng.integers(len(kinds))] for _ in shape]
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_any_layout_to_any_layout(seed: int) -> None:
-    """A value goes through three random layouts and comes back unchanged."""
-    rng = np.random.default_rng(seed)
-    shape = [(4, 6), (5, 3), (1, 7), (2, 1)][rng.integers(4)]
-    value = rng.integers(1, 9, size=shape).astype(np.float32)
-    with pc.job("move") as job:
-        placement, _ = random_layout(rng)
-        moved = pc.input("x", shape, "float32", placement)
-        for _ in range(3):
-            placement, sbp = random_layout(rng)
-            moved = moved.redistribute(placement=placement, sbp=sbp)
-        pc.output("y", moved)
-    plans = compile_plans(job, job.world_size, "rank_per_iter").plans
-    with LocalWorld(plans) as world:
-        for scale in (1, 2):
-            found = world.step({"x": value * scale})["y"]
-            np.testing.assert_allclose(found, value * scale, rtol=1e-6)

@@ -1,0 +1,89 @@
+"""What a run's steps came to, as the line, the table and the JSON of `run` and `submit`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from plancompiler.cli.output import print_json, print_table
+from plancompiler.errors import FeedError
+from plancompiler.ir import Job
+
+LOSS = "loss"
+"""The output that is reported as the loss, where a job has several."""
+
+
+class Record:
+    """Collects outputs step by step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.last: Mapping[str, Any] = {}
+
+    def add(self, outputs: Mapping[str, Any]) -> str:
+        """Take a step's outputs; a short line about them: `loss 0.1234  accuracy 0.98`."""
+        self.last = outputs
+        scalars = {name: value for name, value in outputs.items() if isinstance(value, float)}
+        if scalars:
+            self.losses.append(scalars.get(LOSS, next(iter(scalars.values()))))
+        return "  ".join(f"{name} {value:.5g}" for name, value in scalars.items())
+
+    def report(
+        self,
+        *,
+        ranks: int,
+        backend: str,
+        mode: str | None,
+        steps: int,
+        step_seconds: list[float],
+        compile_seconds: float,
+        digest: str,
+        as_json: bool,
+    ) -> None:
+        """Print the whole run on stdout."""
+        median = statistics.median(step_seconds)
+        p90 = float(np.percentile(step_seconds, 90))
+        if as_json:
+            print_json(
+                {
+                    "ranks": ranks,
+                    "backend": backend,
+                    "mode": mode,
+                    "steps": steps,
+                    "losses": self.losses,
+                    "step_seconds": {"median": median, "p90": p90},
+                    "compile_seconds": compile_seconds,
+                    "digest": digest,
+                }
+            )
+            return
+        rows = [
+            ("ranks", f"{ranks} ({backend})"),
+            ("mode", mode or "the master's default"),
+            ("compile", f"{compile_seconds:.3f} s"),
+            ("digest", digest),
+            ("steps", str(steps)),
+            ("step time", f"median {median * 1e3:.2f} ms, p90 {p90 * 1e3:.2f} ms"),
+        ]
+        if self.losses:
+            rows.append((LOSS, f"{self.losses[0]:.6g} first, {self.losses[-1]:.6g} last"))
+        rows += [
+            (name, f"{value:.6g}" if isinstance(value, float) else f"array of shape {value.shape}")
+            for name, value in self.last.items()
+            if name != LOSS
+        ]
+        print_table(("what", "value"), rows)
+
+
+def require_own_data(job: Job) -> None:
+    """A job run from the command line must read its own data; a FeedError names its inputs."""
+    if job.inputs:
+        raise FeedError(
+            "this job wants to be fed each step, which a command cannot do",
+            got=f"inputs {', '.join(job.inputs)}",
+            hint="read data inside the job (pc.data.Arrays, pc.data.TokenFile), or use pc.run "
+            "and session.step(...) from Python",
+        )

@@ -1,0 +1,86 @@
+"""Real masters and workers on the loopback address, all gone after each test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from plancompiler.errors import PlanCompilerError
+from plancompiler.master.server import MasterServer
+from plancompiler.worker.agent import run_worker
+
+JOIN_SECONDS = 30.0
+
+
+class WorkerThread:
+    """A worker in a thread of this process."""
+
+    def __init__(self, master: str, rank: int | None = None, **options: Any) -> None:
+        self.error: PlanCompilerError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(master, rank), kwargs=options, name="worker"
+        )
+        self._thread.start()
+
+    def _run(self, master: str, rank: int | None, **options: Any) -> None:
+        try:
+            run_worker(master, rank, stop=self._stop, **options)
+        except PlanCompilerError as error:
+            self.error = error
+
+    def join(self) -> PlanCompilerError | None:
+        """Wait for its end; the error that it ended with."""
+        self._thread.join(JOIN_SECONDS)
+        assert not self._thread.is_alive(), "the worker does not end"
+        return self.error
+
+    def stop(self) -> None:
+        """Ask it to end, and wait."""
+        self._stop.set()
+        self.join()
+
+
+class Workers:
+    """The workers of a test."""
+
+    def __init__(self) -> None:
+        self.started: list[WorkerThread] = []
+
+    def __call__(self, master: str, count: int = 1, **options: Any) -> list[WorkerThread]:
+        """Start some."""
+        found = [WorkerThread(master, **options) for _ in range(count)]
+        self.started += found
+        return found
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    """Starts workers in threads; stops them afterwards."""
+    found = Workers()
+    yield found
+    for worker in found.started:
+        worker.stop()
+    left = [each.name for each in threading.enumerate() if each.name.startswith("plancompiler-job")]
+    assert not left
+
+
+@pytest.fixture
+def server() -> Iterator[MasterServer]:
+    """A master of two ranks."""
+    with MasterServer(ranks=2) as found:
+        yield found
+    assert not [each for each in threading.enumerate() if each.name.startswith("plancompiler")]
+
+
+@pytest.fixture
+def cluster(server: MasterServer, workers: Workers) -> Iterator[MasterServer]:
+    """A master of two ranks with its workers."""
+    workers(server.address, 2)
+    yield server
+    for worker in workers.started:  # before the master, so that they end without an error
+        worker.stop()
+        assert worker.error is None

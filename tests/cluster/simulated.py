@@ -1,0 +1,259 @@
+"""A cluster without threads or sockets: both state machines, and a scheduler that picks events.
+
+Messages between master and workers stay in order per connection; everything else may interleave.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from plancompiler.cluster.messages import (
+    Collect,
+    Compile,
+    Compiled,
+    JobEvent,
+    JobRequest,
+    MasterMessage,
+    OperationDone,
+    Outputs,
+    Phase,
+    PhaseChanged,
+    Prepare,
+    Prepared,
+    Register,
+    Run,
+    Save,
+    WorkerMessage,
+    WriteIndex,
+)
+from plancompiler.errors import AbortedError, ErrorReport, ExecutionError
+from plancompiler.master.events import (
+    Disconnect,
+    FromWorker,
+    JobSubmitted,
+    Limits,
+    MasterCompiled,
+    MasterEvent,
+    MasterFailed,
+    Publish,
+    Release,
+    StartCompile,
+    Tell,
+    Tick,
+    WorkerGone,
+)
+from plancompiler.master.state import MasterState
+from plancompiler.plan.digest import CrossRankFact
+from plancompiler.worker import events as worker_events
+from plancompiler.worker.state import WorkerState
+
+VERSION = "1.2.3"
+BROKEN = ExecutionError("the kernel broke", op="matmul").report
+
+
+@dataclass
+class SimulatedWorker:
+    """One worker process and its connection."""
+
+    connection: int
+    state: WorkerState
+    to_master: deque[WorkerMessage] = field(default_factory=deque)
+    to_worker: deque[MasterMessage] = field(default_factory=deque)
+    disconnecting: bool = False
+    """The master ends the connection once `to_worker` is empty."""
+    work: worker_events.Work | None = None
+    interrupted: ErrorReport | None = None
+    closing: int | None = None
+    exited: bool = False
+    exit_error: ErrorReport | None = None
+    silent: bool = False
+    """Hangs: neither reads nor writes nor works."""
+    facts: tuple[CrossRankFact, ...] = ()
+    fail_at: type | None = None
+    """The work at which this worker fails."""
+
+
+class SimulatedCluster:
+    """A master with workers, driven event by event."""
+
+    def __init__(self, world_size: int, limits: Limits | None = None) -> None:
+        self.now = 100.0
+        self.limits = limits or Limits()
+        self.master = MasterState(world_size, VERSION, self.limits)
+        self.workers: list[SimulatedWorker] = []
+        self.compiling: deque[int] = deque()
+        self.master_fails = False
+        self.events: dict[int, list[JobEvent]] = {}
+        self.released: list[int] = []
+        self._next_job = 1
+
+    # --- what the outside does ------------------------------------------------------------------
+
+    def add_worker(
+        self, rank: int | None = None, host: str = "host", version: str = VERSION
+    ) -> SimulatedWorker:
+        """A worker that wants to register."""
+        worker = SimulatedWorker(len(self.workers) + 1, WorkerState(self.now, 10.0))
+        worker.to_master.append(Register(rank, host, "cpu", version))
+        self.workers.append(worker)
+        return worker
+
+    def submit(self, request: JobRequest, needs: int = 1, inputs: tuple[str, ...] = ()) -> int:
+        """A job; its id."""
+        job_id, self._next_job = self._next_job, self._next_job + 1
+        self.events[job_id] = []
+        self.tell_master(JobSubmitted(job_id, f"job{job_id}", request, needs, inputs, "token"))
+        return job_id
+
+    def kill(self, worker: SimulatedWorker) -> None:
+        """SIGKILL: what was sent may still arrive, nothing else does."""
+        worker.exited = True
+        worker.work = worker.closing = None
+
+    def tell_master(self, event: MasterEvent) -> None:
+        """Hand an event to the master and do what it asks for."""
+        for action in self.master.handle(event, self.now):
+            match action:
+                case Tell(connection, message):
+                    self.workers[connection - 1].to_worker.append(message)
+                case Disconnect(connection):
+                    self.workers[connection - 1].disconnecting = True
+                case StartCompile(job_id):
+                    self.compiling.append(job_id)
+                case Publish(job_id, event):
+                    self.events[job_id].append(event)
+                case Release(job_id):
+                    self.released.append(job_id)
+
+    # --- what may happen next -------------------------------------------------------------------
+
+    def choices(self) -> list[Callable[[], None]]:
+        """All events that may come next, time apart."""
+        found: list[Callable[[], None]] = []
+        if self.compiling:
+            found.append(self._master_compiles)
+        for worker in self.workers:
+            if worker.to_master:
+                found.append(lambda worker=worker: self._deliver_to_master(worker))
+            elif worker.exited and self.master.rank_of(worker.connection) is not None:
+                found.append(lambda worker=worker: self._connection_breaks(worker))
+            if worker.exited or worker.silent:
+                continue
+            if worker.to_worker:
+                found.append(lambda worker=worker: self._deliver_to_worker(worker))
+            elif worker.disconnecting:
+                found.append(lambda worker=worker: self._master_hangs_up(worker))
+            if worker.work is not None:
+                found.append(lambda worker=worker: self._work_ends(worker))
+            elif worker.closing is not None:
+                found.append(lambda worker=worker: self._closes(worker))
+        return found
+
+    def settle(self, choose: Callable[[list[Callable[[], None]]], Callable[[], None]]) -> None:
+        """Let things happen until nothing can, time standing still; a ceiling means a livelock."""
+        for _ in range(20_000):
+            choices = self.choices()
+            if not choices:
+                return
+            choose(choices)()
+        raise AssertionError("the cluster does not come to rest")
+
+    def run(self) -> None:
+        """Let things happen, first come first served."""
+        self.settle(lambda choices: choices[0])
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass in small steps; all clocks tick and all messages go through."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            self.tell_master(Tick())
+            for worker in self.workers:
+                if not worker.exited and not worker.silent:
+                    self._tell_worker(worker, worker_events.Tick())
+            self.run()
+
+    def _master_compiles(self) -> None:
+        job_id = self.compiling.popleft()
+        if self.master_fails:
+            self.tell_master(MasterFailed(job_id, BROKEN))
+        else:
+            self.tell_master(MasterCompiled(job_id))
+
+    def _deliver_to_master(self, worker: SimulatedWorker) -> None:
+        self.tell_master(FromWorker(worker.connection, worker.to_master.popleft()))
+
+    def _connection_breaks(self, worker: SimulatedWorker) -> None:
+        self.tell_master(WorkerGone(worker.connection))
+
+    def _deliver_to_worker(self, worker: SimulatedWorker) -> None:
+        self._tell_worker(worker, worker_events.FromMaster(worker.to_worker.popleft()))
+
+    def _master_hangs_up(self, worker: SimulatedWorker) -> None:
+        worker.disconnecting = False
+        report = ExecutionError("the connection ended").report
+        self._tell_worker(worker, worker_events.MasterGone(report))
+
+    def _tell_worker(self, worker: SimulatedWorker, event: worker_events.WorkerEvent) -> None:
+        for action in worker.state.handle(event, self.now):
+            match action:
+                case worker_events.Send(message):
+                    worker.to_master.append(message)
+                case worker_events.Start(work):
+                    assert worker.work is None, "two works at a time"
+                    worker.work, worker.interrupted = work, None
+                case worker_events.Interrupt(error):
+                    worker.interrupted = error
+                case worker_events.Close(job_id):
+                    assert worker.work is None, "closed in the middle of work"
+                    worker.closing = job_id
+                case worker_events.Exit(error):
+                    worker.exited, worker.exit_error = True, error
+
+    def _closes(self, worker: SimulatedWorker) -> None:
+        job_id, worker.closing = worker.closing, None
+        assert job_id is not None
+        self._tell_worker(worker, worker_events.Closed(job_id))
+
+    def _work_ends(self, worker: SimulatedWorker) -> None:
+        work, worker.work = worker.work, None
+        assert work is not None
+        if worker.interrupted is not None:
+            error = AbortedError("stopped").report
+            self._tell_worker(worker, worker_events.WorkFailed(work.job_id, error))
+        elif worker.fail_at is type(work):
+            self._tell_worker(worker, worker_events.WorkFailed(work.job_id, BROKEN))
+        else:
+            if isinstance(work, Run) and worker.state.rank == 0:
+                for step in range(work.steps):
+                    worker.to_master.append(Outputs(work.job_id, step, b""))
+            self._tell_worker(
+                worker, worker_events.WorkDone(work.job_id, self._reply(worker, work))
+            )
+
+    def _reply(self, worker: SimulatedWorker, work: worker_events.Work) -> WorkerMessage:
+        match work:
+            case Compile(job_id):
+                return Compiled(job_id, "digest", worker.state.rank == 0, worker.facts)
+            case Prepare(job_id):
+                return Prepared(job_id)
+            case Run(job_id, ticket) | Save(job_id, ticket) | WriteIndex(job_id, ticket):
+                return OperationDone(job_id, ticket)
+            case Collect(job_id, ticket):
+                return OperationDone(job_id, ticket)
+
+    # --- what is seen ---------------------------------------------------------------------------
+
+    def phases(self, job_id: int) -> list[Phase]:
+        """The phases that a job went through."""
+        return [event.phase for event in self.events[job_id] if isinstance(event, PhaseChanged)]
+
+    def error(self, job_id: int) -> ErrorReport | None:
+        """Why a job failed or was cancelled."""
+        return self.master.status(self.now).jobs[job_id - 1].error
+
+    def busy(self) -> dict[int, int]:
+        """Rank → job, as the master sees it."""
+        return {each.rank: each.job_id for each in self.master.status(self.now).workers}

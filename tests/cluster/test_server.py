@@ -1,0 +1,269 @@
+"""Masters and workers over real gRPC: registration, refusals, limits, health, TLS."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from plancompiler.client import Client
+from plancompiler.cluster.channel import MAX_MESSAGE_BYTES, TlsFiles, call_error, software_version
+from plancompiler.cluster.chunks import MAX_JOB_BYTES, to_chunks
+from plancompiler.errors import (
+    ClusterError,
+    DeviceError,
+    MasterUnreachableError,
+    PlanCompilerError,
+    RankError,
+    RegistrationError,
+    SecurityError,
+    UnknownModeError,
+    VersionError,
+    WireFormatError,
+)
+from plancompiler.master.events import Limits
+from plancompiler.master.server import MasterServer
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import ClientStub, WorkerStub
+from plancompiler.worker.agent import run_worker
+from tests.cluster.conftest import Workers
+
+SECONDS = 30.0
+
+
+def closed_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_ranks(client: Client, ranks: list[int]) -> None:
+    """Until these ranks are registered."""
+    found: list[int] = []
+    for _ in range(3000):
+        found = [worker.rank for worker in client.status().workers]
+        if found == ranks:
+            return
+    raise AssertionError(f"registered are {found}, not {ranks}")
+
+
+def test_workers_register_and_leave(server: MasterServer, workers: Workers) -> None:
+    with Client(server.address) as client:
+        second, first = *workers(server.address, rank=1), *workers(server.address)
+        wait_for_ranks(client, [0, 1])
+        status = client.status()
+        assert status.world_size == 2
+        assert {worker.host for worker in status.workers} == {socket.gethostname()}
+        assert {worker.version for worker in status.workers} == {software_version()}
+        first.stop()
+        wait_for_ranks(client, [1])
+        second.stop()
+        wait_for_ranks(client, [])
+        assert first.error is second.error is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"rank": 0}, RegistrationError, "rank 0 is taken"),
+        ({"rank": 2}, RankError, "outside the world"),
+        ({"version": "99.1.0"}, VersionError, "99.1.0"),
+    ],
+)
+def test_refused_workers(
+    server: MasterServer,
+    workers: Workers,
+    options: dict[str, object],
+    error: type[PlanCompilerError],
+    said: str,
+) -> None:
+    workers(server.address, rank=0)
+    with Client(server.address) as client:
+        wait_for_ranks(client, [0])
+        with pytest.raises(error, match=said):
+            run_worker(server.address, **options)  # type: ignore[arg-type]
+        wait_for_ranks(client, [0])
+
+
+def test_a_device_that_this_executor_lacks(server: MasterServer) -> None:
+    with pytest.raises(DeviceError, match="CPU only"):
+        run_worker(server.address, device="cuda:0")
+
+
+def test_an_unreachable_master() -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    with pytest.raises(MasterUnreachableError, match=address):
+        Client(address, timeout=0.3)
+    with pytest.raises(MasterUnreachableError, match=address):
+        run_worker(address, timeout=0.3)
+    for wrong in ("nowhere", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999"):
+        with pytest.raises(ClusterError, match="not an address"):
+            Client(wrong)
+
+
+def test_the_master_going_away_ends_its_workers(workers: Workers) -> None:
+    with MasterServer(ranks=1) as server, Client(server.address) as client:
+        (worker,) = workers(server.address)
+        wait_for_ranks(client, [0])
+    error = worker.join()
+    assert isinstance(error, ClusterError)
+    assert "stopped" in str(error) or "ended" in str(error)
+
+
+def test_a_worker_that_falls_silent_is_lost() -> None:
+    with MasterServer(ranks=1, limits=Limits(silence=0.5)) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            ended = threading.Event()
+
+            def messages() -> Iterator[pb.WorkerMessage]:
+                register = pb.Register(rank=-1, version=software_version())
+                yield pb.WorkerMessage(register=register)
+                ended.wait(SECONDS)  # no heartbeat, and the stream stays open on this side
+
+            stream = WorkerStub(channel).Connect(messages(), timeout=SECONDS)
+            replies = [message.WhichOneof("message") for message in stream]
+            ended.set()
+        assert replies == ["registered", "refused"]
+
+
+def test_health_and_reflection(server: MasterServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for name in ("", "plancompiler.proto.Client", "plancompiler.proto.Worker"):
+            reply = check(health_pb2.HealthCheckRequest(service=name), timeout=SECONDS)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        (reply,) = stub.ServerReflectionInfo(iter([ask]), timeout=SECONDS)
+        names = {service.name for service in reply.list_services_response.service}
+        assert {"plancompiler.proto.Client", "plancompiler.proto.Worker"} <= names
+
+
+def submit_raw(address: str, *messages: pb.SubmitRequest) -> None:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            ClientStub(channel).Submit(iter(messages), timeout=SECONDS)
+        except grpc.RpcError as error:
+            raise call_error(error, address) from error
+
+
+def test_submissions_that_are_not_what_they_claim(server: MasterServer) -> None:
+    header = pb.SubmitRequest(header=pb.SubmitHeader(version=software_version(), steps=1))
+    old = pb.SubmitRequest(header=pb.SubmitHeader(version="0.0.1"))
+    garbage = pb.SubmitRequest(chunk=to_chunks(b"garbage")[0])
+    huge = pb.SubmitRequest(chunk=pb.Chunk(data=b"x", wire_bytes=MAX_JOB_BYTES + 1))
+    bomb = pb.SubmitRequest(
+        chunk=pb.Chunk(data=b"x", wire_bytes=1, raw_bytes=1 << 60, compression=1)
+    )
+    cut = pb.SubmitRequest(chunk=pb.Chunk(data=b"x", wire_bytes=2, raw_bytes=2))
+    mode = pb.SubmitRequest(header=pb.SubmitHeader(version=software_version(), mode="fast"))
+    for messages, error, said in (
+        ((), WireFormatError, "header"),
+        ((garbage,), WireFormatError, "header"),
+        ((old,), VersionError, "0.0.1"),
+        ((header,), WireFormatError, "cut off"),
+        ((header, garbage), WireFormatError, "too short"),
+        ((header, huge), WireFormatError, "too large"),
+        ((header, bomb), WireFormatError, "too large"),
+        ((header, cut), WireFormatError, "cut off"),
+        ((mode, garbage), WireFormatError, "too short"),
+    ):
+        with pytest.raises(error, match=said):
+            submit_raw(server.address, *messages)
+    assert UnknownModeError.exit_code == 2
+
+
+def test_a_message_over_the_limit_is_refused_before_it_is_read(server: MasterServer) -> None:
+    header = pb.SubmitRequest(header=pb.SubmitHeader(version="x" * (MAX_MESSAGE_BYTES + 1)))
+    with pytest.raises(ClusterError, match="RESOURCE_EXHAUSTED"):
+        submit_raw(server.address, header)
+
+
+def test_only_registered_workers_may_fetch(server: MasterServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        stub = WorkerStub(channel)
+        with pytest.raises(grpc.RpcError, match="only registered workers"):
+            list(stub.Fetch(pb.FetchRequest(token=b"guess", job_id=1), timeout=SECONDS))
+        with pytest.raises(grpc.RpcError, match="only registered workers"):
+            stub.Upload(iter([pb.UploadRequest(token=b"guess")]), timeout=SECONDS)
+
+
+def test_unknown_jobs(server: MasterServer) -> None:
+    with Client(server.address) as client:
+        with pytest.raises(ClusterError, match="no such job"):
+            client.cancel(7)
+        assert client.status().jobs == ()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "some.host:0"])
+def test_serving_beyond_this_machine_needs_more_care(listen: str) -> None:
+    with pytest.raises(SecurityError, match="--insecure"):
+        MasterServer(listen)
+
+
+def test_a_port_that_is_taken(server: MasterServer) -> None:
+    with pytest.raises(ClusterError, match="cannot listen"):
+        MasterServer(server.address).start()
+
+
+def test_the_port_is_closed_after_the_end() -> None:
+    with MasterServer(ranks=1) as server:
+        host, port = server.address.split(":")
+        socket.create_connection((host, int(port)), timeout=SECONDS).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=SECONDS)
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of `server` and `client`, signed by the authority, and of a `stranger`, by another."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates of this test")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    (folder / "san.txt").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+    for authority, names in (("ca", ("server", "client")), ("other", ("stranger",))):
+        openssl("req", "-x509", *curve, "-subj", f"/CN={authority}", "-days", "2",
+                "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
+        for name in names:
+            openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key",
+                    "-out", f"{name}.csr")  # fmt: skip
+            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem",
+                    "-CAkey", f"{authority}.key", "-days", "2", "-extfile", "san.txt",
+                    "-out", f"{name}.pem")  # fmt: skip
+    return folder
+
+
+def tls(folder: Path, name: str) -> TlsFiles:
+    return TlsFiles(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
+
+
+def test_tls_with_client_certificates(certificates: Path, workers: Workers) -> None:
+    with MasterServer(ranks=1, tls=tls(certificates, "server")) as server:
+        with Client(server.address, tls=tls(certificates, "client")) as client:
+            workers(server.address, tls=tls(certificates, "client"))
+            wait_for_ranks(client, [0])
+        for stranger in (None, tls(certificates, "stranger")):
+            with (
+                pytest.raises(PlanCompilerError),
+                Client(server.address, timeout=1.0, tls=stranger) as client,
+            ):
+                client.status()
+        for worker in workers.started:
+            worker.stop()
+    with pytest.raises(SecurityError, match=r"missing\.pem"):
+        Client(server.address, tls=tls(certificates, "missing"))

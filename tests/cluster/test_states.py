@@ -1,0 +1,508 @@
+"""Master and worker as pure state machines, together, under many orders of events."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from plancompiler.cluster.messages import (
+    Compile,
+    Compiled,
+    Heartbeat,
+    JobRequest,
+    OperationDone,
+    Outputs,
+    Phase,
+    Prepare,
+    Prepared,
+    Run,
+    Save,
+    StepDone,
+    TicketDone,
+    WriteIndex,
+)
+from plancompiler.errors import (
+    AbortedError,
+    ClusterError,
+    DeadlineError,
+    DigestMismatchError,
+    FeedError,
+    JobCancelledError,
+    PlanCompilerError,
+    RankError,
+    RegistrationError,
+    TransportError,
+    VersionError,
+    WorkerLostError,
+)
+from plancompiler.master.events import (
+    CancelAsked,
+    CollectAsked,
+    FinishAsked,
+    FromWorker,
+    Limits,
+    SaveAsked,
+    StepAsked,
+    Stopping,
+    Tick,
+)
+from plancompiler.plan.digest import CrossRankFact
+from plancompiler.worker import events
+from tests.cluster.simulated import BROKEN, SimulatedCluster, SimulatedWorker
+
+ALL_GOOD = [
+    Phase.QUEUED,
+    Phase.COMPILING,
+    Phase.CHECKING,
+    Phase.PREPARING,
+    Phase.RUNNING,
+    Phase.FINISHED,
+]
+
+
+def cluster_of(count: int) -> tuple[SimulatedCluster, list[SimulatedWorker]]:
+    cluster = SimulatedCluster(count)
+    workers = [cluster.add_worker() for _ in range(count)]
+    cluster.run()
+    return cluster, workers
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+
+def test_workers_without_rank_get_the_lowest_free_ones() -> None:
+    cluster = SimulatedCluster(4)
+    workers = [cluster.add_worker(rank) for rank in (1, None, None, 3)]
+    cluster.run()
+    assert [worker.state.rank for worker in workers] == [1, 0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error", "said"),
+    [
+        ({"rank": 1}, {"rank": 1}, RegistrationError, "rank 1 is taken"),
+        ({}, {"rank": 2}, RankError, "outside the world"),
+        ({}, {"version": "1.3.0"}, VersionError, "1.3.0"),
+        ({}, {"version": "2.2.3"}, VersionError, "1.2.3"),
+        ({}, {"version": "nonsense"}, VersionError, "nonsense"),
+    ],
+)
+def test_refused_workers_leave_with_the_reason(
+    first: dict[str, object], second: dict[str, object], error: type, said: str
+) -> None:
+    cluster = SimulatedCluster(2)
+    good, bad = cluster.add_worker(**first), cluster.add_worker(**second)  # type: ignore[arg-type]
+    cluster.run()
+    assert good.state.rank is not None
+    assert bad.exited
+    assert bad.exit_error is not None
+    assert bad.exit_error.code == error.code
+    assert said in bad.exit_error.what
+    assert len(cluster.busy()) == 1
+
+
+def test_a_patch_version_may_differ() -> None:
+    cluster = SimulatedCluster(1)
+    worker = cluster.add_worker(version="1.2.99")
+    cluster.run()
+    assert worker.state.rank == 0
+
+
+def test_one_worker_too_many_is_refused() -> None:
+    cluster, _ = cluster_of(2)
+    extra = cluster.add_worker()
+    cluster.run()
+    assert extra.exit_error is not None
+    assert extra.exit_error.code == RegistrationError.code
+
+
+def test_a_rank_is_free_again_when_its_worker_is_gone() -> None:
+    cluster, workers = cluster_of(2)
+    cluster.kill(workers[1])
+    cluster.run()
+    again = cluster.add_worker(rank=1)
+    cluster.run()
+    assert again.state.rank == 1
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_through_all_phases_and_frees_the_workers() -> None:
+    cluster, _ = cluster_of(3)
+    job = cluster.submit(JobRequest(steps=5, save="folder"))
+    cluster.run()
+    assert cluster.phases(job) == ALL_GOOD
+    assert [event.step for event in cluster.events[job] if isinstance(event, StepDone)] == [
+        0, 1, 2, 3, 4,
+    ]  # fmt: skip
+    assert cluster.busy() == {0: 0, 1: 0, 2: 0}
+    assert cluster.released == [job]
+
+
+def test_jobs_run_one_after_another() -> None:
+    cluster, _ = cluster_of(2)
+    first, second = cluster.submit(JobRequest(1)), cluster.submit(JobRequest(1))
+    assert cluster.phases(second) == [Phase.QUEUED]
+    cluster.run()
+    assert cluster.phases(first) == cluster.phases(second) == ALL_GOOD
+
+
+def test_a_job_waits_for_its_workers_and_not_for_ever() -> None:
+    cluster = SimulatedCluster(2)
+    cluster.add_worker()
+    job = cluster.submit(JobRequest(1))
+    cluster.run()
+    assert cluster.phases(job) == [Phase.QUEUED]
+    cluster.pass_time(cluster.limits.workers + 1)
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == DeadlineError.code
+    assert "rank 1" in error.what
+
+
+def test_submissions_that_cannot_run_are_refused() -> None:
+    cluster, _ = cluster_of(2)
+    with pytest.raises(RankError, match="more ranks than this master has"):
+        cluster.submit(JobRequest(1), needs=3)
+    with pytest.raises(FeedError, match=r"pc\.data"):
+        cluster.submit(JobRequest(1), inputs=("x",))
+    assert cluster.master.status(0.0).jobs == ()
+
+
+def test_workers_on_different_hosts_cannot_run_a_job() -> None:
+    cluster = SimulatedCluster(2)
+    cluster.add_worker(host="a")
+    cluster.add_worker(host="b")
+    job = cluster.submit(JobRequest(1))
+    cluster.run()
+    error = cluster.error(job)
+    assert error is not None
+    assert "only one host is supported" in error.what
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
+def fact(register: int, rank: int, text: str) -> CrossRankFact:
+    role = "producer" if rank == 0 else "consumer"
+    return CrossRankFact(register, register, "hidden", role, (0, 1), text)
+
+
+def test_ranks_that_disagree_do_not_start() -> None:
+    cluster, workers = cluster_of(2)
+    workers[0].facts = (fact(5, 0, "float32[4]"),)
+    workers[1].facts = (fact(5, 1, "float32[5]"),)
+    job = cluster.submit(JobRequest(1))
+    cluster.run()
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == DigestMismatchError.code
+    assert "ranks 0" in error.what
+    assert "1" in error.what
+    assert "'hidden'" in error.what
+    assert Phase.PREPARING not in cluster.phases(job)
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("work", [Compile, Prepare, Run, Save, WriteIndex])
+def test_a_failing_rank_fails_the_job_everywhere(work: type) -> None:
+    cluster, workers = cluster_of(3)
+    failing = workers[0 if work is WriteIndex else 1]
+    failing.fail_at = work
+    job = cluster.submit(JobRequest(2, save="folder"))
+    cluster.run()
+    assert cluster.phases(job)[-1] is Phase.FAILED
+    assert cluster.error(job) == BROKEN
+    assert cluster.busy() == {0: 0, 1: 0, 2: 0}
+    failing.fail_at = None
+    after = cluster.submit(JobRequest(2))
+    cluster.run()
+    assert cluster.phases(after) == ALL_GOOD
+
+
+def test_a_job_that_the_master_cannot_compile_fails() -> None:
+    cluster, _ = cluster_of(2)
+    cluster.master_fails = True
+    job = cluster.submit(JobRequest(2))
+    cluster.run()
+    assert cluster.error(job) == BROKEN
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
+def until(cluster: SimulatedCluster, job: int, phase: Phase) -> None:
+    """First come, first served, until a job is in a phase."""
+    while cluster.phases(job)[-1] is not phase:
+        cluster.choices()[0]()
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPILING, Phase.PREPARING, Phase.RUNNING])
+def test_a_lost_worker_fails_its_job_and_frees_the_others(phase: Phase) -> None:
+    cluster, workers = cluster_of(3)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, phase)
+    cluster.kill(workers[1])
+    cluster.run()
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == WorkerLostError.code
+    assert error.rank == 1
+    assert str(phase) in error.what
+    assert cluster.busy() == {0: 0, 2: 0}
+    cluster.add_worker()
+    after = cluster.submit(JobRequest(2))
+    cluster.run()
+    assert cluster.phases(after) == ALL_GOOD
+
+
+def test_a_silent_worker_is_lost() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, Phase.RUNNING)
+    workers[1].silent = True
+    cluster.pass_time(cluster.limits.silence + 1)
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == WorkerLostError.code
+    assert "said nothing for 5 s" in error.what
+    assert cluster.busy() == {0: 0}
+
+
+def test_a_silent_master_is_lost() -> None:
+    cluster, workers = cluster_of(1)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, Phase.RUNNING)
+    worker = workers[0]
+    worker.to_worker.clear()
+    for _ in range(20):
+        cluster.now += 0.5
+        cluster._tell_worker(worker, events.Tick())
+    while worker.work is not None or worker.closing is not None:
+        cluster._work_ends(worker) if worker.work is not None else cluster._closes(worker)
+    assert worker.exited
+    assert worker.exit_error is not None
+    assert "the master was lost" in worker.exit_error.what
+
+
+@pytest.mark.parametrize("consequence", [AbortedError, TransportError, DeadlineError])
+def test_the_first_cause_wins_over_what_followed_from_it(
+    consequence: type[PlanCompilerError],
+) -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, Phase.RUNNING)
+    while workers[0].work is None:
+        cluster._deliver_to_worker(workers[0])
+    workers[0].work = None
+    report = consequence("the other rank is gone").report
+    cluster._tell_worker(workers[0], events.WorkFailed(job, report))
+    cluster._deliver_to_master(workers[0])
+    assert cluster.phases(job)[-1] is Phase.RUNNING  # held back
+    cluster.kill(workers[1])
+    cluster.run()
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == WorkerLostError.code
+    assert cluster.phases(job)[-1] is Phase.FAILED
+
+
+def test_a_consequence_without_a_cause_is_reported_in_the_end() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, Phase.RUNNING)
+    while workers[0].work is None:
+        cluster._deliver_to_worker(workers[0])
+    workers[0].work = None
+    report = TransportError("no answer").report
+    cluster._tell_worker(workers[0], events.WorkFailed(job, report))
+    cluster.run()
+    assert cluster.error(job) == report
+    assert cluster.phases(job)[-1] is Phase.FAILED
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
+def test_a_worker_that_does_not_let_go_is_given_up() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, Phase.RUNNING)
+    cluster.tell_master(CancelAsked(job, "enough"))
+    cluster.choices = list  # type: ignore[method-assign]  # nobody does anything
+    for worker in workers:
+        worker.state._silence = 1e9
+    for _ in range(80):
+        cluster.now += 0.5
+        for worker in workers:
+            cluster.tell_master(FromWorker(worker.connection, Heartbeat()))
+            cluster.tell_master(Tick())
+    assert cluster.busy() == {}
+    assert cluster.released == [job]
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.COMPILING, Phase.PREPARING, Phase.RUNNING])
+def test_cancelling(phase: Phase) -> None:
+    cluster, _ = cluster_of(2)
+    blocker = cluster.submit(JobRequest(1, open=True)) if phase is Phase.QUEUED else None
+    job = cluster.submit(JobRequest(3))
+    until(cluster, job, phase)
+    cluster.tell_master(CancelAsked(job, "a client asked for it"))
+    cluster.tell_master(CancelAsked(job, "twice"))
+    cluster.run()
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == JobCancelledError.code
+    assert cluster.phases(job)[-1] is Phase.CANCELLED
+    assert cluster.busy() == dict.fromkeys((0, 1), blocker or 0)
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPILING, Phase.PREPARING, Phase.RUNNING])
+def test_every_phase_has_its_time_limit(phase: Phase) -> None:
+    cluster = SimulatedCluster(2, Limits(compiling=20, preparing=20, progress=20))
+    workers = [cluster.add_worker() for _ in range(2)]
+    cluster.run()
+    job = cluster.submit(JobRequest(3))
+    until(cluster, job, phase)
+    if phase is Phase.COMPILING:
+        cluster.compiling.clear()  # the master's own compilation hangs
+    else:
+        while workers[1].work is None:
+            cluster._deliver_to_worker(workers[1])
+        workers[1].work = None  # the work never ends, though the worker lives
+    cluster.pass_time(15)
+    assert cluster.phases(job)[-1] is phase
+    cluster.pass_time(10)
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == DeadlineError.code
+    assert str(phase) in error.what
+
+
+def test_an_open_job_goes_step_by_step() -> None:
+    cluster, _ = cluster_of(2)
+    job = cluster.submit(JobRequest(0, open=True), inputs=("x",))
+    cluster.run()
+    assert cluster.phases(job)[-1] is Phase.RUNNING
+    for ticket, event in enumerate(
+        [
+            StepAsked(job, 0, 1, True),
+            SaveAsked(job, 1, "folder"),
+            CollectAsked(job, 2),
+            StepAsked(job, 3, 4, False),
+        ]
+    ):
+        cluster.tell_master(event)
+        cluster.run()
+        assert cluster.events[job][-1] == TicketDone(ticket)
+    cluster.tell_master(FinishAsked(job))
+    cluster.run()
+    assert cluster.phases(job) == ALL_GOOD
+    with pytest.raises(ClusterError, match="has ended"):
+        cluster.tell_master(StepAsked(job, 4, 1, False))
+    with pytest.raises(ClusterError, match="no such job"):
+        cluster.tell_master(StepAsked(99, 4, 1, False))
+
+
+def test_requests_to_a_failed_job_get_its_error() -> None:
+    cluster, workers = cluster_of(1)
+    workers[0].fail_at = Run
+    job = cluster.submit(JobRequest(0, open=True))
+    cluster.run()
+    cluster.tell_master(StepAsked(job, 1, 1, False))
+    cluster.run()
+    with pytest.raises(PlanCompilerError, match="the kernel broke"):
+        cluster.tell_master(StepAsked(job, 2, 1, False))
+
+
+def test_an_open_job_nobody_uses_ends() -> None:
+    cluster = SimulatedCluster(1, Limits(idle=30))
+    cluster.add_worker()
+    job = cluster.submit(JobRequest(0, open=True))
+    cluster.run()
+    cluster.pass_time(32)
+    assert cluster.phases(job)[-1] is Phase.FAILED
+
+
+def test_stopping_fails_jobs_and_sends_workers_away() -> None:
+    cluster, workers = cluster_of(2)
+    running, queued = cluster.submit(JobRequest(5)), cluster.submit(JobRequest(5))
+    until(cluster, running, Phase.RUNNING)
+    cluster.tell_master(Stopping())
+    cluster.run()
+    assert cluster.phases(running)[-1] is cluster.phases(queued)[-1] is Phase.FAILED
+    assert all(worker.exited for worker in workers)
+
+
+def test_messages_out_of_place_are_harmless() -> None:
+    """What a peer with a fault may send does not move a job."""
+    cluster, _ = cluster_of(2)
+    job = cluster.submit(JobRequest(1))
+    until(cluster, job, Phase.COMPILING)
+    for message in (
+        Prepared(job),
+        OperationDone(job, 7),
+        Outputs(job, 3, b""),
+        Prepared(99),
+        Compiled(99, "", True, ()),
+    ):
+        cluster.tell_master(FromWorker(1, message))
+        cluster.tell_master(FromWorker(77, message))
+    assert cluster.phases(job) == [Phase.QUEUED, Phase.COMPILING]
+    cluster.run()
+    assert cluster.phases(job) == ALL_GOOD
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_any_order_of_events_ends_well(seed: int) -> None:
+    """Random interleavings with failures, kills, cancellations and newcomers.
+
+    Whatever happens, every job ends exactly once, with phases in order, and afterwards every living
+    worker is idle on both sides.
+    """
+    rng = random.Random(seed)
+    cluster = SimulatedCluster(rng.randint(1, 4), Limits(workers=30))
+    world = cluster.master.world_size
+    for _ in range(world):
+        cluster.add_worker()
+    jobs: list[int] = []
+
+    def disturb() -> None:
+        living = [worker for worker in cluster.workers if not worker.exited]
+        match rng.randrange(12):
+            case 0 if living:
+                cluster.kill(rng.choice(living))
+            case 1 if living:
+                rng.choice(living).fail_at = rng.choice([Compile, Prepare, Run, Save])
+            case 2 if living:
+                rng.choice(living).fail_at = None
+            case 3 if jobs:
+                cluster.tell_master(CancelAsked(rng.choice(jobs), "chance"))
+            case 4 | 5:
+                cluster.add_worker()
+            case 6 if len(jobs) < 6:
+                jobs.append(cluster.submit(JobRequest(rng.randint(0, 3), save="f")))
+            case 7 if len(jobs) < 6:
+                jobs.append(cluster.submit(JobRequest(0, open=True)))
+            case 8 if jobs:
+                try:
+                    cluster.tell_master(StepAsked(rng.choice(jobs), rng.randint(1, 99), 1, False))
+                except PlanCompilerError:
+                    return
+
+    for _ in range(400):
+        choices = cluster.choices()
+        if choices and rng.random() < 0.93:
+            rng.choice(choices)()
+        else:
+            disturb()
+    cluster.settle(rng.choice)
+    for job in jobs:
+        cluster.tell_master(CancelAsked(job, "the end"))
+    cluster.settle(rng.choice)
+    for job in jobs:
+        phases = cluster.phases(job)
+        assert phases[-1].is_end, f"seed {seed}, job {job}: {phases}"
+        assert sum(phase.is_end for phase in phases) == 1
+        assert phases[:-1] == ALL_GOOD[: len(phases) - 1]
+        assert (cluster.error(job) is None) == (phases[-1] is Phase.FINISHED)
+    assert sorted(cluster.released) == sorted(jobs), f"seed {seed}"
+    assert set(cluster.busy().values()) <= {0}
+    for worker in cluster.workers:
+        assert worker.exited or (worker.state.job_id is None and worker.work is None)

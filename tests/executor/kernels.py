@@ -1,0 +1,55 @@
+"""Ops that only tests use. They are put into the op table by a fixture, or once in a test's own process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import numpy as np
+
+from plancompiler.ops.registry import OpDef
+
+
+def _fail_kernel(context, inputs, outputs) -> None:
+    if context.step == context.attrs["step"]:
+        raise ValueError("boom")
+    np.copyto(outputs[0], inputs[0])
+
+
+def _interrupt_kernel(context, inputs, outputs) -> None:
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    np.copyto(outputs[0], inputs[0])
+
+
+def _step_kernel(context, inputs, outputs) -> None:
+    outputs[0].fill(context.step)
+
+
+def _overflow_kernel(context, inputs, outputs) -> None:
+    np.multiply(inputs[0], np.float32(3e38), out=outputs[0])
+    np.multiply(outputs[0], np.float32(3e38), out=outputs[0])
+
+
+def _greedy_kernel(context, inputs, outputs) -> None:
+    inputs[0][...] = 0
+
+
+def _same(inputs, attrs):
+    return inputs[:1]
+
+
+def _op(kind, kernel, **options) -> OpDef:
+    return OpDef(kind, infer=_same, rule="... -> ...", kernel=kernel, **options)
+
+
+TEST_OPS = {
+    one.kind: one
+    for one in (
+        _op("test_fail", _fail_kernel),
+        _op("test_interrupt", _interrupt_kernel),
+        _op("test_step", _step_kernel),
+        _op("test_overflow", _overflow_kernel),
+        _op("test_greedy", _greedy_kernel),
+        _op("test_view", _fail_kernel, view=((0, 0),)),
+    )
+}

@@ -1,0 +1,217 @@
+"""What happens when a rank fails, is late, is interrupted or dies."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from plancompiler.errors import (
+    AbortedError,
+    DeadlineError,
+    ExecutionError,
+    PlanCompilerError,
+    TransportError,
+)
+from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.local_run import LocalWorld
+from plancompiler.executor.runtime import Runtime
+from tests.executor.host_world import HostWorld
+from tests.executor.plans import data_parallel, failing, pipeline, with_op
+
+X = np.ones(3, np.float32)
+
+
+def transports(kind: str, ranks: int) -> list:
+    if kind == "local":
+        hub = LocalHub()
+        return [hub.transport(rank) for rank in range(ranks)]
+    token = secrets.token_hex(8)
+    return [HostTransport(token, rank) for rank in range(ranks)]
+
+
+class Ranks:
+    """Runtimes of all ranks in this process, driven one by one; also over the host transport."""
+
+    def __init__(self, plans, kind: str, deadline: float = 60.0) -> None:
+        self.runtimes = [
+            Runtime(plans[rank], transport, deadline=deadline)
+            for rank, transport in enumerate(transports(kind, len(plans)))
+        ]
+        self.pool = ThreadPoolExecutor(len(plans))
+
+    def __enter__(self):
+        list(self.pool.map(Runtime.prepare, self.runtimes))
+        return self
+
+    def __exit__(self, *_) -> None:
+        for runtime in self.runtimes:
+            runtime.close()
+        self.pool.shutdown()
+
+    def start(self, rank: int, feeds: dict, steps: int = 1):
+        for _ in range(steps):
+            self.runtimes[rank].feed(feeds)
+        return self.pool.submit(self.runtimes[rank].run, steps)
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_a_failing_kernel_stops_all_ranks(kind, test_ops):
+    with Ranks(failing(3), kind) as ranks:
+        futures = [ranks.start(rank, {"x": X}, 3) for rank in range(3)]
+        errors = [future.exception() for future in futures]
+        report = errors[1].report
+        assert type(errors[1]) is ExecutionError
+        assert (report.op, report.rank, report.source) == ("the_op", 1, "sketch.py:2")
+        assert report.what == "ValueError: boom"
+        assert isinstance(errors[1].__cause__, ValueError)
+        for other in (0, 2):
+            assert isinstance(errors[other], AbortedError)
+            assert "rank 1 failed" in str(errors[other])
+            assert "boom" in str(errors[other])
+        with pytest.raises(ExecutionError, match="boom"):
+            ranks.runtimes[1].run(1)
+
+
+def test_the_world_raises_the_first_cause(test_ops):
+    with LocalWorld(failing(2)) as world:
+        np.testing.assert_array_equal(world.step({"x": X})["y0"], 2 * X)
+        with pytest.raises(ExecutionError, match="boom") as caught:
+            world.step({"x": X})
+        assert caught.value.report.rank == 1
+
+
+def test_failure_on_real_processes(host_world):
+    host_world.open(failing, 3, ranks=range(3))
+    host_world.step([{"x": X}], range(3))
+    for rank in range(3):
+        host_world.tell(rank, "step", [{"x": X}])
+    errors = []
+    for rank in range(3):
+        with pytest.raises(PlanCompilerError) as caught:
+            host_world.answer(rank)
+        errors.append(caught.value)
+    assert isinstance(errors[1], ExecutionError)
+    assert isinstance(errors[0], AbortedError)
+    assert isinstance(errors[2], AbortedError)
+    assert "rank 1 failed" in str(errors[0])
+    host_world.close_run(range(3))
+    for rank in range(3):
+        assert host_world.ask(rank, "leaks") == ([], [])
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_abort_from_another_thread(kind):
+    with Ranks(data_parallel(2), kind) as ranks:
+        future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
+        ranks.runtimes[0].abort(AbortedError("enough"))
+        with pytest.raises(AbortedError, match="enough"):
+            future.result()
+        other = ranks.start(1, {"x": np.ones((6, 4), np.float32)})
+        with pytest.raises(AbortedError, match="rank 0 failed"):
+            other.result()
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_a_member_that_does_not_come(kind):
+    with Ranks(data_parallel(3), kind, deadline=0.2) as ranks:
+        future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
+        with pytest.raises(DeadlineError) as caught:
+            future.result()
+        text = str(caught.value)
+        if "communicator" in text:
+            assert "entered: [0]; not entered: [1, 2]" in text
+            assert "all of ranks [0, 1, 2]" in text
+            assert "all_reduce of 'collectiveboxing_3' (family 3)" in text
+        else:
+            # Another stream of the rank, which waits for the collective, may be first to give up.
+            assert "to arrive from stream collective" in text
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_a_producer_that_does_not_come(kind):
+    with Ranks(pipeline(2), kind, deadline=0.2) as ranks:
+        future = ranks.pool.submit(ranks.runtimes[1].run, 1)
+        with pytest.raises(DeadlineError, match="nothing happened for 0.2 s"):
+            future.result()
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_a_rank_that_never_starts(kind):
+    runtime = Runtime(data_parallel(2)[0], transports(kind, 2)[0], deadline=0.05)
+    with pytest.raises(DeadlineError, match=r"missing ranks \[1\]"):
+        runtime.prepare()
+    runtime.close()
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_a_member_that_closed(kind):
+    with Ranks(data_parallel(2), kind) as ranks:
+        ranks.runtimes[1].close()
+        future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
+        with pytest.raises(TransportError, match="rank 1 has closed its run"):
+            future.result()
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_closing_in_the_middle_of_a_step(kind):
+    with Ranks(data_parallel(2), kind) as ranks:
+        future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
+        while not ranks.runtimes[0].running and not future.done():
+            pass
+        ranks.runtimes[0].close()
+        with pytest.raises(AbortedError, match="closed in the middle"):
+            future.result()
+
+
+@pytest.mark.parametrize("kind", ["local", "host"])
+def test_ctrl_c(kind, test_ops):
+    """A kernel sends SIGINT while the caller waits for a collective that cannot end."""
+    with Ranks(with_op("test_interrupt"), kind) as ranks:
+        runtime = ranks.runtimes[0]
+        runtime.feed({"x": X})
+        with pytest.raises(KeyboardInterrupt):
+            runtime.run(1)
+        with pytest.raises(AbortedError, match="interrupted"):
+            runtime.run(1)
+        assert not any(
+            one.name.startswith("plancompiler-0-") for one in threading.enumerate()
+        )
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_killed_process_is_noticed(victim):
+    world = HostWorld(3)
+    try:
+        world.open(data_parallel, 3, ranks=range(3))
+        others = [rank for rank in range(3) if rank != victim]
+        for rank in others:
+            world.tell(rank, "step", [{"x": np.ones((6, 4), np.float32)}])
+        world.kill(victim)
+        for rank in others:
+            with pytest.raises(ExecutionError) as caught:
+                world.answer(rank)
+            assert isinstance(caught.value, (TransportError, AbortedError))
+            assert caught.value.report.rank == victim
+            world.ask(rank, "close")
+            assert world.ask(rank, "leaks") == ([], [])
+    finally:
+        world.shut_down()
+
+
+def test_a_killed_producer_is_noticed():
+    world = HostWorld(2)
+    try:
+        world.open(pipeline, 2, ranks=range(2))
+        world.tell(1, "step", [{}])
+        world.kill(0)
+        with pytest.raises(TransportError, match="rank 0 went away"):
+            world.answer(1)
+        world.ask(1, "close")
+        assert world.ask(1, "leaks") == ([], [])
+    finally:
+        world.shut_down()
