@@ -74,7 +74,7 @@ class LocalWorld:
 
     def run(self, steps: int) -> list[dict[str, Array]]:
         """Run steps of a job without inputs; the outputs of each step."""
-        if steps:
+        if steps > 0:
             check_feed_names({}, self._inputs)
         return self._run(steps)
 

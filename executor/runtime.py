@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from queue import SimpleQueue
@@ -118,9 +119,10 @@ class Runtime:
                 )
         except BaseException as error:
             self._fail(error, None)
-            if isinstance(error, Exception):
-                raise self._raised() from error
-            raise
+            failure = self._raised()
+            if error is failure or not isinstance(error, Exception):
+                raise
+            raise failure from failure.__cause__
         if len(self._runners) > 1:
             for runner in self._runners:
                 runner.start(f"plancompiler-{self.plan.rank}-{runner.actor.stream}")
@@ -146,6 +148,11 @@ class Runtime:
         if self._memory is not None:
             self._memory.close()
         self._feeds.clear()
+        # The frames in a failure's traceback hold arrays, and with them the memory.
+        error: BaseException | None = self._failure
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__
 
     def __enter__(self) -> Self:
         return self

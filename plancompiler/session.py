@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,8 +13,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
-import threadpoolctl
 
+from plancompiler.blas import one_blas_thread
 from plancompiler.client import Client
 from plancompiler.errors import (
     DeadlineError,
@@ -37,7 +36,7 @@ from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans, resolve_mode
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
-from plancompiler.worker_processes import WorkerProcesses, blas_threads_chosen
+from plancompiler.worker_processes import WorkerProcesses
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outputs = dict[str, "Array | float"]
@@ -159,7 +158,7 @@ class Session:
         world = self._open()
         begin = time.perf_counter()
         try:
-            outputs = _plain(world.step(feeds))
+            outputs = self._plain(world.step(feeds))
         except FeedError:
             raise
         except BaseException:
@@ -192,7 +191,7 @@ class Session:
             self.step_seconds += [seconds] * count
             steps -= count
             for outputs in done:
-                yield _plain(outputs)
+                yield self._plain(outputs)
             count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
 
     def save(self, folder: Folder) -> None:
@@ -221,6 +220,14 @@ class Session:
     ) -> None:
         self.close()
 
+    def _plain(self, outputs: Mapping[str, Array]) -> Outputs:
+        """Outputs in the job's order, scalars as floats."""
+        return {
+            name: float(outputs[name]) if outputs[name].ndim == 0 else outputs[name]
+            for name in self.job.outputs
+            if name in outputs
+        }
+
     def _open(self) -> World:
         if self._world is None:
             raise UsageError("the session is closed", hint="open a new one with pc.run(job)")
@@ -242,13 +249,15 @@ class _ThreadWorld:
             loaded = {rank: load_shards(restore, plan) for rank, plan in self.plans.items()}
             variables = {rank: arrays for rank, (arrays, _) in loaded.items()}
             self._step = loaded[0][1]
-        _BLAS_LIMIT.take()
+        self._parts = ExitStack()
         try:
-            self._local = LocalWorld(self.plans, variables=variables, first_step=self._step)
+            self._parts.enter_context(one_blas_thread())
+            self._local = self._parts.enter_context(
+                LocalWorld(self.plans, variables=variables, first_step=self._step)
+            )
         except BaseException:
-            _BLAS_LIMIT.give_back()
+            self._parts.close()
             raise
-        self._closed = False
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
         outputs = self._local.step(feeds)
@@ -272,12 +281,7 @@ class _ThreadWorld:
         )
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            try:
-                self._local.close()
-            finally:
-                _BLAS_LIMIT.give_back()
+        self._parts.close()
 
 
 class _ProcessWorld:
@@ -354,32 +358,3 @@ def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None
                 got=f"{len(client.status().workers)} of {count} after {START_SECONDS:.0f} s",
             )
         time.sleep(POLL_SECONDS)
-
-
-class _BlasLimit:
-    """Holds BLAS at one thread per call while anyone has taken it: ranks are threads already."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._takers = 0
-        self._limits: threadpoolctl.threadpool_limits | None = None
-
-    def take(self) -> None:
-        with self._lock:
-            self._takers += 1
-            if self._limits is None and not blas_threads_chosen():
-                self._limits = threadpoolctl.threadpool_limits(limits=1, user_api="blas")
-
-    def give_back(self) -> None:
-        with self._lock:
-            self._takers -= 1
-            if self._takers == 0 and self._limits is not None:
-                self._limits.restore_original_limits()
-                self._limits = None
-
-
-_BLAS_LIMIT = _BlasLimit()
-
-
-def _plain(outputs: Mapping[str, Array]) -> Outputs:
-    return {name: float(value) if value.ndim == 0 else value for name, value in outputs.items()}

@@ -11,20 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from plancompiler.blas import one_thread_environment
 from plancompiler.errors import WorkerLostError
 
 STOP_SECONDS = 5.0
 """How long a worker may take to end after it was asked to; then it is killed."""
 SHOWN_BYTES = 4000
 """How much of a lost worker's standard error is shown."""
-THREAD_VARIABLES = (
-    "OPENBLAS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-"""What decides how many threads a BLAS library starts."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +50,7 @@ class WorkerProcesses:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                env=worker_environment(),
+                env=one_thread_environment(),
                 start_new_session=True,
             )
         )
@@ -115,16 +108,3 @@ class WorkerProcesses:
         # pread leaves the offset alone, which the worker shares.
         tail = os.pread(descriptor, SHOWN_BYTES, max(0, size - SHOWN_BYTES))
         return tail.decode(errors="replace").strip()
-
-
-def worker_environment() -> dict[str, str]:
-    """This process's environment with one BLAS thread per worker, unless the user chose."""
-    environment = dict(os.environ)
-    if not blas_threads_chosen():
-        environment.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    return environment
-
-
-def blas_threads_chosen() -> bool:
-    """Whether the user's environment says how many BLAS threads to use."""
-    return any(os.environ.get(name) for name in THREAD_VARIABLES)

@@ -11,12 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 import plancompiler as pc
 from plancompiler.cli.job_file import load_job
-from plancompiler.cli.output import progress
+from plancompiler.cli.output import print_table, progress
 from plancompiler.lower.compile import MODES
 
 JOB_FILE = Path(__file__).resolve().parents[1] / "examples" / "mlp.py"
@@ -67,26 +64,26 @@ def main() -> int:
     job = load_job(str(JOB_FILE), {"total": steps}, RANKS)
     results = [train(job, mode, steps) for mode in MODES]
 
-    table = Table(title=f"Digits MLP on {RANKS} ranks, {steps} steps", box=None, pad_edge=False)
-    for column in ("mode", "digest"):
-        table.add_column(column)
-    for column in ("compile", "run", "first loss", "last loss", "test accuracy"):
-        table.add_column(column, justify="right")
-    for result in results:
-        table.add_row(
-            result.mode,
-            result.digest[:16],
-            f"{result.compile_seconds * 1e3:.0f} ms",
-            f"{result.run_seconds:.2f} s",
-            f"{result.first_loss:.4f}",
-            f"{result.last_loss:.4f}",
-            f"{result.accuracy:.1%}",
-        )
-    Console(highlight=False).print(table)
+    print(f"Digits MLP on {RANKS} ranks, {steps} steps\n", flush=True)
+    print_table(
+        ("mode", "digest", ">compile", ">run", ">first loss", ">last loss", ">test accuracy"),
+        (
+            (
+                result.mode,
+                result.digest[:16],
+                f"{result.compile_seconds * 1e3:.0f} ms",
+                f"{result.run_seconds:.2f} s",
+                f"{result.first_loss:.4f}",
+                f"{result.last_loss:.4f}",
+                f"{result.accuracy:.1%}",
+            )
+            for result in results
+        ),
+    )
 
     equal = len({result.digest for result in results}) == 1
     learned = all(result.accuracy >= WANTED_ACCURACY for result in results)
-    print("The four modes made the same plans." if equal else "The modes made different plans.")
+    print("\nThe four modes made the same plans." if equal else "\nThe modes made different plans.")
     if not learned:
         print(f"The test accuracy is below {WANTED_ACCURACY:.0%}.")
     return 0 if equal and learned else 1

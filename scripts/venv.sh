@@ -31,7 +31,7 @@ install_project() {
     stamp=.venv/installed${extra:+-$extra}.toml
     if ! cmp -s pyproject.toml "$stamp"; then
         step "Install plancompiler${extra:+ with the $extra extra}"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extra:+[$extra]}"
+        .venv/bin/python -m pip install -qq --disable-pip-version-check -e ".${extra:+[$extra]}"
         cp pyproject.toml "$stamp"
         cp pyproject.toml .venv/installed.toml
     fi

@@ -52,6 +52,14 @@ class Exchange:
         """How several source parts combine; None where the source is not partial."""
         return next((e.reduction for e in self.src_sbp if isinstance(e, Partial)), None)
 
+    @property
+    def busiest_ranks(self) -> tuple[int, ...]:
+        """Destination ranks to judge the exchange by: the first, which often reads what it has
+        itself, and the last.
+        """
+        ranks = self.dst_placement.rank_list
+        return (ranks[0], ranks[-1])
+
     def fill(self, dst_rank: int) -> Reduction | None:
         """Whose identity a destination rank holds instead of the value; None where it holds that.
 
@@ -161,7 +169,7 @@ def plan_boxing(
     for middle in _middles(src_placement, src_sbp, shape):
         steps = boxing_path(src_sbp, middle, shape, dtype, src_placement.hierarchy)
         exchange = Exchange(shape, src_placement, middle, dst_placement, dst_sbp)
-        seconds = sum(step.seconds for step in steps) + _exchange_seconds(exchange, dtype)
+        seconds = sum(step.seconds for step in steps) + exchange_seconds(exchange, dtype)
         options.append(BoxingPlan(steps, exchange, seconds))
     return min(options, key=lambda option: option.seconds)
 
@@ -187,19 +195,20 @@ def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[N
     return found
 
 
-def _exchange_seconds(exchange: Exchange, dtype: DType) -> float:
-    """What the busiest of two destination devices reads from afar, box after box.
+def exchange_seconds(exchange: Exchange, dtype: DType) -> float:
+    """What the busier of two destination devices reads from other ranks, box after box."""
+    return max(_receive_seconds(exchange, dtype, rank) for rank in exchange.busiest_ranks)
 
-    The last device is looked at beside the first because the first often reads what it has.
-    """
-    ranks = exchange.dst_placement.rank_list
-    return max(_receive_seconds(exchange, dtype, rank) for rank in (ranks[0], ranks[-1]))
+
+def received_bytes(exchange: Exchange, dtype: DType, dst_rank: int) -> int:
+    """Bytes that a destination rank reads from other ranks."""
+    return sum(
+        element_count(region_shape(piece.source)) * dtype.itemsize
+        for piece in exchange_sources(exchange, dst_rank)
+        if piece.rank != dst_rank
+    )
 
 
 def _receive_seconds(exchange: Exchange, dtype: DType, dst_rank: int) -> float:
-    seconds = 0.0
-    for piece in exchange_sources(exchange, dst_rank):
-        if piece.rank != dst_rank:
-            nbytes = element_count(region_shape(piece.source)) * dtype.itemsize
-            seconds += 2 * ALPHA + nbytes * BETA
-    return seconds
+    remote = [piece for piece in exchange_sources(exchange, dst_rank) if piece.rank != dst_rank]
+    return len(remote) * 2 * ALPHA + received_bytes(exchange, dtype, dst_rank) * BETA

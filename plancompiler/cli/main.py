@@ -69,8 +69,10 @@ def _explain(error: BaseException, text: str) -> None:
     print_note("plancompiler: " + " ".join(text.splitlines()))
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="plancompiler", message="%(prog)s %(version)s")
+@click.group("plancompiler", cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(
+    package_name="plancompiler", prog_name="plancompiler", message="%(prog)s %(version)s"
+)
 def cli() -> None:
     """Turn a Python program with device placements into one static plan per rank, and run it.
 

@@ -85,8 +85,9 @@ def submit_command(
                     now = time.perf_counter()
                     seconds.append(now - begin)
                     begin = now
-                    del outputs["step"]
-                    advance(record.add(outputs))
+                    advance(
+                        record.add({name: outputs[name] for name in job.outputs if name in outputs})
+                    )
         except BaseException:
             # After a failure there is nothing left to cancel, or nobody to ask.
             with contextlib.suppress(PlanCompilerError):

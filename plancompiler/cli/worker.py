@@ -6,6 +6,7 @@ import time
 
 import click
 
+from plancompiler.blas import one_blas_thread
 from plancompiler.cli.options import json_option, tls_options
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
@@ -48,7 +49,7 @@ def worker_command(
     With --json, what it was goes to stdout at its end.
     """
     begin = time.monotonic()
-    with stop_on_signals() as stop:
+    with one_blas_thread(), stop_on_signals() as stop:
         if with_stdin:
             stop_with_stdin(stop)
         print_note(f"worker of the master at {master}; Ctrl-C stops it")

@@ -16,11 +16,12 @@ producer of A finds B's users done as well: it is a compute task or knows of one
 the compute stream finished the step before, and a compute task of that step knew of B's users.
 Where there is no such c the request is *dedicated*: its bytes are used for nothing else.
 
-Placing windows is dynamic storage allocation, which is NP-hard. Greedy heuristics run (best fit by
-size and by area, after the arena planners of inference runtimes; sweeps by start and by end with
-first fit and best fit), then a few rounds of squeaky wheel optimisation (Joslin and Clements 1999)
-that place what stuck out earlier. The smallest arena wins, the earlier heuristic on a tie, and all
-stops as soon as the arena is within a thousandth of the lower bound.
+Placing windows is dynamic storage allocation, which is NP-hard. Heuristics run: sweeps along time,
+forward and backward, with best fit and first fit; then greedy best fit in several orders: by size
+and by area, after the arena planners of inference runtimes, and what is alive at the peak first;
+then a few rounds of squeaky wheel optimisation (Joslin and Clements 1999), which move forward what
+stuck out. The smallest arena wins, the earlier heuristic on a tie, and all stops as soon as the
+arena is within a thousandth of the lower bound.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _CLOSE_ENOUGH = 1000
 """The search ends at this fraction of the lower bound above it."""
 
 Int = npt.NDArray[np.int64]
+Columns = Sequence[int] | Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +215,15 @@ def peak_live(starts: Sequence[int], ends: Sequence[int], sizes: Sequence[int]) 
     """The most bytes of half-open windows `[start, end)` that are alive at one point."""
     if not starts:
         return 0
-    change = np.zeros(max(ends) + 1, dtype=np.int64)
+    return int(live_bytes(starts, ends, sizes).max())
+
+
+def live_bytes(starts: Columns, ends: Columns, sizes: Columns) -> Int:
+    """Bytes alive at each point."""
+    change = np.zeros(int(np.max(ends)) + 1, dtype=np.int64)
     np.add.at(change, starts, sizes)
     np.subtract.at(change, ends, sizes)
-    return int(change.cumsum().max())
+    return change.cumsum()
 
 
 def _placements(starts: Int, ends: Int, sizes: Int, *, peak: int) -> Iterator[list[int]]:
@@ -228,13 +235,18 @@ def _placements(starts: Int, ends: Int, sizes: Int, *, peak: int) -> Iterator[li
         yield _sweep(*columns, best_fit=True)
         yield _sweep(*columns, best_fit=False)
     lengths = ends - starts
-    by_size = np.lexsort((starts, -lengths, -sizes))
-    by_area = np.lexsort((starts, -lengths * sizes))
-    by_length = np.lexsort((starts, -sizes, -lengths))
+    peak_at = int(live_bytes(starts, ends, sizes).argmax())
+    away = (peak_at < starts) | (ends <= peak_at)
+    # What is alive at the peak must lie without a gap there; the rest fits around it.
+    orders = [
+        np.lexsort((starts, -lengths, -sizes)),
+        np.lexsort((-ends, starts, away)),
+        np.lexsort((starts, -ends, away)),
+        np.lexsort((starts, -lengths * sizes)),
+    ]
     if len(starts) > _MANY:
-        yield _greedy(by_size, starts, ends, sizes)
+        yield _greedy(orders[0], starts, ends, sizes)
         return
-    orders = [by_size, by_area, by_length]
     for _ in range(1 + _SQUEAKY_WORK // len(starts) // len(orders)):
         for which, order in enumerate(orders):
             offsets = _greedy(order, starts, ends, sizes)

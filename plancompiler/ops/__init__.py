@@ -3,6 +3,7 @@
 from plancompiler.ops import (
     activation,
     comparison,
+    conv,
     data,
     dropout,
     elementwise,
@@ -38,6 +39,7 @@ __all__ = [
     "apply_source",
     "axis_signatures",
     "comparison",
+    "conv",
     "data",
     "dropout",
     "elementwise",

@@ -55,14 +55,14 @@ Dtypes = frozenset[DType]
 # --- unary ----------------------------------------------------------------------------------------
 
 
-def unary_infer(kind: str, dtypes: Dtypes) -> Infer:
-    """One input, an output of its type, no attributes."""
+def unary_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infer:
+    """One input, an output of its shape with dtype `result`, or its own; no attributes."""
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
         expect_inputs(kind, inputs, 1)
         only_attrs(kind, attrs)
         expect_dtype(kind, inputs[0], dtypes)
-        return inputs
+        return (TensorType(inputs[0].shape, result or inputs[0].dtype),)
 
     return infer
 
@@ -83,6 +83,7 @@ def register_unary(
     *,
     dtypes: Dtypes = FLOATS,
     linear: tuple[tuple[int, ...], ...] = (),
+    extra: Extra | None = None,
     doc: str,
 ) -> None:
     """Register an op of one input; `gradient(x, y, dy)` gives dx."""
@@ -100,6 +101,7 @@ def register_unary(
             kernel=kernel,
             gradient=gradients,
             linear=linear,
+            extra=extra,
             inplace=((0, 0),),
             doc=doc,
         )
@@ -166,7 +168,7 @@ def binary_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infe
 
 
 BinaryGradient = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-"""`(x, y, z, dz)` to the gradients of x and y, in the shape of z."""
+"""`(x, y, z, dz)` to the gradients of x and y, in the shape of z; None where there is none."""
 
 
 def _binary_gradient(gradient: BinaryGradient) -> Gradient:
@@ -175,13 +177,14 @@ def _binary_gradient(gradient: BinaryGradient) -> Gradient:
     ) -> Sequence[Any]:
         found = gradient(inputs[0], inputs[1], outputs[0], grads[0])
         return tuple(
-            reduce_to(grad, tensor.shape) for grad, tensor in zip(found, inputs, strict=True)
+            None if grad is None else reduce_to(grad, tensor.shape)
+            for grad, tensor in zip(found, inputs, strict=True)
         )
 
     return gradients
 
 
-def _keeps(reduction: Reduction, count: int) -> Extra:
+def keeps(reduction: Reduction, count: int) -> Extra:
     """Partials of this reduction pass through: max(max(a1, a2), max(b1, b2)) for example."""
 
     def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
@@ -191,23 +194,24 @@ def _keeps(reduction: Reduction, count: int) -> Extra:
     return extra
 
 
-def _register_binary(
+def register_binary(
     kind: str,
     ufunc: Callable[..., Any],
-    gradient: BinaryGradient,
+    gradient: BinaryGradient | None,
     *,
     dtypes: Dtypes = NUMBERS,
     linear: tuple[tuple[int, ...], ...] = (),
     extra: Extra | None = None,
     doc: str,
 ) -> None:
+    """Register an op of two inputs of one dtype that broadcast."""
     register(
         OpDef(
             kind,
             infer=binary_infer(kind, dtypes),
             rule=BINARY_RULE,
             kernel=ufunc_kernel(ufunc),
-            gradient=_binary_gradient(gradient),
+            gradient=None if gradient is None else _binary_gradient(gradient),
             linear=linear,
             extra=extra,
             inplace=((0, 0), (0, 1)),
@@ -232,28 +236,28 @@ def _first_wins(takes_first: Callable[[Any, Any], Any]) -> BinaryGradient:
     return gradient
 
 
-_register_binary(
+register_binary(
     "add",
     np.add,
     lambda x, y, z, dz: (dz, dz),
     linear=((0, 1),),
     doc="x + y.",
 )
-_register_binary(
+register_binary(
     "sub",
     np.subtract,
     lambda x, y, z, dz: (dz, -dz),
     linear=((0, 1),),
     doc="x - y.",
 )
-_register_binary(
+register_binary(
     "mul",
     np.multiply,
     lambda x, y, z, dz: (dz * y, dz * x),
     linear=((0,), (1,)),
     doc="x * y.",
 )
-_register_binary(
+register_binary(
     "div",
     np.divide,
     lambda x, y, z, dz: (dz / y, -(dz * z / y)),
@@ -261,25 +265,25 @@ _register_binary(
     linear=((0,),),
     doc="x / y.",
 )
-_register_binary(
+register_binary(
     "pow",
     np.power,
     _pow_gradient,
     dtypes=FLOATS,
     doc="x to the power of y; no gradient flows to y where x <= 0.",
 )
-_register_binary(
+register_binary(
     "maximum",
     np.maximum,
     _first_wins(lambda x, y: x >= y),
-    extra=_keeps(Reduction.MAX, 2),
+    extra=keeps(Reduction.MAX, 2),
     doc="The greater of two; on ties the gradient goes to the first.",
 )
-_register_binary(
+register_binary(
     "minimum",
     np.minimum,
     _first_wins(lambda x, y: x <= y),
-    extra=_keeps(Reduction.MIN, 2),
+    extra=keeps(Reduction.MIN, 2),
     doc="The lesser of two; on ties the gradient goes to the first.",
 )
 
@@ -287,12 +291,12 @@ _register_binary(
 # --- binary with a Python scalar ------------------------------------------------------------------
 
 
-def check_scalar(kind: str, tensor: TensorType, attrs: AttrMap) -> None:
-    """The attribute `scalar` is a number that the tensor's dtype can hold."""
-    scalar = attrs.get("scalar")
+def check_scalar(kind: str, tensor: TensorType, attrs: AttrMap, name: str = "scalar") -> None:
+    """The attribute `name` is a number that the tensor's dtype can hold."""
+    scalar = attrs.get(name)
     if not isinstance(scalar, (bool, int, float)):
         raise AttributeValueError(
-            f"{kind} needs a plain number as its attribute 'scalar'", got=repr(scalar)
+            f"{kind} needs a plain number as its attribute {name!r}", got=repr(scalar)
         )
     if tensor.dtype.is_floating:
         fits = not isinstance(scalar, bool)
@@ -456,14 +460,14 @@ _register_scalar(
     "maximum",
     scalar_kernel(np.maximum),
     lambda x, s, z, dz, swapped: masked(dz, x >= s),
-    extra=_keeps(Reduction.MAX, 1),
+    extra=keeps(Reduction.MAX, 1),
     doc="The greater of x and scalar; on ties the gradient goes to x.",
 )
 _register_scalar(
     "minimum",
     scalar_kernel(np.minimum),
     lambda x, s, z, dz, swapped: masked(dz, x <= s),
-    extra=_keeps(Reduction.MIN, 1),
+    extra=keeps(Reduction.MIN, 1),
     doc="The lesser of x and scalar; on ties the gradient goes to x.",
 )
 

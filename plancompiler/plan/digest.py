@@ -37,9 +37,14 @@ class CrossRankFact:
     """Canonical text: equal on all ranks that agree."""
 
 
+def text_digest(text: str) -> str:
+    """sha256 of a plan's text form, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def plan_digest(plan: Plan) -> str:
     """sha256 of the plan's text form, in hexadecimal."""
-    return hashlib.sha256(format_plan(plan).encode()).hexdigest()
+    return text_digest(format_plan(plan))
 
 
 def combine_digests(digests: Mapping[int, str]) -> str:

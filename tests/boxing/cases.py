@@ -2,8 +2,8 @@
 
     python -m tests.boxing.cases 10000
 
-A case is a shape, two placements of up to 8 ranks (equal, overlapping or disjoint, with one to three
-mesh axes), a layout on each, and a global value whose partial parts differ on every device.
+A case is a shape, two placements of up to 8 ranks (equal, overlapping or disjoint, with one to
+three mesh axes), a layout on each, and a global value whose partial parts differ on every device.
 """
 
 from __future__ import annotations

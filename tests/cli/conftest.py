@@ -75,7 +75,7 @@ def mlp(write: Write, tmp_path: Path) -> str:
 @pytest.fixture
 def fed(write: Write) -> str:
     """A job that sums what the caller feeds."""
-    return write(FED)
+    return write(FED, "fed.py")
 
 
 @pytest.fixture

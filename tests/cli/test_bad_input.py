@@ -193,7 +193,11 @@ def test_an_unreachable_master(invoke: Invoke, mlp: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        check(invoke("submit", mlp, "--master", address), 1, "E181", address)
+        for command in (("submit", mlp), ("worker",)):
+            result = invoke(*command, "--master", address, "--timeout", "0.5")
+            assert result.exit_code == 1
+            assert "E181" in result.stderr
+            assert address in result.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "compile", "inspect", "submit", "master", "worker"])

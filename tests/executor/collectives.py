@@ -1,4 +1,4 @@
-"""The abstract collective suite: one plan per number of ranks with every case, and what must come out."""
+"""The abstract collective suite: a plan per number of ranks with every case, and its results."""
 
 from __future__ import annotations
 

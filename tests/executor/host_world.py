@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
-import os
 import secrets
 import signal
 import threading
@@ -34,11 +34,12 @@ def own_threads() -> list[str]:
 
 def shared_mappings() -> list[str]:
     """Mappings and open descriptors of this process that are executor memory."""
+    gc.collect()
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line]
     links = []
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            links.append(str(descriptor.readlink()))
         except FileNotFoundError:
             continue
     return [text for text in (*maps, *links) if "plancompiler" in text]

@@ -1,4 +1,4 @@
-"""Ops that only tests use. They are put into the op table by a fixture, or once in a test's own process."""
+"""Ops that only tests use, put into the op table by a fixture or once in a test's own process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Builds small plans by hand, for all ranks at once, from the real plan types.
 
-`Sketch` gives every register its own bytes and fills in consumers, remote registers and sync ids, as
-the compiler would; tests only say tasks.
+`Sketch` gives every register its own bytes and fills in consumers, remote registers and sync ids,
+as the compiler would; tests only say tasks.
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ class Sketch:
     ) -> int:
         """This rank's region of a fed array."""
         box = region if region is not None else whole(shape)
-        spec = ComputeSpec(
-            "input", freeze_attrs({"name": name}), (), (tuple(shape),), (), (box,)
-        )
+        spec = ComputeSpec("input", freeze_attrs({"name": name}), (), (tuple(shape),), (), (box,))
         options.setdefault("stream", Stream.DATA)
         stream = options.pop("stream")
         return self.task(
@@ -420,7 +418,11 @@ def data_parallel(world_size: int = 2, rows: int = 6, columns: int = 4) -> dict[
         xs[rank] = sketch.input(rank, 0, "x", (rows, columns), region=box, count=2)
         ws[rank] = sketch.variable(rank, 1, "w", (columns,), "zeros")
         (sums[rank],) = sketch.compute(
-            rank, 2, "sum", [xs[rank]], [((columns,), "float32")],
+            rank,
+            2,
+            "sum",
+            [xs[rank]],
+            [((columns,), "float32")],
             attrs={"axes": (0,), "keepdims": False},
         )
     totals = sketch.collective(
@@ -433,7 +435,11 @@ def data_parallel(world_size: int = 2, rows: int = 6, columns: int = 4) -> dict[
     )
     for rank in ranks:
         (new,) = sketch.compute(
-            rank, 4, "add", [ws[rank], totals[rank]], [((columns,), "float32")],
+            rank,
+            4,
+            "add",
+            [ws[rank], totals[rank]],
+            [((columns,), "float32")],
             inplace_of=ws[rank],
         )
         sketch.output(rank, 5, f"w{rank}", new, finite=True)
@@ -460,16 +466,24 @@ def pipeline(stages: int = 2, count: int = 1) -> dict[int, Plan]:
 def with_op(
     kind: str, world_size: int = 2, on_rank: int = 0, attrs: dict | None = None
 ) -> dict[int, Plan]:
-    """All ranks all-reduce a vector x; on one of them it first goes through an op."""
+    """All ranks all-reduce a vector x; on one of them it first goes through an op.
+
+    The others take the maximum of x and itself, which is x.
+    """
     sketch = Sketch(world_size)
     ranks = range(world_size)
     values = {}
     for rank in ranks:
-        values[rank] = sketch.input(rank, 0, "x", (3,))
-        if rank == on_rank:
-            (values[rank],) = sketch.compute(
-                rank, 1, kind, [values[rank]], [((3,), "float32")], attrs=attrs, name="the_op"
-            )
+        x = sketch.input(rank, 0, "x", (3,))
+        chosen = (kind, [x]) if rank == on_rank else ("maximum", [x, x])
+        (values[rank],) = sketch.compute(
+            rank,
+            1,
+            *chosen,
+            [((3,), "float32")],
+            attrs=attrs if rank == on_rank else None,
+            name="the_op",
+        )
     totals = sketch.collective(
         ranks,
         2,

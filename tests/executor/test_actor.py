@@ -294,9 +294,7 @@ def test_too_many_arrivals_are_refused():
 
 
 def test_too_many_credits_are_refused():
-    data = next(
-        actor for actor in load_actors(chain()[0]).actors if actor.stream is Stream.DATA
-    )
+    data = next(actor for actor in load_actors(chain()[0]).actors if actor.stream is Stream.DATA)
     token = next(i for i, one in enumerate(data.descriptions) if one.kind == RETURNED)
     with pytest.raises(ExecutionError, match="came back more often than it has slots"):
         data.deliver(token)

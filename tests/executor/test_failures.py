@@ -45,7 +45,11 @@ class Ranks:
         self.pool = ThreadPoolExecutor(len(plans))
 
     def __enter__(self):
-        list(self.pool.map(Runtime.prepare, self.runtimes))
+        try:
+            list(self.pool.map(Runtime.prepare, self.runtimes))
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_) -> None:
@@ -136,7 +140,7 @@ def test_a_member_that_does_not_come(kind):
 def test_a_producer_that_does_not_come(kind):
     with Ranks(pipeline(2), kind, deadline=0.2) as ranks:
         future = ranks.pool.submit(ranks.runtimes[1].run, 1)
-        with pytest.raises(DeadlineError, match="nothing happened for 0.2 s"):
+        with pytest.raises(DeadlineError, match="nothing happened"):
             future.result()
 
 
@@ -178,9 +182,7 @@ def test_ctrl_c(kind, test_ops):
             runtime.run(1)
         with pytest.raises(AbortedError, match="interrupted"):
             runtime.run(1)
-        assert not any(
-            one.name.startswith("plancompiler-0-") for one in threading.enumerate()
-        )
+        assert not any(one.name.startswith("plancompiler-0-") for one in threading.enumerate())
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

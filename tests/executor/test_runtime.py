@@ -316,7 +316,7 @@ def test_a_world_with_inputs_cannot_run_without_feeds():
             world.run(3)
 
 
-# --- variables and life -----------------------------------------------------------------------------
+# --- variables and life --------------------------------------------------------------------------
 
 
 def test_given_variables():

@@ -1,4 +1,5 @@
-"""All four modes give the same plans, whatever the hash seed; counts and sizes are the classical ones."""
+"""All four modes give the same plans, whatever the hash seed; counts and sizes are the classical
+ones."""
 
 from __future__ import annotations
 

@@ -185,6 +185,20 @@ def test_ranks_that_are_missing_are_not_asked(rank: int) -> None:
     verify_plans({rank: pair_plans()[rank]})
 
 
+def test_a_removed_receive_is_a_send_without_receive() -> None:
+    """Removing the task alone breaks the plan by itself; seen from the sender it is this."""
+    plans = pair_plans()
+    tasks = tuple(task for task in plans[1].tasks if task.name != "b from rank 0")
+    with pytest.raises(VerifyError, match="send without receive: 'b' is sent to rank 1"):
+        verify_plans({**plans, 1: replace(plans[1], tasks=tasks)})
+
+
+def test_a_plan_that_is_broken_by_itself_is_told_as_such() -> None:
+    plans = pair_plans()
+    with pytest.raises(VerifyError, match="'communicators list their collectives in plan order'"):
+        verify_plans({**plans, 1: replace(plans[1], communicators=())})
+
+
 def exchange(copy_first: bool) -> Plans:
     """Each rank sends %y and receives the other's; on one stream, in one order or the other."""
     plans = {}

@@ -1,0 +1,92 @@
+"""The cost report of a boxing task graph: what every layout change does and is expected to cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plancompiler.boxing.exchange import Exchange, exchange_seconds, received_bytes
+from plancompiler.boxing.graph import BoxingTaskGraph, TaskFamily
+from plancompiler.boxing.primitives import BETA, primitive_between
+from plancompiler.ir import Split
+from plancompiler.ir.shard import element_count
+from plancompiler.ir.task import Primitive, TaskKind
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCost:
+    """One transport family and its estimate by the α–β model."""
+
+    family: int
+    name: str
+    primitive: Primitive
+    before: str
+    """Layout it starts from, with the placement where that differs."""
+    after: str
+    devices: int
+    """Devices that talk to each other."""
+    bytes_per_rank: int
+    """Received by the busiest rank; 0 where nothing crosses ranks."""
+    seconds: float
+    source: str
+
+
+def boxing_costs(graph: BoxingTaskGraph) -> tuple[TransferCost, ...]:
+    """One row per transport family, in global order. The copies and the assembly of an exchange are
+    one row.
+    """
+    return tuple(
+        _cost(family)
+        for family in graph.families
+        if family.transfer is not None
+        and not (
+            family.kind in (TaskKind.SLICE_BOXING, TaskKind.BOXING_ZEROS)
+            and family.transfer.primitive is Primitive.EXCHANGE
+        )
+    )
+
+
+def _cost(family: TaskFamily) -> TransferCost:
+    transfer, layout = family.transfer, family.outputs[0]
+    assert transfer is not None
+    before, after = str(transfer.src_sbp), str(layout.sbp)
+    nbytes = element_count(layout.shape) * layout.dtype.itemsize
+    if transfer.primitive is Primitive.EXCHANGE:
+        assert transfer.src_placement is not None
+        assert transfer.src_sbp is not None
+        exchange = Exchange(
+            layout.shape, transfer.src_placement, transfer.src_sbp, family.placement, layout.sbp
+        )
+        before = f"{before} @{transfer.src_placement}"
+        after = f"{after} @{family.placement}"
+        devices = len({*transfer.src_placement.rank_list, *family.placement.rank_list})
+        moved = max(received_bytes(exchange, layout.dtype, r) for r in exchange.busiest_ranks)
+        seconds = exchange_seconds(exchange, layout.dtype)
+    elif transfer.primitive is Primitive.COPY or transfer.src_sbp is None:
+        devices, moved, seconds = 1, 0, 0.0
+    else:
+        axis = transfer.mesh_axes[0]
+        row = primitive_between(transfer.src_sbp[axis], layout.sbp[axis])
+        assert row is not None
+        devices = element_count([family.placement.hierarchy[axis] for axis in transfer.mesh_axes])
+        pieces = element_count(
+            [
+                extent
+                for axis, extent in enumerate(family.placement.hierarchy)
+                if axis not in transfer.mesh_axes and isinstance(layout.sbp[axis], Split)
+            ]
+        )
+        cost = row.cost(devices)
+        crosses = family.kind is TaskKind.COLLECTIVE_BOXING
+        moved = round(cost.per_byte / BETA * nbytes / pieces) if crosses else 0
+        seconds = cost.seconds(nbytes / pieces)
+    return TransferCost(
+        family=family.number,
+        name=family.name.rsplit(":", 1)[0],
+        primitive=transfer.primitive,
+        before=before,
+        after=after,
+        devices=devices,
+        bytes_per_rank=moved,
+        seconds=seconds,
+        source=str(family.source),
+    )

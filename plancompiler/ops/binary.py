@@ -1,0 +1,205 @@
+"""More functions of two numbers, bitwise and logical ones, and interpolation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import Reduction
+from plancompiler.ops.check import (
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    broadcast_shapes,
+    expect_dtype,
+    expect_inputs,
+    expect_same_dtype,
+    only_attrs,
+)
+from plancompiler.ops.elementwise import keeps, register_binary, register_unary, ufunc_kernel
+from plancompiler.ops.gradient import reduce_to
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+_BOOL = frozenset({DType.BOOL})
+_BITS = INTEGERS | _BOOL
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+def _checked(ufunc: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, refusing to divide whole numbers by zero, which has no answer."""
+
+    def divide(x: Array, y: Array, out: Array) -> None:
+        if y.dtype.kind in "iu" and not y.all():
+            raise ExecutionError(
+                "a whole number is divided by zero",
+                hint="keep zeros out of the divisor, for example with pc.maximum",
+            )
+        ufunc(x, y, out=out)
+
+    return divide
+
+
+def _quotient(x: Any, y: Any, z: Any) -> Any:
+    """The whole number q of x = q * y + z."""
+    return apply("round", (x - z) / y)
+
+
+def _atan2_gradient(y: Any, x: Any, z: Any, dz: Any) -> tuple[Any, Any]:
+    scaled = dz / (x * x + y * y)
+    return scaled * x, -(scaled * y)
+
+
+register_binary(
+    "atan2",
+    np.arctan2,
+    _atan2_gradient,
+    dtypes=FLOATS,
+    doc="The angle in radians of the point (y, x), from the inputs y and x in this order.",
+)
+register_binary(
+    "hypot",
+    np.hypot,
+    lambda x, y, z, dz: (dz * x / z, dz * y / z),
+    dtypes=FLOATS,
+    doc="sqrt(x * x + y * y), without overflow.",
+)
+register_binary(
+    "fmod",
+    _checked(np.fmod),
+    lambda x, y, z, dz: (dz, -(dz * _quotient(x, y, z))),
+    doc="What is left of x / y, with the sign of x.",
+)
+register_binary(
+    "remainder",
+    _checked(np.remainder),
+    lambda x, y, z, dz: (dz, -(dz * _quotient(x, y, z))),
+    doc="What is left of x / y, with the sign of y, as Python's %.",
+)
+register_binary(
+    "floor_divide",
+    _checked(np.floor_divide),
+    lambda x, y, z, dz: (None, None),
+    doc="The greatest whole number up to x / y; its gradient is zero.",
+)
+register_binary(
+    "logaddexp",
+    np.logaddexp,
+    lambda x, y, z, dz: (dz * (x - z).exp(), dz * (y - z).exp()),
+    dtypes=FLOATS,
+    doc="log(exp(x) + exp(y)), without overflow.",
+)
+register_binary(
+    "copysign",
+    np.copysign,
+    lambda x, y, z, dz: (dz * apply("sign", x) * apply("sign", z), None),
+    dtypes=FLOATS,
+    doc="The absolute value of x with the sign of y.",
+)
+
+
+# --- bitwise --------------------------------------------------------------------------------------
+
+register_binary(
+    "bitwise_and", np.bitwise_and, None, dtypes=_BITS, doc="The bits set in both, of x and y."
+)
+register_binary(
+    "bitwise_or", np.bitwise_or, None, dtypes=_BITS, doc="The bits set in either, of x and y."
+)
+register_binary(
+    "bitwise_xor", np.bitwise_xor, None, dtypes=_BITS, doc="The bits set in one only, of x and y."
+)
+register_unary("bitwise_not", ufunc_kernel(np.invert), None, dtypes=_BITS, doc="All bits flipped.")
+register_binary(
+    "shift_left",
+    np.left_shift,
+    None,
+    dtypes=INTEGERS,
+    doc="The bits of x moved y places up; zeros come in.",
+)
+register_binary(
+    "shift_right",
+    np.right_shift,
+    None,
+    dtypes=INTEGERS,
+    doc="The bits of x moved y places down; the sign comes in.",
+)
+
+
+# --- logical --------------------------------------------------------------------------------------
+
+register_binary(
+    "logical_and",
+    np.logical_and,
+    None,
+    dtypes=_BOOL,
+    extra=keeps(Reduction.MIN, 2),
+    doc="True where both are.",
+)
+register_binary(
+    "logical_or",
+    np.logical_or,
+    None,
+    dtypes=_BOOL,
+    extra=keeps(Reduction.MAX, 2),
+    doc="True where either is.",
+)
+register_binary("logical_xor", np.logical_xor, None, dtypes=_BOOL, doc="True where one only is.")
+
+
+# --- lerp -----------------------------------------------------------------------------------------
+
+
+def _lerp_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("lerp", inputs, 3)
+    only_attrs("lerp", attrs)
+    for tensor in inputs:
+        expect_dtype("lerp", tensor, FLOATS)
+    dtype = expect_same_dtype("lerp", inputs)
+    return (TensorType(broadcast_shapes("lerp", [one.shape for one in inputs]), dtype),)
+
+
+def _lerp_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, y, weight = inputs
+    step = np.multiply(np.subtract(y, x), weight)
+    np.add(x, step, out=outputs[0])
+
+
+def _lerp_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x, y, weight = inputs
+    dz = grads[0]
+    return (
+        reduce_to(dz * (1.0 - weight), x.shape),
+        reduce_to(dz * weight, y.shape),
+        reduce_to(dz * (y - x), weight.shape),
+    )
+
+
+register(
+    OpDef(
+        "lerp",
+        infer=_lerp_infer,
+        rule="..., ..., ... -> ...",
+        kernel=_lerp_kernel,
+        gradient=_lerp_gradient,
+        linear=((0, 1),),
+        inplace=((0, 0),),
+        doc="x + weight * (y - x); all three broadcast.",
+    )
+)

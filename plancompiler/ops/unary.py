@@ -1,0 +1,327 @@
+"""More functions of one number: trigonometric, exponential, rounding, error function, predicates.
+
+Each is the NumPy function of its name; `elementwise` has the most frequent ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import Partial, Reduction
+from plancompiler.ops.check import FLOATS, NUMBERS, expect_dtype, expect_inputs, only_attrs
+from plancompiler.ops.elementwise import (
+    UNARY_RULE,
+    check_scalar,
+    register_unary,
+    ufunc_kernel,
+    unary_infer,
+)
+from plancompiler.ops.erf import WORK, erf
+from plancompiler.ops.gradient import masked
+from plancompiler.ops.kernel import blocks, copy_unless_shared, in_float32, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.rule import Signature
+
+
+def monotone(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+    """P(max) and P(min) pass through a function that never falls and is exact."""
+    return tuple(
+        Signature((Partial(reduction),), (Partial(reduction),))
+        for reduction in (Reduction.MAX, Reduction.MIN)
+    )
+
+
+# --- trigonometric and hyperbolic -----------------------------------------------------------------
+
+register_unary(
+    "sin", ufunc_kernel(np.sin), lambda x, y, dy: dy * apply("cos", x), doc="The sine, of radians."
+)
+register_unary(
+    "cos",
+    ufunc_kernel(np.cos),
+    lambda x, y, dy: -(dy * apply("sin", x)),
+    doc="The cosine, of radians.",
+)
+register_unary(
+    "tan",
+    ufunc_kernel(np.tan),
+    lambda x, y, dy: dy * (y * y + 1.0),
+    doc="The tangent, of radians.",
+)
+register_unary(
+    "asin",
+    ufunc_kernel(np.arcsin),
+    lambda x, y, dy: dy * apply("rsqrt", 1.0 - x * x),
+    doc="The angle in radians whose sine is x.",
+)
+register_unary(
+    "acos",
+    ufunc_kernel(np.arccos),
+    lambda x, y, dy: -(dy * apply("rsqrt", 1.0 - x * x)),
+    doc="The angle in radians whose cosine is x.",
+)
+register_unary(
+    "atan",
+    ufunc_kernel(np.arctan),
+    lambda x, y, dy: dy / (x * x + 1.0),
+    doc="The angle in radians whose tangent is x.",
+)
+register_unary(
+    "sinh",
+    ufunc_kernel(np.sinh),
+    lambda x, y, dy: dy * apply("cosh", x),
+    doc="The hyperbolic sine.",
+)
+register_unary(
+    "cosh",
+    ufunc_kernel(np.cosh),
+    lambda x, y, dy: dy * apply("sinh", x),
+    doc="The hyperbolic cosine.",
+)
+register_unary(
+    "asinh",
+    ufunc_kernel(np.arcsinh),
+    lambda x, y, dy: dy * apply("rsqrt", x * x + 1.0),
+    doc="The inverse hyperbolic sine.",
+)
+register_unary(
+    "acosh",
+    ufunc_kernel(np.arccosh),
+    lambda x, y, dy: dy * apply("rsqrt", x * x - 1.0),
+    doc="The inverse hyperbolic cosine, for x >= 1.",
+)
+register_unary(
+    "atanh",
+    ufunc_kernel(np.arctanh),
+    lambda x, y, dy: dy / (1.0 - x * x),
+    doc="The inverse hyperbolic tangent, for -1 < x < 1.",
+)
+
+
+# --- exponentials, logarithms, reciprocal ---------------------------------------------------------
+
+register_unary(
+    "exp2",
+    ufunc_kernel(np.exp2),
+    lambda x, y, dy: dy * y * math.log(2),
+    doc="2 to the power of x.",
+)
+register_unary(
+    "expm1",
+    ufunc_kernel(np.expm1),
+    lambda x, y, dy: dy * (y + 1.0),
+    doc="exp(x) - 1, exact near zero.",
+)
+register_unary(
+    "log2",
+    ufunc_kernel(np.log2),
+    lambda x, y, dy: dy / x * (1 / math.log(2)),
+    doc="The logarithm to base 2.",
+)
+register_unary(
+    "log10",
+    ufunc_kernel(np.log10),
+    lambda x, y, dy: dy / x * (1 / math.log(10)),
+    doc="The logarithm to base 10.",
+)
+register_unary(
+    "log1p",
+    ufunc_kernel(np.log1p),
+    lambda x, y, dy: dy / (x + 1.0),
+    doc="log(1 + x), exact near zero.",
+)
+register_unary(
+    "reciprocal",
+    ufunc_kernel(np.reciprocal),
+    lambda x, y, dy: -(dy * y * y),
+    doc="1 / x.",
+)
+
+
+# --- rounding -------------------------------------------------------------------------------------
+
+register_unary(
+    "floor",
+    ufunc_kernel(np.floor),
+    None,
+    extra=monotone,
+    doc="The greatest whole number up to x; its gradient is zero.",
+)
+register_unary(
+    "ceil",
+    ufunc_kernel(np.ceil),
+    None,
+    extra=monotone,
+    doc="The least whole number from x on; its gradient is zero.",
+)
+register_unary(
+    "round",
+    ufunc_kernel(np.rint),
+    None,
+    extra=monotone,
+    doc="The nearest whole number, of two the even one; its gradient is zero.",
+)
+register_unary(
+    "trunc",
+    ufunc_kernel(np.trunc),
+    None,
+    extra=monotone,
+    doc="x without its fraction; its gradient is zero.",
+)
+
+
+# --- error function -------------------------------------------------------------------------------
+
+
+def _erf_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    for x, y in blocks(*inputs, *outputs):
+        erf(x, y, [scratch(context, name, x.shape, x.dtype) for name in WORK])
+
+
+register_unary(
+    "erf",
+    in_float32(_erf_kernel),
+    lambda x, y, dy: dy * (-(x * x)).exp() * (2 / math.sqrt(math.pi)),
+    doc="The error function (rational approximations of W. J. Cody, 1969).",
+)
+
+
+# --- predicates -----------------------------------------------------------------------------------
+
+
+def _register_predicate(kind: str, ufunc: Callable[..., Any], doc: str) -> None:
+    register(
+        OpDef(
+            kind,
+            infer=unary_infer(kind, FLOATS, DType.BOOL),
+            rule=UNARY_RULE,
+            kernel=ufunc_kernel(ufunc),
+            doc=doc,
+        )
+    )
+
+
+_register_predicate("isnan", np.isnan, "True where x is not a number.")
+_register_predicate("isinf", np.isinf, "True where x is infinite.")
+_register_predicate("isfinite", np.isfinite, "True where x is a finite number.")
+
+
+# --- clip -----------------------------------------------------------------------------------------
+
+
+def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("clip", inputs, 1)
+    only_attrs("clip", attrs, "low", "high")
+    expect_dtype("clip", inputs[0], NUMBERS)
+    given = [name for name in ("low", "high") if name in attrs]
+    for name in given:
+        check_scalar("clip", inputs[0], attrs, name)
+    if not given or (len(given) == 2 and not attrs["low"] <= attrs["high"]):  # type: ignore[operator]  # numbers, as checked
+        raise AttributeValueError(
+            "clip needs bounds in order",
+            got=", ".join(f"{name}={attrs[name]!r}" for name in given) or "no bound",
+            expected="low, high or both, with low <= high",
+        )
+    return inputs
+
+
+def _clip_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    np.clip(inputs[0], context.attrs.get("low"), context.attrs.get("high"), out=outputs[0])
+
+
+def _clip_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (masked(grads[0], inputs[0].equal(outputs[0])),)
+
+
+register(
+    OpDef(
+        "clip",
+        infer=_clip_infer,
+        rule=UNARY_RULE,
+        kernel=_clip_kernel,
+        gradient=_clip_gradient,
+        extra=monotone,
+        inplace=((0, 0),),
+        doc="x, but not below `low` nor above `high` (numbers; one may be absent). Elements that "
+        "stay as they are pass the gradient on.",
+    )
+)
+
+
+# --- nan_to_num -----------------------------------------------------------------------------------
+
+
+def _replacements(attrs: AttrMap, dtype: np.dtype[Any]) -> tuple[float, float, float]:
+    """What stands for NaN, infinity and minus infinity."""
+    largest = float(np.finfo(dtype).max)
+    found = []
+    for name, default in (("nan", 0.0), ("posinf", largest), ("neginf", -largest)):
+        value = attrs.get(name, default)
+        if not isinstance(value, float):
+            raise AttributeValueError(f"{name} of nan_to_num is no number", got=repr(value))
+        found.append(value)
+    return found[0], found[1], found[2]
+
+
+def _nan_to_num_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("nan_to_num", inputs, 1)
+    only_attrs("nan_to_num", attrs, "nan", "posinf", "neginf")
+    expect_dtype("nan_to_num", inputs[0], FLOATS)
+    _replacements(attrs, inputs[0].dtype.numpy)
+    return (TensorType(inputs[0].shape, inputs[0].dtype),)
+
+
+def _nan_to_num_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    nan, positive, negative = _replacements(context.attrs, inputs[0].dtype)
+    for x, y in blocks(*inputs, *outputs):
+        copy_unless_shared(x, y)
+        mask = scratch(context, "mask", x.shape, np.dtype(np.bool_))
+        np.isfinite(y, out=mask)
+        if mask.all():
+            continue
+        # Infinities first: what replaces NaN may be one.
+        np.equal(y, np.inf, out=mask)
+        other = y == -np.inf
+        unknown = np.isnan(y)
+        np.copyto(y, positive, where=mask)
+        np.copyto(y, negative, where=other)
+        np.copyto(y, nan, where=unknown)
+
+
+def _nan_to_num_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (masked(grads[0], apply("isfinite", inputs[0])),)
+
+
+register(
+    OpDef(
+        "nan_to_num",
+        infer=_nan_to_num_infer,
+        rule=UNARY_RULE,
+        kernel=_nan_to_num_kernel,
+        gradient=_nan_to_num_gradient,
+        inplace=((0, 0),),
+        doc="x with `nan`, `posinf` and `neginf` (by default 0 and the largest finite numbers) in "
+        "place of what is not finite; no gradient flows there.",
+    )
+)

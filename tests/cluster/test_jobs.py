@@ -1,0 +1,270 @@
+"""Whole jobs over real gRPC: all modes, sessions, checkpoints, failures and lost workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.client import Client
+from plancompiler.cluster.messages import Phase
+from plancompiler.errors import (
+    CheckpointError,
+    ClusterError,
+    FeedError,
+    JobCancelledError,
+    NonFiniteError,
+    PlanCompilerError,
+    RankError,
+    UnknownModeError,
+    UsageError,
+    WorkerLostError,
+)
+from plancompiler.lower.compile import MODES, compile_plans
+from plancompiler.master.server import MasterServer
+from plancompiler.worker_processes import WorkerProcesses
+from tests.cluster.conftest import Workers
+from tests.dense import run_dense
+from tests.examples import mlp
+
+STEPS = 5
+
+
+@pytest.fixture
+def client(cluster: MasterServer) -> Iterator[Client]:
+    with Client(cluster.address) as found:
+        yield found
+
+
+def fed_job(scale: float = 1.0) -> pc.Job:
+    """Learns one matrix from what it is fed; also reports something large."""
+    mesh = pc.Placement("cpu", [0, 1], axes=("dp",))
+    with pc.job("fed") as job:
+        x = pc.input("x", (4, 600), "float32", mesh, ["S(0)"])
+        model = pc.nn.Linear(600, 500).place(mesh, {"weight": ["S(1)"]})
+        y = model(x * scale)
+        loss = (y * y).mean()
+        pc.optim.Adam(lr=0.0001).minimize(loss)
+        pc.output("loss", loss)
+        pc.output("y", y)
+    return job
+
+
+def batch(step: int) -> np.ndarray:
+    return np.random.default_rng(step).standard_normal((4, 600)).astype("float32")
+
+
+def test_all_modes_give_the_losses_of_the_dense_run(client: Client) -> None:
+    job = mlp(ranks=2)
+    dense = [float(each["loss"]) for each in run_dense(mlp(ranks=1), STEPS)]
+    digest = compile_plans(job, 2, "rank_per_iter").digest
+    for mode in MODES:
+        phases: list[Phase] = []
+        handle = client.submit(
+            job, STEPS, mode=mode, on_phase=lambda phase, _, phases=phases: phases.append(phase)
+        )
+        metrics = list(handle)
+        assert [each["step"] for each in metrics] == list(range(STEPS))
+        np.testing.assert_allclose([each["loss"] for each in metrics], dense, rtol=1e-4)
+        assert handle.result() == metrics[-1]
+        assert handle.digest == digest
+        assert phases == [
+            Phase.QUEUED, Phase.COMPILING, Phase.CHECKING,
+            Phase.PREPARING, Phase.RUNNING, Phase.FINISHED,
+        ]  # fmt: skip
+
+
+def test_jobs_wait_for_each_other_and_can_be_watched_late(client: Client) -> None:
+    handles = [client.submit(mlp(ranks=2), STEPS) for _ in range(3)]
+    assert handles[2].result()["step"] == STEPS - 1
+    assert [len(list(handle)) for handle in handles[:2]] == [STEPS, STEPS]
+    assert client.submit(mlp(ranks=2), 0).result() == {}
+
+
+def test_submissions_that_cannot_run(client: Client) -> None:
+    with pytest.raises(FeedError, match=r"pc\.data"):
+        client.submit(fed_job(), 1)
+    with pytest.raises(RankError, match="more ranks"):
+        client.submit(mlp(ranks=3), 1)
+    with pytest.raises(UnknownModeError, match="rank_per_process"):
+        client.submit(mlp(ranks=2), 1, mode="fast")
+    with pytest.raises(UsageError):
+        client.submit(mlp(ranks=2), -1)
+    assert client.status().jobs == ()
+
+
+def test_a_session_goes_step_by_step(client: Client) -> None:
+    job = fed_job()
+    with client.open(job) as session:
+        first = session.step(x=batch(0))
+        assert first["loss"].shape == ()
+        assert first["y"].shape == (4, 500)
+        np.testing.assert_allclose(np.mean(first["y"] ** 2), first["loss"], rtol=1e-5)
+        for wrong in (
+            {},
+            {"x": batch(0), "z": 1},
+            {"x": batch(0)[:2]},
+            {"x": batch(0).astype("float64")},
+        ):
+            with pytest.raises(FeedError):
+                session.step(**wrong)
+        with pytest.raises(FeedError):
+            list(session.run(1))
+        assert session.step(x=batch(0))["loss"] < first["loss"]
+        variables = session.variables()
+        assert variables["weight"].shape == (500, 600)
+    assert session.phase is Phase.FINISHED
+    with pytest.raises(UsageError, match="closed"):
+        session.step(x=batch(0))
+    assert [worker.job_id for worker in client.status().workers] == [0, 0]
+
+
+def test_a_session_runs_many_steps_of_a_job_with_data(client: Client) -> None:
+    dense = [float(each["loss"]) for each in run_dense(mlp(ranks=1), 2 * STEPS)]
+    with client.open(mlp(ranks=2)) as session:
+        losses = [float(each["loss"]) for each in session.run(STEPS)]
+        losses += [float(each["loss"]) for each in session.run(STEPS)]
+        assert list(session.run(0)) == []
+    np.testing.assert_allclose(losses, dense, rtol=1e-4)
+
+
+def test_a_session_goes_on_from_its_checkpoint(client: Client, tmp_path: Path) -> None:
+    with client.open(mlp(ranks=2)) as session:
+        list(session.run(3))
+        session.save(tmp_path / "a")
+        saved = session.variables()
+        after = [float(each["loss"]) for each in session.run(3)]
+    with client.open(mlp(ranks=2, layout="tp"), restore=tmp_path / "a") as session:
+        loaded = session.variables()
+        assert loaded.keys() == saved.keys()
+        for name, value in saved.items():
+            np.testing.assert_array_equal(loaded[name], value)
+        again = [float(each["loss"]) for each in session.run(3)]
+    np.testing.assert_allclose(again, after, rtol=1e-4)
+    client.submit(mlp(ranks=2), 3, save=tmp_path / "b").result()
+    whole = client.submit(mlp(ranks=2), 3, restore=tmp_path / "b")
+    assert [each["step"] for each in whole] == [3, 4, 5]
+
+
+def test_a_missing_checkpoint(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        client.submit(mlp(ranks=2), 1, restore=tmp_path).result()
+    assert client.submit(mlp(ranks=2), 1).result()["step"] == 0
+
+
+def test_a_failing_step_fails_the_job_and_not_the_cluster(client: Client) -> None:
+    with client.open(fed_job(scale=float("inf"))) as session:
+        with pytest.raises(NonFiniteError, match="loss") as caught:
+            session.step(x=batch(0))
+        assert caught.value.report.rank is not None
+        with pytest.raises(NonFiniteError):
+            session.step(x=batch(0))
+    assert client.submit(mlp(ranks=2), 1).result()["step"] == 0
+
+
+def test_cancelling(client: Client) -> None:
+    handle = client.submit(mlp(ranks=2), 1_000_000)
+    next(handle)
+    queued = client.submit(mlp(ranks=2), 1)
+    assert client.cancel(queued.job_id)
+    assert handle.cancel()
+    for each in (handle, queued):
+        with pytest.raises(JobCancelledError):
+            each.result()
+        assert not each.cancel()
+    assert client.submit(mlp(ranks=2), 1).result()["step"] == 0
+
+
+def test_an_open_job_ends_with_its_client(cluster: MasterServer) -> None:
+    with Client(cluster.address) as client:
+        client.open(mlp(ranks=2))
+    with Client(cluster.address) as client:
+        assert client.submit(mlp(ranks=2), 1).result()["step"] == 0
+        assert client.status().jobs[0].phase is Phase.CANCELLED
+
+
+def test_a_submitted_job_goes_on_without_its_client(cluster: MasterServer) -> None:
+    with Client(cluster.address) as client:
+        job_id = client.submit(mlp(ranks=2), STEPS).job_id
+    with Client(cluster.address) as client:
+        client.submit(mlp(ranks=2), 1).result()
+        status = {job.job_id: job.phase for job in client.status().jobs}
+        assert status[job_id] is Phase.FINISHED
+
+
+def test_workers_on_different_hosts(server: MasterServer, workers: Workers) -> None:
+    workers(server.address, host="a")
+    workers(server.address, host="b")
+    with Client(server.address) as client, pytest.raises(ClusterError, match="only one host"):
+        client.submit(mlp(ranks=2), 1).result()
+
+
+def test_the_master_going_away_ends_clients_and_workers(workers: Workers) -> None:
+    with MasterServer(ranks=2) as server:
+        started = workers(server.address, 2)
+        client = Client(server.address)
+        handle = client.submit(mlp(ranks=2), 1_000_000)
+        next(handle)
+    with client, pytest.raises(ClusterError, match="master"):
+        handle.result()
+    for worker in started:
+        assert isinstance(worker.join(), ClusterError)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def left_behind() -> set[str]:
+    """Names in shared memory, and abstract sockets."""
+    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+    memory = {path.name for path in Path("/dev/shm").iterdir()}
+    return memory | {name for name in sockets if name.startswith("@")}
+
+
+def test_a_killed_worker_fails_its_job_and_frees_the_other(server: MasterServer) -> None:
+    before = left_behind()
+    processes = WorkerProcesses(server.address, 2)
+    try:
+        with Client(server.address) as client:
+            handle = client.submit(mlp(ranks=2), 1_000_000)
+            for _ in range(3):
+                next(handle)
+            os.kill(processes.pids[0], signal.SIGKILL)
+            with pytest.raises(WorkerLostError, match="rank 0") as caught:
+                handle.result()
+            assert caught.value.report.rank == 0
+            assert "running" in str(caught.value)
+            replacement = WorkerProcesses(server.address, 1)
+            try:
+                assert client.submit(mlp(ranks=2), 2).result()["step"] == 1
+            finally:
+                replacement.close()
+    finally:
+        processes.close()
+    for pid in processes.pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert left_behind() - before == set()
+
+
+def test_workers_killed_while_they_prepare_leave_nothing(server: MasterServer) -> None:
+    before = left_behind()
+    processes = WorkerProcesses(server.address, 2)
+
+    def kill(phase: Phase, _: float) -> None:
+        if phase is Phase.PREPARING:
+            for pid in processes.pids:
+                os.kill(pid, signal.SIGKILL)
+
+    try:
+        with Client(server.address) as client, pytest.raises(PlanCompilerError) as caught:
+            client.submit(mlp(ranks=2), 1_000_000, on_phase=kill).result()
+        assert isinstance(caught.value, WorkerLostError)
+    finally:
+        processes.close()
+    assert left_behind() - before == set()

@@ -1,0 +1,62 @@
+"""Calls of convolutions and pooling: strides, padding, dilation and groups that do not divide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.ops.sample import Maker, Sample
+
+# Shape of the input, of the weight, and attributes.
+CONVOLUTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+    ((3, 2, 5), (3, 2, 2), {}),
+    ((2, 4, 6), (6, 2, 3), {"stride": (2,), "padding": (2, 1), "groups": 2}),
+    ((2, 3, 5), (3, 1, 3), {"padding": (1, 1), "dilation": (2,), "groups": 3}),
+    ((2, 3, 4), (2, 3, 1), {}),
+    ((2, 2, 4, 3), (3, 2, 2, 2), {"stride": (2, 1), "padding": (1, 0, 0, 2)}),
+    ((1, 4, 4, 4), (4, 2, 2, 1), {"dilation": (1, 2), "padding": (1, 1, 0, 0), "groups": 2}),
+    ((2, 2, 4, 4), (2, 1, 3, 2), {"stride": (3, 2), "padding": (1, 1, 1, 0), "groups": 2}),
+    ((2, 1, 3, 2, 3), (2, 1, 2, 1, 2), {"stride": (1, 1, 2), "padding": (0, 1, 0, 0, 1, 0)}),
+    ((1, 2, 3, 2, 2), (2, 1, 2, 2, 1), {"padding": (1, 0, 0, 0, 0, 1), "groups": 2}),
+)
+
+
+def samples(make: Maker) -> list[Sample]:
+    return [*_convolutions(make)]
+
+
+def _convolutions(make: Maker) -> list[Sample]:
+    real = make.real
+    found = []
+    for x_shape, weight_shape, attrs in CONVOLUTIONS:
+        ndim = len(x_shape) - 2
+        kind = f"conv{ndim}d"
+        stride, dilation = attrs.get("stride", (1,) * ndim), attrs.get("dilation", (1,) * ndim)
+        padding = attrs.get("padding", (0,) * 2 * ndim)
+        rooms = [
+            x_shape[axis + 2]
+            + padding[2 * axis]
+            + padding[2 * axis + 1]
+            - dilation[axis] * (weight_shape[axis + 2] - 1)
+            - 1
+            for axis in range(ndim)
+        ]
+        windows = [room // step + 1 for room, step in zip(rooms, stride, strict=True)]
+        more = tuple(room % step for room, step in zip(rooms, stride, strict=True))
+        dy_shape = (x_shape[0], weight_shape[0], *windows)
+        found += [
+            Sample(kind, (real(*x_shape), real(*weight_shape)), attrs),
+            Sample(
+                f"{kind}_transpose",
+                (real(*dy_shape), real(*weight_shape)),
+                {**attrs, "output_padding": more},
+            ),
+            Sample(
+                f"{kind}_weight_grad",
+                (real(*x_shape), real(*dy_shape)),
+                {**attrs, "kernel": weight_shape[2:]},
+            ),
+        ]
+    found.append(
+        Sample("conv1d", (make.whole(5, 2, 2, 4), make.whole(5, 3, 2, 2)), differentiable=False)
+    )
+    return found
