@@ -353,5 +353,12 @@ def _damage(where: Path | str) -> Any:
         yield
     except PlanCompilerError:
         raise
-    except (SafetensorError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (
+        SafetensorError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise CheckpointError("the checkpoint is damaged", got=f"{where}: {error}") from error

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 from plancompiler.errors import AbortedError, PlanCompilerError, RankError
 from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.memory import Array
-from plancompiler.executor.runtime import DEADLINE, Runtime, check_feed_names
+from plancompiler.executor.runtime import DEADLINE, SIGNAL_CHECK, Runtime, check_feed_names
 from plancompiler.plan.plan import Plan
 
 T = TypeVar("T")
@@ -93,7 +93,8 @@ class LocalWorld:
         futures: list[Future[T]] = []
         try:
             futures.extend(self._pool.submit(work, runtime) for runtime in self._runtimes.values())
-            wait(futures)
+            while wait(futures, SIGNAL_CHECK).not_done:
+                pass
         except BaseException:
             self.abort(AbortedError("the run was interrupted"))
             wait(futures)

@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +32,10 @@ from plancompiler.plan.plan import ComputeSpec, Plan, Task, VariableDesc
 
 DEADLINE = 300.0
 """Seconds that a rank waits for the others before it gives up."""
+
+SIGNAL_CHECK = 0.5
+"""Seconds after which a waiting caller looks for Ctrl-C: a signal that comes just before a thread
+blocks does not wake it."""
 
 
 class Runtime:
@@ -216,7 +220,7 @@ class Runtime:
                 for runner in self._runners:
                     runner.go_on()
                 for _ in self._runners:
-                    self._ends.get()
+                    self._wait_for_an_end()
         except BaseException:
             # Ctrl-C while waiting: stop the streams before anything else happens.
             self.abort(AbortedError("the run was interrupted", rank=self.plan.rank))
@@ -226,6 +230,13 @@ class Runtime:
         if self._failure is not None:
             raise self._raised()
         self._steps_done = target
+
+    def _wait_for_an_end(self) -> None:
+        while True:
+            try:
+                return self._ends.get(timeout=SIGNAL_CHECK)
+            except Empty:
+                continue
 
     def _run_here(self, runner: StreamRunner) -> None:
         try:

@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from plancompiler.cluster.messages import (
     MasterMessage,
     Phase,
     Registered,
+    Run,
 )
 from plancompiler.errors import ClusterError, PlanCompilerError
 from plancompiler.ir import Job
@@ -56,8 +56,10 @@ from plancompiler.plan.serde import plan_to_bytes
 from plancompiler.proto.cluster_pb2 import Chunk
 
 TICK_SECONDS = 0.2
+_STOP_SECONDS = 5.0
 _JOBS_WITH_OUTPUTS = 4
 """Ended jobs whose outputs are kept for late readers."""
+_INLINE_BYTES = 256 << 10
 _PLAIN_MODE = "rank_per_process"
 
 _log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ class MasterEdge:
         self._numbers = itertools.count(1)
         self._job_ids = itertools.count(1)
         self._tickets = itertools.count(1)
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="plancompiler-compile")
+        self._compilers: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._clock = threading.Thread(target=self._tick, name="plancompiler-clock", daemon=True)
 
@@ -99,7 +101,10 @@ class MasterEdge:
         self._stopping.set()
         self.handle(Stopping())
         self._clock.join()
-        self._compiler.shutdown(wait=True, cancel_futures=True)
+        # A compilation cannot be interrupted; one that goes on is of no use to anybody.
+        until = time.monotonic() + _STOP_SECONDS
+        for compiler in self._compilers:
+            compiler.join(max(0.0, until - time.monotonic()))
 
     @property
     def world_size(self) -> int:
@@ -216,17 +221,31 @@ class MasterEdge:
                 if connection is not None:
                     if isinstance(message, Registered):
                         message = replace(message, token=connection.token)
+                    elif isinstance(message, Run) and message.fed:
+                        message = self._with_small_feeds(message)
                     connection.outbox.put(message)
             case Disconnect(number):
                 connection = self._connections.get(number)
                 if connection is not None:
                     connection.outbox.put(None)
             case StartCompile(job_id):
-                self._compiler.submit(self._compile, job_id)
+                self._compilers = [each for each in self._compilers if each.is_alive()]
+                compiler = threading.Thread(
+                    target=self._compile, args=(job_id,), name="plancompiler-compile", daemon=True
+                )
+                self._compilers.append(compiler)
+                compiler.start()
             case Publish(job_id, event):
                 self._channels[job_id].publish(event)
             case Release(job_id):
                 self._channels[job_id].release()
+
+    def _with_small_feeds(self, message: Run) -> Run:
+        """Spare the workers a call where a step's feeds fit into the command itself."""
+        chunks = self._channels[message.job_id].feeds.get(message.ticket, ())
+        if len(chunks) != 1 or chunks[0].compression or len(chunks[0].data) > _INLINE_BYTES:
+            return message
+        return replace(message, feeds=chunks[0].data)
 
     def _compile(self, job_id: int) -> None:
         """Make what the ranks fetch. Runs in the compiler's thread."""

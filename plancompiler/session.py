@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -140,6 +141,7 @@ class Session:
         """One hash over the text form of all plans; equal in all modes and with both backends."""
         self.step_seconds: list[float] = []
         """Wall time of every step so far; steps that ran ahead together share their time evenly."""
+        _open_worlds.add(world)
 
     @cached_property
     def plans(self) -> dict[int, Plan]:
@@ -207,6 +209,7 @@ class Session:
         world, self._world = self._world, None
         if world is not None:
             world.close()
+            _open_worlds.discard(world)
 
     def __enter__(self) -> Self:
         self._open()
@@ -232,6 +235,20 @@ class Session:
         if self._world is None:
             raise UsageError("the session is closed", hint="open a new one with pc.run(job)")
         return self._world
+
+
+_open_worlds: set[World] = set()
+
+
+def _close_open_worlds() -> None:
+    """Let a program end that has not closed its sessions."""
+    for world in list(_open_worlds):
+        world.close()
+
+
+# Python joins all threads before it calls `atexit`, so that would be too late for ranks as threads.
+# This is where concurrent.futures registers its own end; what comes later is called first.
+threading._register_atexit(_close_open_worlds)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class _ThreadWorld:

@@ -79,9 +79,10 @@ class WorkerState:
                     self._send(reply)
             case WorkFailed(job_id, error) if job_id == self.job_id:
                 self._working = False
-                if not self._ending:
+                # Of an aborted job the master may still look for the first cause.
+                if not self._ending or error.code != AbortedError.code:
                     self._send(Failed(job_id, error))
-                    self._ending = True
+                self._ending = True
             case Closed(job_id) if job_id == self.job_id:
                 self.job_id = None
                 self._ending = self._closing = False

@@ -367,6 +367,9 @@ class HostTransport:
                         alive = self._receive_from(key.data)
                     except PlanCompilerError as error:
                         self._lose(key.data, error)
+                        # Nothing more is wanted from it, and it should know.
+                        with contextlib.suppress(OSError):
+                            self._connections[key.data].shutdown(socket.SHUT_RDWR)
                         alive = False
                     if not alive:
                         selector.unregister(key.fileobj)

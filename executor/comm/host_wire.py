@@ -16,8 +16,10 @@ import mmap
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,12 +120,27 @@ def unpack_abort(packet: bytes) -> tuple[int, ErrorReport]:
 # --- shared memory --------------------------------------------------------------------------------
 
 
+def _available_bytes() -> int:
+    """What this host can still give. The kernel itself would hand out pages to the very last."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return sys.maxsize
+
+
 class SharedMemory:
     """Anonymous memory that peers can map. `descriptor` stays open until `close_descriptor`."""
 
     def __init__(self, label: str, nbytes: int) -> None:
         self.nbytes = nbytes
         size = max(nbytes, 1)
+        available = _available_bytes()
+        if size > available:
+            raise TransportError(
+                "shared memory could not be had",
+                got=f"{nbytes} bytes",
+                expected=f"at most {available} bytes, which are free",
+            )
         self.descriptor = -1
         try:
             self.descriptor = os.memfd_create(

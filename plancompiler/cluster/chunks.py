@@ -31,8 +31,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def to_chunks(data: bytes, *, compress: bool = False) -> list[Chunk]:
     """Bytes as chunks of at most CHUNK_BYTES.
 
-    `compress` is for columns of jobs and plans: zlib at its fastest, where they are large. Arrays do
-    not become smaller by it.
+    `compress` is for columns of jobs and plans: zlib at its fastest, where they are large. Arrays
+    do not become smaller by it.
     """
     sent, compression = data, Compression.COMPRESSION_NONE
     if compress and len(data) >= _COMPRESS_FROM:

@@ -165,12 +165,15 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run steps. `fed`: fetch the feeds of this ticket first."""
+    """Run steps."""
 
     job_id: int
     ticket: int
     steps: int
     fed: bool
+    """The step has feeds."""
+    feeds: bytes = b""
+    """`arrays_to_bytes` of the feeds where they are small; else they are fetched by the ticket."""
 
 
 @dataclass(frozen=True, slots=True)

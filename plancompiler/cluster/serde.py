@@ -206,8 +206,9 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
         case Prepare(job_id, token, restore):
             prepare = pb.Prepare(job_id=job_id, transport_token=token, restore=restore)
             return pb.MasterMessage(prepare=prepare)
-        case Run(job_id, ticket, steps, fed):
-            return pb.MasterMessage(run=pb.Run(job_id=job_id, ticket=ticket, steps=steps, fed=fed))
+        case Run(job_id, ticket, steps, fed, feeds):
+            run = pb.Run(job_id=job_id, ticket=ticket, steps=steps, fed=fed, feeds=feeds)
+            return pb.MasterMessage(run=run)
         case Save(job_id, ticket, directory):
             save = pb.Save(job_id=job_id, ticket=ticket, directory=directory)
             return pb.MasterMessage(save=save)
@@ -241,7 +242,8 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
             prepare = message.prepare
             return Prepare(prepare.job_id, prepare.transport_token, prepare.restore)
         case "run":
-            return Run(message.run.job_id, message.run.ticket, message.run.steps, message.run.fed)
+            run = message.run
+            return Run(run.job_id, run.ticket, run.steps, run.fed, run.feeds)
         case "save":
             return Save(message.save.job_id, message.save.ticket, message.save.directory)
         case "index":

@@ -97,8 +97,7 @@ class Compilation:
 def build_graph(
     job: Job, world_size: int, seconds: dict[str, float] | None = None, dump: Path | None = None
 ) -> BoxingTaskGraph:
-    """The master's part: passes, SBP inference and boxing. `seconds` receives the time per stage.
-    """
+    """The master's part: passes, SBP inference, boxing. `seconds` receives the time per stage."""
     clock = _Clock({} if seconds is None else seconds)
     with clock.stage("passes"):
         job = run_passes(job)

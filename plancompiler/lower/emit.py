@@ -60,7 +60,7 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
         registers=registers,
         remote_registers=graph.remote_registers,
         blocks=(
-            Block(ARENA, "arena", bool(shared - storage.variables), memory.private.nbytes),
+            Block(ARENA, "arena", bool(shared - storage.variables), memory.nbytes),
             Block(VARIABLES, "variables", bool(shared & storage.variables), variable_bytes),
         ),
         communicators=tuple(
@@ -113,7 +113,6 @@ def _place_arena(schedule: Schedule, graph: RankTaskGraph, storage: Storage) -> 
             StorageRequest(
                 key=root,
                 nbytes=nbytes_of(register) * slots,
-                shared=False,
                 users=tuple(schedule.users_of(graph, members)),
                 producers=(schedule.position[register.producer],),
                 dedicated=crossing or slots > 1,

@@ -57,8 +57,6 @@ class StorageRequest:
     """The caller's name for it, such as a register id; unique."""
     nbytes: int
     """All slots together."""
-    shared: bool
-    """Goes to the shared arena."""
     users: tuple[int, ...]
     """Positions in plan order of all tasks that write or read it."""
     producers: tuple[int, ...]
@@ -68,24 +66,15 @@ class StorageRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
-    """One arena's size and how small it could be."""
-
-    nbytes: int
-    peak_live_bytes: int
-    """The most that is alive at once: no placement can be smaller."""
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where every request lies."""
+    """Where every request lies in the arena."""
 
     offsets: dict[int, int]
-    """Bytes from the start of its arena, by request key; aligned to 64."""
-    private: Arena
-    shared: Arena
+    """Bytes from the start, by request key; aligned to 64."""
+    nbytes: int
+    """Size of the arena."""
     peak_live_bytes: int
-    """The most that is alive at once in both arenas together: the lower bound of their bytes."""
+    """The most that is alive at once: no placement can be smaller."""
 
 
 def align(nbytes: int) -> int:
@@ -101,56 +90,27 @@ def plan_memory(
     `order` is over the tasks in plan order; `compute_stream` is the number of the stream on whose
     order windows are measured. The result depends on the arguments alone.
     """
-    windows = storage_windows(order, compute_stream, requests)
     offsets: dict[int, int] = {}
-    arenas = []
-    everything = _Windows([], [], [], [])
-    always = 0
-    for shared in (False, True):
-        found = _Windows([], [], [], [])
-        dedicated = []
-        for request, window in zip(requests, windows, strict=True):
-            if request.shared is not shared:
-                continue
-            if request.nbytes == 0:
-                offsets[request.key] = 0
-            elif window is None:
-                dedicated.append(request)
-            else:
-                found.add(request.key, window, align(request.nbytes))
-        placed, top, peak = place_windows(found.starts, found.ends, found.sizes)
-        offsets.update(zip(found.keys, placed, strict=True))
-        own = 0
-        for request in dedicated:
-            offsets[request.key] = top + own
-            own += align(request.nbytes)
-        arenas.append(Arena(top + own, peak + own))
-        everything.extend(found)
-        always += own
-    peak = peak_live(everything.starts, everything.ends, everything.sizes)
-    return MemoryPlan(offsets, arenas[0], arenas[1], peak + always)
-
-
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """Columns of what is to be placed."""
-
-    keys: list[int]
-    starts: list[int]
-    ends: list[int]
-    sizes: list[int]
-
-    def add(self, key: int, window: tuple[int, int], size: int) -> None:
-        self.keys.append(key)
-        self.starts.append(window[0])
-        self.ends.append(window[1])
-        self.sizes.append(size)
-
-    def extend(self, other: _Windows) -> None:
-        self.keys.extend(other.keys)
-        self.starts.extend(other.starts)
-        self.ends.extend(other.ends)
-        self.sizes.extend(other.sizes)
+    keys, starts, ends, sizes = [], [], [], []
+    dedicated = []
+    windows = storage_windows(order, compute_stream, requests)
+    for request, window in zip(requests, windows, strict=True):
+        if request.nbytes == 0:
+            offsets[request.key] = 0
+        elif window is None:
+            dedicated.append(request)
+        else:
+            keys.append(request.key)
+            starts.append(window[0])
+            ends.append(window[1])
+            sizes.append(align(request.nbytes))
+    placed, top, peak = place_windows(starts, ends, sizes)
+    offsets.update(zip(keys, placed, strict=True))
+    own = 0
+    for request in dedicated:
+        offsets[request.key] = top + own
+        own += align(request.nbytes)
+    return MemoryPlan(offsets, top + own, peak + own)
 
 
 def storage_windows(

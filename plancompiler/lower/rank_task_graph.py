@@ -356,8 +356,7 @@ class _Builder:
         return all(coordinates[axis] == 0 for axis in transfer.mesh_axes)
 
     def _add_assembly(self, family: TaskFamily) -> None:
-        """Put the boxes that this rank reads together, from its own register and from the copies.
-        """
+        """Put together the boxes that this rank reads, from its own register and from copies."""
         exchange = exchange_of(family)
         source, copied = family.inputs
         sources = exchange_sources(exchange, self._rank)

@@ -14,14 +14,19 @@ from plancompiler.ir.sbp import Reduction
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
-    NUMBERS,
     broadcast_shapes,
     expect_dtype,
     expect_inputs,
     expect_same_dtype,
     only_attrs,
 )
-from plancompiler.ops.elementwise import keeps, register_binary, register_unary, ufunc_kernel
+from plancompiler.ops.elementwise import (
+    UNARY_RULE,
+    keeps,
+    register_binary,
+    ufunc_kernel,
+    unary_infer,
+)
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.registry import (
     Array,
@@ -123,7 +128,16 @@ register_binary(
 register_binary(
     "bitwise_xor", np.bitwise_xor, None, dtypes=_BITS, doc="The bits set in one only, of x and y."
 )
-register_unary("bitwise_not", ufunc_kernel(np.invert), None, dtypes=_BITS, doc="All bits flipped.")
+register(
+    OpDef(
+        "bitwise_not",
+        infer=unary_infer("bitwise_not", _BITS),
+        rule=UNARY_RULE,
+        kernel=ufunc_kernel(np.invert),
+        inplace=((0, 0),),
+        doc="All bits flipped.",
+    )
+)
 register_binary(
     "shift_left",
     np.left_shift,

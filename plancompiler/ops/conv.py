@@ -44,7 +44,7 @@ from plancompiler.ops.registry import (
     apply,
     register,
 )
-from plancompiler.ops.window import WINDOW_ATTRS, Window, window_of
+from plancompiler.ops.window import WINDOW_ATTRS, Window, box, window_of
 
 _SPATIAL = {1: "[n, c, length]", 2: "[n, c, height, width]", 3: "[n, c, depth, height, width]"}
 _COLUMN_BLOCKS = 8
@@ -84,9 +84,7 @@ def _divide(kind: str, what: str, channels: int, groups: int) -> None:
 # --- pieces ---------------------------------------------------------------------------------------
 
 
-def _pieces(
-    images: int, rows: int, row_bytes: int
-) -> Iterator[tuple[slice, tuple[int, int]]]:
+def _pieces(images: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, tuple[int, int]]]:
     """Images, and rows of their windows, whose columns fit the buffer: several whole images, or a
     part of one.
     """
@@ -108,10 +106,6 @@ def _planes(window_bytes: int, channels: int, images: int) -> Iterator[tuple[int
     for image in range(images):
         for start in range(0, channels, step):
             yield image, slice(start, min(start + step, channels))
-
-
-def _all(count: int) -> tuple[slice, ...]:
-    return (slice(None),) * count
 
 
 # --- convolution ----------------------------------------------------------------------------------
@@ -156,9 +150,7 @@ def _is_depthwise(weight: tuple[int, ...], groups: int) -> bool:
     return weight[:2] == (groups, 1)
 
 
-def _convolve(
-    context: KernelContext, window: Window, x: Array, weight: Array, out: Array
-) -> None:
+def _convolve(context: KernelContext, window: Window, x: Array, weight: Array, out: Array) -> None:
     spatial, windows = x.shape[2:], out.shape[2:]
     inner = prod(weight.shape[1:])
     groups = x.shape[1] // weight.shape[1]
@@ -175,7 +167,10 @@ def _convolve(
         if any(before or after for before, after in window.padding):
             columns.fill(0)
         for at, target, source in window.positions(spatial, windows, rows):
-            np.copyto(columns[(*_all(2), *at, *target)], x[(images, slice(None), *source)])
+            np.copyto(
+                columns[box(slice(None), slice(None), *at, *target)],
+                x[box(images, slice(None), *source)],
+            )
         np.matmul(
             left,
             columns.reshape(count, groups, inner, height * width),
@@ -183,9 +178,10 @@ def _convolve(
         )
 
 
-def _depthwise(
-    context: KernelContext, window: Window, x: Array, weight: Array, out: Array
-) -> None:
+def _depthwise(context: KernelContext, window: Window, x: Array, weight: Array, out: Array) -> None:
+    if prod(window.stride) == 1:
+        _slide(context, window, x, weight, out)
+        return
     spatial, windows = x.shape[2:], out.shape[2:]
     factors = weight.reshape(len(weight), *window.kernel, *(1,) * window.ndim)
     positions = list(window.positions(spatial, windows))
@@ -195,10 +191,54 @@ def _depthwise(
         made.fill(0)
         work = scratch(context, "work", made.shape, made.dtype)
         for at, target, source in positions:
-            target = (slice(None), *target)
+            target = box(slice(None), *target)
             part = work[target]
-            np.multiply(seen[(slice(None), *source)], factors[(channels, *at)], out=part)
+            np.multiply(seen[box(slice(None), *source)], factors[box(channels, *at)], out=part)
             np.add(made[target], part, out=made[target])
+
+
+def _slide(context: KernelContext, window: Window, x: Array, weight: Array, out: Array) -> None:
+    """A depthwise convolution of stride 1.
+
+    With rows, padded, behind each other, the elements that all windows see at one position are one
+    run of memory. That makes loops of whole planes where slices make one per row; what windows
+    across the end of a row give is left out at the end.
+    """
+    padded = tuple(
+        extent + before + after
+        for extent, (before, after) in zip(x.shape[2:], window.padding, strict=True)
+    )
+    inside = tuple(
+        slice(before, before + extent)
+        for extent, (before, _) in zip(x.shape[2:], window.padding, strict=True)
+    )
+    steps = [prod(padded[axis + 1 :]) for axis in range(window.ndim)]
+    starts = [
+        sum(
+            at * dilation * step
+            for at, dilation, step in zip(place, window.dilation, steps, strict=True)
+        )
+        for place in np.ndindex(*window.kernel)
+    ]
+    length = 1 + sum((extent - 1) * step for extent, step in zip(out.shape[2:], steps, strict=True))
+    factors = weight.reshape(len(weight), -1)
+    valid = box(slice(None), *(slice(0, extent) for extent in out.shape[2:]))
+    for image, channels in _planes(prod(padded) * x.itemsize, x.shape[1], len(x)):
+        count = channels.stop - channels.start
+        seen = x[image, channels]
+        if padded != x.shape[2:]:
+            seen = scratch(context, "padded", (count, *padded), x.dtype)
+            seen.fill(0)
+            np.copyto(seen[box(slice(None), *inside)], x[image, channels])
+        seen = seen.reshape(count, -1)
+        total = scratch(context, "total", (count, prod(padded)), x.dtype)
+        made, work = total[:, :length], scratch(context, "work", (count, length), x.dtype)
+        np.multiply(seen[:, :length], factors[channels, :1], out=made)
+        for place, start in enumerate(starts[1:], 1):
+            part = seen[:, start : start + length]
+            np.multiply(part, factors[channels, place : place + 1], out=work)
+            np.add(made, work, out=made)
+        np.copyto(out[image, channels], total.reshape(count, *padded)[valid])
 
 
 # --- transposed convolution, the gradient by the input --------------------------------------------
@@ -277,13 +317,18 @@ def _convolve_transposed(
         np.matmul(left, right[images, :, :, rows[0] * width : rows[1] * width], out=columns)
         columns = columns.reshape(count, out.shape[1], *window.kernel, height, *windows[1:])
         for at, target, source in window.positions(spatial, windows, rows):
-            part = out[(images, slice(None), *source)]
-            np.add(part, columns[(*_all(2), *at, *target)], out=part)
+            part = out[box(images, slice(None), *source)]
+            np.add(part, columns[box(slice(None), slice(None), *at, *target)], out=part)
 
 
 def _depthwise_transposed(
     context: KernelContext, window: Window, x: Array, weight: Array, out: Array
 ) -> None:
+    mirrored = _mirrored(window)
+    if mirrored is not None:
+        flipped = np.ascontiguousarray(np.flip(weight, tuple(range(2, weight.ndim))))
+        _slide(context, mirrored, x, flipped, out)
+        return
     windows, spatial = x.shape[2:], out.shape[2:]
     factors = weight.reshape(len(weight), *window.kernel, *(1,) * window.ndim)
     positions = list(window.positions(spatial, windows))
@@ -292,11 +337,22 @@ def _depthwise_transposed(
         seen, made = x[image, channels], out[image, channels]
         work = scratch(context, "work", seen.shape, seen.dtype)
         for at, target, source in positions:
-            target = (slice(None), *target)
-            source = (slice(None), *source)
+            target = box(slice(None), *target)
+            source = box(slice(None), *source)
             part = work[target]
-            np.multiply(seen[target], factors[(channels, *at)], out=part)
+            np.multiply(seen[target], factors[box(channels, *at)], out=part)
             np.add(made[source], part, out=made[source])
+
+
+def _mirrored(window: Window) -> Window | None:
+    """The window whose convolution with the flipped weight is the transposed one, if it exists."""
+    padding = tuple(
+        (window.reach(axis) - 1 - before, window.reach(axis) - 1 - after)
+        for axis, (before, after) in enumerate(window.padding)
+    )
+    if prod(window.stride) != 1 or any(number < 0 for pair in padding for number in pair):
+        return None
+    return Window(window.kernel, window.stride, padding, window.dilation)
 
 
 # --- the gradient by the weight -------------------------------------------------------------------
@@ -361,8 +417,8 @@ def _weight_product(
             columns.fill(0)
         for at, target, source in window.positions(spatial, windows, rows):
             np.copyto(
-                columns[(slice(None), *at, slice(None), *target)],
-                x[(images, slice(None), *source)].swapaxes(0, 1),
+                columns[box(slice(None), *at, slice(None), *target)],
+                x[box(images, slice(None), *source)].swapaxes(0, 1),
             )
         part = scratch(context, "part", (dy.shape[1], count, height, *windows[1:]), dy.dtype)
         np.copyto(part, dy[images, :, rows[0] : rows[1]].swapaxes(0, 1))
@@ -384,8 +440,8 @@ def _depthwise_weight(window: Window, x: Array, dy: Array, out: Array) -> None:
     for image, channels in _planes(prod(spatial) * x.itemsize, x.shape[1], len(x)):
         seen, passed = x[image, channels], dy[image, channels]
         for at, target, source in positions:
-            result[(channels, *at)] += np.einsum(
-                equation, seen[(slice(None), *source)], passed[(slice(None), *target)]
+            result[box(channels, *at)] += np.einsum(
+                equation, seen[box(slice(None), *source)], passed[box(slice(None), *target)]
             )
 
 

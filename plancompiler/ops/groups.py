@@ -19,34 +19,32 @@ Axes = tuple[int | None, ...]
 """The axis of each operand that carries the groups; None where it carries none."""
 
 
-def group_split(count: GroupCount, inputs: Axes, outputs: Axes) -> tuple[Extra, Legal]:
-    """What splits an op between its groups; the first input carries them.
+def group_split(count: GroupCount, sources: Axes, targets: Axes) -> tuple[Extra, Legal]:
+    """What splits an op between its groups: the axes of its inputs and outputs; the first input
+    carries them.
 
-    The rule line must keep the axes whole wherever `count` is not None.
+    The rule line must keep these axes whole wherever `count` is not None.
     """
-    first = inputs[0]
-    if first is None:
-        raise ValueError("the first input carries the groups")
-    signature = Signature(tuple(map(_entry, inputs)), tuple(map(_entry, outputs)))
-    wanted = Split(first)
+    shared = Signature(tuple(map(_entry, sources)), tuple(map(_entry, targets)))
+    first = shared.inputs[0]
 
-    def extra(types: Types, made: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
-        groups = count(types, attrs)
-        return () if groups is None or groups % parts else (signature,)
+    def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+        groups = count(inputs, attrs)
+        return () if groups is None or groups % parts else (shared,)
 
     def legal(
-        types: Types,
-        made: Types,
+        inputs: Types,
+        outputs: Types,
         attrs: AttrMap,
-        chosen: NdSignature,
+        signature: NdSignature,
         hierarchy: tuple[int, ...],
     ) -> bool:
-        groups = count(types, attrs)
+        groups = count(inputs, attrs)
         if groups is None:
             return True
         parts = 1
-        for entry, extent in zip(chosen.inputs[0], hierarchy, strict=True):
-            parts *= extent if entry == wanted else 1
+        for entry, extent in zip(signature.inputs[0], hierarchy, strict=True):
+            parts *= extent if entry == first else 1
         return groups % parts == 0
 
     return extra, legal

@@ -7,7 +7,7 @@ All run piece by piece in cache. relu6, hardtanh and the like are `clip`; see
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -43,17 +43,10 @@ class Work(Protocol):
     def __call__(self, name: str, dtype: np.dtype[Any] | None = None) -> Array: ...
 
 
-class Forward(Protocol):
-    """y of a piece x, written into `y`, which may be `x`."""
-
-    def __call__(self, work: Work, x: Array, y: Array, **attrs: float) -> None: ...
-
-
-class Backward(Protocol):
-    """dx of a piece, written into `dx`, which may be `x` or `dy`."""
-
-    def __call__(self, work: Work, x: Array, dy: Array, dx: Array, **attrs: float) -> None: ...
-
+Forward = Callable[..., None]
+"""`(work, x, y, **attributes)`: y of a piece x, written into `y`, which may be `x`."""
+Backward = Callable[..., None]
+"""`(work, x, dy, dx, **attributes)`: dx of a piece, written into `dx`, which may be `x` or `dy`."""
 
 _BOOL = np.dtype(np.bool_)
 
@@ -88,9 +81,7 @@ def _infer_of(kind: str, count: int, defaults: Mapping[str, float]) -> Infer:
     return infer
 
 
-def _register(
-    kind: str, forward: Forward, backward: Backward, doc: str, **defaults: float
-) -> None:
+def _register(kind: str, forward: Forward, backward: Backward, doc: str, **defaults: float) -> None:
     """Register an activation and its gradient; `defaults` are its attributes."""
     grad_kind = f"{kind}_grad"
 
@@ -297,9 +288,7 @@ _register(
     _selu_grad,
     "The scaled elu that keeps mean 0 and variance 1 (G. Klambauer et al., 2017).",
 )
-_register(
-    "leaky_relu", _leaky_relu, _leaky_relu_grad, "x where x > 0, else slope * x.", slope=0.01
-)
+_register("leaky_relu", _leaky_relu, _leaky_relu_grad, "x where x > 0, else slope * x.", slope=0.01)
 
 
 # --- hardsigmoid, hardswish and softsign ----------------------------------------------------------
@@ -357,9 +346,7 @@ def _softsign_grad(work: Work, x: Array, dy: Array, dx: Array) -> None:
     np.divide(dy, size, out=dx)
 
 
-_register(
-    "hardsigmoid", _hardsigmoid, _hardsigmoid_grad, "(x + 3) / 6, not below 0 nor above 1."
-)
+_register("hardsigmoid", _hardsigmoid, _hardsigmoid_grad, "(x + 3) / 6, not below 0 nor above 1.")
 _register(
     "hardswish",
     _hardswish,

@@ -36,48 +36,70 @@ from plancompiler.ops.registry import (
 from plancompiler.ops.rule import Signature, operand_line
 
 
-def _reduced_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+def reduced_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+    """The shape after a reduction over `axes`."""
     if keepdims:
         return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
     return tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
 
 
-def _infer_of(kind: str, empty: bool) -> Infer:
-    """`empty` says whether a reduction over no elements has a value."""
+def reduction_infer(
+    kind: str,
+    empty: bool,
+    dtypes: frozenset[DType] = NUMBERS,
+    result: DType | None = None,
+    more: tuple[str, ...] = (),
+) -> Infer:
+    """One input reduced over the attribute `axes`; with `keepdims` they stay, with extent 1.
+
+    `empty` says whether a reduction over no elements has a value, `result` is the output's dtype
+    (the input's by default), `more` names further attributes.
+    """
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
         expect_inputs(kind, inputs, 1)
-        only_attrs(kind, attrs, "axes", "keepdims")
-        expect_dtype(kind, inputs[0], NUMBERS)
+        only_attrs(kind, attrs, "axes", "keepdims", *more)
+        expect_dtype(kind, inputs[0], dtypes)
         shape = inputs[0].shape
         axes = axes_attr(attrs, len(shape))
         if not empty and any(shape[axis] == 0 for axis in axes):
             raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
-        reduced = _reduced_shape(shape, axes, bool_attr(attrs, "keepdims", False))
-        return (TensorType(reduced, inputs[0].dtype),)
+        reduced = reduced_shape(shape, axes, bool_attr(attrs, "keepdims", False))
+        return (TensorType(reduced, result or inputs[0].dtype),)
 
     return infer
 
 
-def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    ndim = len(inputs[0].shape)
-    axes = axes_attr(attrs, ndim)
-    keepdims = bool_attr(attrs, "keepdims", False)
+def _line(ndim: int, axes: Sequence[int], keepdims: bool, whole: Sequence[int]) -> str:
     kept = [
         "1" if axis in axes else f"a{axis}" for axis in range(ndim) if keepdims or axis not in axes
     ]
-    return f"{operand_line(ndim)} -> {' '.join(kept) or '...'}"
+    return f"{operand_line(ndim, whole)} -> {' '.join(kept) or '...'}"
 
 
-def _input_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+def reduction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    """Every axis can be split; a split reduced axis leaves a partial."""
+    ndim = len(inputs[0].shape)
+    return _line(ndim, axes_attr(attrs, ndim), bool_attr(attrs, "keepdims", False), ())
+
+
+def whole_reduction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    """The reduced axes stay whole."""
+    ndim = len(inputs[0].shape)
+    axes = axes_attr(attrs, ndim)
+    return _line(ndim, axes, bool_attr(attrs, "keepdims", False), axes)
+
+
+def input_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    """One operation per element of the first input."""
     return element_count(inputs[0].shape)
 
 
-def _kept_axes(tensor: Any, attrs: AttrMap, source: Any) -> Any:
+def kept_axes(tensor: Any, attrs: AttrMap, source: Any) -> Any:
     """An output (or its gradient) with the reduced axes back as axes of extent 1."""
     if bool_attr(attrs, "keepdims", False):
         return tensor
-    return tensor.reshape(_reduced_shape(source.shape, axes_attr(attrs, source.ndim), True))
+    return tensor.reshape(reduced_shape(source.shape, axes_attr(attrs, source.ndim), True))
 
 
 # --- sum ------------------------------------------------------------------------------------------
@@ -93,18 +115,18 @@ def _sum_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequen
 def _sum_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
-    return (expand_to(_kept_axes(grads[0], attrs, inputs[0]), inputs[0].shape),)
+    return (expand_to(kept_axes(grads[0], attrs, inputs[0]), inputs[0].shape),)
 
 
 register(
     OpDef(
         "sum",
-        infer=_infer_of("sum", empty=True),
-        rule=_rule,
+        infer=reduction_infer("sum", empty=True),
+        rule=reduction_rule,
         kernel=in_float32(_sum_kernel),
         gradient=_sum_gradient,
         linear=((0,),),
-        flops=_input_flops,
+        flops=input_flops,
         doc="The sum over axes, in the dtype of the input.",
     )
 )
@@ -125,13 +147,15 @@ def _extreme_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     x = inputs[0]
-    mask = x.equal(_kept_axes(outputs[0], attrs, x))
+    mask = x.equal(kept_axes(outputs[0], attrs, x))
     ties = mask.cast(x.dtype).sum(axes_attr(attrs, x.ndim), keepdims=True)
-    share = _kept_axes(grads[0], attrs, x) / ties
+    share = kept_axes(grads[0], attrs, x) / ties
     return (masked(expand_to(share, x.shape), mask),)
 
 
-def _extreme_extra(reduction: Reduction) -> Extra:
+def keeps_partial(reduction: Reduction) -> Extra:
+    """A partial of the op's own reduction passes through."""
+
     def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
         return (Signature((Partial(reduction),), (Partial(reduction),)),)
 
@@ -157,13 +181,13 @@ def _register_extreme(
     register(
         OpDef(
             kind,
-            infer=_infer_of(kind, empty=False),
-            rule=_rule,
+            infer=reduction_infer(kind, empty=False),
+            rule=reduction_rule,
             kernel=kernel,
             gradient=_extreme_gradient,
             reduction=reduction,
-            extra=_extreme_extra(reduction),
-            flops=_input_flops,
+            extra=keeps_partial(reduction),
+            flops=input_flops,
             doc=f"The {kind} over axes; equal elements share the gradient equally.",
         )
     )
@@ -173,45 +197,44 @@ _register_extreme("max", np.maximum, Reduction.MAX, _lowest)
 _register_extreme("min", np.minimum, Reduction.MIN, _highest)
 
 
-# --- argmax ---------------------------------------------------------------------------------------
+# --- argmax and argmin ----------------------------------------------------------------------------
 
 
-def _argmax_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("argmax", inputs, 1)
-    only_attrs("argmax", attrs, "axis", "keepdims")
-    expect_dtype("argmax", inputs[0], NUMBERS)
-    shape = inputs[0].shape
-    axis = axis_attr(attrs, len(shape))
-    if shape[axis] == 0:
-        raise ShapeError("argmax over an empty axis has no value", got=shape)
-    reduced = _reduced_shape(shape, (axis,), bool_attr(attrs, "keepdims", False))
-    return (TensorType(reduced, DType.INT64),)
-
-
-def _argmax_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+def _arg_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[0].shape)
-    axis = axis_attr(attrs, ndim)
-    keepdims = bool_attr(attrs, "keepdims", False)
-    kept = ["1" if each == axis else f"a{each}" for each in range(ndim) if keepdims or each != axis]
-    return f"{operand_line(ndim, whole=(axis,))} -> {' '.join(kept) or '...'}"
+    axes = (axis_attr(attrs, ndim),)
+    return _line(ndim, axes, bool_attr(attrs, "keepdims", False), axes)
 
 
-def _argmax_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    (x,), (out,) = inputs, outputs
-    axis = axis_attr(context.attrs, x.ndim)
-    found = np.argmax(x, axis=axis, keepdims=bool_attr(context.attrs, "keepdims", False))
-    np.copyto(out, found)
+def _register_arg(kind: str, find: Callable[..., Any], what: str) -> None:
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(kind, inputs, 1)
+        only_attrs(kind, attrs, "axis", "keepdims")
+        expect_dtype(kind, inputs[0], NUMBERS)
+        shape = inputs[0].shape
+        axis = axis_attr(attrs, len(shape))
+        if shape[axis] == 0:
+            raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
+        reduced = reduced_shape(shape, (axis,), bool_attr(attrs, "keepdims", False))
+        return (TensorType(reduced, DType.INT64),)
 
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        (x,), (out,) = inputs, outputs
+        axis = axis_attr(context.attrs, x.ndim)
+        found = find(x, axis=axis, keepdims=bool_attr(context.attrs, "keepdims", False))
+        np.copyto(out, found)
 
-register(
-    OpDef(
-        "argmax",
-        infer=_argmax_infer,
-        rule=_argmax_rule,
-        kernel=_argmax_kernel,
-        flops=_input_flops,
-        doc="The first index of the greatest element along an axis, which stays whole.",
+    register(
+        OpDef(
+            kind,
+            infer=infer,
+            rule=_arg_rule,
+            kernel=kernel,
+            flops=input_flops,
+            doc=f"The first index of the {what} element along an axis, which stays whole.",
+        )
     )
-)
+
+
+_register_arg("argmax", np.argmax, "greatest")
+_register_arg("argmin", np.argmin, "least")

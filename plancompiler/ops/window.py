@@ -16,7 +16,12 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ops.check import ints_attr
 from plancompiler.ops.registry import AttrMap
 
-Slices = tuple[slice, ...]
+Index = tuple[int | slice, ...]
+
+
+def box(*entries: int | slice) -> Index:
+    """An index of an array, put together from parts."""
+    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Window:
         shape: tuple[int, ...],
         windows: tuple[int, ...],
         rows: tuple[int, int] | None = None,
-    ) -> Iterator[tuple[tuple[int, ...], Slices, Slices]]:
+    ) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
         """Each position inside the window, the windows that see an element there, and the elements.
 
         `shape` are the extents of the input, `windows` those of the output. `rows` limits the

@@ -363,16 +363,18 @@ class Prepare(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("job_id", "ticket", "steps", "fed")
+    __slots__ = ("job_id", "ticket", "steps", "fed", "feeds")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     FED_FIELD_NUMBER: _ClassVar[int]
+    FEEDS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     ticket: int
     steps: int
     fed: bool
-    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., steps: _Optional[int] = ..., fed: _Optional[bool] = ...) -> None: ...
+    feeds: bytes
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., steps: _Optional[int] = ..., fed: _Optional[bool] = ..., feeds: _Optional[bytes] = ...) -> None: ...
 
 class Save(_message.Message):
     __slots__ = ("job_id", "ticket", "directory")

@@ -19,7 +19,7 @@ import plancompiler as pc
 DATA = Path(__file__).with_name("rows.npz")
 
 
-def build(ranks=None, hidden=8):
+def build(ranks=None, hidden=8, rate=0.1):
     mesh = pc.Placement("cpu", list(range(ranks or 2)))
     with pc.job("small", seed=3) as job:
         model = pc.nn.Sequential(
@@ -27,7 +27,7 @@ def build(ranks=None, hidden=8):
         ).place(mesh)
         x, y = pc.data.Arrays(DATA, ("x", "y"), batch=8, placement=mesh, sbp=["S(0)"])
         loss = pc.cross_entropy(model(x), y)
-        pc.optim.SGD(lr=0.1).minimize(loss)
+        pc.optim.SGD(lr=rate).minimize(loss)
         pc.output("loss", loss)
     return job
 """

@@ -162,6 +162,15 @@ def test_a_job_that_must_be_fed_cannot_be_run_by_a_command(invoke: Invoke, fed: 
     check(invoke("run", fed, "--steps", "1"), 1, "E130", "inputs x", "session.step")
 
 
+def test_a_loss_that_is_not_finite_is_reported(invoke: Invoke, mlp: str) -> None:
+    result = invoke("run", mlp, "-D", "rate=1e30", "--steps", "50")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "[E191 NonFiniteError]" in result.stderr
+    assert "loss" in result.stderr.splitlines()[-1]
+    assert "job.py:" in result.stderr.splitlines()[-1]
+
+
 def test_a_log_level_that_is_none(
     invoke: Invoke, mlp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,20 @@ def test_the_environment_chooses_the_mode_and_the_option_wins(
     assert json_of(invoke, "compile", mlp, "--mode", "rank_per_iter")["mode"] == "rank_per_iter"
 
 
+def test_the_environment_names_a_folder_for_every_stage(
+    invoke: Invoke, mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump, out = tmp_path / "dump", tmp_path / "plans"
+    monkeypatch.setenv("PLANCOMPILER_DUMP", str(dump))
+    json_of(invoke, "compile", mlp, "--ranks", "2", "--out", str(out))
+    names = {file.name for file in dump.iterdir()}
+    assert {"job.txt", "op_graph.txt", "boxing_task_graph.txt"} <= names
+    assert (dump / "job.txt").read_text().startswith("job small")
+    for rank in (0, 1):
+        assert (dump / f"slice_{rank}.txt").stat().st_size > 0
+        assert (dump / f"plan_{rank}.txt").read_text() == (out / f"rank_{rank}.txt").read_text()
+
+
 def test_inspect_prints_plans_to_read(invoke: Invoke, mlp: str, tmp_path: Path) -> None:
     out = tmp_path / "plans"
     json_of(invoke, "compile", mlp, "--out", str(out))

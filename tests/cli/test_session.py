@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,25 @@ def test_a_closed_session_says_so() -> None:
     for use in (session.variables, session.__enter__, lambda: session.save("model")):
         with pytest.raises(UsageError, match="closed"):
             use()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_that_forgets_to_close_its_session_ends(backend: str, tmp_path: Path) -> None:
+    file = tmp_path / "forgetful.py"
+    file.write_text(
+        "import plancompiler as pc\n"
+        "with pc.job('sum') as job:\n"
+        "    x = pc.input('x', (), 'float32', pc.Placement('cpu', [0, 1]))\n"
+        "    pc.output('twice', x + x)\n"
+        f"session = pc.run(job, backend={backend!r})\n"
+        "print(session.step(x=2.0)['twice'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "4.0\n"
+    assert done.stderr == ""
 
 
 def blas_threads() -> set[int]:

@@ -67,6 +67,7 @@ MASTER_MESSAGES: list[m.MasterMessage] = [
     m.Compile(1, "naive", 2),
     m.Prepare(3, "token", "folder"),
     m.Run(4, 5, 6, True),
+    m.Run(4, 5, 6, True, b"feeds"),
     m.Save(7, 8, "folder"),
     m.WriteIndex(9, 10, "folder"),
     m.Collect(11, 12),
@@ -237,7 +238,7 @@ def test_cut_arrays_are_refused(cut: int) -> None:
         arrays_from_bytes(data[:-cut])
 
 
-# --- a job's events at the master ------------------------------------------------------------------
+# --- a job's events at the master -----------------------------------------------------------------
 
 
 def read_all(channel: JobChannel) -> list[m.JobEvent | None]:

@@ -305,6 +305,24 @@ def test_the_first_cause_wins_over_what_followed_from_it(
     assert cluster.phases(job)[-1] is Phase.FAILED
 
 
+def test_a_cause_that_an_abort_overtakes_is_still_reported() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, Phase.RUNNING)
+    for worker in workers:
+        while worker.work is None:
+            cluster._deliver_to_worker(worker)
+        worker.work = None
+    report = AbortedError("stopped because rank 0 failed").report
+    cluster._tell_worker(workers[1], events.WorkFailed(job, report))
+    cluster._deliver_to_master(workers[1])
+    cluster._deliver_to_worker(workers[0])  # the abort, before its own failure is known
+    cluster._tell_worker(workers[0], events.WorkFailed(job, BROKEN))
+    cluster.run()
+    assert cluster.error(job) == BROKEN
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
 def test_a_consequence_without_a_cause_is_reported_in_the_end() -> None:
     cluster, workers = cluster_of(2)
     job = cluster.submit(JobRequest(2))

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.ops import samples_conv, samples_learning
+from tests.ops import (
+    samples_conv,
+    samples_elementwise,
+    samples_indexing,
+    samples_learning,
+)
 from tests.ops.sample import Maker as _Maker
 from tests.ops.sample import Sample
-
 
 UNARY = ("neg", "abs", "sign", "exp", "square", "relu", "tanh", "sigmoid", "gelu")
 POSITIVE_UNARY = ("log", "sqrt", "rsqrt")
@@ -29,6 +33,8 @@ def samples(directory: Path, dtype: str = "float64") -> list[Sample]:
         *_structural(make, directory),
         *samples_conv.samples(make),
         *samples_learning.samples(make),
+        *samples_elementwise.samples(make),
+        *samples_indexing.samples(make),
     ]
 
 

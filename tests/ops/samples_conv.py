@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ops.sample import Maker, Sample
+from tests.ops.sharding import run_dense
 
 # Shape of the input, of the weight, and attributes.
 CONVOLUTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ((3, 2, 5), (3, 2, 2), {}),
     ((2, 4, 6), (6, 2, 3), {"stride": (2,), "padding": (2, 1), "groups": 2}),
     ((2, 3, 5), (3, 1, 3), {"padding": (1, 1), "dilation": (2,), "groups": 3}),
+    ((2, 2, 3), (2, 1, 1), {"padding": (1, 2), "groups": 2}),
     ((2, 3, 4), (2, 3, 1), {}),
     ((2, 2, 4, 3), (3, 2, 2, 2), {"stride": (2, 1), "padding": (1, 0, 0, 2)}),
     ((1, 4, 4, 4), (4, 2, 2, 1), {"dilation": (1, 2), "padding": (1, 1, 0, 0), "groups": 2}),
@@ -21,7 +23,7 @@ CONVOLUTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...
 
 
 def samples(make: Maker) -> list[Sample]:
-    return [*_convolutions(make)]
+    return [*_convolutions(make), *_pools(make)]
 
 
 def _convolutions(make: Maker) -> list[Sample]:
@@ -59,4 +61,44 @@ def _convolutions(make: Maker) -> list[Sample]:
     found.append(
         Sample("conv1d", (make.whole(5, 2, 2, 4), make.whole(5, 3, 2, 2)), differentiable=False)
     )
+    return found
+
+
+# Shape of the input, number of pooled axes, and attributes.
+POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((3, 2, 5), {"kernel": (2,)}),
+    ((5, 6), {"kernel": (3,), "stride": (2,), "padding": (1, 2)}),
+    ((2, 3, 4, 5), {"kernel": (2, 3), "stride": (2, 1), "padding": (0, 1, 1, 0)}),
+    ((4, 5), {"kernel": (2, 2), "dilation": (2, 1)}),
+    ((2, 3, 2, 4), {"kernel": (2, 1, 2), "stride": (1, 2, 3), "padding": (1, 0, 0, 0, 1, 1)}),
+)
+
+
+def _pools(make: Maker) -> list[Sample]:
+    real = make.real
+    found = []
+    for shape, attrs in POOLS:
+        ndim = len(attrs["kernel"])
+        kind = f"max_pool{ndim}d"
+        x = real(*shape)
+        y = run_dense(kind, [x], attrs)[0]
+        found.append(Sample(kind, (x,), attrs))
+        found.append(Sample(f"{kind}_grad", (x, y, real(*y.shape)), attrs))
+        for count_padding in (True, False):
+            chosen = {**attrs, "count_padding": count_padding}
+            size = shape[len(shape) - ndim :]
+            found.append(Sample(f"avg_pool{ndim}d", (x,), chosen))
+            found.append(
+                Sample(f"avg_pool{ndim}d_grad", (real(*y.shape),), {**chosen, "size": size})
+            )
+    found.append(
+        Sample("max_pool1d", (make.whole(9, 3, 5),), {"kernel": (2,)}, differentiable=False)
+    )
+    for shape, size in (((3, 5), (2,)), ((2, 3, 5, 4), (3, 4)), ((3, 4, 2, 3), (2, 1, 5))):
+        kind = f"adaptive_avg_pool{len(size)}d"
+        small = (*shape[: len(shape) - len(size)], *size)
+        found.append(Sample(kind, (real(*shape),), {"size": size}))
+        found.append(
+            Sample(f"{kind}_grad", (real(*small),), {"size": shape[len(shape) - len(size) :]})
+        )
     return found

@@ -2,8 +2,110 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from tests.ops.sample import Maker, Sample
+from tests.ops.sharding import run_dense
 
 
 def samples(make: Maker) -> list[Sample]:
-    return []
+    return [*_norms(make), *_losses(make), *_attentions(make)]
+
+
+def _norms(make: Maker) -> list[Sample]:
+    real, positive = make.real, make.positive
+    found = []
+    eps = {"eps": 1e-3}
+    for shape in ((5, 3), (2, 3, 4), (4,)):
+        x, gamma = real(*shape), real(shape[-1])
+        rstd = np.asarray(1 / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3), make.dtype)
+        found.append(Sample("rms_norm", (x, gamma), eps))
+        found.append(Sample("rms_norm_grad", (x, gamma, rstd, real(*shape)), differentiable=False))
+    for shape, groups in (((3, 4, 2), 2), ((2, 3, 2, 2), 3), ((2, 4, 3), 1), ((3, 4), 2)):
+        x, gamma, beta = real(*shape), real(shape[1]), real(shape[1])
+        folded = x.reshape(shape[0], groups, -1)
+        mean = folded.mean(-1)
+        rstd = np.asarray(1 / np.sqrt(folded.var(-1) + 1e-3), make.dtype)
+        found.append(Sample("group_norm", (x, gamma, beta), {**eps, "groups": groups}))
+        found.append(
+            Sample(
+                "group_norm_grad",
+                (x, gamma, mean, rstd, real(*shape)),
+                {"groups": groups},
+                differentiable=False,
+            )
+        )
+    for shape in ((3, 2, 2, 3), (5, 3), (2, 3, 4)):
+        x, (mean, gamma, beta) = real(*shape), (real(shape[1]) for _ in range(3))
+        variance, dy = positive(shape[1]), real(*shape)
+        found += [
+            Sample("channel_mean", (x,)),
+            Sample("channel_variance", (x, mean)),
+            Sample("channel_variance_grad", (x, mean, gamma), differentiable=False),
+            Sample("batch_norm", (x, mean, variance, gamma, beta), eps),
+            Sample("batch_norm_grad", (x, mean, variance, gamma, dy), eps, False),
+        ]
+    return found
+
+
+DISTANCES: tuple[tuple[str, dict[str, float]], ...] = (
+    ("mse_loss", {}),
+    ("l1_loss", {}),
+    ("smooth_l1_loss", {"beta": 0.7}),
+    ("huber_loss", {"delta": 1.3}),
+    ("bce_with_logits", {}),
+)
+
+
+def _losses(make: Maker) -> list[Sample]:
+    real, whole = make.real, make.whole
+    found = []
+    for kind, attrs in DISTANCES:
+        for shape in ((5, 3), ()):
+            x, target = real(*shape), real(*shape)
+            found.append(Sample(kind, (x, target), attrs))
+            found.append(Sample(f"{kind}_grad", (x, target, real(*shape)), attrs, False))
+    share = (real(5, 3) + 2) / 4
+    share, target = (np.asarray(np.clip(one, 0.05, 0.95), make.dtype) for one in (share, 1 - share))
+    found += [
+        Sample("bce_loss", (share, target)),
+        Sample("bce_loss_grad", (share, target, real(5, 3)), differentiable=False),
+        Sample("kl_div", (real(5, 3), target)),
+        Sample("kl_div_grad", (real(5, 3), target, real(5, 3)), differentiable=False),
+    ]
+    some, all_rows = np.array([2, -100, 0, -100, 3]), whole(3, 2, 5).astype(np.uint8)
+    found += [
+        Sample("nll_loss", (real(5, 4), some)),
+        Sample("nll_loss", (real(2, 5, 3), all_rows), {"ignore_index": 1}),
+        Sample("nll_loss_grad", (some, real(5)), {"classes": 5}),
+        Sample("nll_loss_grad", (all_rows, real(2, 5)), {"ignore_index": 1, "classes": 3}),
+        Sample("stop_gradient", (real(5, 3),), differentiable=False),
+        Sample("stop_gradient", (whole(3, 5),), differentiable=False),
+        Sample("class_sums", (real(5, 4), some, real(5))),
+        Sample("class_sums", (real(2, 5, 3), all_rows, real(2, 5)), {"ignore_index": 1}),
+        Sample("class_sums_grad", (real(5, 4), some, *(real(5) for _ in range(3))), {}, False),
+    ]
+    return found
+
+
+# Shapes of queries, keys and values, and attributes.
+ATTENTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]], ...] = (
+    ((2, 3, 3, 2), (2, 3, 3, 2), 2, {"causal": True, "scale": 0.7}),
+    ((1, 4, 2, 2), (1, 2, 3, 2), 3, {"causal": True, "scale": 1.0}),
+    ((2, 2, 3, 1), (2, 1, 2, 1), 1, {"causal": False, "scale": 0.5}),
+    ((3, 2, 5, 2), (3, 2, 5, 2), 2, {"scale": 1.0}),
+)
+
+
+def _attentions(make: Maker) -> list[Sample]:
+    real = make.real
+    found = []
+    for query_shape, key_shape, width, attrs in ATTENTIONS:
+        inputs = (real(*query_shape), real(*key_shape), real(*key_shape[:3], width))
+        outputs = run_dense("attention", inputs, attrs)
+        dy = real(*outputs[0].shape)
+        found.append(Sample("attention", inputs, attrs))
+        found.append(Sample("attention_grad", (*inputs, *outputs, dy), attrs, False))
+    return found

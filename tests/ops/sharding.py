@@ -99,10 +99,16 @@ def _split_once(array, entry, parts, rng):
         else:
             pieces = [rng.integers(0, 9, array.shape).astype(array.dtype) for _ in range(parts - 1)]
         return [*pieces, array - sum(pieces)]
+    # One device has the element, the others something that does not change or loses against it.
+    owner = rng.integers(0, parts, array.shape)
+    if entry.reduction is Reduction.PROD:
+        one = np.ones((), array.dtype)
+        return [np.where(owner == index, array, one) for index in range(parts)]
     if entry.reduction not in (Reduction.MAX, Reduction.MIN):
         raise NotImplementedError(entry)
-    # One device has the element, the others something that loses against it.
-    owner = rng.integers(0, parts, array.shape)
+    if array.dtype.kind == "b":
+        beaten = entry.reduction is Reduction.MIN
+        return [np.where(owner == index, array, beaten) for index in range(parts)]
     away = rng.integers(1, 9, array.shape).astype(array.dtype)
     beaten = array - away if entry.reduction is Reduction.MAX else array + away
     return [np.where(owner == index, array, beaten) for index in range(parts)]
@@ -130,7 +136,12 @@ def _join(pieces, entry):
         for piece in pieces[1:]:
             np.testing.assert_array_equal(piece, pieces[0], "copies of a broadcast value differ")
         return pieces[0]
-    combine = {Reduction.SUM: np.add, Reduction.MAX: np.maximum, Reduction.MIN: np.minimum}
+    combine = {
+        Reduction.SUM: np.add,
+        Reduction.MAX: np.maximum,
+        Reduction.MIN: np.minimum,
+        Reduction.PROD: np.multiply,
+    }
     total = pieces[0]
     for piece in pieces[1:]:
         total = combine[entry.reduction](total, piece)

@@ -31,7 +31,7 @@ class StepGraph:
 
     def requests(self) -> list[StorageRequest]:
         return [
-            StorageRequest(key, nbytes, bool(key % 3 == 2), tuple(users), (writer,))
+            StorageRequest(key, nbytes, tuple(users), (writer,))
             for key, (writer, users, nbytes) in enumerate(self.storages)
         ]
 

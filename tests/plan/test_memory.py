@@ -14,7 +14,6 @@ from plancompiler.ir import BROADCAST, DType, NdSbp
 from plancompiler.ir.task import TaskKind, pack_register_id, pack_task_id
 from plancompiler.lower.memory import (
     ALIGNMENT,
-    Arena,
     MemoryPlan,
     StorageRequest,
     align,
@@ -35,9 +34,7 @@ def planned(graph: StepGraph) -> MemoryPlan:
 
 
 def places_of(graph: StepGraph, offsets: dict[int, int]) -> dict[int, tuple[int, int]]:
-    return {
-        request.key: (int(request.shared), offsets[request.key]) for request in graph.requests()
-    }
+    return {request.key: (0, offsets[request.key]) for request in graph.requests()}
 
 
 @settings(max_examples=150, deadline=None)
@@ -175,47 +172,35 @@ def chain(count: int) -> StepOrder:
 
 
 def test_a_chain_needs_two_buffers() -> None:
-    requests = [StorageRequest(task, 100, False, (task, task + 1), (task,)) for task in range(9)]
+    requests = [StorageRequest(task, 100, (task, task + 1), (task,)) for task in range(9)]
     memory = plan_memory(chain(10), 0, requests)
-    assert memory.private == Arena(256, 256)
-    assert memory.shared == Arena(0, 0)
-    assert memory.peak_live_bytes == 256
+    assert memory.nbytes == memory.peak_live_bytes == 256
     assert set(memory.offsets.values()) == {0, 128}
-
-
-def test_shared_and_private_arenas_are_apart() -> None:
-    requests = [
-        StorageRequest(task, 100, task % 2 == 1, (task, task + 1), (task,)) for task in range(9)
-    ]
-    memory = plan_memory(chain(10), 0, requests)
-    assert memory.private == Arena(128, 128)
-    assert memory.shared == Arena(128, 128)
-    assert memory.peak_live_bytes == 256
 
 
 def test_dedicated_storage_lies_behind_what_is_shared() -> None:
     requests = [
-        StorageRequest(0, 100, False, (0, 1), (0,), dedicated=True),
-        StorageRequest(1, 64, False, (1, 2), (1,)),
-        StorageRequest(2, 0, False, (2, 3), (2,)),
-        StorageRequest(3, 64, False, (3, 4), (3,)),
+        StorageRequest(0, 100, (0, 1), (0,), dedicated=True),
+        StorageRequest(1, 64, (1, 2), (1,)),
+        StorageRequest(2, 0, (2, 3), (2,)),
+        StorageRequest(3, 64, (3, 4), (3,)),
     ]
     memory = plan_memory(chain(5), 0, requests)
     assert memory.offsets == {0: 64, 1: 0, 2: 0, 3: 0}
-    assert memory.private == Arena(192, 192)
+    assert memory.nbytes == memory.peak_live_bytes == 192
 
 
 def test_windows_of_other_streams_are_what_compute_knows() -> None:
     """Compute 0, collective after it, compute 2 apart, compute 3 after the collective."""
     order = StepOrder([0, 1, 0, 0], [[], [0], [], [1]])
-    whole = StorageRequest(0, 64, False, (1, 3), (1,))
+    whole = StorageRequest(0, 64, (1, 3), (1,))
     assert storage_windows(order, 0, [whole]) == [(1, 5)]
-    read = StorageRequest(1, 64, False, (0, 1), (0,))
+    read = StorageRequest(1, 64, (0, 1), (0,))
     assert storage_windows(order, 0, [read]) == [(0, 4)]
     unknown_end = StepOrder([0, 1], [[], [0]])
     assert storage_windows(unknown_end, 0, [read]) == [None]
     unknown_start = StepOrder([1, 0], [[], [0]])
-    assert storage_windows(unknown_start, 0, [StorageRequest(0, 64, False, (0, 1), (0,))]) == [None]
+    assert storage_windows(unknown_start, 0, [StorageRequest(0, 64, (0, 1), (0,))]) == [None]
     none = replace(read, producers=())
     assert storage_windows(order, 0, [none, replace(read, dedicated=True)]) == [None, None]
 

@@ -1,0 +1,300 @@
+"""Batch normalisation (S. Ioffe, C. Szegedy, 2015) as three ops that split along every axis.
+
+The statistics of a channel are a mean (`channel_mean`) and then a mean of squares around it
+(`channel_variance`): both are sums, so that devices with parts of the batch or of space hold
+partial ones, and the result is that of the whole batch on any layout. `batch_norm` applies given
+statistics, in training those of the batch, else running ones. Each op has its own derivative;
+the chain of the three is the derivative of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops import kernel as blocking
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    only_attrs,
+)
+from plancompiler.ops.gradient import expand_to
+from plancompiler.ops.kernel import contiguous, in_float32, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Rule,
+    Types,
+    apply,
+    register,
+)
+
+
+def _check(kind: str, inputs: Types, count: int, *names: str) -> TensorType:
+    """Checks x and one number per channel for each of `names`; returns their type."""
+    expect_inputs(kind, inputs, count)
+    x = inputs[0]
+    for tensor in inputs:
+        expect_dtype(kind, tensor, FLOATS)
+    expect_same_dtype(kind, inputs)
+    expect_ndim(kind, x, 2)
+    for tensor, name in zip(inputs[1:], names, strict=False):
+        expect_shape(kind, tensor, x.shape[1:2], f"{name} (one per channel)")
+    return TensorType(x.shape[1:2], x.dtype)
+
+
+def _elements(kind: str, x: TensorType) -> None:
+    if x.shape[0] * element_count(x.shape[2:]) == 0:
+        raise ShapeError(f"{kind} over no elements has no value", got=x.shape)
+
+
+def _rule(pattern: str) -> Rule:
+    """`pattern` with X for x and its like."""
+
+    def rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+        space = " ".join(f"s{axis}" for axis in range(len(inputs[0].shape) - 2))
+        return pattern.replace("X", f"n c {space}".strip())
+
+    return rule
+
+
+def _planes(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Arrays like x as [images, channels, space], in pieces of images that fit in cache."""
+    flat = [array.reshape(*array.shape[:2], element_count(array.shape[2:])) for array in arrays]
+    step = max(1, blocking.BLOCK_BYTES // max(1, flat[0][:1].nbytes))
+    for start in range(0, len(flat[0]), step):
+        yield tuple(array[start : start + step] for array in flat)
+
+
+def _channel(array: Array) -> Array:
+    """One number per channel, beside planes."""
+    return array[:, None]
+
+
+def _per_channel(tensor: Any, x: Any) -> Any:
+    """One number per channel as a tensor like x."""
+    return expand_to(tensor.reshape((1, x.shape[1], *(1,) * (x.ndim - 2))), x.shape)
+
+
+def _count(x: Any) -> int:
+    found: int = x.shape[0] * element_count(x.shape[2:])
+    return found
+
+
+def _shared_count(context: KernelContext) -> float:
+    """1 / elements of a channel of the whole tensor."""
+    shape = context.input_shapes[0]
+    return 1.0 / (shape[0] * element_count(shape[2:]))
+
+
+# --- the mean -------------------------------------------------------------------------------------
+
+
+def _mean_infer(inputs: Types, attrs: AttrMap) -> Types:
+    only_attrs("channel_mean", attrs)
+    found = _check("channel_mean", inputs, 1)
+    _elements("channel_mean", inputs[0])
+    return (found,)
+
+
+def _mean_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (out,) = outputs
+    total = np.zeros(out.shape, np.float64)
+    for (x,) in _planes(*inputs):
+        np.add(total, np.add.reduce(x, axis=(0, 2)), out=total)
+    np.multiply(total, _shared_count(context), out=out, casting="same_kind")
+
+
+def _mean_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    (x,) = inputs
+    return (_per_channel(grads[0] * (1.0 / _count(x)), x),)
+
+
+register(
+    OpDef(
+        "channel_mean",
+        infer=_mean_infer,
+        rule=_rule("X -> c"),
+        kernel=in_float32(contiguous(_mean_kernel)),
+        gradient=_mean_gradient,
+        linear=((0,),),
+        flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
+        doc="The mean of each channel of x [n, c, ...] over batch and space: [c].",
+    )
+)
+
+
+# --- the variance ---------------------------------------------------------------------------------
+
+
+def _variance_infer(inputs: Types, attrs: AttrMap) -> Types:
+    only_attrs("channel_variance", attrs)
+    found = _check("channel_variance", inputs, 2, "mean")
+    _elements("channel_variance", inputs[0])
+    return (found,)
+
+
+def _variance_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x, mean), (out,) = inputs, outputs
+    total = np.zeros(out.shape, np.float64)
+    for (seen,) in _planes(x):
+        work = scratch(context, "work", seen.shape, seen.dtype)
+        np.subtract(seen, _channel(mean), out=work)
+        np.multiply(work, work, out=work)
+        np.add(total, np.add.reduce(work, axis=(0, 2)), out=total)
+    np.multiply(total, _shared_count(context), out=out, casting="same_kind")
+
+
+def _variance_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    dx, dmean = apply("channel_variance_grad", *inputs, grads[0])
+    return dx, dmean
+
+
+def _variance_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    only_attrs("channel_variance_grad", attrs)
+    found = _check("channel_variance_grad", inputs, 3, "mean", "gradient")
+    _elements("channel_variance_grad", inputs[0])
+    return inputs[0], found
+
+
+def _variance_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x, mean, dvariance), (dx, dmean) = inputs, outputs
+    total = np.zeros(dmean.shape, np.float64)
+    factor = _channel(dvariance * (2.0 * _shared_count(context)))
+    for seen, made in _planes(x, dx):
+        np.subtract(seen, _channel(mean), out=made)
+        np.multiply(made, factor, out=made)
+        np.subtract(total, np.add.reduce(made, axis=(0, 2)), out=total)
+    np.copyto(dmean, total, casting="same_kind")
+
+
+register(
+    OpDef(
+        "channel_variance",
+        infer=_variance_infer,
+        rule=_rule("X, c -> c"),
+        kernel=in_float32(contiguous(_variance_kernel)),
+        gradient=_variance_gradient,
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        doc="(x [n, c, ...], mean [c]) -> the mean of (x - mean)² of each channel: [c].",
+    )
+)
+register(
+    OpDef(
+        "channel_variance_grad",
+        infer=_variance_grad_infer,
+        rule=_rule("X, c, c -> X, c"),
+        kernel=in_float32(contiguous(_variance_grad_kernel)),
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        linear=((2,),),
+        doc="(x, mean, dvariance) -> (dx, dmean).",
+    )
+)
+
+
+# --- normalisation by given statistics ------------------------------------------------------------
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    only_attrs("batch_norm", attrs, "eps")
+    float_attr(attrs, "eps", least=0.0)
+    _check("batch_norm", inputs, 5, "mean", "variance", "gamma", "beta")
+    return inputs[:1]
+
+
+def _rstd(variance: Array, eps: float) -> Array:
+    found: Array = 1.0 / np.sqrt(variance + variance.dtype.type(eps))
+    return found
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, mean, variance, gamma, beta = inputs
+    factor = gamma * _rstd(variance, float_attr(context.attrs, "eps"))
+    centre, factor, shift = map(_channel, (mean, factor, beta))
+    for seen, made in _planes(x, outputs[0]):
+        np.subtract(seen, centre, out=made)
+        np.multiply(made, factor, out=made)
+        np.add(made, shift, out=made)
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    found: tuple[Any, ...] = apply("batch_norm_grad", *inputs[:4], grads[0], **attrs)
+    return found
+
+
+def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    only_attrs("batch_norm_grad", attrs, "eps")
+    float_attr(attrs, "eps", least=0.0)
+    found = _check("batch_norm_grad", inputs, 5, "mean", "variance", "gamma")
+    expect_shape("batch_norm_grad", inputs[4], inputs[0].shape, "gradient")
+    return inputs[0], found, found, found, found
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    # With r = (variance + eps) ** -1/2 and the sums a = sum dy, b = sum dy * (x - mean):
+    # dx = dy * gamma * r, dmean = -gamma * r * a, dvariance = -gamma / 2 * r³ * b, dgamma = r * b.
+    x, mean, variance, gamma, dy = inputs
+    dx, *made = outputs
+    rstd = _rstd(variance, float_attr(context.attrs, "eps")).astype(np.float64)
+    plain, weighted = np.zeros((2, len(mean)), np.float64)
+    centre, factor = _channel(mean), _channel((gamma * rstd).astype(x.dtype))
+    for seen, passed, back in _planes(x, dy, dx):
+        work = scratch(context, "work", seen.shape, seen.dtype)
+        np.subtract(seen, centre, out=work)
+        np.multiply(work, passed, out=work)
+        np.add(weighted, np.add.reduce(work, axis=(0, 2)), out=weighted)
+        np.add(plain, np.add.reduce(passed, axis=(0, 2)), out=plain)
+        np.multiply(passed, factor, out=back)
+    sums = (-gamma * rstd * plain, -0.5 * gamma * rstd**3 * weighted, rstd * weighted, plain)
+    for target, source in zip(made, sums, strict=True):
+        np.copyto(target, source, casting="same_kind")
+
+
+register(
+    OpDef(
+        "batch_norm",
+        infer=_infer,
+        rule=_rule("X, c, c, c, c -> X"),
+        kernel=in_float32(contiguous(_kernel)),
+        gradient=_gradient,
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="(x [n, c, ...], mean, variance, gamma, beta) -> (x - mean) / sqrt(variance + eps) * "
+        "gamma + beta, each per channel.",
+    )
+)
+register(
+    OpDef(
+        "batch_norm_grad",
+        infer=_grad_infer,
+        rule=_rule("X, c, c, c, X -> X, c, c, c, c"),
+        kernel=in_float32(contiguous(_grad_kernel)),
+        linear=((4,),),
+        flops=lambda inputs, outputs, attrs: 5 * element_count(inputs[0].shape),
+        inplace=((0, 0), (0, 4)),
+        doc="(x, mean, variance, gamma, dy) -> (dx, dmean, dvariance, dgamma, dbeta).",
+    )
+)

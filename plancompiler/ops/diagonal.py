@@ -1,0 +1,234 @@
+"""Diagonals and triangles of matrices (the last two axes), whatever axes are split.
+
+Diagonal k has its first element at row max(0, -k) and column max(0, k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ops.check import (
+    ANY,
+    dtype_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import copy_unless_shared
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.shape import keeps_extremes, no_flops
+
+
+def _length(rows: int, columns: int, offset: int) -> int:
+    """The number of elements of a diagonal."""
+    return max(0, min(rows - max(0, -offset), columns - max(0, offset)))
+
+
+def _on_matrix(
+    rows: tuple[int, int], columns: tuple[int, int], places: tuple[int, int], offset: int
+) -> tuple[slice, slice, slice]:
+    """The part of a diagonal that lies in all three ranges: its local rows, columns and places."""
+    row, column = max(0, -offset), max(0, offset)
+    low = max(rows[0] - row, columns[0] - column, places[0])
+    high = max(low, min(rows[1] - row, columns[1] - column, places[1]))
+    return (
+        slice(low + row - rows[0], high + row - rows[0]),
+        slice(low + column - columns[0], high + column - columns[0]),
+        slice(low - places[0], high - places[0]),
+    )
+
+
+def _diagonal_of(matrices: Array, rows: slice, columns: slice) -> Array:
+    """A writable view of the main diagonal of a square box."""
+    found: Array = np.einsum("...ii->...i", matrices[..., rows, columns])
+    return found
+
+
+# --- diagonal and diag_embed ----------------------------------------------------------------------
+
+
+def _diagonal_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("diagonal", inputs, 1)
+    only_attrs("diagonal", attrs, "offset")
+    expect_dtype("diagonal", inputs[0], ANY)
+    expect_ndim("diagonal", inputs[0], 2)
+    *batch, rows, columns = inputs[0].shape
+    length = _length(rows, columns, int_attr(attrs, "offset"))
+    return (TensorType((*batch, length), inputs[0].dtype),)
+
+
+def _diagonal_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    *_, rows, columns = context.input_regions[0]
+    here = context.output_regions[0][-1]
+    local = _on_matrix(rows, columns, here, int_attr(context.attrs, "offset"))
+    if local[2] != slice(0, here[1] - here[0]):
+        outputs[0].fill(0)
+    np.copyto(outputs[0][..., local[2]], _diagonal_of(inputs[0], *local[:2]))
+
+
+def _diagonal_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    rows, columns = inputs[0].shape[-2:]
+    return (apply("diag_embed", grads[0], rows=rows, columns=columns, offset=attrs["offset"]),)
+
+
+register(
+    OpDef(
+        "diagonal",
+        infer=_diagonal_infer,
+        rule="... m n -> ... d",
+        kernel=_diagonal_kernel,
+        gradient=_diagonal_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="A diagonal of each matrix [..., m, n]: [..., d]. With rows or columns split, each "
+        "device has its elements, so the result is partial.",
+    )
+)
+
+
+def _diag_embed_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("diag_embed", inputs, 1)
+    only_attrs("diag_embed", attrs, "rows", "columns", "offset")
+    expect_ndim("diag_embed", inputs[0], 1)
+    rows, columns = int_attr(attrs, "rows", least=0), int_attr(attrs, "columns", least=0)
+    *batch, length = inputs[0].shape
+    fits = _length(rows, columns, int_attr(attrs, "offset"))
+    if length != fits:
+        raise ShapeError(
+            "diag_embed needs as many elements as the diagonal has",
+            got=f"{length} for diagonal {attrs['offset']} of {rows} x {columns}",
+            expected=fits,
+        )
+    return (TensorType((*batch, rows, columns), inputs[0].dtype),)
+
+
+def _diag_embed_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    *_, rows, columns = context.output_regions[0]
+    here = context.input_regions[0][-1]
+    local = _on_matrix(rows, columns, here, int_attr(context.attrs, "offset"))
+    outputs[0].fill(0)
+    np.copyto(_diagonal_of(outputs[0], *local[:2]), inputs[0][..., local[2]])
+
+
+def _diag_embed_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("diagonal", grads[0], offset=attrs["offset"]),)
+
+
+register(
+    OpDef(
+        "diag_embed",
+        infer=_diag_embed_infer,
+        rule="... d -> ... m n",
+        kernel=_diag_embed_kernel,
+        gradient=_diag_embed_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="Matrices [..., rows, columns] of zeros with [..., d] on a diagonal.",
+    )
+)
+
+
+# --- tril and triu --------------------------------------------------------------------------------
+
+
+def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None:
+    """`outside(column - row, k)` says which elements become zero."""
+
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(kind, inputs, 1)
+        only_attrs(kind, attrs, "diagonal")
+        expect_ndim(kind, inputs[0], 2)
+        int_attr(attrs, "diagonal")
+        return inputs
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        mask = context.state.get("mask")
+        if mask is None:
+            rows, columns = (
+                np.arange(start, stop) for start, stop in context.output_regions[0][-2:]
+            )
+            mask = outside(columns - rows[:, None], int_attr(context.attrs, "diagonal"))
+            context.state["mask"] = mask
+        copy_unless_shared(inputs[0], outputs[0])
+        np.copyto(outputs[0], 0, where=mask)
+
+    def gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        return (apply(kind, grads[0], diagonal=attrs["diagonal"]),)
+
+    register(
+        OpDef(
+            kind,
+            infer=infer,
+            rule="... -> ...",
+            kernel=kernel,
+            gradient=gradient,
+            linear=((0,),),
+            extra=keeps_extremes,
+            flops=no_flops,
+            inplace=((0, 0),),
+            doc=doc,
+        )
+    )
+
+
+_register_triangle("tril", np.greater, "Matrices with zeros above diagonal `diagonal`.")
+_register_triangle("triu", np.less, "Matrices with zeros below diagonal `diagonal`.")
+
+
+# --- eye ------------------------------------------------------------------------------------------
+
+
+def _eye_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("eye", inputs, 0)
+    only_attrs("eye", attrs, "rows", "columns", "offset", "dtype")
+    rows, columns = int_attr(attrs, "rows", least=0), int_attr(attrs, "columns", least=0)
+    int_attr(attrs, "offset")
+    return (TensorType((rows, columns), dtype_attr(attrs)),)
+
+
+def _eye_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    rows, columns = context.output_regions[0]
+    offset = int_attr(context.attrs, "offset")
+    everything = (0, _length(*context.output_shapes[0], offset))
+    local = _on_matrix(rows, columns, everything, offset)
+    outputs[0].fill(0)
+    _diagonal_of(outputs[0], *local[:2])[...] = 1
+
+
+register(
+    OpDef(
+        "eye",
+        infer=_eye_infer,
+        rule="-> m n",
+        kernel=_eye_kernel,
+        flops=no_flops,
+        doc="A matrix of zeros with ones on a diagonal.",
+    )
+)

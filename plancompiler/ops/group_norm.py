@@ -1,0 +1,227 @@
+"""Group normalisation (Y. Wu, K. He, 2018); one channel per group is instance normalisation.
+
+Each image is normalised over a group of channels and all of space. Images and groups split; space
+and the channels of a group stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops import kernel as blocking
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.gradient import only_first
+from plancompiler.ops.groups import group_split
+from plancompiler.ops.kernel import contiguous, in_float32, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+
+def _check(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
+    """Checks x and gamma; returns the type of the statistics."""
+    x, gamma = inputs[0], inputs[1]
+    for tensor in inputs:
+        expect_dtype(kind, tensor, FLOATS)
+    expect_same_dtype(kind, inputs)
+    expect_ndim(kind, x, 2)
+    groups = int_attr(attrs, "groups", least=1)
+    if x.shape[1] % groups or element_count(x.shape[1:]) == 0:
+        raise ShapeError(
+            f"{kind} needs channels that its groups divide, and elements in each group",
+            got=f"{x.shape} in {groups} groups",
+        )
+    expect_shape(kind, gamma, x.shape[1:2], "gamma (one per channel)")
+    return TensorType((x.shape[0], groups), x.dtype)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("group_norm", inputs, 3)
+    only_attrs("group_norm", attrs, "groups", "eps")
+    float_attr(attrs, "eps", least=0.0)
+    statistics = _check("group_norm", inputs, attrs)
+    expect_shape("group_norm", inputs[2], inputs[0].shape[1:2], "beta (one per channel)")
+    return inputs[0], statistics, statistics
+
+
+def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("group_norm_grad", inputs, 5)
+    only_attrs("group_norm_grad", attrs, "groups")
+    x, gamma, mean, rstd, dy = inputs
+    statistics = _check("group_norm_grad", inputs, attrs)
+    expect_shape("group_norm_grad", mean, statistics.shape, "mean")
+    expect_shape("group_norm_grad", rstd, statistics.shape, "rstd")
+    expect_shape("group_norm_grad", dy, x.shape, "gradient")
+    return x, gamma, gamma
+
+
+class _Layout:
+    """How the local arrays fall into groups."""
+
+    def __init__(self, context: KernelContext, x: Array) -> None:
+        shape = context.input_shapes[0]
+        self.channels = shape[1] // int_attr(context.attrs, "groups")
+        self.space = element_count(shape[2:])
+        self.groups = x.shape[1] // self.channels
+        self.average = scratch(context, "average", (self.channels * self.space, 1), x.dtype)
+        self.average.fill(1.0 / self.average.size)
+
+    def wide(self, array: Array) -> Array:
+        """An array like x as [images, groups, channels, space]."""
+        return array.reshape(len(array), self.groups, self.channels, self.space)
+
+    def narrow(self, array: Array) -> Array:
+        """Statistics as [images, groups, 1, 1]."""
+        return array.reshape(len(array), self.groups, 1, 1)
+
+    def parameter(self, array: Array) -> Array:
+        """gamma or beta as [groups, channels, 1]."""
+        return array.reshape(self.groups, self.channels, 1)
+
+    def mean(self, array: Array, out: Array | None = None) -> Array:
+        """Means over the groups of a wide array, as [images, groups, 1, 1]."""
+        shape = (len(array), self.groups, 1, self.channels * self.space)
+        found: Array = np.matmul(array.reshape(shape), self.average, out=out)
+        return found
+
+    def pieces(self, *arrays: Array) -> Iterator[tuple[Array, ...]]:
+        """Images that fit in cache."""
+        size = self.groups * self.channels * self.space * arrays[0].itemsize
+        step = max(1, blocking.BLOCK_BYTES // max(1, size))
+        for start in range(0, len(arrays[0]), step):
+            yield tuple(array[start : start + step] for array in arrays)
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (x, gamma, beta), (y, mean, rstd) = inputs, outputs
+    eps = float_attr(context.attrs, "eps")
+    layout = _Layout(context, x)
+    gamma, beta = layout.parameter(gamma), layout.parameter(beta)
+    arrays = (layout.wide(x), layout.wide(y), layout.narrow(mean), layout.narrow(rstd))
+    for seen, made, centre, scale in layout.pieces(*arrays):
+        work = scratch(context, "work", seen.shape, seen.dtype)
+        layout.mean(seen, out=centre)
+        np.subtract(seen, centre, out=made)
+        np.multiply(made, made, out=work)
+        layout.mean(work, out=scale)
+        np.add(scale, eps, out=scale)
+        np.sqrt(scale, out=scale)
+        np.reciprocal(scale, out=scale)
+        np.multiply(made, scale, out=made)
+        np.multiply(made, gamma, out=made)
+        np.add(made, beta, out=made)
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    # With h = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - avg(g) - h * avg(g * h)).
+    x, gamma, mean, rstd, dy = inputs
+    dx, dgamma, dbeta = outputs
+    layout = _Layout(context, x)
+    gamma = layout.parameter(gamma)
+    by_gamma, by_beta = dgamma.reshape(gamma.shape[:2]), dbeta.reshape(gamma.shape[:2])
+    by_gamma.fill(0)
+    by_beta.fill(0)
+    arrays = (
+        *map(layout.wide, (x, dy, dx)),
+        *map(layout.narrow, (mean, rstd)),
+    )
+    for seen, passed, made, centre, scale in layout.pieces(*arrays):
+        unit = scratch(context, "unit", seen.shape, seen.dtype)
+        work = scratch(context, "work", seen.shape, seen.dtype)
+        np.subtract(seen, centre, out=unit)
+        np.multiply(unit, scale, out=unit)
+        np.multiply(unit, passed, out=work)
+        np.add(by_gamma, np.add.reduce(work, axis=(0, 3)), out=by_gamma)
+        np.add(by_beta, np.add.reduce(passed, axis=(0, 3)), out=by_beta)
+        np.multiply(work, gamma, out=work)
+        np.multiply(unit, layout.mean(work), out=unit)
+        np.multiply(passed, gamma, out=made)
+        np.add(unit, layout.mean(made), out=unit)
+        np.subtract(made, unit, out=made)
+        np.multiply(made, scale, out=made)
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    (x, gamma, _), (_, mean, rstd) = inputs, outputs
+    dy = only_first("group_norm", grads)
+    dx, dgamma, dbeta = apply("group_norm_grad", x, gamma, mean, rstd, dy, groups=attrs["groups"])
+    return dx, dgamma, dbeta
+
+
+def _group_count(inputs: Types, attrs: AttrMap) -> int | None:
+    """The number of groups where the rule line cannot split between them."""
+    groups = int_attr(attrs, "groups")
+    return None if groups in (1, inputs[0].shape[1]) else groups
+
+
+def _line(inputs: Types, attrs: AttrMap, pattern: str) -> str:
+    """`pattern` with X for x, c for parameters, T for statistics."""
+    groups, channels = int_attr(attrs, "groups"), inputs[0].shape[1]
+    space = " ".join(f"[s{axis}]" for axis in range(len(inputs[0].shape) - 2))
+    one_each = groups == channels
+    axis = "c" if one_each else "[c]"
+    names = {
+        "X": f"n {axis} {space}".strip(),
+        "C": axis,
+        "T": "n c" if one_each else "n [g]",
+    }
+    for name, text in names.items():
+        pattern = pattern.replace(name, text)
+    return pattern
+
+
+_extra, _legal = group_split(_group_count, (1, 0, 0), (1, 1, 1))
+register(
+    OpDef(
+        "group_norm",
+        infer=_infer,
+        rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, C -> X, T, T"),
+        kernel=in_float32(contiguous(_kernel)),
+        gradient=_gradient,
+        extra=_extra,
+        legal=_legal,
+        flops=lambda inputs, outputs, attrs: 7 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="(x [n, c, ...], gamma [c], beta [c]) -> (y, mean, 1 / standard deviation) over each "
+        "of `groups` groups of channels and all of space. Gradients flow through y alone.",
+    )
+)
+_extra, _legal = group_split(_group_count, (1, 0, 1, 1, 1), (1, 0, 0))
+register(
+    OpDef(
+        "group_norm_grad",
+        infer=_grad_infer,
+        rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, T, T, X -> X, C, C"),
+        kernel=in_float32(contiguous(_grad_kernel)),
+        linear=((4,),),
+        extra=_extra,
+        legal=_legal,
+        flops=lambda inputs, outputs, attrs: 14 * element_count(inputs[0].shape),
+        inplace=((0, 0), (0, 4)),
+        doc="(x, gamma, mean, rstd, dy) -> (dx, dgamma, dbeta).",
+    )
+)

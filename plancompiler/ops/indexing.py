@@ -1,0 +1,506 @@
+"""Selecting and placing elements by index tensors: take, put, index_select, one_hot, bincount.
+
+With the indexed axis split, each device takes what it holds and leaves zeros elsewhere, so that the
+result is partial; in the other direction each device makes its own part. Indices count from 0; one
+outside the axis fails the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError, ShapeError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import BROADCAST, PARTIAL_SUM, Partial, Reduction, Split
+from plancompiler.ops.check import (
+    ANY,
+    INTEGERS,
+    NUMBERS,
+    axis_attr,
+    dtype_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_same_dtype,
+    expect_shape,
+    int_attr,
+    only_attrs,
+    str_attr,
+)
+from plancompiler.ops.gradient import masked
+from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    apply_source,
+    register,
+)
+from plancompiler.ops.rule import Signature
+from plancompiler.ops.shape import no_flops
+
+
+def local_indices(indices: Array, extent: int, low: int, high: int) -> tuple[Array, Array | None]:
+    """Indices of the part [low, high) of an axis, and which of them are in it (None: all)."""
+    if indices.size and not 0 <= indices.min() <= indices.max() < extent:
+        wrong = indices[(indices < 0) | (indices >= extent)]
+        raise ExecutionError(
+            "an index is outside its axis",
+            got=f"index {int(wrong.flat[0])}",
+            expected=f"0 to {extent - 1}",
+        )
+    found = indices.astype(np.int64, copy=False)
+    if (low, high) == (0, extent):
+        return found, None
+    return found - low, (found >= low) & (found < high)
+
+
+def _line(ndim: int, axis: int, name: str) -> str:
+    """An operand whose axis `axis` carries factor `name`, a factor of its own on each other."""
+    return " ".join(name if each == axis else f"a{each}" for each in range(ndim))
+
+
+def _keeps_first(
+    inputs: Types, outputs: Types, attrs: AttrMap, parts: int
+) -> tuple[Signature, ...]:
+    """P(max) and P(min) of the first input pass through."""
+    rest = (BROADCAST,) * (len(inputs) - 1)
+    return tuple(
+        Signature((Partial(reduction), *rest), (Partial(reduction),))
+        for reduction in (Reduction.MAX, Reduction.MIN)
+    )
+
+
+def _expect_outside(kind: str, axis: int, x: tuple[int, ...], other: TensorType) -> None:
+    """Equal extents on all axes but one."""
+    if len(other.shape) != len(x) or any(
+        before != after
+        for each, (before, after) in enumerate(zip(x, other.shape, strict=True))
+        if each != axis
+    ):
+        raise ShapeError(
+            f"the inputs of {kind} must agree outside axis {axis}", got=f"{x} and {other.shape}"
+        )
+
+
+# --- take_along_axis and its gradient -------------------------------------------------------------
+
+
+def _take_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "take_along_axis"
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, "axis")
+    x, indices = inputs
+    expect_dtype(kind, x, ANY)
+    expect_dtype(kind, indices, INTEGERS, "indices")
+    _expect_outside(kind, axis_attr(attrs, len(x.shape)), x.shape, indices)
+    return (TensorType(indices.shape, x.dtype),)
+
+
+def _take_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    ndim = len(inputs[0].shape)
+    axis = axis_attr(attrs, ndim)
+    line = _line(ndim, axis, "i")
+    return f"{_line(ndim, axis, 'v')}, {line} -> {line}"
+
+
+def _take_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (x, indices), (out,) = inputs, outputs
+    axis = axis_attr(context.attrs, x.ndim)
+    low, high = context.input_regions[0][axis]
+    places, inside = local_indices(indices, context.input_shapes[0][axis], low, high)
+    if inside is None:
+        np.copyto(out, np.take_along_axis(x, places, axis))
+    elif low == high:
+        out.fill(0)
+    else:
+        found = np.take_along_axis(x, np.where(inside, places, 0), axis)
+        np.copyto(out, np.where(inside, found, np.zeros((), out.dtype)))
+
+
+def _take_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x, indices = inputs
+    axis = axis_attr(attrs, x.ndim)
+    grad = apply("take_along_axis_grad", indices, grads[0], axis=axis, extent=x.shape[axis])
+    return grad, None
+
+
+register(
+    OpDef(
+        "take_along_axis",
+        infer=_take_infer,
+        rule=_take_rule,
+        kernel=_take_kernel,
+        gradient=_take_gradient,
+        linear=((0,),),
+        extra=_keeps_first,
+        flops=no_flops,
+        doc="(x, indices) -> for each index, the element of x there along `axis`; the other axes "
+        "agree.",
+    )
+)
+
+
+def _take_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "take_along_axis_grad"
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, "axis", "extent")
+    indices, dy = inputs
+    expect_dtype(kind, indices, INTEGERS, "indices")
+    expect_dtype(kind, dy, NUMBERS, "gradient")
+    expect_shape(kind, dy, indices.shape, "gradient")
+    axis = axis_attr(attrs, len(dy.shape))
+    extent = int_attr(attrs, "extent", least=0)
+    return (TensorType((*dy.shape[:axis], extent, *dy.shape[axis + 1 :]), dy.dtype),)
+
+
+def _take_grad_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    ndim = len(inputs[0].shape)
+    axis = axis_attr(attrs, ndim)
+    line = _line(ndim, axis, "i")
+    return f"{line}, {line} -> {_line(ndim, axis, 'v')}"
+
+
+def _flat_places(places: Array, axis: int, shape: tuple[int, ...]) -> Array:
+    """Row-major positions in an array of `shape` of indices along `axis`, in an array like them."""
+    inner = prod(shape[axis + 1 :])
+    outer = np.arange(prod(shape[:axis]), dtype=np.int64) * (shape[axis] * inner)
+    found = places.reshape(len(outer), places.shape[axis], inner) * inner
+    found += outer[:, None, None]
+    found += np.arange(inner, dtype=np.int64)
+    return found.reshape(-1)
+
+
+def _add_at(out: Array, flat: Array, values: Array) -> None:
+    """Add values at flat positions of a contiguous array, in order."""
+    if out.dtype == np.float64:
+        # Counting with weights is several times faster than a general scatter.
+        out += np.bincount(flat, values, out.size).reshape(out.shape)
+    else:
+        np.add.at(out.reshape(-1), flat, values)
+
+
+def _take_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (indices, dy), (out,) = inputs, outputs
+    axis = axis_attr(context.attrs, out.ndim)
+    low, high = context.output_regions[0][axis]
+    places, inside = local_indices(indices, context.output_shapes[0][axis], low, high)
+    out.fill(0)
+    if not out.size:
+        return
+    flat, values = _flat_places(places, axis, out.shape), dy.reshape(-1)
+    if inside is not None:
+        flat, values = flat[inside.reshape(-1)], values[inside.reshape(-1)]
+    _add_at(out, flat, values)
+
+
+def _take_grad_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return None, apply("take_along_axis", grads[0], inputs[0], axis=attrs["axis"])
+
+
+register(
+    OpDef(
+        "take_along_axis_grad",
+        infer=_take_grad_infer,
+        rule=_take_grad_rule,
+        kernel=in_float32(contiguous(_take_grad_kernel)),
+        gradient=_take_grad_gradient,
+        linear=((1,),),
+        doc="(indices, dy) -> zeros with `extent` elements along `axis` and dy added at the "
+        "indices: the gradient of take_along_axis.",
+    )
+)
+
+
+# --- put_along_axis -------------------------------------------------------------------------------
+
+MODES = ("set", "add")
+
+
+def _put_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "put_along_axis"
+    expect_inputs(kind, inputs, 3)
+    only_attrs(kind, attrs, "axis", "mode")
+    x, indices, updates = inputs
+    mode = str_attr(attrs, "mode", among=MODES)
+    expect_dtype(kind, x, ANY if mode == "set" else NUMBERS)
+    expect_dtype(kind, indices, INTEGERS, "indices")
+    expect_same_dtype(kind, (x, updates))
+    expect_shape(kind, updates, indices.shape, "updates")
+    _expect_outside(kind, axis_attr(attrs, len(x.shape)), x.shape, indices)
+    return (x,)
+
+
+def _put_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    ndim = len(inputs[0].shape)
+    axis = axis_attr(attrs, ndim)
+    x, line = _line(ndim, axis, "v"), _line(ndim, axis, "[i]")
+    return f"{x}, {line}, {line} -> {x}"
+
+
+def _put_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+    both = Signature((PARTIAL_SUM, BROADCAST, PARTIAL_SUM), (PARTIAL_SUM,))
+    if attrs["mode"] == "set":
+        return (both,)
+    # Each device adds its own updates to its own part of x.
+    split = Split(axis_attr(attrs, len(inputs[0].shape)))
+    return (both, Signature((PARTIAL_SUM, split, split), (PARTIAL_SUM,)))
+
+
+def _put_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (x, indices, updates), (out,) = inputs, outputs
+    axis = axis_attr(context.attrs, x.ndim)
+    low, high = context.output_regions[0][axis]
+    places, inside = local_indices(indices, context.output_shapes[0][axis], low, high)
+    copy_unless_shared(x, out)
+    if not out.size:
+        return
+    flat, values = _flat_places(places, axis, out.shape), updates.reshape(-1)
+    if inside is not None:
+        flat, values = flat[inside.reshape(-1)], values[inside.reshape(-1)]
+    if context.attrs["mode"] == "add":
+        _add_at(out, flat, values)
+    else:
+        # One flat index array is walked in order, so that the last of equal indices wins.
+        out.reshape(-1)[flat] = values
+
+
+def _put_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x, indices, updates = inputs
+    axis, dz = axis_attr(attrs, x.ndim), grads[0]
+    taken = apply("take_along_axis", dz, indices, axis=axis)
+    if attrs["mode"] == "add":
+        return dz, None, taken
+    zeros = apply_source(x, "fill", shape=updates.shape, dtype=str(x.dtype), value=0.0)
+    dx = apply("put_along_axis", dz, indices, zeros, axis=axis, mode="set")
+    # Of equal indices only the last left its update: find which by putting their numbers instead.
+    count = indices.shape[axis]
+    numbers = apply_source(x, "arange", start=0, step=1, count=count, dtype="int64")
+    ndim = len(indices.shape)
+    numbers = numbers.reshape(tuple(count if each == axis else 1 for each in range(ndim)))
+    numbers = apply("expand_to", numbers, shape=indices.shape)
+    empty = apply_source(x, "fill", shape=x.shape, dtype="int64", value=0)
+    winners = apply("put_along_axis", empty, indices, numbers, axis=axis, mode="set")
+    last = apply("take_along_axis", winners, indices, axis=axis).equal(numbers)
+    return dx, None, masked(taken, last)
+
+
+register(
+    OpDef(
+        "put_along_axis",
+        infer=_put_infer,
+        rule=_put_rule,
+        kernel=in_float32(contiguous(_put_kernel)),
+        gradient=_put_gradient,
+        extra=_put_extra,
+        flops=no_flops,
+        inplace=((0, 0),),
+        doc="(x, indices, updates) -> x with updates at the indices along `axis`, put there (of "
+        "equal indices the last wins) or added, by `mode`.",
+    )
+)
+
+
+# --- index_select and its gradient ----------------------------------------------------------------
+
+
+def _select_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "index_select"
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, "axis")
+    x, indices = inputs
+    expect_dtype(kind, x, ANY)
+    expect_dtype(kind, indices, INTEGERS, "indices")
+    if len(indices.shape) != 1:
+        raise ShapeError(
+            "index_select needs indices with one axis",
+            got=indices.shape,
+            hint="take_along_axis takes indices with as many axes as its input",
+        )
+    axis = axis_attr(attrs, len(x.shape))
+    return (TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
+
+
+def _select_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    ndim = len(inputs[0].shape)
+    axis = axis_attr(attrs, ndim)
+    return f"{_line(ndim, axis, 'v')}, i -> {_line(ndim, axis, 'i')}"
+
+
+def _select_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x, indices), (out,) = inputs, outputs
+    axis = axis_attr(context.attrs, x.ndim)
+    low, high = context.input_regions[0][axis]
+    places, inside = local_indices(indices, context.input_shapes[0][axis], low, high)
+    if inside is None:
+        # The indices are checked, so `clip` only spares the buffer that `raise` needs.
+        np.take(x, places, axis=axis, out=out, mode="clip")
+        return
+    out.fill(0)
+    before = (slice(None),) * axis
+    out[(*before, inside)] = x[(*before, places[inside])]
+
+
+def _select_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x, indices = inputs
+    axis = axis_attr(attrs, x.ndim)
+    return apply("index_select_grad", indices, grads[0], axis=axis, extent=x.shape[axis]), None
+
+
+register(
+    OpDef(
+        "index_select",
+        infer=_select_infer,
+        rule=_select_rule,
+        kernel=contiguous(_select_kernel),
+        gradient=_select_gradient,
+        linear=((0,),),
+        extra=_keeps_first,
+        flops=no_flops,
+        doc="(x, indices [i]) -> x with the elements of `axis` at the indices, in their order.",
+    )
+)
+
+
+def _select_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "index_select_grad"
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, "axis", "extent")
+    indices, dy = inputs
+    expect_dtype(kind, indices, INTEGERS, "indices")
+    expect_dtype(kind, dy, NUMBERS, "gradient")
+    axis = axis_attr(attrs, len(dy.shape))
+    expect_shape(kind, indices, dy.shape[axis : axis + 1], "indices")
+    extent = int_attr(attrs, "extent", least=0)
+    return (TensorType((*dy.shape[:axis], extent, *dy.shape[axis + 1 :]), dy.dtype),)
+
+
+def _select_grad_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    ndim = len(inputs[1].shape)
+    axis = axis_attr(attrs, ndim)
+    return f"i, {_line(ndim, axis, 'i')} -> {_line(ndim, axis, 'v')}"
+
+
+def _select_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (indices, dy), (out,) = inputs, outputs
+    axis = axis_attr(context.attrs, out.ndim)
+    low, high = context.output_regions[0][axis]
+    places, inside = local_indices(indices, context.output_shapes[0][axis], low, high)
+    out.fill(0)
+    chosen = np.argsort(places, kind="stable")
+    if inside is not None:
+        chosen = chosen[inside[chosen]]
+    if not chosen.size:
+        return
+    # Elements of one index stand together then, and are added in one go.
+    ordered = places[chosen]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
+    target = (*(slice(None),) * axis, ordered[starts])
+    out[target] = np.add.reduceat(np.take(dy, chosen, axis=axis), starts, axis=axis)
+
+
+def _select_grad_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return None, apply("index_select", grads[0], inputs[0], axis=attrs["axis"])
+
+
+register(
+    OpDef(
+        "index_select_grad",
+        infer=_select_grad_infer,
+        rule=_select_grad_rule,
+        kernel=in_float32(_select_grad_kernel),
+        gradient=_select_grad_gradient,
+        linear=((1,),),
+        flops=lambda inputs, outputs, attrs: prod(inputs[1].shape),
+        doc="(indices [i], dy) -> zeros with `extent` elements along `axis` and those of dy added "
+        "at the indices: the gradient of index_select.",
+    )
+)
+
+
+# --- one_hot and bincount -------------------------------------------------------------------------
+
+
+def _one_hot_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("one_hot", inputs, 1)
+    only_attrs("one_hot", attrs, "classes", "dtype")
+    expect_dtype("one_hot", inputs[0], INTEGERS, "ids")
+    classes = int_attr(attrs, "classes", least=0)
+    return (TensorType((*inputs[0].shape, classes), dtype_attr(attrs)),)
+
+
+def _one_hot_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (ids,), (out,) = inputs, outputs
+    low, high = context.output_regions[0][-1]
+    places, inside = local_indices(ids.reshape(-1), context.output_shapes[0][-1], low, high)
+    out.fill(0)
+    if not out.size:
+        return
+    rows = np.arange(places.size) if inside is None else np.flatnonzero(inside)
+    out.reshape(-1, high - low)[rows, places[rows]] = 1
+
+
+register(
+    OpDef(
+        "one_hot",
+        infer=_one_hot_infer,
+        rule="... -> ... c",
+        kernel=contiguous(_one_hot_kernel),
+        flops=no_flops,
+        doc="ids [...] -> [..., classes]: 1 at each id, zeros elsewhere.",
+    )
+)
+
+
+def _bincount_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("bincount", inputs, 1)
+    only_attrs("bincount", attrs, "classes")
+    expect_dtype("bincount", inputs[0], INTEGERS, "ids")
+    return (TensorType((int_attr(attrs, "classes", least=0),), DType.INT64),)
+
+
+def _bincount_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    low, high = context.output_regions[0][0]
+    flat = inputs[0].reshape(-1)
+    places, inside = local_indices(flat, context.output_shapes[0][0], low, high)
+    found = places if inside is None else places[inside]
+    np.copyto(outputs[0], np.bincount(found, minlength=high - low))
+
+
+register(
+    OpDef(
+        "bincount",
+        infer=_bincount_infer,
+        rule="... -> c",
+        kernel=_bincount_kernel,
+        flops=lambda inputs, outputs, attrs: prod(inputs[0].shape),
+        doc="How often each number from 0 to classes - 1 occurs, as int64.",
+    )
+)

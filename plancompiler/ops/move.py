@@ -1,0 +1,457 @@
+"""Ops that move elements along each axis on its own: flip, roll, tile, pad and strided slices.
+
+Such an op is, per axis, a function from output indices to input indices (negative: none, so the
+output is filled there). The kernels take it for the boxes that a device holds, so both sides can be
+split on their own: a device that holds a box of the output takes from the whole input, and one that
+holds a box of the input leaves a partial output, with zeros where it has nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import PARTIAL_SUM
+from plancompiler.ir.shard import Region
+from plancompiler.ops.check import axes_attr, expect_inputs, ints_attr, only_attrs, shape_attr
+from plancompiler.ops.elementwise import check_scalar
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    Kernel,
+    KernelContext,
+    OpDef,
+    Rule,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.rule import Signature
+from plancompiler.ops.shape import keeps_extremes, no_flops
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+AxisMap = Callable[[Indices], Indices]
+"""Input indices of output indices along one axis; negative where there is none."""
+Maps = Callable[[KernelContext], Mapping[int, AxisMap]]
+"""The maps of the axes that are not simply kept."""
+
+
+def moving_rule(moved: Callable[[Types, Types, AttrMap], Sequence[int]]) -> Rule:
+    """Kept axes share their factor; a moved axis has one of its own on each side."""
+
+    def rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+        own = set(moved(inputs, outputs, attrs))
+        axes = range(len(inputs[0].shape))
+        left = " ".join(f"i{axis}" if axis in own else f"a{axis}" for axis in axes)
+        right = " ".join(f"o{axis}" if axis in own else f"a{axis}" for axis in axes)
+        return f"{left or '...'} -> {right or '...'}"
+
+    return rule
+
+
+def _runs(targets: Indices, sources: Indices) -> list[tuple[slice, slice]]:
+    """Pairs of indices as pairs of slices of constant steps, as few as there are."""
+    steps = np.stack((np.diff(targets), np.diff(sources)), axis=1)
+    changes = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
+    ends = [*changes.tolist(), len(targets) - 1]
+    found = []
+    first = 0
+    for end in ends:
+        if end < first:
+            # The jump from one run to the next.
+            continue
+        found.append((_slice(targets[first : end + 1]), _slice(sources[first : end + 1])))
+        first = end + 1
+    if first < len(targets):
+        found.append((_slice(targets[first:]), _slice(sources[first:])))
+    return found
+
+
+def _slice(indices: Indices) -> slice:
+    """Indices of a constant step as a slice; one index that repeats is taken once, to broadcast."""
+    start, last = int(indices[0]), int(indices[-1])
+    step = int(indices[1]) - start if len(indices) > 1 and last != start else 1
+    stop = last + (1 if step > 0 else -1)
+    return slice(start, stop if stop >= 0 else None, step)
+
+
+def _copies(
+    source: Region, target: Region, maps: Mapping[int, AxisMap]
+) -> tuple[list[tuple[tuple[slice, ...], tuple[slice, ...]]], bool]:
+    """What to copy, as (target index, source index), and whether that leaves gaps."""
+    per_axis = []
+    covered = True
+    for axis, ((low, high), (start, stop)) in enumerate(zip(source, target, strict=True)):
+        if axis not in maps:
+            per_axis.append([(slice(None), slice(None))])
+            continue
+        places = np.arange(stop - start, dtype=np.int64)
+        wanted = maps[axis](places + start)
+        here = (wanted >= low) & (wanted < high)
+        covered = covered and bool(here.all())
+        per_axis.append(_runs(places[here], wanted[here] - low) if here.any() else [])
+    found = [
+        (tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+        for pairs in product(*per_axis)
+    ]
+    return found, not covered
+
+
+def moving_kernel(maps: Maps, fill: Callable[[AttrMap], Any] = lambda attrs: 0) -> Kernel:
+    """The kernel of an op that is a function of indices per axis."""
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        (x,), (out,) = inputs, outputs
+        planned = context.state.get("copies")
+        if planned is None:
+            planned = context.state["copies"] = _copies(
+                context.input_regions[0], context.output_regions[0], maps(context)
+            )
+        copies, gaps = planned
+        if gaps:
+            out.fill(fill(context.attrs))
+        for target, source in copies:
+            np.copyto(out[target], x[source])
+
+    return kernel
+
+
+# --- flip -----------------------------------------------------------------------------------------
+
+
+def _flip_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("flip", inputs, 1)
+    only_attrs("flip", attrs, "axes")
+    axes_attr(attrs, len(inputs[0].shape))
+    return inputs
+
+
+def _flip_maps(context: KernelContext) -> Mapping[int, AxisMap]:
+    shape = context.input_shapes[0]
+    last = {axis: shape[axis] - 1 for axis in ints_attr(context.attrs, "axes")}
+    return {axis: lambda index, end=end: end - index for axis, end in last.items()}  # type: ignore[misc]  # the default binds the loop's value
+
+
+def _flip_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("flip", grads[0], axes=attrs["axes"]),)
+
+
+register(
+    OpDef(
+        "flip",
+        infer=_flip_infer,
+        rule=moving_rule(lambda inputs, outputs, attrs: ints_attr(attrs, "axes")),
+        kernel=moving_kernel(_flip_maps),
+        gradient=_flip_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="The elements in reverse order along axes.",
+    )
+)
+
+
+# --- roll -----------------------------------------------------------------------------------------
+
+
+def _roll_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("roll", inputs, 1)
+    only_attrs("roll", attrs, "shifts", "axes")
+    axes, shifts = axes_attr(attrs, len(inputs[0].shape)), ints_attr(attrs, "shifts")
+    if len(axes) != len(shifts):
+        raise AttributeValueError(
+            "roll needs one shift per axis", got=f"shifts {shifts} for axes {axes}"
+        )
+    return inputs
+
+
+def _roll_maps(context: KernelContext) -> Mapping[int, AxisMap]:
+    shape = context.input_shapes[0]
+    pairs = zip(ints_attr(context.attrs, "axes"), ints_attr(context.attrs, "shifts"), strict=True)
+
+    def map_of(extent: int, shift: int) -> AxisMap:
+        return lambda index: (index - shift) % extent
+
+    return {axis: map_of(shape[axis], shift) for axis, shift in pairs}
+
+
+def _roll_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    back = tuple(-shift for shift in ints_attr(attrs, "shifts"))
+    return (apply("roll", grads[0], shifts=back, axes=attrs["axes"]),)
+
+
+register(
+    OpDef(
+        "roll",
+        infer=_roll_infer,
+        rule=moving_rule(lambda inputs, outputs, attrs: ints_attr(attrs, "axes")),
+        kernel=moving_kernel(_roll_maps),
+        gradient=_roll_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="The elements moved by `shifts` places along `axes`; what leaves at one end comes in "
+        "at the other.",
+    )
+)
+
+
+# --- tile -----------------------------------------------------------------------------------------
+
+
+def _repeats(attrs: AttrMap, ndim: int) -> tuple[int, ...]:
+    repeats = ints_attr(attrs, "repeats")
+    if len(repeats) != ndim or any(count < 0 for count in repeats):
+        raise AttributeValueError(
+            "tile needs a number of repeats per axis, of at least 0",
+            got=f"repeats {repeats} for {ndim} axes",
+        )
+    return repeats
+
+
+def _tile_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("tile", inputs, 1)
+    only_attrs("tile", attrs, "repeats")
+    shape = inputs[0].shape
+    repeats = _repeats(attrs, len(shape))
+    tiled = tuple(extent * count for extent, count in zip(shape, repeats, strict=True))
+    return (TensorType(tiled, inputs[0].dtype),)
+
+
+def _tiled(inputs: Types, outputs: Types, attrs: AttrMap) -> Sequence[int]:
+    return [axis for axis, count in enumerate(ints_attr(attrs, "repeats")) if count != 1]
+
+
+def _tile_maps(context: KernelContext) -> Mapping[int, AxisMap]:
+    def map_of(extent: int) -> AxisMap:
+        return lambda index: index % max(extent, 1)
+
+    shape = context.input_shapes[0]
+    return {
+        axis: map_of(shape[axis])
+        for axis, count in enumerate(ints_attr(context.attrs, "repeats"))
+        if count != 1
+    }
+
+
+def _tile_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    shape = inputs[0].shape
+    repeats = ints_attr(attrs, "repeats")
+    pairs = tuple(extent for pair in zip(repeats, shape, strict=True) for extent in pair)
+    return (grads[0].reshape(pairs).sum(tuple(range(0, len(pairs), 2))),)
+
+
+register(
+    OpDef(
+        "tile",
+        infer=_tile_infer,
+        rule=moving_rule(_tiled),
+        kernel=moving_kernel(_tile_maps),
+        gradient=_tile_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="The whole tensor repeated along each axis, as NumPy's tile.",
+    )
+)
+
+
+# --- pad ------------------------------------------------------------------------------------------
+
+
+def _pad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("pad", inputs, 1)
+    only_attrs("pad", attrs, "low", "high", "value")
+    shape = inputs[0].shape
+    low, high = ints_attr(attrs, "low"), ints_attr(attrs, "high")
+    if not len(low) == len(high) == len(shape) or min((*low, *high), default=0) < 0:
+        raise AttributeValueError(
+            "pad needs two extents per axis, of at least 0",
+            got=f"low {low}, high {high} for shape {shape}",
+        )
+    check_scalar("pad", inputs[0], attrs, "value")
+    padded = tuple(sum(extents) for extents in zip(low, shape, high, strict=True))
+    return (TensorType(padded, inputs[0].dtype),)
+
+
+def _pad_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    # Only zeros may be filled in by several devices whose outputs add up.
+    whole = attrs["value"] != 0
+    left, right = [], []
+    for axis, (before, after) in enumerate(zip(inputs[0].shape, outputs[0].shape, strict=True)):
+        kept = before == after
+        left.append(f"a{axis}" if kept else f"[i{axis}]" if whole else f"i{axis}")
+        right.append(f"a{axis}" if kept else f"o{axis}")
+    return f"{' '.join(left) or '...'} -> {' '.join(right) or '...'}"
+
+
+def _pad_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+    found = keeps_extremes(inputs, outputs, attrs, parts)
+    if attrs["value"] == 0:
+        return (Signature((PARTIAL_SUM,), (PARTIAL_SUM,)), *found)
+    return found
+
+
+def _pad_maps(context: KernelContext) -> Mapping[int, AxisMap]:
+    def map_of(low: int, extent: int) -> AxisMap:
+        return lambda index: np.where(index < low + extent, index - low, -1)
+
+    shape, low = context.input_shapes[0], ints_attr(context.attrs, "low")
+    return {
+        axis: map_of(low[axis], extent)
+        for axis, extent in enumerate(shape)
+        if extent != context.output_shapes[0][axis]
+    }
+
+
+def _pad_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    low = ints_attr(attrs, "low")
+    stops = tuple(start + extent for start, extent in zip(low, inputs[0].shape, strict=True))
+    return (apply("slice", grads[0], starts=low, stops=stops),)
+
+
+register(
+    OpDef(
+        "pad",
+        infer=_pad_infer,
+        rule=_pad_rule,
+        kernel=moving_kernel(_pad_maps, lambda attrs: attrs["value"]),
+        gradient=_pad_gradient,
+        extra=_pad_extra,
+        flops=no_flops,
+        doc="`low` elements of `value` before and `high` after each axis; linear where they are "
+        "zero.",
+    )
+)
+
+
+# --- strided_slice and its gradient ---------------------------------------------------------------
+
+
+def _strided(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Start, stop and step of each axis."""
+    bounds = tuple(ints_attr(attrs, name) for name in ("starts", "stops", "steps"))
+    if any(len(each) != len(shape) for each in bounds) or any(
+        not 0 <= start <= stop <= extent or step < 1
+        for start, stop, step, extent in zip(*bounds, shape, strict=True)
+    ):
+        starts, stops, steps = bounds
+        raise AttributeValueError(
+            "strided_slice needs a start, a stop and a step within each axis",
+            got=f"starts {starts}, stops {stops}, steps {steps} for shape {shape}",
+            expected="0 <= start <= stop <= extent and step >= 1, one of each per axis",
+            hint="flip the axis first to walk it backwards",
+        )
+    return tuple(zip(*bounds, strict=True))
+
+
+def _strided_shape(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(len(range(*bounds)) for bounds in _strided(attrs, shape))
+
+
+def _strided_slice_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("strided_slice", inputs, 1)
+    only_attrs("strided_slice", attrs, "starts", "stops", "steps")
+    return (TensorType(_strided_shape(attrs, inputs[0].shape), inputs[0].dtype),)
+
+
+def _cut(inputs: Types, outputs: Types, attrs: AttrMap) -> Sequence[int]:
+    pairs = zip(inputs[0].shape, outputs[0].shape, strict=True)
+    return [axis for axis, (before, after) in enumerate(pairs) if before != after]
+
+
+def _strided_slice_maps(context: KernelContext) -> Mapping[int, AxisMap]:
+    def map_of(start: int, step: int) -> AxisMap:
+        return lambda index: start + step * index
+
+    bounds = _strided(context.attrs, context.input_shapes[0])
+    return {
+        axis: map_of(start, step)
+        for axis, (start, _, step) in enumerate(bounds)
+        if context.input_shapes[0][axis] != context.output_shapes[0][axis]
+    }
+
+
+def _strided_slice_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("strided_slice_grad", grads[0], shape=inputs[0].shape, **attrs),)
+
+
+register(
+    OpDef(
+        "strided_slice",
+        infer=_strided_slice_infer,
+        rule=moving_rule(_cut),
+        kernel=moving_kernel(_strided_slice_maps),
+        gradient=_strided_slice_gradient,
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=no_flops,
+        doc="Every step-th element from start to stop along each axis.",
+    )
+)
+
+
+def _strided_slice_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("strided_slice_grad", inputs, 1)
+    only_attrs("strided_slice_grad", attrs, "shape", "starts", "stops", "steps")
+    shape = shape_attr(attrs)
+    expected = _strided_shape(attrs, shape)
+    if inputs[0].shape != expected:
+        raise ShapeError(
+            "strided_slice_grad needs the gradient of its slice",
+            got=inputs[0].shape,
+            expected=expected,
+        )
+    return (TensorType(shape, inputs[0].dtype),)
+
+
+def _strided_slice_grad_maps(context: KernelContext) -> Mapping[int, AxisMap]:
+    def map_of(start: int, stop: int, step: int) -> AxisMap:
+        return lambda index: np.where(
+            (index >= start) & (index < stop) & ((index - start) % step == 0),
+            (index - start) // step,
+            -1,
+        )
+
+    bounds = _strided(context.attrs, context.output_shapes[0])
+    return {
+        axis: map_of(*bounds[axis])
+        for axis, extent in enumerate(context.input_shapes[0])
+        if extent != context.output_shapes[0][axis]
+    }
+
+
+def _strided_slice_grad_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    bounds = {name: attrs[name] for name in ("starts", "stops", "steps")}
+    return (apply("strided_slice", grads[0], **bounds),)
+
+
+register(
+    OpDef(
+        "strided_slice_grad",
+        infer=_strided_slice_grad_infer,
+        rule=moving_rule(_cut),
+        kernel=moving_kernel(_strided_slice_grad_maps),
+        gradient=_strided_slice_grad_gradient,
+        linear=((0,),),
+        flops=no_flops,
+        doc="Elements put back where strided_slice took them from, into zeros of a shape.",
+    )
+)

@@ -1,0 +1,392 @@
+"""Pooling over the trailing one to three axes: greatest element, average, and average to a size.
+
+Pooling treats every leading axis alike, so these split freely; the axes under the window stay
+whole. Sums and maxima over windows run over the positions of the window (see `window`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import Partial, Reduction
+from plancompiler.ir.shard import element_count
+from plancompiler.ops import kernel as blocking
+from plancompiler.ops.check import (
+    FLOATS,
+    NUMBERS,
+    bool_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    ints_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import contiguous, in_float32, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.rule import Signature
+from plancompiler.ops.window import Window, box, window_of
+
+_POOL_ATTRS = ("kernel", "stride", "padding", "dilation")
+
+
+def _window(kind: str, attrs: AttrMap, ndim: int) -> Window:
+    extents = ints_attr(attrs, "kernel")
+    if len(extents) != ndim:
+        raise AttributeValueError(
+            f"attribute 'kernel' of {kind} has a wrong value",
+            got=extents,
+            expected=f"{ndim} whole numbers of at least 1",
+        )
+    window = window_of(kind, attrs, extents)
+    for axis, pair in enumerate(window.padding):
+        if max(pair) >= window.reach(axis):
+            raise AttributeValueError(
+                f"the padding of {kind} reaches across a whole window",
+                got=f"padding {pair} of a window of {window.reach(axis)}",
+                expected=f"less than {window.reach(axis)}, so that every window has an element",
+            )
+    return window
+
+
+def _planes(ndim: int, *arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """The arrays with their leading axes as one, in pieces that fit in cache."""
+    flat = [array.reshape(-1, *array.shape[array.ndim - ndim :]) for array in arrays]
+    widest = max(prod(array.shape[1:]) * array.itemsize for array in flat)
+    step = max(1, blocking.BLOCK_BYTES // max(1, widest))
+    for start in range(0, len(flat[0]), step):
+        yield tuple(array[start : start + step] for array in flat)
+
+
+def _line(ndim: int, operands: str) -> str:
+    """`operands` of the letters s (elements) and t (windows), each over `ndim` whole axes."""
+    axes = {
+        name: "... " + " ".join(f"[{name}{axis}]" for axis in range(ndim)) for name in ("s", "t")
+    }
+    left, right = (", ".join(axes[name] for name in side) for side in operands.split(">"))
+    return f"{left} -> {right}"
+
+
+def _pool_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    return element_count(outputs[0].shape) * prod(ints_attr(attrs, "kernel"))
+
+
+def _grad_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    return element_count(inputs[-1].shape) * prod(ints_attr(attrs, "kernel"))
+
+
+# --- the greatest element -------------------------------------------------------------------------
+
+
+def _register_max(ndim: int) -> None:
+    kind = f"max_pool{ndim}d"
+    grad_kind = f"{kind}_grad"
+
+    def output_type(name: str, inputs: Types, attrs: AttrMap) -> TensorType:
+        only_attrs(name, attrs, *_POOL_ATTRS)
+        x = inputs[0]
+        for tensor in inputs:
+            expect_dtype(name, tensor, NUMBERS)
+        expect_same_dtype(name, inputs)
+        expect_ndim(name, x, ndim)
+        spatial = _window(name, attrs, ndim).output_shape(name, x.shape[x_axis(x) :])
+        return TensorType((*x.shape[: x_axis(x)], *spatial), x.dtype)
+
+    def x_axis(x: TensorType) -> int:
+        return len(x.shape) - ndim
+
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(kind, inputs, 1)
+        return (output_type(kind, inputs, attrs),)
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        window = _window(kind, context.attrs, ndim)
+        for x, y in _planes(ndim, *inputs, *outputs):
+            y.fill(-np.inf if y.dtype.kind == "f" else np.iinfo(y.dtype).min)
+            for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
+                made = y[box(slice(None), *target)]
+                np.maximum(made, x[box(slice(None), *source)], out=made)
+
+    def grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(grad_kind, inputs, 3)
+        made = output_type(grad_kind, inputs, attrs)
+        expect_shape(grad_kind, inputs[1], made.shape, "pooled input")
+        expect_shape(grad_kind, inputs[2], made.shape, "gradient")
+        return (inputs[0],)
+
+    def grad_kernel(
+        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        window = _window(grad_kind, context.attrs, ndim)
+        for x, y, dy, dx in _planes(ndim, *inputs, *outputs):
+            dx.fill(0)
+            open_ = scratch(context, "open", y.shape, np.dtype(bool))
+            open_.fill(True)
+            for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
+                target, source = (slice(None), *target), (slice(None), *source)
+                chosen = np.equal(x[source], y[target])
+                np.logical_and(chosen, open_[target], out=chosen)
+                np.logical_xor(open_[target], chosen, out=open_[target])
+                dx[source] += dy[target] * chosen
+
+    def gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        return (apply(grad_kind, inputs[0], outputs[0], grads[0], **attrs),)
+
+    def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+        whole = Partial(Reduction.MAX)
+        return (Signature((whole,), (whole,)),)
+
+    register(
+        OpDef(
+            kind,
+            infer=infer,
+            rule=_line(ndim, "s>t"),
+            kernel=contiguous(kernel),
+            gradient=gradient,
+            extra=extra,
+            flops=_pool_flops,
+            doc=f"The greatest element of each window over the last {ndim} axes; padding never "
+            "wins.",
+        )
+    )
+    register(
+        OpDef(
+            grad_kind,
+            infer=grad_infer,
+            rule=_line(ndim, "stt>s"),
+            kernel=in_float32(contiguous(grad_kernel)),
+            linear=((2,),),
+            flops=_grad_flops,
+            doc=f"The gradient of {kind}: (x, y, dy) -> dx, to the first greatest element of each "
+            "window.",
+        )
+    )
+
+
+# --- the average ----------------------------------------------------------------------------------
+
+
+def _counts(window: Window, spatial: Sequence[int], windows: Sequence[int], padded: bool) -> Array:
+    """What the sum of each window is divided by: all its elements, or those that are no padding."""
+    if padded:
+        return np.full((1,) * window.ndim, float(prod(window.kernel)))
+    found = np.zeros(tuple(windows))
+    for _, target, _ in window.positions(tuple(spatial), tuple(windows)):
+        found[target] += 1
+    return found
+
+
+def _average_shape(kind: str, inputs: Types, attrs: AttrMap, ndim: int) -> Window:
+    expect_inputs(kind, inputs, 1)
+    expect_dtype(kind, inputs[0], FLOATS)
+    expect_ndim(kind, inputs[0], ndim)
+    bool_attr(attrs, "count_padding", True)
+    return _window(kind, attrs, ndim)
+
+
+def _register_average(ndim: int) -> None:
+    kind = f"avg_pool{ndim}d"
+    grad_kind = f"{kind}_grad"
+
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        only_attrs(kind, attrs, *_POOL_ATTRS, "count_padding")
+        window = _average_shape(kind, inputs, attrs, ndim)
+        shape = inputs[0].shape
+        spatial = window.output_shape(kind, shape[len(shape) - ndim :])
+        return (TensorType((*shape[: len(shape) - ndim], *spatial), inputs[0].dtype),)
+
+    def prepare(context: KernelContext, x: Array, y: Array) -> tuple[Window, Array]:
+        window = _window(kind, context.attrs, ndim)
+        inverse = context.state.get("inverse")
+        if inverse is None:
+            padded = bool_attr(context.attrs, "count_padding", True)
+            counts = _counts(window, x.shape[x.ndim - ndim :], y.shape[y.ndim - ndim :], padded)
+            inverse = context.state["inverse"] = np.reciprocal(counts).astype(x.dtype)
+        return window, inverse
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        window, inverse = prepare(context, inputs[0], outputs[0])
+        for x, y in _planes(ndim, *inputs, *outputs):
+            y.fill(0)
+            for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
+                made = y[box(slice(None), *target)]
+                np.add(made, x[box(slice(None), *source)], out=made)
+            np.multiply(y, inverse, out=y)
+
+    def gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        spatial = inputs[0].shape[inputs[0].ndim - ndim :]
+        return (apply(grad_kind, grads[0], **attrs, size=spatial),)
+
+    def grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+        only_attrs(grad_kind, attrs, *_POOL_ATTRS, "count_padding", "size")
+        window = _average_shape(grad_kind, inputs, attrs, ndim)
+        size, (dy,) = ints_attr(attrs, "size"), inputs
+        leading = len(dy.shape) - ndim
+        if len(size) != ndim or window.output_shape(grad_kind, size) != dy.shape[leading:]:
+            raise ShapeError(
+                f"{grad_kind} needs a gradient of one element per window",
+                got=f"{dy.shape} for windows over {size}",
+            )
+        return (TensorType((*dy.shape[:leading], *size), dy.dtype),)
+
+    def grad_kernel(
+        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        window, inverse = prepare(context, outputs[0], inputs[0])
+        for dy, dx in _planes(ndim, *inputs, *outputs):
+            share = scratch(context, "share", dy.shape, dy.dtype)
+            np.multiply(dy, inverse, out=share)
+            dx.fill(0)
+            for _, target, source in window.positions(dx.shape[1:], dy.shape[1:]):
+                part = dx[box(slice(None), *source)]
+                np.add(part, share[box(slice(None), *target)], out=part)
+
+    def grad_gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        shared = {name: value for name, value in attrs.items() if name != "size"}
+        return (apply(kind, grads[0], **shared),)
+
+    register(
+        OpDef(
+            kind,
+            infer=infer,
+            rule=_line(ndim, "s>t"),
+            kernel=in_float32(contiguous(kernel)),
+            gradient=gradient,
+            linear=((0,),),
+            flops=_pool_flops,
+            doc=f"The average of each window over the last {ndim} axes, padding counted as zeros "
+            "unless `count_padding` is false.",
+        )
+    )
+    register(
+        OpDef(
+            grad_kind,
+            infer=grad_infer,
+            rule=_line(ndim, "t>s"),
+            kernel=in_float32(contiguous(grad_kernel)),
+            gradient=grad_gradient,
+            linear=((0,),),
+            flops=_grad_flops,
+            doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
+        )
+    )
+
+
+# --- the average to a size ------------------------------------------------------------------------
+
+
+def _bins(extent: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """[extent, count]: how much each element adds to each of `count` averages along an axis.
+
+    Average i covers the elements from floor(i extent / count) to ceil((i + 1) extent / count).
+    """
+    found = np.zeros((extent, count), dtype)
+    for index in range(count):
+        low, high = index * extent // count, -(-(index + 1) * extent // count)
+        found[low:high, index] = 1.0 / (high - low)
+    return found
+
+
+def _along_axes(
+    context: KernelContext, source: Array, target: Array, matrices: Callable[[int], Array]
+) -> None:
+    """Multiply the trailing axes by a matrix each, last axis first."""
+    ndim = len(ints_attr(context.attrs, "size"))
+    found = source
+    for axis in range(source.ndim - 1, source.ndim - 1 - ndim, -1):
+        matrix = matrices(axis)
+        found = np.moveaxis(np.matmul(np.moveaxis(found, axis, -1), matrix), -1, axis)
+    np.copyto(target, found)
+
+
+def _register_adaptive(ndim: int) -> None:
+    kind = f"adaptive_avg_pool{ndim}d"
+    grad_kind = f"{kind}_grad"
+
+    def resized(name: str, inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(name, inputs, 1)
+        only_attrs(name, attrs, "size")
+        expect_dtype(name, inputs[0], FLOATS)
+        expect_ndim(name, inputs[0], ndim)
+        size, shape = ints_attr(attrs, "size"), inputs[0].shape
+        leading = len(shape) - ndim
+        if len(size) != ndim or min(size) < 1 or 0 in shape[leading:]:
+            raise ShapeError(
+                f"{name} needs at least one element along every axis",
+                got=f"{shape[leading:]} to {size}",
+                expected=f"{ndim} extents of at least 1",
+            )
+        return (TensorType((*shape[:leading], *size), inputs[0].dtype),)
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        (x,), (y,) = inputs, outputs
+        _along_axes(context, x, y, lambda axis: _bins(x.shape[axis], y.shape[axis], x.dtype))
+
+    def grad_kernel(
+        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        (dy,), (dx,) = inputs, outputs
+        _along_axes(context, dy, dx, lambda axis: _bins(dx.shape[axis], dy.shape[axis], dy.dtype).T)
+
+    def gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        return (apply(grad_kind, grads[0], size=inputs[0].shape[inputs[0].ndim - ndim :]),)
+
+    def grad_gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        return (apply(kind, grads[0], size=inputs[0].shape[inputs[0].ndim - ndim :]),)
+
+    register(
+        OpDef(
+            kind,
+            infer=lambda inputs, attrs: resized(kind, inputs, attrs),
+            rule=_line(ndim, "s>t"),
+            kernel=in_float32(kernel),
+            gradient=gradient,
+            linear=((0,),),
+            flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+            doc=f"Averages over the last {ndim} axes to the extents `size`, over windows as equal "
+            "as they can be.",
+        )
+    )
+    register(
+        OpDef(
+            grad_kind,
+            infer=lambda inputs, attrs: resized(grad_kind, inputs, attrs),
+            rule=_line(ndim, "t>s"),
+            kernel=in_float32(grad_kernel),
+            gradient=grad_gradient,
+            linear=((0,),),
+            flops=lambda inputs, outputs, attrs: 2 * element_count(outputs[0].shape),
+            doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
+        )
+    )
+
+
+for _ndim in (1, 2, 3):
+    _register_max(_ndim)
+    _register_average(_ndim)
+    _register_adaptive(_ndim)

@@ -1,0 +1,141 @@
+"""Root mean square normalisation over the last axis (B. Zhang, R. Sennrich, 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    only_attrs,
+)
+from plancompiler.ops.gradient import only_first
+from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+
+def _check(kind: str, inputs: Types) -> TensorType:
+    """Checks x and gamma; returns the type of the statistics."""
+    x, gamma = inputs[0], inputs[1]
+    for tensor in inputs:
+        expect_dtype(kind, tensor, FLOATS)
+    expect_same_dtype(kind, inputs)
+    expect_ndim(kind, x, 1)
+    if x.shape[-1] == 0:
+        raise ShapeError(f"{kind} over an empty axis has no value", got=x.shape)
+    expect_shape(kind, gamma, x.shape[-1:], "gamma")
+    return TensorType((*x.shape[:-1], 1), x.dtype)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("rms_norm", inputs, 2)
+    only_attrs("rms_norm", attrs, "eps")
+    float_attr(attrs, "eps", least=0.0)
+    return inputs[0], _check("rms_norm", inputs)
+
+
+def _average(context: KernelContext, width: int, dtype: np.dtype[Any]) -> Array:
+    """A column whose product with rows is their mean: three times faster than a reduction."""
+    column = scratch(context, "average", (width, 1), dtype)
+    column.fill(1.0 / width)
+    return column
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, gamma = inputs
+    width = x.shape[-1]
+    eps = float_attr(context.attrs, "eps")
+    average = _average(context, width, x.dtype)
+    for rows, y, rstd in row_blocks(width, *map(rows_of, (x, *outputs))):
+        work = scratch(context, "work", rows.shape, rows.dtype)
+        np.multiply(rows, rows, out=work)
+        np.matmul(work, average, out=rstd)
+        np.add(rstd, eps, out=rstd)
+        np.sqrt(rstd, out=rstd)
+        np.reciprocal(rstd, out=rstd)
+        np.multiply(rows, rstd, out=y)
+        np.multiply(y, gamma, out=y)
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x, gamma = inputs
+    dx, dgamma = apply("rms_norm_grad", x, gamma, outputs[1], only_first("rms_norm", grads))
+    return dx, dgamma
+
+
+def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("rms_norm_grad", inputs, 4)
+    only_attrs("rms_norm_grad", attrs)
+    x, gamma, rstd, dy = inputs
+    statistics = _check("rms_norm_grad", inputs)
+    expect_shape("rms_norm_grad", rstd, statistics.shape, "rstd")
+    expect_shape("rms_norm_grad", dy, x.shape, "gradient")
+    return x, gamma
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    # With h = x * rstd and g = dy * gamma: dx = rstd * (g - h * avg(g * h)).
+    x, gamma, rstd, dy = inputs
+    dx, dgamma = outputs
+    width = x.shape[-1]
+    average = _average(context, width, x.dtype)
+    dgamma.fill(0)
+    for rows, scale, passed, made in row_blocks(width, *map(rows_of, (x, rstd, dy, dx))):
+        unit = scratch(context, "unit", rows.shape, rows.dtype)
+        work = scratch(context, "work", rows.shape, rows.dtype)
+        np.multiply(rows, scale, out=unit)
+        np.multiply(unit, passed, out=work)
+        np.add(dgamma, np.add.reduce(work, axis=0), out=dgamma)
+        np.multiply(work, gamma, out=work)
+        np.multiply(unit, np.matmul(work, average), out=unit)
+        np.multiply(passed, gamma, out=made)
+        np.subtract(made, unit, out=made)
+        np.multiply(made, scale, out=made)
+
+
+register(
+    OpDef(
+        "rms_norm",
+        infer=_infer,
+        rule="... [d], [d] -> ... [d], ... 1",
+        kernel=in_float32(contiguous(_kernel)),
+        gradient=_gradient,
+        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="(x, gamma) -> (x / sqrt(mean x² + eps) * gamma, 1 / root mean square) over the last "
+        "axis, which stays whole. Gradients flow through the first output alone.",
+    )
+)
+register(
+    OpDef(
+        "rms_norm_grad",
+        infer=_grad_infer,
+        rule="... [d], [d], ... 1, ... [d] -> ... [d], [d]",
+        kernel=in_float32(contiguous(_grad_kernel)),
+        linear=((3,),),
+        flops=lambda inputs, outputs, attrs: 9 * element_count(inputs[0].shape),
+        inplace=((0, 0), (0, 3)),
+        doc="(x, gamma, rstd, dy) -> (dx, dgamma).",
+    )
+)

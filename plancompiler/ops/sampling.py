@@ -1,0 +1,228 @@
+"""Random tensors. Each element follows from the job's seed, the op's key, the step and its global
+index (see `plancompiler.ops.random`), so the values are the same on every layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError, DTypeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ops import random
+from plancompiler.ops.check import (
+    FLOATS,
+    INTEGERS,
+    dtype_attr,
+    expect_inputs,
+    float_attr,
+    int_attr,
+    only_attrs,
+    shape_attr,
+)
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    register,
+)
+from plancompiler.ops.rule import operand_line
+
+
+def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    return f"-> {operand_line(len(outputs[0].shape))}"
+
+
+def _words(context: KernelContext) -> random.Words:
+    """A random word per element of this device's box."""
+    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    return random.words(start, context.output_shapes[0], context.output_regions[0])
+
+
+def _register(
+    kind: str,
+    check: Callable[[AttrMap, TensorType], None],
+    make: Callable[[KernelContext], Array],
+    *attributes: str,
+    doc: str,
+) -> None:
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(kind, inputs, 0)
+        only_attrs(kind, attrs, "shape", "dtype", "key", *attributes)
+        int_attr(attrs, "key")
+        tensor = TensorType(shape_attr(attrs), dtype_attr(attrs))
+        check(attrs, tensor)
+        return (tensor,)
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        np.copyto(outputs[0], make(context), casting="unsafe")
+
+    register(
+        OpDef(
+            kind,
+            infer=infer,
+            rule=_rule,
+            kernel=kernel,
+            doc=doc + " Attribute `key` names the stream of numbers.",
+        )
+    )
+
+
+def _expect_floating(kind: str, tensor: TensorType) -> None:
+    if tensor.dtype not in FLOATS:
+        raise DTypeError(f"{kind} needs a floating dtype", got=tensor)
+
+
+# --- uniform --------------------------------------------------------------------------------------
+
+
+def _check_uniform(attrs: AttrMap, tensor: TensorType) -> None:
+    _expect_floating("uniform", tensor)
+    low, high = float_attr(attrs, "low"), float_attr(attrs, "high")
+    if not (low <= high and np.isfinite(high - low)):
+        raise AttributeValueError("uniform needs finite bounds in order", got=(low, high))
+
+
+def _unit(context: KernelContext) -> Array:
+    """Numbers in [0, 1) with 53 random bits."""
+    return random.uniform(
+        context.seed,
+        int_attr(context.attrs, "key"),
+        context.step,
+        context.output_shapes[0],
+        context.output_regions[0],
+    )
+
+
+def _uniform(context: KernelContext) -> Array:
+    low, high = float_attr(context.attrs, "low"), float_attr(context.attrs, "high")
+    found = _unit(context)
+    np.multiply(found, high - low, out=found)
+    return np.add(found, low, out=found)
+
+
+_register(
+    "uniform", _check_uniform, _uniform, "low", "high", doc="Random numbers from `low` to `high`."
+)
+
+
+# --- normal ---------------------------------------------------------------------------------------
+
+
+def _check_normal(attrs: AttrMap, tensor: TensorType) -> None:
+    _expect_floating("normal", tensor)
+    mean, std = float_attr(attrs, "mean"), float_attr(attrs, "std", least=0.0)
+    if not np.isfinite((mean, std)).all():
+        raise AttributeValueError("normal needs a finite mean and deviation", got=(mean, std))
+
+
+def _normal(context: KernelContext) -> Array:
+    found = random.normal(
+        context.seed,
+        int_attr(context.attrs, "key"),
+        context.step,
+        context.output_shapes[0],
+        context.output_regions[0],
+    )
+    np.multiply(found, float_attr(context.attrs, "std"), out=found)
+    return np.add(found, float_attr(context.attrs, "mean"), out=found)
+
+
+_register(
+    "normal",
+    _check_normal,
+    _normal,
+    "mean",
+    "std",
+    doc="Normally distributed random numbers of a mean and a standard deviation.",
+)
+
+
+# --- bernoulli ------------------------------------------------------------------------------------
+
+
+def _check_bernoulli(attrs: AttrMap, tensor: TensorType) -> None:
+    if not 0.0 <= float_attr(attrs, "p") <= 1.0:
+        raise AttributeValueError(
+            "bernoulli needs a probability", got=attrs["p"], expected="a number from 0 to 1"
+        )
+
+
+def _bernoulli(context: KernelContext) -> Array:
+    return np.less(_unit(context), float_attr(context.attrs, "p"))
+
+
+_register(
+    "bernoulli",
+    _check_bernoulli,
+    _bernoulli,
+    "p",
+    doc="1 (or True) with probability `p`, else 0, in any dtype.",
+)
+
+
+# --- randint --------------------------------------------------------------------------------------
+
+
+def _check_randint(attrs: AttrMap, tensor: TensorType) -> None:
+    if tensor.dtype not in INTEGERS:
+        raise DTypeError("randint needs a dtype of whole numbers", got=tensor)
+    limits = np.iinfo(tensor.dtype.value)
+    low, high = int_attr(attrs, "low"), int_attr(attrs, "high")
+    if not limits.min <= low < high <= limits.max + 1:
+        raise AttributeValueError(
+            "randint needs bounds in order, within its dtype",
+            got=f"{low} to {high} for {tensor.dtype}",
+            expected=f"{limits.min} <= low < high <= {limits.max + 1}",
+        )
+
+
+def _randint(context: KernelContext) -> Array:
+    low, high = int_attr(context.attrs, "low"), int_attr(context.attrs, "high")
+    found = _words(context)
+    if high - low < 1 << 64:
+        # Of 64 random bits the remainder favours low numbers by less than (high - low) / 2**64.
+        np.remainder(found, np.uint64(high - low), out=found)
+    np.add(found, np.uint64(low & (1 << 64) - 1), out=found)
+    return found.view(np.int64)
+
+
+_register(
+    "randint",
+    _check_randint,
+    _randint,
+    "low",
+    "high",
+    doc="Random whole numbers from `low` to `high` - 1.",
+)
+
+
+# --- permutation ----------------------------------------------------------------------------------
+
+
+def _check_permutation(attrs: AttrMap, tensor: TensorType) -> None:
+    if tensor.dtype not in INTEGERS:
+        raise DTypeError("permutation needs a dtype of whole numbers", got=tensor)
+    if len(tensor.shape) != 1 or tensor.shape[0] - 1 > np.iinfo(tensor.dtype.value).max:
+        raise AttributeValueError(
+            "permutation needs one axis whose numbers fit its dtype", got=tensor
+        )
+
+
+def _permutation(context: KernelContext) -> Array:
+    # Every device orders all words, as their order is what the numbers are.
+    (count,) = context.output_shapes[0]
+    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    order = np.argsort(random.words(start, (count,), ((0, count),)), kind="stable")
+    return order[slice(*context.output_regions[0][0])]
+
+
+_register(
+    "permutation",
+    _check_permutation,
+    _permutation,
+    doc="The numbers from 0 to the extent - 1 in a random order.",
+)

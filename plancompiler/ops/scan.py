@@ -1,0 +1,214 @@
+"""Running sums, products and extremes along an axis, which stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import TensorType
+from plancompiler.ops.check import (
+    FLOATS,
+    NUMBERS,
+    axis_attr,
+    bool_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_same_dtype,
+    expect_shape,
+    only_attrs,
+)
+from plancompiler.ops.gradient import only_first
+from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.rule import operand_line
+
+
+def axis_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    """All operands have one shape; the attribute `axis` stays whole."""
+    ndim = len(inputs[0].shape)
+    line = operand_line(ndim, whole=(axis_attr(attrs, ndim),))
+    return f"{', '.join([line] * len(inputs))} -> {', '.join([line] * len(outputs))}"
+
+
+def _reversed(array: Array, axis: int, reverse: bool) -> Array:
+    return np.flip(array, axis) if reverse else array
+
+
+# --- cumsum ---------------------------------------------------------------------------------------
+
+
+def _cumsum_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("cumsum", inputs, 1)
+    only_attrs("cumsum", attrs, "axis", "reverse")
+    expect_dtype("cumsum", inputs[0], NUMBERS)
+    axis_attr(attrs, len(inputs[0].shape))
+    bool_attr(attrs, "reverse", False)
+    return inputs
+
+
+def _cumsum_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    axis = axis_attr(context.attrs, inputs[0].ndim)
+    reverse = bool_attr(context.attrs, "reverse", False)
+    x, out = (_reversed(array, axis, reverse) for array in (inputs[0], outputs[0]))
+    np.add.accumulate(x, axis=axis, dtype=out.dtype, out=out)
+
+
+def _cumsum_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    reverse = not bool_attr(attrs, "reverse", False)
+    return (apply("cumsum", grads[0], axis=attrs["axis"], reverse=reverse),)
+
+
+register(
+    OpDef(
+        "cumsum",
+        infer=_cumsum_infer,
+        rule=axis_rule,
+        kernel=in_float32(_cumsum_kernel),
+        gradient=_cumsum_gradient,
+        linear=((0,),),
+        doc="The sum of all elements up to each along an axis, from its end where `reverse`; in "
+        "the dtype of the input.",
+    )
+)
+
+
+# --- cumprod --------------------------------------------------------------------------------------
+
+
+def _cumprod_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("cumprod", inputs, 1)
+    only_attrs("cumprod", attrs, "axis")
+    expect_dtype("cumprod", inputs[0], NUMBERS)
+    axis_attr(attrs, len(inputs[0].shape))
+    return inputs
+
+
+def _cumprod_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    axis = axis_attr(context.attrs, inputs[0].ndim)
+    np.multiply.accumulate(inputs[0], axis=axis, dtype=outputs[0].dtype, out=outputs[0])
+
+
+def _cumprod_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("cumprod_grad", inputs[0], grads[0], axis=attrs["axis"]),)
+
+
+def _cumprod_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("cumprod_grad", inputs, 2)
+    only_attrs("cumprod_grad", attrs, "axis")
+    expect_dtype("cumprod_grad", inputs[0], FLOATS)
+    expect_same_dtype("cumprod_grad", inputs)
+    expect_shape("cumprod_grad", inputs[1], inputs[0].shape, "gradient")
+    axis_attr(attrs, len(inputs[0].shape))
+    return inputs[:1]
+
+
+def _sum_of_rest(x: Array, dy: Array) -> Array:
+    """For each element the sum, from it to the end, of dy times the running product of x."""
+    found: Array = np.multiply.accumulate(x, axis=-1)
+    np.multiply(found, dy, out=found)
+    return np.add.accumulate(found[..., ::-1], axis=-1)[..., ::-1]
+
+
+def _cumprod_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    # dx[i] is the sum over j >= i of dy[j] times the product of x[0..j] without x[i]: a division
+    # by x[i] before the first zero, a one in its place at the first zero, nothing behind it.
+    axis = axis_attr(context.attrs, inputs[0].ndim)
+    x, dy, dx = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
+    zeros = np.equal(x, 0)
+    if not zeros.any():
+        np.divide(_sum_of_rest(x, dy), x, out=dx)
+        return
+    seen = np.logical_or.accumulate(zeros, axis=-1)
+    first = zeros.copy()
+    first[..., 1:] &= ~seen[..., :-1]
+    safe = np.where(first, 1, x)
+    at_first = _sum_of_rest(safe, dy)
+    before = np.divide(_sum_of_rest(x, dy), np.where(zeros, 1, x))
+    np.copyto(dx, np.where(first, at_first, np.where(seen, 0, before)))
+
+
+register(
+    OpDef(
+        "cumprod",
+        infer=_cumprod_infer,
+        rule=axis_rule,
+        kernel=in_float32(_cumprod_kernel),
+        gradient=_cumprod_gradient,
+        doc="The product of all elements up to each along an axis, in the dtype of the input.",
+    )
+)
+register(
+    OpDef(
+        "cumprod_grad",
+        infer=_cumprod_grad_infer,
+        rule=axis_rule,
+        kernel=in_float32(_cumprod_grad_kernel),
+        linear=((1,),),
+        doc="The gradient of cumprod, also where elements are zero: (x, dy) -> dx.",
+    )
+)
+
+
+# --- cummax and cummin ----------------------------------------------------------------------------
+
+
+def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(kind, inputs, 1)
+        only_attrs(kind, attrs, "axis")
+        expect_dtype(kind, inputs[0], NUMBERS)
+        axis_attr(attrs, len(inputs[0].shape))
+        return inputs[0], TensorType(inputs[0].shape, DType.INT64)
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        axis = axis_attr(context.attrs, inputs[0].ndim)
+        x, values, indices = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
+        ufunc.accumulate(x, axis=-1, out=values)
+        # An element that is the running extreme is its latest place; others keep the one before.
+        places = np.arange(x.shape[-1], dtype=np.int64)
+        np.multiply(np.equal(x, values), places, out=indices)
+        np.maximum.accumulate(indices, axis=-1, out=indices)
+
+    def gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        axis = axis_attr(attrs, inputs[0].ndim)
+        extent = inputs[0].shape[axis]
+        grad = only_first(kind, grads)
+        return (apply("take_along_axis_grad", outputs[1], grad, axis=axis, extent=extent),)
+
+    register(
+        OpDef(
+            kind,
+            infer=infer,
+            rule=axis_rule,
+            kernel=kernel,
+            gradient=gradient,
+            doc=f"The {what} of all elements up to each along an axis, and its latest index.",
+        )
+    )
+
+
+_register_extreme("cummax", np.maximum, "greatest")
+_register_extreme("cummin", np.minimum, "least")

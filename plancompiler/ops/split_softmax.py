@@ -1,0 +1,218 @@
+"""Softmax and cross-entropy with the classes split over devices, without gathering them.
+
+Each is a composition: the greatest logit (partial maxima), then sums of exponentials below it
+(partial sums), as in tensor-parallel training of language models (M. Shoeybi et al., 2019). Only
+one number per row crosses between devices at a time, and gradients stay where their logits are.
+The greatest logit only guards against overflow: it cancels out, so nothing is differentiated
+through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    ANY,
+    FLOATS,
+    INTEGERS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import (
+    contiguous,
+    copy_unless_shared,
+    in_float32,
+    row_blocks,
+    scratch,
+)
+from plancompiler.ops.loss import check_labels, own_rows
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.softmax import IGNORE_INDEX
+
+# --- stop_gradient --------------------------------------------------------------------------------
+
+
+def _stop_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("stop_gradient", inputs, 1)
+    only_attrs("stop_gradient", attrs)
+    expect_dtype("stop_gradient", inputs[0], ANY)
+    return inputs
+
+
+def _stop_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    copy_unless_shared(inputs[0], outputs[0])
+
+
+register(
+    OpDef(
+        "stop_gradient",
+        infer=_stop_infer,
+        rule="... -> ...",
+        kernel=_stop_kernel,
+        gradient=lambda attrs, inputs, outputs, grads: (None,),
+        linear=((0,),),
+        flops=lambda inputs, outputs, attrs: 0,
+        view=((0, 0),),
+        inplace=((0, 0),),
+        doc="The same values, as a constant to differentiation.",
+    )
+)
+
+
+# --- sums over classes ----------------------------------------------------------------------------
+
+
+def _check(kind: str, inputs: Types, attrs: AttrMap, names: Sequence[str]) -> TensorType:
+    """Checks logits, labels and one number per row for each of `names`; returns their type."""
+    expect_inputs(kind, inputs, 2 + len(names))
+    only_attrs(kind, attrs, "ignore_index")
+    int_attr(attrs, "ignore_index", IGNORE_INDEX)
+    logits, labels, *rows = inputs
+    expect_dtype(kind, logits, FLOATS, "logits")
+    expect_dtype(kind, labels, INTEGERS, "labels")
+    expect_ndim(kind, logits, 1, "logits")
+    expect_shape(kind, labels, logits.shape[:-1], "labels (one per row of the logits)")
+    if logits.shape[-1] == 0:
+        raise ShapeError(f"{kind} needs at least one class", got=logits.shape)
+    for tensor, name in zip(rows, names, strict=True):
+        expect_shape(kind, tensor, labels.shape, f"{name} (one per row of the logits)")
+    expect_same_dtype(kind, (logits, *rows))
+    return TensorType(labels.shape, logits.dtype)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    found = _check("class_sums", inputs, attrs, ("shift",))
+    return found, found
+
+
+def _rows(context: KernelContext, labels: Array) -> tuple[Array, Array]:
+    """Rows whose label is a class held here, and its column."""
+    flat = labels.reshape(-1)
+    ignored = int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
+    check_labels("cross_entropy", flat, context.input_shapes[0][-1], ignored)
+    return own_rows(flat, *context.input_regions[0][-1], ignored)
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    logits, labels, shift = inputs
+    total, target = (array.reshape(-1) for array in outputs)
+    width = logits.shape[-1]
+    flat, offset = logits.reshape(labels.size, width), shift.reshape(-1)
+    rows, columns = _rows(context, labels)
+    target.fill(0)
+    target[rows] = flat[rows, columns] - offset[rows]
+    if width == 0:
+        total.fill(0)
+        return
+    for x, low, out in row_blocks(width, flat, offset, total):
+        work = scratch(context, "work", x.shape, x.dtype)
+        np.subtract(x, low[:, None], out=work)
+        np.exp(work, out=work)
+        np.add.reduce(work, axis=-1, out=out)
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    logits, labels, shift = inputs
+    dtotal, dtarget = (
+        shift._full(shift.shape, shift.dtype, 0.0) if grad is None else grad  # noqa: SLF001
+        for grad in grads
+    )
+    dlogits = apply("class_sums_grad", logits, labels, shift, dtotal, dtarget, **attrs)
+    counted = labels.not_equal(int_attr(attrs, "ignore_index", IGNORE_INDEX)).cast(logits.dtype)
+    return dlogits, None, -(outputs[0] * dtotal) - counted * dtarget
+
+
+def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    names = ("shift", "gradient of the sum", "gradient of the target")
+    _check("class_sums_grad", inputs, attrs, names)
+    return inputs[:1]
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    logits, labels, shift, dtotal, dtarget = inputs
+    width = logits.shape[-1]
+    flat, made = (array.reshape(labels.size, width) for array in (logits, outputs[0]))
+    rows, columns = _rows(context, labels)
+    if width:
+        for x, low, factor, out in row_blocks(
+            width, flat, shift.reshape(-1), dtotal.reshape(-1), made
+        ):
+            np.subtract(x, low[:, None], out=out)
+            np.exp(out, out=out)
+            np.multiply(out, factor[:, None], out=out)
+    made[rows, columns] += dtarget.reshape(-1)[rows]
+
+
+register(
+    OpDef(
+        "class_sums",
+        infer=_infer,
+        rule="... v, ..., ... -> ..., ...",
+        kernel=in_float32(contiguous(_kernel)),
+        gradient=_gradient,
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        doc="(logits [..., v], labels, shift) -> per row the sum of exp(logits - shift), and the "
+        "logit of the label minus shift (zero where the label is `ignore_index`). Both are partial "
+        "with the classes split.",
+    )
+)
+register(
+    OpDef(
+        "class_sums_grad",
+        infer=_grad_infer,
+        rule="... v, ..., ..., ..., ... -> ... v",
+        kernel=in_float32(contiguous(_grad_kernel)),
+        linear=((3, 4),),
+        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="The gradient of class_sums by the logits: (logits, labels, shift, dsum, dtarget) -> "
+        "dlogits.",
+    )
+)
+
+
+# --- compositions ---------------------------------------------------------------------------------
+
+
+def split_cross_entropy(logits: Any, labels: Any, ignore_index: int = IGNORE_INDEX) -> Any:
+    """One loss per row, as `cross_entropy`, for logits whose classes may be split over devices.
+
+    Three numbers per row are reduced over the devices; the logits and their gradients are not.
+    """
+    shift = apply("stop_gradient", logits.max(-1))
+    total, target = apply("class_sums", logits, labels, shift, ignore_index=ignore_index)
+    counted = labels.not_equal(ignore_index).cast(logits.dtype)
+    return (total.log() - target) * counted
+
+
+def split_softmax(x: Any, axis: int) -> Any:
+    """Softmax along an axis that may be split over devices."""
+    powers = (x - apply("stop_gradient", x.max(axis, keepdims=True))).exp()
+    return powers / powers.sum(axis, keepdims=True)
+
+
+def split_log_softmax(x: Any, axis: int) -> Any:
+    """The logarithm of softmax along an axis that may be split over devices."""
+    lowered = x - apply("stop_gradient", x.max(axis, keepdims=True))
+    return lowered - lowered.exp().sum(axis, keepdims=True).log()

@@ -1,0 +1,338 @@
+"""More reductions along axes: products, truth values, norms, logsumexp, variance and counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.sbp import Reduction
+from plancompiler.ops.check import ANY, FLOATS, axes_attr, bool_attr, float_attr
+from plancompiler.ops.gradient import expand_to, masked
+from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.reduce import (
+    input_flops,
+    keeps_partial,
+    kept_axes,
+    reduction_infer,
+    reduction_rule,
+    whole_reduction_rule,
+)
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+
+def _axes(context: KernelContext, x: Array) -> tuple[tuple[int, ...], bool]:
+    """The reduced axes and whether they stay."""
+    return axes_attr(context.attrs, x.ndim), bool_attr(context.attrs, "keepdims", False)
+
+
+# --- prod -----------------------------------------------------------------------------------------
+
+
+def _prod_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (x,), (out,) = inputs, outputs
+    axes, keepdims = _axes(context, x)
+    np.multiply.reduce(x, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
+
+
+def _prod_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    # The product of the others: that of all nonzero ones without x, unless another one is zero.
+    x = inputs[0]
+    axes = axes_attr(attrs, x.ndim)
+    is_zero = x.equal(0).cast(x.dtype)
+    safe = x + is_zero
+    product = apply("prod", safe, axes=axes, keepdims=True)
+    alone = (is_zero.sum(axes, keepdims=True) - is_zero).equal(0)
+    grad = expand_to(kept_axes(grads[0], attrs, x), x.shape)
+    return (masked(grad * (product / safe), alone),)
+
+
+register(
+    OpDef(
+        "prod",
+        infer=reduction_infer("prod", empty=True),
+        rule=reduction_rule,
+        kernel=in_float32(_prod_kernel),
+        gradient=_prod_gradient,
+        reduction=Reduction.PROD,
+        extra=keeps_partial(Reduction.PROD),
+        flops=input_flops,
+        doc="The product over axes, in the dtype of the input.",
+    )
+)
+
+
+# --- all, any, count_nonzero ----------------------------------------------------------------------
+
+
+def _register_truth(kind: str, ufunc: np.ufunc, reduction: Reduction, doc: str) -> None:
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        axes, keepdims = _axes(context, inputs[0])
+        ufunc.reduce(inputs[0], axis=axes, out=outputs[0], keepdims=keepdims)
+
+    register(
+        OpDef(
+            kind,
+            infer=reduction_infer(kind, empty=True, dtypes=frozenset({DType.BOOL})),
+            rule=reduction_rule,
+            kernel=kernel,
+            reduction=reduction,
+            extra=keeps_partial(reduction),
+            flops=input_flops,
+            doc=doc,
+        )
+    )
+
+
+_register_truth("all", np.logical_and, Reduction.MIN, "Whether all are True, over axes.")
+_register_truth("any", np.logical_or, Reduction.MAX, "Whether any is True, over axes.")
+
+
+def _count_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    axes, keepdims = _axes(context, inputs[0])
+    found = inputs[0] if inputs[0].dtype == np.bool_ else np.not_equal(inputs[0], 0)
+    np.add.reduce(found, axis=axes, dtype=np.int64, out=outputs[0], keepdims=keepdims)
+
+
+register(
+    OpDef(
+        "count_nonzero",
+        infer=reduction_infer("count_nonzero", empty=True, dtypes=ANY, result=DType.INT64),
+        rule=reduction_rule,
+        kernel=_count_kernel,
+        flops=input_flops,
+        doc="How many elements are not zero (or True), over axes, as int64.",
+    )
+)
+
+
+# --- the parts of norms ---------------------------------------------------------------------------
+
+
+def _square_sum_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x,), (out,) = inputs, outputs
+    axes, keepdims = _axes(context, x)
+    if len(axes) == x.ndim and x.flags.c_contiguous:
+        # An inner product reads x once and writes nothing.
+        flat = x.reshape(-1)
+        out.fill(np.dot(flat, flat))
+        return
+    np.add.reduce(np.square(x), axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
+
+
+def _square_sum_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x = inputs[0]
+    return (x * expand_to(kept_axes(grads[0] * 2.0, attrs, x), x.shape),)
+
+
+register(
+    OpDef(
+        "square_sum",
+        infer=reduction_infer("square_sum", empty=True, dtypes=FLOATS),
+        rule=reduction_rule,
+        kernel=in_float32(_square_sum_kernel),
+        gradient=_square_sum_gradient,
+        flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
+        doc="The sum of squares over axes: the square of the 2-norm.",
+    )
+)
+
+
+def _abs_sum_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x,), (out,) = inputs, outputs
+    axes, keepdims = _axes(context, x)
+    np.add.reduce(np.absolute(x), axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
+
+
+def _abs_sum_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x = inputs[0]
+    return (apply("sign", x) * expand_to(kept_axes(grads[0], attrs, x), x.shape),)
+
+
+register(
+    OpDef(
+        "abs_sum",
+        infer=reduction_infer("abs_sum", empty=True),
+        rule=reduction_rule,
+        kernel=in_float32(_abs_sum_kernel),
+        gradient=_abs_sum_gradient,
+        flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
+        doc="The sum of absolute values over axes: the 1-norm.",
+    )
+)
+
+
+def _abs_max_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x,), (out,) = inputs, outputs
+    axes, keepdims = _axes(context, x)
+    # No absolute value is below 0, which so is that of no elements.
+    np.maximum.reduce(np.absolute(x), axis=axes, out=out, keepdims=keepdims, initial=0)
+
+
+def _abs_max_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x = inputs[0]
+    mask = abs(x).equal(kept_axes(outputs[0], attrs, x))
+    ties = mask.cast(x.dtype).sum(axes_attr(attrs, x.ndim), keepdims=True)
+    share = expand_to(kept_axes(grads[0], attrs, x) / ties, x.shape)
+    return (masked(apply("sign", x) * share, mask),)
+
+
+register(
+    OpDef(
+        "abs_max",
+        infer=reduction_infer("abs_max", empty=True),
+        rule=reduction_rule,
+        kernel=_abs_max_kernel,
+        gradient=_abs_max_gradient,
+        reduction=Reduction.MAX,
+        flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
+        doc="The greatest absolute value over axes: the maximum norm; equal ones share the "
+        "gradient equally.",
+    )
+)
+
+
+# --- logsumexp ------------------------------------------------------------------------------------
+
+
+def _logsumexp_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x,), (out,) = inputs, outputs
+    axes, keepdims = _axes(context, x)
+    greatest = np.maximum.reduce(x, axis=axes, keepdims=True)
+    # Where all are minus infinity, or one is infinite, the greatest is the answer already.
+    shift = np.where(np.isfinite(greatest), greatest, 0)
+    work = np.subtract(x, shift)
+    np.exp(work, out=work)
+    total = np.add.reduce(work, axis=axes, keepdims=True)
+    np.log(total, out=total)
+    np.add(total, shift, out=total)
+    np.copyto(out, total if keepdims else total.reshape(out.shape))
+
+
+def _logsumexp_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    x = inputs[0]
+    share = (x - kept_axes(outputs[0], attrs, x)).exp()
+    return (share * expand_to(kept_axes(grads[0], attrs, x), x.shape),)
+
+
+register(
+    OpDef(
+        "logsumexp",
+        infer=reduction_infer("logsumexp", empty=False, dtypes=FLOATS),
+        rule=whole_reduction_rule,
+        kernel=in_float32(_logsumexp_kernel),
+        gradient=_logsumexp_gradient,
+        flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),
+        doc="log(sum(exp(x))) over axes, which stay whole; without overflow.",
+    )
+)
+
+
+# --- var and std ----------------------------------------------------------------------------------
+
+
+def _degrees(kind: str, shape: tuple[int, ...], attrs: AttrMap) -> float:
+    """The number of reduced elements less the correction."""
+    count = math.prod(shape[axis] for axis in axes_attr(attrs, len(shape)))
+    correction = float_attr(attrs, "correction", 0.0, least=0.0)
+    if correction >= count:
+        raise AttributeValueError(
+            f"{kind} needs more elements than its correction",
+            got=f"correction {correction:g} for {count} elements",
+        )
+    return count - correction
+
+
+def _spread(context: KernelContext, x: Array, out: Array) -> None:
+    """The variance: the mean of squared distances from the mean, in two passes."""
+    axes, keepdims = _axes(context, x)
+    shape = context.input_shapes[0]
+    count = math.prod(shape[axis] for axis in axes)
+    total = np.add.reduce(x, axis=axes, keepdims=True)
+    work = np.subtract(x, np.divide(total, count, out=total))
+    np.square(work, out=work)
+    np.add.reduce(work, axis=axes, out=out, keepdims=keepdims)
+    np.divide(out, _degrees("var", shape, context.attrs), out=out)
+
+
+def _register_spread(
+    kind: str, finish: Callable[..., Any] | None, slope: Callable[[Any, Any], Any], doc: str
+) -> None:
+    """`slope(y, dy)` is the gradient of the variance."""
+    check = reduction_infer(kind, empty=False, dtypes=FLOATS, more=("correction",))
+
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        outputs = check(inputs, attrs)
+        _degrees(kind, inputs[0].shape, attrs)
+        return outputs
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _spread(context, inputs[0], outputs[0])
+        if finish is not None:
+            finish(outputs[0], out=outputs[0])
+
+    def gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        x = inputs[0]
+        scale = slope(outputs[0], grads[0]) * (2.0 / _degrees(kind, x.shape, attrs))
+        centred = x - x.mean(axes_attr(attrs, x.ndim), keepdims=True)
+        return (centred * expand_to(kept_axes(scale, attrs, x), x.shape),)
+
+    register(
+        OpDef(
+            kind,
+            infer=infer,
+            rule=whole_reduction_rule,
+            kernel=in_float32(kernel),
+            gradient=gradient,
+            flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),
+            doc=doc,
+        )
+    )
+
+
+_register_spread(
+    "var",
+    None,
+    lambda y, dy: dy,
+    "The variance over axes, which stay whole; it divides by the number less `correction`.",
+)
+_register_spread(
+    "std",
+    np.sqrt,
+    lambda y, dy: dy / y * 0.5,
+    "The square root of `var`, over axes, which stay whole.",
+)
