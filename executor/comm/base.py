@@ -130,13 +130,15 @@ def publication_of(plan: Plan) -> Publication:
             spec = task.spec
             ranks, occurrence = keys[spec.communicator]
             peers |= set(ranks)
-            published[task.inputs[0]] = plan.register_by_id[task.inputs[0]]
-            output = plan.register_by_id[task.outputs[0]]
-            if output.block in shared_blocks:
-                published[output.id] = output
+            for source in task.inputs:
+                published[source] = plan.register_by_id[source]
+            outputs = [plan.register_by_id[target] for target in task.outputs]
+            for output in outputs:
+                if output.block in shared_blocks:
+                    published[output.id] = output
             lines.setdefault(GroupKey(ranks, occurrence, str(task.stream)), []).append(
                 f"{unpack_id(task.id).family} {spec.primitive} {spec.reduction} "
-                f"{spec.src_axis} {spec.dst_axis} {output.dtype}"
+                f"{spec.src_axis} {spec.dst_axis} {[str(output.dtype) for output in outputs]}"
             )
     groups = tuple(
         GroupDesc(key, hashlib.sha256("\n".join(text).encode()).hexdigest())

@@ -38,7 +38,31 @@ def bind_collective(
     """Resolve one collective to prepared array operations between barriers."""
     ranks, occurrence = communicator_keys(plan)[spec.communicator]
     group = transport.group(GroupKey(ranks, occurrence, str(task.stream)))
-    (source,), (target,) = task.inputs, task.outputs
+    pairs = [
+        _bind_pair(plan, task, spec, memory, transport, group, source, target)
+        for source, target in zip(task.inputs, task.outputs, strict=True)
+    ]
+    period = math.lcm(*map(len, pairs))
+    programs = tuple(
+        _together([pair[step % len(pair)] for pair in pairs]) for step in range(period)
+    )
+    label = f"{spec.primitive} of {task.name!r} (family {unpack_id(task.id).family})"
+    labels = tuple(f"{label}, {phase}" for phase in ("entering", "leaving"))
+    return _Collective(group, programs, labels)
+
+
+def _bind_pair(
+    plan: Plan,
+    task: Task,
+    spec: CollectiveSpec,
+    memory: Memory,
+    transport: Transport,
+    group: Group,
+    source: int,
+    target: int,
+) -> list[Program]:
+    """The work for one value of the collective, per combination of slots."""
+    ranks = group.ranks
     inputs = [_member_slots(plan, task, memory, transport, rank, source) for rank in ranks]
     outputs = [
         memory.slots(target)
@@ -48,18 +72,25 @@ def bind_collective(
     ]
     own_published = transport.peer_register(plan.rank, target) is not None
     shared = own_published and all(slots is not None for slots in outputs)
-    period = math.lcm(len(memory.slots(target)), *map(len, inputs))
-    programs: list[Program] = []
-    for step in range(period):
+    programs = []
+    for step in range(math.lcm(len(memory.slots(target)), *map(len, inputs))):
         sources = [slots[step % len(slots)] for slots in inputs]
         targets = [slots[step % len(slots)] for slots in outputs if slots is not None]
         own = memory.slots(target)[step % len(memory.slots(target))]
         programs.append(
             _program(plan, task, spec, group, sources, own, targets if shared else None)
         )
-    label = f"{spec.primitive} of {task.name!r} (family {unpack_id(task.id).family})"
-    labels = tuple(f"{label}, {phase}" for phase in ("entering", "leaving"))
-    return _Collective(group, tuple(programs), labels)
+    return programs
+
+
+def _together(programs: Sequence[Program]) -> Program:
+    """Several values' work between the same barriers."""
+    depth = max(len(phases) for phases, _ in programs)
+    phases = tuple(
+        tuple(move for each, _ in programs if number < len(each) for move in each[number])
+        for number in range(depth)
+    )
+    return phases, tuple(move for _, epilogue in programs for move in epilogue)
 
 
 class _Collective:

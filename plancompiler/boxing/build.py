@@ -30,8 +30,8 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
     """Families of all boxing edges, numbered along one topological order of the job with its
     boxing.
 
-    A boxing stands right after its value's producer, so that reductions of gradients start early.
-    Ops that update variables stand after everything that reads the old values.
+    A boxing stands right after its value's producer, so that reductions of gradients start early,
+    unless a redistribute asks for a late one. Ops that update variables stand after everything that reads the old values.
     """
     job = graph.job
     if job.world_size > world_size:
@@ -90,6 +90,26 @@ def _updates_last(
     return (*first, *last)
 
 
+def _late_boxings(
+    ops: Sequence[tuple[Op, NdSignature]],
+) -> dict[str, list[tuple[Op, NdSignature]]]:
+    """Late redistributes, by the op before which their boxing stands.
+
+    That is the one they name if it lies between their value's producer and themselves; passes may
+    have moved it or merged it into another.
+    """
+    place = {op.name: number for number, (op, _) in enumerate(ops)}
+    made = {value.name: number for number, (op, _) in enumerate(ops) for value in op.outputs}
+    found: dict[str, list[tuple[Op, NdSignature]]] = {}
+    for op, signature in ops:
+        named = op.attr("late") if op.kind == "redistribute" else None
+        if isinstance(named, str):
+            start = place.get(named, -1)
+            fits = made[op.inputs[0].name] < start <= place[op.name]
+            found.setdefault(named if fits else op.name, []).append((op, signature))
+    return found
+
+
 class _Builder:
     def __init__(self, ops: Sequence[tuple[Op, NdSignature]]) -> None:
         self.placed: list[PlacedOp] = []
@@ -98,16 +118,31 @@ class _Builder:
         self._next = 0
         self._located: dict[tuple[str, Target], FamilyOutput] = {}
         self._targets: dict[str, dict[Target, None]] = {}
+        self._made: dict[str, tuple[Op, NdSbp, FamilyOutput]] = {}
+        self._late: dict[str, FamilyOutput] = {}
+        self._late_before = _late_boxings(ops)
+        late = {op.name for boxings in self._late_before.values() for op, _ in boxings}
         for op, signature in ops:
-            for value, sbp in zip(op.inputs, signature.inputs, strict=True):
-                self._targets.setdefault(value.name, {})[(op.placement, sbp)] = None
+            if op.name not in late:
+                for value, sbp in zip(op.inputs, signature.inputs, strict=True):
+                    self._targets.setdefault(value.name, {})[(op.placement, sbp)] = None
 
     def add(self, op: Op, signature: NdSignature) -> None:
-        """Number the op's family, then those that box its outputs."""
-        inputs = tuple(
-            self._located[value.name, (op.placement, sbp)]
-            for value, sbp in zip(op.inputs, signature.inputs, strict=True)
-        )
+        """Number the late boxings that start here, the op's family, then those that box its
+        outputs.
+        """
+        for reader, wanted in self._late_before.get(op.name, ()):
+            value = reader.inputs[0]
+            maker, sbp, made = self._made[value.name]
+            target = (reader.placement, wanted.inputs[0])
+            self._late[reader.name] = self._box(maker, value, sbp, made, target, late=True)
+        if op.name in self._late:
+            inputs: tuple[FamilyOutput, ...] = (self._late[op.name],)
+        else:
+            inputs = tuple(
+                self._located[value.name, (op.placement, sbp)]
+                for value, sbp in zip(op.inputs, signature.inputs, strict=True)
+            )
         number = self._number()
         self.placed.append(PlacedOp(op, signature, number, inputs))
         self._families[number] = TaskFamily(
@@ -125,6 +160,7 @@ class _Builder:
         for slot, (value, sbp) in enumerate(zip(op.outputs, signature.outputs, strict=True)):
             made = FamilyOutput(number, slot)
             self._located[value.name, (op.placement, sbp)] = made
+            self._made[value.name] = (op, sbp, made)
             for target in self._targets.get(value.name, ()):
                 if target != (op.placement, sbp):
                     self._located[value.name, target] = self._box(op, value, sbp, made, target)
@@ -144,15 +180,23 @@ class _Builder:
         return self._next - 1
 
     def _box(
-        self, op: Op, value: Value, sbp: NdSbp, made: FamilyOutput, target: Target
+        self,
+        op: Op,
+        value: Value,
+        sbp: NdSbp,
+        made: FamilyOutput,
+        target: Target,
+        late: bool = False,
     ) -> FamilyOutput:
         placement, wanted = target
         plan = plan_boxing(op.placement, sbp, placement, wanted, value.shape, value.dtype)
         for step in plan.before:
             shared = (value.name, (op.placement, step.after))
-            known = self._located.get(shared)
-            made = known or self._step(op, value, made, step)
-            self._located[shared] = made
+            if late:
+                made = self._step(op, value, made, step, late)
+            else:
+                made = self._located.get(shared) or self._step(op, value, made, step)
+                self._located[shared] = made
         if plan.exchange is None:
             return made
         if op.kind == "variable" and self._families[made.family].kind is TaskKind.VARIABLE:
@@ -163,6 +207,7 @@ class _Builder:
             reduction=exchange.reduction,
             src_placement=exchange.src_placement,
             src_sbp=exchange.src_sbp,
+            late=late,
         )
         layout = TensorLayout(value.shape, value.dtype, exchange.dst_sbp)
         copied = self._transport_family(
@@ -178,7 +223,9 @@ class _Builder:
             op,
         )
 
-    def _step(self, op: Op, value: Value, made: FamilyOutput, step: BoxingStep) -> FamilyOutput:
+    def _step(
+        self, op: Op, value: Value, made: FamilyOutput, step: BoxingStep, late: bool = False
+    ) -> FamilyOutput:
         return self._transport_family(
             step.kind,
             f"{value.name}:{step.primitive}",
@@ -192,6 +239,7 @@ class _Builder:
                 src_axis=step.src_axis,
                 dst_axis=step.dst_axis,
                 src_sbp=step.before,
+                late=late,
             ),
             op,
         )

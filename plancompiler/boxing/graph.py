@@ -57,7 +57,10 @@ class Transfer:
     src_placement: Placement | None = None
     """Set for exchanges between placements."""
     src_sbp: NdSbp | None = None
-    """Layout of the input."""
+    """Layout of the input (of a fused reduction, of its last)."""
+    late: bool = False
+    """Whether it waits for the op before it in the global order, though it needs nothing of it: it
+    must not hold memory earlier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,9 @@ class _Layouts:
 
     def record(self, op: Op, signature: NdSignature) -> None:
         """Remember an op's choice."""
+        own = op.attr("late") is not None  # a late boxing serves its redistribute alone
         for value, sbp in zip(op.inputs, signature.inputs, strict=True):
-            if value.placement == op.placement and sbp != self.made[value.name]:
+            if not own and value.placement == op.placement and sbp != self.made[value.name]:
                 self._asked.setdefault(value.name, set()).add(sbp)
                 known = self._boxed.get(value.name, frozenset())
                 if sbp not in known:

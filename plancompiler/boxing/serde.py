@@ -129,6 +129,7 @@ def _write_families(
         [tables.optional_placement(one.src_placement) for one in transfers]
     )
     body.transfer_src_sbp.extend([tables.optional_sbp(one.src_sbp) for one in transfers])
+    body.transfer_late.extend([int(one.late) for one in transfers])
 
 
 def _read(
@@ -167,6 +168,7 @@ def _read_families(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[Tas
             body.transfer_dst_axis[:],
             pick_optional(tables.placements, body.transfer_src_placement[:]),
             pick_optional(tables.sbps, body.transfer_src_sbp[:]),
+            [bool(flag) for flag in body.transfer_late],
         )
     )
     inputs = build(FamilyOutput, body.family_input_family[:], body.family_input_slot[:])

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from plancompiler.boxing.graph import BoxingTaskGraph
+from plancompiler.boxing.report import TransferCost, boxing_costs
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
@@ -25,6 +26,7 @@ from plancompiler.cli.options import (
     settings_option,
 )
 from plancompiler.cli.output import format_bytes, print_json, print_note, print_table
+from plancompiler.cli.plan_view import plain_data
 from plancompiler.errors import VerifyError
 from plancompiler.ir import Job
 from plancompiler.lower.compile import MODES, Compilation, compile_plans, resolve_mode
@@ -55,6 +57,7 @@ _PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")
 @click.option(
     "--check-modes", is_flag=True, help="Compile in all four modes; fail where plans differ."
 )
+@click.option("--costs", is_flag=True, help="List every layout change and what it should cost.")
 @settings_option
 @json_option
 def compile_command(
@@ -64,6 +67,7 @@ def compile_command(
     only_ranks: tuple[int, ...],
     out: Path | None,
     check_modes: bool,
+    costs: bool,
     settings: Mapping[str, Setting],
     as_json: bool,
 ) -> None:
@@ -85,12 +89,18 @@ def compile_command(
     if check_modes:
         check_all_modes(job, world_size, compilation, only)
         summary["modes_equal"] = True
+    transfers = boxing_costs(compilation.graph) if costs else ()
+    if costs:
+        summary["transfers"] = [plain_data(each) for each in transfers]
     if out is not None:
         write_plans(compilation, summary, out)
     if as_json:
         print_json(summary)
     else:
         print_table(("what", "value"), _lines(summary))
+    if costs and not as_json:
+        click.echo()
+        print_costs(transfers)
 
 
 def summarize(compilation: Compilation, trace_seconds: float) -> dict[str, Any]:
@@ -119,6 +129,26 @@ def summarize(compilation: Compilation, trace_seconds: float) -> dict[str, Any]:
         "peak_rss_mib": peak_rss_mib(),
         "digest": compilation.digest,
     }
+
+
+def print_costs(transfers: Iterable[TransferCost]) -> None:
+    """One line per layout change, in global order."""
+    print_table(
+        ("value", "change", "from", "to", ">devices", ">bytes a rank", ">estimate", "source"),
+        (
+            (
+                each.name,
+                each.primitive,
+                each.before,
+                each.after,
+                each.devices,
+                format_bytes(each.bytes_per_rank),
+                f"{each.seconds * 1e6:.1f} us",
+                each.source,
+            )
+            for each in transfers
+        ),
+    )
 
 
 def count_boxing_edges(graph: BoxingTaskGraph) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from plancompiler.errors import GradientError
 from plancompiler.frontend.trace import JobBuilder, current_builder
-from plancompiler.ir import Op, Value
+from plancompiler.ir import Op, Phase, Value
 from plancompiler.ops.registry import op_def
 
 
@@ -35,15 +35,16 @@ def gradients(loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
     recorded = tuple(builder.ops)
     reached = _reached(recorded, wrt)
     found: dict[str, Value] = {}
-    if loss.name in reached:
-        with builder.lines_of(producers[0].source):
-            found[loss.name] = builder.full(loss.placement, (), loss.dtype, 1.0)
-    for op in reversed(recorded):
-        if any(value.name in found for value in op.outputs) and any(
-            value.name in reached for value in op.inputs
-        ):
-            with builder.lines_of(op.source):
-                _accumulate(builder, op, reached, found)
+    with builder.phase(Phase.BACKWARD):
+        if loss.name in reached:
+            with builder.lines_of(producers[0].source):
+                found[loss.name] = builder.full(loss.placement, (), loss.dtype, 1.0)
+        for op in reversed(recorded):
+            if any(value.name in found for value in op.outputs) and any(
+                value.name in reached for value in op.inputs
+            ):
+                with builder.lines_of(op.source):
+                    _accumulate(builder, op, reached, found)
     return [found.get(value.name) for value in wrt]
 
 

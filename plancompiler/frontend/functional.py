@@ -20,6 +20,7 @@ from plancompiler.ir.operators import (
     is_scalar,
     normalize_axes,
 )
+from plancompiler.ops import split_softmax
 from plancompiler.ops.registry import apply, apply_source
 
 Tensor = TypeVar("Tensor", bound=TensorOperators)
@@ -266,13 +267,23 @@ def argmax(x: Tensor, axis: int = -1, keepdims: bool = False) -> Tensor:
     return x.argmax(axis, keepdims)
 
 
-def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) normalised to sum to one along an axis."""
+def softmax(x: Tensor, axis: int = -1, split_axis: bool = False) -> Tensor:
+    """exp(x) normalised to sum to one along an axis.
+
+    With `split_axis` the axis may be split over devices: maxima and sums are reduced, x is not
+    gathered.
+    """
+    if split_axis:
+        found: Tensor = split_softmax.split_softmax(x, normalize_axes(axis, x.ndim)[0])
+        return found
     return x.softmax(axis)
 
 
-def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Logarithm of softmax, computed without overflow."""
+def log_softmax(x: Tensor, axis: int = -1, split_axis: bool = False) -> Tensor:
+    """Logarithm of softmax, computed without overflow; `split_axis` as in `softmax`."""
+    if split_axis:
+        found: Tensor = split_softmax.split_log_softmax(x, normalize_axes(axis, x.ndim)[0])
+        return found
     return x.log_softmax(axis)
 
 
@@ -299,20 +310,31 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, reduction: str = "mean", ignore_index: int | None = -100
+    logits: Tensor,
+    labels: Tensor,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    split_classes: bool = False,
 ) -> Tensor:
     """-log softmax(logits)[label], of logits [..., classes] and integer labels [...].
 
     Positions whose label is `ignore_index` have no loss and do not count; None says that every
     position counts, which saves counting. `reduction` is "mean" (over the positions that count),
     "sum" or "none" (one loss per position). Any other label that is no class fails the run.
+
+    With `split_classes` the classes may be split over devices, as a tensor-parallel last layer
+    leaves them: three numbers per position are reduced, and neither logits nor their gradients are
+    gathered.
     """
     if reduction not in ("mean", "sum", "none"):
         raise AttributeValueError(
             "unknown reduction of cross_entropy", got=repr(reduction), expected="mean, sum or none"
         )
     losses: Tensor
-    if ignore_index is None:
+    if split_classes:
+        attrs = {} if ignore_index is None else {"ignore_index": ignore_index}
+        losses = split_softmax.split_cross_entropy(logits, labels, **attrs)
+    elif ignore_index is None:
         losses = apply("cross_entropy", logits, labels)
     else:
         losses = apply("cross_entropy", logits, labels, ignore_index=ignore_index)

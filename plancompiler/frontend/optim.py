@@ -15,7 +15,7 @@ from plancompiler.errors import AttributeValueError, GradientError, UsageError
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.nn.module import Parameter
 from plancompiler.frontend.trace import JobBuilder, current_builder
-from plancompiler.ir import AttrValue, DType, Op, Value
+from plancompiler.ir import AttrValue, DType, Op, Phase, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,28 @@ class Optimizer(ABC):
                     source=builder.source_line(),
                     hint="freeze it, or leave it out of `parameters`",
                 )
-            self._append_update(builder, op, value, grad)
             found.append(grad)
+        self.apply(variables, found)
         return found
+
+    def apply(self, parameters: Iterable[Parameter | Value], gradients: Sequence[Value]) -> None:
+        """Append the update of each parameter by a gradient that the caller made, in the same
+        order: one of `pc.gradients`, scaled, clipped or summed.
+
+        Raises UsageError where their numbers or types differ.
+        """
+        builder = current_builder()
+        variables = _variables(builder, parameters)
+        if [value.type for value in variables] != [grad.type for grad in gradients]:
+            raise UsageError(
+                "every parameter needs a gradient of its shape and dtype",
+                source=builder.source_line(),
+                got=", ".join(str(grad.type) for grad in gradients) or "no gradient",
+                expected=", ".join(str(value.type) for value in variables),
+            )
+        with builder.phase(Phase.UPDATE):
+            for value, grad in zip(variables, gradients, strict=True):
+                self._append_update(builder, builder.producer(value), value, grad)
 
     def _append_update(self, builder: JobBuilder, op: Op, value: Value, grad: Value) -> None:
         rate = builder.source(value.placement, "learning_rate", self._rate_attrs())[0]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -26,35 +27,40 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.ir import (
+    NO_ORIGIN,
     UNKNOWN_SOURCE,
     AttrValue,
+    Config,
     DType,
     Job,
     NdSbp,
     Op,
+    Origin,
+    Phase,
     Placement,
     SourceLine,
     Value,
     freeze_attrs,
     verify_job,
 )
+from plancompiler.ir.config import DEFAULT_CONFIG
 from plancompiler.ir.operators import SbpLike, Scalar
 from plancompiler.ir.value import ACTIVE_TRACER, Tracer
+from plancompiler.ops.liveness import live_ops
 from plancompiler.ops.registry import op_def
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 CONSTANT_ELEMENTS = 1024
 """A constant is part of the job's text and travels with it, so it must be small."""
-_KEPT_KINDS = frozenset({"input", "output", "variable"})
-"""Kinds that stay in a job though nobody reads them: they are what the job promises its user."""
 
 
 class JobBuilder:
     """The tracer of one job: names ops, infers types, remembers the user's lines."""
 
-    def __init__(self, name: str, seed: int = 0) -> None:
+    def __init__(self, name: str, seed: int = 0, config: Config | None = None) -> None:
         self.name = name
         self.seed = seed
+        self.config = DEFAULT_CONFIG if config is None else config
         self.ops: list[Op] = []
         """Everything recorded so far, in order."""
         self.attachments: dict[object, object] = {}
@@ -64,6 +70,7 @@ class JobBuilder:
         self._numbers: dict[str, int] = {}
         self._shared: dict[object, tuple[Value, ...]] = {}
         self._source: SourceLine | None = None
+        self._origin = NO_ORIGIN
         self._shown_paths: dict[str, str] = {}
 
     # The Tracer protocol.
@@ -155,8 +162,12 @@ class JobBuilder:
             Value(value_name, tensor.shape, tensor.dtype, placement)
             for value_name, tensor in zip(names, types, strict=True)
         )
-        op = Op(name, kind, tuple(inputs), outputs, freeze_attrs(plain), placement, sbp, source)
-        self._counts[kind] = self._counts.get(kind, 0) + 1
+        attributes = freeze_attrs(plain)
+        op = Op(
+            name, kind, tuple(inputs), outputs, attributes, placement, sbp, source, self._origin
+        )
+        stem = _stem(kind)
+        self._counts[stem] = self._counts.get(stem, 0) + 1
         self.ops.append(op)
         for value in outputs:
             self._producers[value.name] = (op, value)
@@ -181,28 +192,46 @@ class JobBuilder:
         finally:
             self._source = before
 
+    @contextmanager
+    def originating(self, origin: Origin) -> Iterator[None]:
+        """Ops recorded inside come from there."""
+        before, self._origin = self._origin, origin
+        try:
+            yield
+        finally:
+            self._origin = before
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Ops recorded inside belong to this phase of the step, and to no region."""
+        return self.originating(Origin(phase))
+
+    @contextmanager
+    def region(self, name: str, checkpoint: bool) -> Iterator[None]:
+        """Ops recorded inside may be computed again together; the outermost region counts.
+
+        Within a region that is only a candidate, one that the user marked takes over.
+        """
+        outer = self._origin
+        if outer.region and (outer.checkpoint or not checkpoint):
+            yield
+            return
+        numbered = f"{name}_{self.next_number(f'region {name}')}"
+        with self.originating(replace(outer, region=numbered, checkpoint=checkpoint)):
+            yield
+
     def source_line(self) -> SourceLine:
         """The user's line that is being recorded."""
         return user_line(self._shown_paths) if self._source is None else self._source
 
     def finish(self) -> Job:
         """The checked job: ops that influence no output, update or variable are left out."""
-        needed: set[str] = set()
-        kept = []
-        for op in reversed(self.ops):
-            if (
-                op.kind in _KEPT_KINDS
-                or op_def(op.kind).mutates
-                or any(value.name in needed for value in op.outputs)
-            ):
-                kept.append(op)
-                needed.update(value.name for value in op.inputs)
-        job = Job(self.name, tuple(reversed(kept)), self.seed)
+        job = Job(self.name, live_ops(self.ops), self.seed, self.config)
         verify_job(job)
         return job
 
     def _next_name(self, kind: str) -> str:
-        return f"{kind}_{self._counts.get(kind, 0)}"
+        stem = _stem(kind)
+        return f"{stem}_{self._counts.get(stem, 0)}"
 
     def _check_owned(self, value: object) -> None:
         if not isinstance(value, Value):
@@ -223,9 +252,9 @@ class JobBuilder:
 class _JobTrace:
     """The context manager behind `job`."""
 
-    def __init__(self, name: str, seed: int) -> None:
-        self._builder = JobBuilder(name, seed)
-        self._job = Job(name, (), seed)
+    def __init__(self, name: str, seed: int, config: Config | None) -> None:
+        self._builder = JobBuilder(name, seed, config)
+        self._job = Job(name, (), seed, self._builder.config)
         self._token: Token[Tracer | None] | None = None
 
     def __enter__(self) -> Job:
@@ -257,13 +286,14 @@ class _JobTrace:
         # was empty (a user who read job.inputs inside the block) is forgotten.
         fresh = self._job.__dict__
         fresh.clear()
-        fresh.update(name=finished.name, ops=finished.ops, seed=finished.seed)
+        fresh.update({each.name: getattr(finished, each.name) for each in fields(finished)})
 
 
-def job(name: str, seed: int = 0) -> _JobTrace:
+def job(name: str, seed: int = 0, config: Config | None = None) -> _JobTrace:
     """Trace a job: `with pc.job("mlp") as job: ...`, after which `job` is a complete `Job`.
 
-    `seed` drives initialisers, dropout and data order. An exception in the body propagates and
+    `seed` drives initialisers, dropout and data order; `config` says how the job wants to be
+    compiled, wherever that happens (`pc.Config(zero=1)`). An exception in the body propagates and
     leaves the job empty; one of ours learns the user's line on the way, if it has none. Raises
     JobError at the end of the block if nothing is reported (`pc.output`) or two inputs, outputs
     or variables have one name.
@@ -272,7 +302,11 @@ def job(name: str, seed: int = 0) -> _JobTrace:
         raise UsageError("a job needs a name", got=repr(name), expected="a non-empty string")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise UsageError("a seed is a whole number of 63 bits", got=repr(seed))
-    return _JobTrace(name, seed)
+    if config is not None and not isinstance(config, Config):
+        raise UsageError(
+            "a job's config must be a Config", got=type(config).__name__, expected="pc.Config(...)"
+        )
+    return _JobTrace(name, seed, config)
 
 
 def as_job(value: object) -> Job:
@@ -436,6 +470,11 @@ def _raised_line(traceback: TracebackType) -> SourceLine | None:
             found = SourceLine(shown, step.tb_lineno)
         step = step.tb_next
     return found
+
+
+def _stem(kind: str) -> str:
+    """What the ops of a kind are named after: for a custom op, its function."""
+    return kind.rpartition(":")[2].rpartition(".")[2]
 
 
 def _dtype_name(dtype: DType | str) -> str:

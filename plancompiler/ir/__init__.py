@@ -1,11 +1,15 @@
 """Leaf types of the compiler: dtypes, placements, SBP, values, ops and jobs."""
 
+from plancompiler.ir.config import Config
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.job import Job, verify_job
 from plancompiler.ir.op import (
+    NO_ORIGIN,
     UNKNOWN_SOURCE,
     Attrs,
     AttrValue,
+    Origin,
+    Phase,
     SourceLine,
     TensorType,
     freeze_attrs,
@@ -26,16 +30,20 @@ from plancompiler.ir.value import Op, Value
 
 __all__ = [
     "BROADCAST",
+    "NO_ORIGIN",
     "PARTIAL_SUM",
     "UNKNOWN_SOURCE",
     "AttrValue",
     "Attrs",
     "Broadcast",
+    "Config",
     "DType",
     "Job",
     "NdSbp",
     "Op",
+    "Origin",
     "Partial",
+    "Phase",
     "Placement",
     "Reduction",
     "Sbp",

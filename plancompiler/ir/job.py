@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plancompiler.errors import JobError
+from plancompiler.ir.config import DEFAULT_CONFIG, Config
 from plancompiler.ir.op import AttrValue
 from plancompiler.ir.value import Op, Value
 
@@ -18,6 +19,8 @@ class Job:
     ops: tuple[Op, ...]
     seed: int = 0
     """Seed of initialisers, dropout and data order."""
+    config: Config = DEFAULT_CONFIG
+    """How the job wants to be compiled."""
 
     @cached_property
     def inputs(self) -> dict[str, Value]:
@@ -40,7 +43,8 @@ class Job:
         return 1 + max((max(op.placement.rank_list) for op in self.ops), default=-1)
 
     def __str__(self) -> str:
-        lines = [f"job {self.name} (seed {self.seed})"]
+        config = str(self.config)
+        lines = [f"job {self.name} (seed {self.seed})" + (f" {config}" if config else "")]
         for op in self.ops:
             results = ", ".join(str(value) for value in op.outputs)
             arguments = ", ".join(f"%{value.name}" for value in op.inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,3 +42,31 @@ class SourceLine:
 
 
 UNKNOWN_SOURCE = SourceLine("", 0)
+
+
+class Phase(enum.Enum):
+    """The part of a training step that an op belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    """Traced by differentiation: the gradient's seed and all that follows from it."""
+    UPDATE = "update"
+    """Traced by an optimizer besides the gradients: what changes variables."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What of the user's program made an op; passes decide by it."""
+
+    phase: Phase = Phase.FORWARD
+    region: str = ""
+    """The call of a module or function that may be computed again for backward; empty outside."""
+    checkpoint: bool = False
+    """Whether the user asked for that (`pc.checkpoint`)."""
+
+
+NO_ORIGIN = Origin()
+"""Of ops outside all that Origin tells apart."""

@@ -123,8 +123,7 @@ class Placement:
         return parallel_id
 
     def group(self, rank: int, mesh_axes: Sequence[int]) -> tuple[int, ...]:
-        """Ranks that differ from `rank` only along `mesh_axes`, in row-major order of those axes.
-        """
+        """Ranks that differ from `rank` only along `mesh_axes`, in row-major order of these."""
         coordinates = self.coordinates(self.parallel_id(rank))
         index = tuple(
             slice(None) if axis in mesh_axes else coordinate

@@ -1,5 +1,4 @@
-"""SBP: how a tensor lies on one mesh axis (split, broadcast, partial), and on all of them (NdSbp).
-"""
+"""SBP: how a tensor lies on a mesh axis (split, broadcast, partial), and on all of them (NdSbp)."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ class Primitive(enum.Enum):
 
 
 RANK_BITS = 20
-FAMILY_BITS = 24
+FAMILY_BITS = 22
 LANE_BITS = 14
-SLOT_BITS = 5
+SLOT_BITS = 7
 
 assert RANK_BITS + FAMILY_BITS + LANE_BITS + SLOT_BITS == 63
 

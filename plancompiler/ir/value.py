@@ -9,7 +9,15 @@ from typing import Protocol
 
 from plancompiler.errors import TracingError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import UNKNOWN_SOURCE, Attrs, AttrValue, SourceLine, TensorType
+from plancompiler.ir.op import (
+    NO_ORIGIN,
+    UNKNOWN_SOURCE,
+    Attrs,
+    AttrValue,
+    Origin,
+    SourceLine,
+    TensorType,
+)
 from plancompiler.ir.operators import Scalar, TensorOperators
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
@@ -75,6 +83,7 @@ class Op:
     """What the user demands of the outputs' layout (inputs, variables, redistribute); else
     inferred."""
     source: SourceLine = UNKNOWN_SOURCE
+    origin: Origin = NO_ORIGIN
 
     def attr(self, name: str, default: AttrValue | None = None) -> AttrValue | None:
         """An attribute, or the default where it is not set."""

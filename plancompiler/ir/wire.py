@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from plancompiler.errors import PlanCompilerError, WireFormatError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import Attrs, AttrValue, SourceLine
+from plancompiler.ir.op import Attrs, AttrValue, Origin, Phase, SourceLine
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp, Reduction
 from plancompiler.ir.shard import Region
@@ -164,6 +164,7 @@ DTYPES = Codes(DType)
 REDUCTIONS = Codes(Reduction)
 PRIMITIVES = Codes(Primitive)
 TASK_KINDS = Codes(TaskKind)
+PHASES = Codes(Phase)
 
 
 def pick(table: Sequence[T], column: Sequence[int]) -> list[T]:
@@ -238,6 +239,7 @@ class TableWriter:
         self.placements = _Interned()
         self.shapes = _Interned()
         self.regions = _Interned()
+        self.origins = _Interned()
         self._sbps = _Interned()
         self._sources = _Interned()
         self._attr_sets: dict[str, tuple[int, Attrs]] = {}
@@ -291,6 +293,10 @@ class TableWriter:
         message.sbp.extend([strings[str(sbp)] for sbp in self._sbps])
         message.source_file.extend([strings[file] for file, _ in self._sources])
         message.source_line.extend([line for _, line in self._sources])
+        origins: list[Origin] = list(self.origins)
+        message.origin_phase.extend(PHASES.encode(each.phase for each in origins))
+        message.origin_region.extend([strings[each.region] for each in origins])
+        message.origin_checkpoint.extend([int(each.checkpoint) for each in origins])
         self._write_attrs(message)
         message.strings.extend(self.strings)
 
@@ -364,6 +370,9 @@ class TableReader:
         self.sbps = [NdSbp.of(text) for text in pick(self.strings, message.sbp[:])]
         files = pick(self.strings, message.source_file[:])
         self.sources = build(SourceLine, files, message.source_line[:])
+        regions = pick(self.strings, message.origin_region[:])
+        marked = [bool(flag) for flag in message.origin_checkpoint[:]]
+        self.origins = build(Origin, PHASES.decode(message.origin_phase[:]), regions, marked)
         self.attr_sets = self._attr_sets(message)
 
     def _placements(self, message: Any, data_bytes: int) -> list[Placement]:

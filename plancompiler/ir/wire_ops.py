@@ -55,6 +55,7 @@ def write_ops(message: Any, tables: TableWriter, ops: Sequence[Op]) -> None:
     message.op_placement.extend([placements[op.placement] for op in ops])
     message.op_sbp.extend([tables.optional_sbp(op.sbp) for op in ops])
     message.op_source.extend([tables.source(op.source) for op in ops])
+    message.op_origin.extend([tables.origins[op.origin] for op in ops])
 
 
 def read_ops(message: Any, tables: TableReader) -> list[Op]:
@@ -77,4 +78,5 @@ def read_ops(message: Any, tables: TableReader) -> list[Op]:
         pick(placements, message.op_placement[:]),
         pick_optional(tables.sbps, message.op_sbp[:]),
         pick(tables.sources, message.op_source[:]),
+        pick(tables.origins, message.op_origin[:]),
     )

@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from plancompiler.boxing.build import build_boxing_task_graph
+from plancompiler.boxing.fuse import fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.serde import graph_to_bytes, slice_to_bytes
@@ -30,7 +31,7 @@ from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.naive import expand_all_ranks
 from plancompiler.lower.rank import compile_rank
 from plancompiler.lower.rank_process import compile_in_processes
-from plancompiler.passes import run_passes
+from plancompiler.passes import PassRecord, run_passes
 from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.text import format_plan
@@ -78,6 +79,8 @@ class Compilation:
     """Wire form of each compiled rank's slice; ranks with equal slices share one bytes object."""
     graph_bytes: int = 0
     """Size of the boxing task graph's wire form."""
+    passes: tuple[PassRecord, ...] = ()
+    """What each pass did, in order."""
 
     @cached_property
     def texts(self) -> dict[int, str]:
@@ -95,18 +98,27 @@ class Compilation:
 
 
 def build_graph(
-    job: Job, world_size: int, seconds: dict[str, float] | None = None, dump: Path | None = None
+    job: Job,
+    world_size: int,
+    seconds: dict[str, float] | None = None,
+    dump: Path | None = None,
+    records: list[PassRecord] | None = None,
 ) -> BoxingTaskGraph:
-    """The master's part: passes, SBP inference, boxing. `seconds` receives the time per stage."""
+    """The master's part: passes, SBP inference, boxing. `seconds` receives the time per stage,
+    `records` what each pass did.
+    """
     clock = _Clock({} if seconds is None else seconds)
     with clock.stage("passes"):
-        job = run_passes(job)
+        job, done = run_passes(job)
+    if records is not None:
+        records.extend(done)
     _dump(dump, "job.txt", lambda: str(job))
     with clock.stage("sbp"):
         op_graph = infer_sbp(job)
     _dump(dump, "op_graph.txt", lambda: format_op_graph(op_graph))
     with clock.stage("boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
+        graph, _ = fuse_reductions(graph, job.config.fuse_bytes)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
     return graph
 
@@ -128,7 +140,8 @@ def compile_plans(
     ranks = _checked_ranks(world_size, only_ranks)
     master_seconds: dict[str, float] = {}
     clock = _Clock(master_seconds)
-    graph = build_graph(job, world_size, master_seconds, dump)
+    records: list[PassRecord] = []
+    graph = build_graph(job, world_size, master_seconds, dump, records)
     slicer = Slicer(graph)
     slices = {rank: slicer.for_rank(rank) for rank in ranks}
     with clock.stage("serialize"):
@@ -152,6 +165,7 @@ def compile_plans(
         rank_seconds=rank_seconds,
         slices=wire,
         graph_bytes=graph_bytes,
+        passes=tuple(records),
     )
     for rank, rank_slice in slices.items():
         _dump(dump, f"slice_{rank}.txt", partial(format_slice, rank_slice))

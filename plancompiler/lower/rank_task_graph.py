@@ -52,6 +52,8 @@ class RankTask:
     outputs: tuple[int, ...]
     spec: TaskSpec
     source: SourceLine
+    late: bool = False
+    """Whether it waits for the compute task before it in plan order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,8 @@ class _Builder:
             src_axis=transfer.src_axis,
             dst_axis=transfer.dst_axis,
         )
-        self._single(family, family.kind, (self._local_register(family.inputs[0]),), spec)
+        inputs = tuple(self._local_register(source) for source in family.inputs)
+        self._transport_task(family, family.kind, inputs, spec)
 
     def _add_copies(self, family: TaskFamily) -> None:
         """One CopyCommNet task per source device on another rank; the lane is its parallel id."""
@@ -345,7 +348,9 @@ class _Builder:
             pieces = (Piece(0, box, tuple((0, stop - start) for start, stop in box)),)
         elif transfer.primitive is Primitive.PARTIALISE and not self._keeps_value(family):
             kind, reduction, pieces = TaskKind.BOXING_ZEROS, transfer.reduction, ()
-        self._single(family, kind, (source,) if pieces else (), SliceSpec(reduction, pieces))
+        self._transport_task(
+            family, kind, (source,) if pieces else (), SliceSpec(reduction, pieces)
+        )
 
     def _keeps_value(self, family: TaskFamily) -> bool:
         """Whether this rank keeps the value in B → P: the first along the axes, or all for avg."""
@@ -376,18 +381,25 @@ class _Builder:
         kind = family.kind
         if not sources:
             kind, reduction = TaskKind.BOXING_ZEROS, exchange.fill(self._rank) or Reduction.SUM
-        self._single(family, kind, tuple(inputs), SliceSpec(reduction, tuple(pieces)))
+        self._transport_task(family, kind, tuple(inputs), SliceSpec(reduction, tuple(pieces)))
 
-    def _single(
+    def _transport_task(
         self, family: TaskFamily, kind: TaskKind, inputs: tuple[int, ...], spec: TaskSpec
     ) -> None:
-        """A transport task with one output laid out as the family says."""
+        """A transport task whose outputs are laid out as the family says."""
         task = pack_task_id(self._rank, family.number)
-        layout = family.outputs[0]
-        shape = local_shape(layout.shape, family.placement, layout.sbp, self._rank)
-        register = self._register(FamilyOutput(family.number, 0), family.name, layout, shape, task)
+        registers = [
+            self._register(
+                FamilyOutput(family.number, slot),
+                family.name,
+                layout,
+                local_shape(layout.shape, family.placement, layout.sbp, self._rank),
+                task,
+            )
+            for slot, layout in enumerate(family.outputs)
+        ]
         self._task(
-            task, family.number, kind, family.name, "", inputs, [register], spec, family.source
+            task, family.number, kind, family.name, "", inputs, registers, spec, family.source
         )
 
     def _local_register(self, source: FamilyOutput) -> int:
@@ -430,8 +442,10 @@ class _Builder:
     ) -> None:
         for register in inputs:
             self._consumers.setdefault(register, {})[task] = None
+        known = self._family.get(family)
+        late = known is not None and known.transfer is not None and known.transfer.late
         self._tasks.append(
-            RankTask(task, family, kind, name, op_kind, inputs, tuple(outputs), spec, source)
+            RankTask(task, family, kind, name, op_kind, inputs, tuple(outputs), spec, source, late)
         )
 
 

@@ -101,7 +101,19 @@ def schedule_tasks(graph: RankTaskGraph) -> Schedule:
         for task in tasks
     ]
     streams = [STREAMS.index(stream_of(task)) for task in tasks]
-    return Schedule(tasks, streams, position, predecessors)
+    schedule = Schedule(tasks, streams, position, predecessors)
+    _hold_late(schedule)
+    return schedule
+
+
+def _hold_late(schedule: Schedule) -> None:
+    """Let late tasks on other streams wait for the compute task before them in plan order."""
+    computed = -1
+    for place, task in enumerate(schedule.tasks):
+        if schedule.streams[place] == COMPUTE:
+            computed = place
+        elif task.late and computed >= 0:
+            schedule.add_control(computed, place)
 
 
 def guard_updates(schedule: Schedule, graph: RankTaskGraph, members: dict[int, list[int]]) -> None:

@@ -43,9 +43,9 @@ from plancompiler.ops.registry import (
     register,
 )
 
-_TILE_BLOCKS = 4
+_TILE_BLOCKS = 2
 """Pieces' worth of bytes in a tile of scores."""
-_TILE_KEYS = 256
+_TILE_KEYS = 512
 """Keys of a tile: more cost cache, fewer cost calls."""
 
 

@@ -27,7 +27,7 @@ from plancompiler.ops.elementwise import (
     ufunc_kernel,
     unary_infer,
 )
-from plancompiler.ops.gradient import reduce_to
+from plancompiler.ops.gradient import over_positive, reduce_to
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -79,9 +79,9 @@ register_binary(
 register_binary(
     "hypot",
     np.hypot,
-    lambda x, y, z, dz: (dz * x / z, dz * y / z),
+    lambda x, y, z, dz: (over_positive(dz * x, z), over_positive(dz * y, z)),
     dtypes=FLOATS,
-    doc="sqrt(x * x + y * y), without overflow.",
+    doc="sqrt(x * x + y * y), without overflow; its gradient at the origin is zero.",
 )
 register_binary(
     "fmod",

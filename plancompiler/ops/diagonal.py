@@ -216,7 +216,7 @@ def _eye_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _eye_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     rows, columns = context.output_regions[0]
     offset = int_attr(context.attrs, "offset")
-    everything = (0, _length(*context.output_shapes[0], offset))
+    everything = (0, max(context.output_shapes[0]))
     local = _on_matrix(rows, columns, everything, offset)
     outputs[0].fill(0)
     _diagonal_of(outputs[0], *local[:2])[...] = 1

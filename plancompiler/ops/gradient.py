@@ -32,6 +32,11 @@ def masked(grad: Any, mask: Any) -> Any:
     return grad * mask.cast(grad.dtype)
 
 
+def over_positive(grad: Any, divisor: Any) -> Any:
+    """grad / divisor for a divisor that is never negative; grad where it is zero."""
+    return grad / (divisor + divisor.equal(0).cast(divisor.dtype))
+
+
 def only_first(kind: str, grads: Any) -> Any:
     """The gradient of the first output, where the others are side results without gradients."""
     if grads[0] is None or any(grad is not None for grad in grads[1:]):

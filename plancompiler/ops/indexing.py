@@ -31,6 +31,7 @@ from plancompiler.ops.check import (
     only_attrs,
     str_attr,
 )
+from plancompiler.ops.embedding import add_rows
 from plancompiler.ops.gradient import masked
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
 from plancompiler.ops.registry import (
@@ -354,8 +355,7 @@ def _select_kernel(
         np.take(x, places, axis=axis, out=out, mode="clip")
         return
     out.fill(0)
-    before = (slice(None),) * axis
-    out[(*before, inside)] = x[(*before, places[inside])]
+    np.moveaxis(out, axis, 0)[inside] = np.moveaxis(x, axis, 0)[places[inside]]
 
 
 def _select_gradient(
@@ -408,16 +408,9 @@ def _select_grad_kernel(
     low, high = context.output_regions[0][axis]
     places, inside = local_indices(indices, context.output_shapes[0][axis], low, high)
     out.fill(0)
-    chosen = np.argsort(places, kind="stable")
-    if inside is not None:
-        chosen = chosen[inside[chosen]]
-    if not chosen.size:
-        return
-    # Elements of one index stand together then, and are added in one go.
-    ordered = places[chosen]
-    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
-    target = (*(slice(None),) * axis, ordered[starts])
-    out[target] = np.add.reduceat(np.take(dy, chosen, axis=axis), starts, axis=axis)
+    # Rows of two axes, so that a row is never a single number, of which no view is made.
+    rows, values = (np.moveaxis(array, axis, 0)[:, None] for array in (out, dy))
+    add_rows(rows, places, values, inside)
 
 
 def _select_grad_gradient(

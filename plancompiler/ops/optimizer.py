@@ -1,5 +1,7 @@
 """Updates of variables by their gradients. Each works in place: the outputs are the variables' next
 values and take their storage. The learning rate is a scalar tensor.
+
+`grad_scale` (1 by default) is a factor on the gradient before all else.
 """
 
 from __future__ import annotations
@@ -36,12 +38,28 @@ def _check(kind: str, inputs: Types, count: int) -> None:
     expect_shape(kind, rate, (), "learning rate")
 
 
+def _with_decay(context: KernelContext, w: Array, g: Array, scale: float, decay: float) -> Array:
+    """scale * g + decay * w of a block; g itself where that is the same."""
+    if scale == 1.0 and not decay:
+        return g
+    total = scratch(context, "total", w.shape, w.dtype)
+    if not decay:
+        return np.multiply(g, scale, out=total)
+    np.multiply(w, decay, out=total)
+    if scale == 1.0:
+        return np.add(total, g, out=total)
+    scaled = scratch(context, "scaled", w.shape, w.dtype)
+    np.multiply(g, scale, out=scaled)
+    return np.add(total, scaled, out=total)
+
+
 # --- stochastic gradient descent ------------------------------------------------------------------
 
 
 def _sgd_infer(inputs: Types, attrs: AttrMap) -> Types:
     _check("sgd_update", inputs, 3)
-    only_attrs("sgd_update", attrs, "weight_decay")
+    only_attrs("sgd_update", attrs, "weight_decay", "grad_scale")
+    float_attr(attrs, "grad_scale", 1.0)
     float_attr(attrs, "weight_decay", 0.0, least=0.0)
     return inputs[:1]
 
@@ -49,10 +67,11 @@ def _sgd_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _sgd_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     *tensors, rate_tensor = inputs
     rate = float(rate_tensor)
+    gradient_rate = rate * float_attr(context.attrs, "grad_scale", 1.0)
     decay = float_attr(context.attrs, "weight_decay", 0.0)
     for w, g, w_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
-        np.multiply(g, rate, out=work)
+        np.multiply(g, gradient_rate, out=work)
         if decay:
             np.multiply(w, 1.0 - rate * decay, out=w_next)
             np.subtract(w_next, work, out=w_next)
@@ -78,7 +97,8 @@ register(
 
 def _momentum_infer(inputs: Types, attrs: AttrMap) -> Types:
     _check("momentum_update", inputs, 4)
-    only_attrs("momentum_update", attrs, "momentum", "nesterov", "weight_decay")
+    only_attrs("momentum_update", attrs, "momentum", "nesterov", "weight_decay", "grad_scale")
+    float_attr(attrs, "grad_scale", 1.0)
     float_attr(attrs, "momentum", least=0.0)
     bool_attr(attrs, "nesterov", False)
     float_attr(attrs, "weight_decay", 0.0, least=0.0)
@@ -93,14 +113,10 @@ def _momentum_kernel(
     momentum = float_attr(context.attrs, "momentum")
     nesterov = bool_attr(context.attrs, "nesterov", False)
     decay = float_attr(context.attrs, "weight_decay", 0.0)
+    scale = float_attr(context.attrs, "grad_scale", 1.0)
     for w, g, m, w_next, m_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
-        if decay:
-            total = scratch(context, "total", w.shape, w.dtype)
-            np.multiply(w, decay, out=total)
-            np.add(total, g, out=total)
-        else:
-            total = g
+        total = _with_decay(context, w, g, scale, decay)
         np.multiply(m, momentum, out=m_next)
         np.add(m_next, total, out=m_next)
         if nesterov:
@@ -132,7 +148,10 @@ register(
 
 def _adam_infer(inputs: Types, attrs: AttrMap) -> Types:
     _check("adam_update", inputs, 5)
-    only_attrs("adam_update", attrs, "beta1", "beta2", "eps", "weight_decay", "decoupled")
+    only_attrs(
+        "adam_update", attrs, "beta1", "beta2", "eps", "weight_decay", "decoupled", "grad_scale"
+    )
+    float_attr(attrs, "grad_scale", 1.0)
     float_attr(attrs, "beta1", least=0.0, below=1.0)
     float_attr(attrs, "beta2", least=0.0, below=1.0)
     float_attr(attrs, "eps", least=0.0)
@@ -148,6 +167,7 @@ def _adam_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
     beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
     decay = float_attr(attrs, "weight_decay", 0.0)
     decoupled = bool_attr(attrs, "decoupled", False)
+    scale = float_attr(attrs, "grad_scale", 1.0)
     # m' / c1 / (sqrt(v' / c2) + eps) with both corrections taken out of the loop over elements.
     count = context.step + 1
     root = math.sqrt(1.0 - beta2**count)
@@ -155,12 +175,7 @@ def _adam_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
     factor = rate * root / (1.0 - beta1**count)
     for w, g, m, v, w_next, m_next, v_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
-        if decay and not decoupled:
-            total = scratch(context, "total", w.shape, w.dtype)
-            np.multiply(w, decay, out=total)
-            np.add(total, g, out=total)
-        else:
-            total = g
+        total = _with_decay(context, w, g, scale, 0.0 if decoupled else decay)
         np.multiply(total, 1.0 - beta1, out=work)
         np.multiply(m, beta1, out=m_next)
         np.add(m_next, work, out=m_next)

@@ -40,13 +40,31 @@ _PARTITION_FROM = 256
 """Rows from this length on are partitioned before the few greatest are sorted."""
 
 
+def _stable_order(x: Array, descending: bool) -> Array:
+    """Indices that sort the last axis, equal elements in the order they have."""
+    found: Array
+    if descending:
+        # Sorted backwards from the back, equal elements come in their order from the front.
+        found = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    else:
+        found = np.argsort(x, axis=-1, kind="stable")
+    return found
+
+
 def _order(x: Array, descending: bool) -> Array:
-    """Indices that sort the last axis."""
-    if not descending:
-        return np.argsort(x, axis=-1, kind="stable")
-    # Sorted backwards from the back, equal elements come in their order from the front.
-    found = np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
-    return x.shape[-1] - 1 - found
+    """The same, sooner where floats differ, as most do: NumPy's unstable sort is the faster one."""
+    if x.dtype.kind != "f" or x.shape[-1] == 0:
+        return _stable_order(x, descending)
+    found: Array = np.argsort(x, axis=-1)
+    values = np.take_along_axis(x, found, axis=-1)
+    # Only rows without equal elements have one order; NaN, which equals nothing, stands last.
+    tied = np.equal(values[..., 1:], values[..., :-1]).any(axis=-1) | np.isnan(values[..., -1])
+    if descending:
+        found = found[..., ::-1]
+    if tied.any():
+        found = np.array(found)
+        found[tied] = _stable_order(x[tied], descending)
+    return found
 
 
 def _first_of_order(x: Array, count: int, descending: bool) -> Array:

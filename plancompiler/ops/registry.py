@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -145,18 +147,94 @@ def register(definition: OpDef) -> OpDef:
 
 
 def op_def(kind: str) -> OpDef:
-    """The definition of an op kind."""
+    """The definition of an op kind: a built-in one, or a custom one by its import path."""
     try:
         return _TABLE[kind]
     except KeyError:
-        raise UnknownOpError(
-            "no such op", got=repr(kind), hint="`plancompiler ops` lists the op kinds"
-        ) from None
+        return _CUSTOM.get(kind) or _import_custom(kind)
 
 
 def op_table() -> dict[str, OpDef]:
-    """All definitions by kind, in order of definition."""
+    """All built-in definitions by kind, in order of definition."""
     return dict(_TABLE)
+
+
+# --- custom ops -----------------------------------------------------------------------------------
+
+_CUSTOM: dict[str, OpDef] = {}
+_ALLOWED: set[str] = set()
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_import_path(kind: str) -> bool:
+    """Whether a kind is `module:function`, as custom ops are named."""
+    return _IMPORT_PATH.fullmatch(kind) is not None
+
+
+def register_custom(definition: OpDef) -> OpDef:
+    """Define a custom op in this process, or define it anew (a module that is loaded again)."""
+    if definition.kind in _TABLE:
+        raise AttributeValueError("a built-in op has this kind", got=repr(definition.kind))
+    if definition.kind in _CUSTOM:
+        axis_signatures.cache_clear()
+        mesh_signatures.cache_clear()
+    _CUSTOM[definition.kind] = definition
+    return definition
+
+
+def custom_ops() -> dict[str, OpDef]:
+    """The custom ops defined in this process so far, by kind."""
+    return dict(_CUSTOM)
+
+
+def allow_custom_ops(*modules: str) -> None:
+    """Let `op_def` import custom ops from these top-level modules, and from packages below them.
+
+    A job names its custom ops by import path, and importing runs code. So a process imports none
+    but those that its owner allows; what a process has defined itself needs no leave.
+    """
+    for module in modules:
+        if not module.isidentifier():
+            raise AttributeValueError(
+                "custom ops are allowed by top-level module",
+                got=repr(module),
+                expected="a name without dots, such as 'my_ops'",
+            )
+    _ALLOWED.update(modules)
+
+
+def _import_custom(kind: str) -> OpDef:
+    """Import the module of a custom op that is not defined here yet."""
+    module, _, _ = kind.partition(":")
+    if not is_import_path(kind) or module == "__main__":
+        hint = "`plancompiler ops` lists the op kinds"
+        if ":" in kind:
+            hint = "define it at the top level of a module that this process can import"
+        raise UnknownOpError("no such op", got=repr(kind), hint=hint)
+    top = module.partition(".")[0]
+    if top not in _ALLOWED:
+        raise UnknownOpError(
+            "this process may not import the module of a custom op",
+            got=repr(kind),
+            expected="one of " + ", ".join(sorted(_ALLOWED)) if _ALLOWED else "no custom ops",
+            hint=f"if its code can be trusted, start the worker with --allow-ops {top}",
+        )
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise UnknownOpError(
+            "the module of a custom op cannot be imported",
+            got=f"{kind!r}: {type(error).__name__}: {error}",
+            hint=f"install what provides {top!r} here",
+        ) from error
+    found = _CUSTOM.get(kind)
+    if found is None:
+        raise UnknownOpError(
+            "a module does not define the custom op that a job names",
+            got=repr(kind),
+            hint="install the version with which the job was made",
+        )
+    return found
 
 
 def apply(kind: str, *inputs: TensorOperators, **attrs: AttrValue) -> Any:

@@ -69,7 +69,10 @@ _TOKEN = re.compile(r"\.\.\.|\[\w+\]|\w+")
 
 
 @lru_cache(maxsize=4096)
-def _parse_line(line: str) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+def parse_rule_line(
+    line: str,
+) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+    """The words of each input and of each output of a rule line."""
     left, arrow, right = line.partition("->")
     if not arrow:
         raise AttributeValueError("a sharding rule needs `->`", got=repr(line))
@@ -102,7 +105,7 @@ def expand_rule(
     line: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]
 ) -> FactorRule:
     """The rule for operands of these shapes."""
-    input_tokens, output_tokens = _parse_line(line)
+    input_tokens, output_tokens = parse_rule_line(line)
     tokens = (*input_tokens, *output_tokens)
     shapes = tuple(tensor.shape for tensor in (*inputs, *outputs))
     if len(input_tokens) != len(inputs) or len(output_tokens) != len(outputs):

@@ -12,7 +12,7 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ops.check import ANY, FLOATS, axes_attr, bool_attr, float_attr
-from plancompiler.ops.gradient import expand_to, masked
+from plancompiler.ops.gradient import expand_to, masked, over_positive
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import (
     input_flops,
@@ -333,6 +333,7 @@ _register_spread(
 _register_spread(
     "std",
     np.sqrt,
-    lambda y, dy: dy / y * 0.5,
-    "The square root of `var`, over axes, which stay whole.",
+    # Where all elements are equal, so is their mean: this is multiplied by zeros.
+    lambda y, dy: over_positive(dy, y) * 0.5,
+    "The square root of `var`, over axes, which stay whole; its gradient is zero where it is.",
 )

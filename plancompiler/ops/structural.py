@@ -171,7 +171,8 @@ register(
 
 def _redistribute_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("redistribute", inputs, 1)
-    only_attrs("redistribute", attrs)
+    only_attrs("redistribute", attrs, "late")
+    str_attr(attrs, "late", "")
     return inputs
 
 
@@ -196,7 +197,10 @@ register(
         gradient=_redistribute_gradient,
         flops=no_flops,
         view=((0, 0),),
-        doc="The same value in another layout: boxing before this op does the work.",
+        doc="The same value in another layout: boxing before this op does the work. It stands right "
+        "after the value's producer and serves all who want the layout; with `late` it stands "
+        "right before the op of that name (before this one, if there is none) and serves this op "
+        "alone.",
     )
 )
 

@@ -1,22 +1,55 @@
 """Rewrites of the job before layouts are chosen: one visible list, run in order.
 
-There is none yet; `run_passes` is the one place where they will be called.
+Which of them run is the job's own config (`pc.job(..., config=pc.Config(...))`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from plancompiler.ir import Job, verify_job
+from plancompiler.ir.config import Config
+from plancompiler.passes.base import Pass, PassRecord, PassResult
+from plancompiler.passes.cse import eliminate_common_subexpressions
+from plancompiler.passes.dce import eliminate_dead_code
+from plancompiler.passes.fold import fold_constants
+from plancompiler.passes.fuse_elementwise import fuse_elementwise
+from plancompiler.passes.prune_scaling import prune_gradient_scaling
+from plancompiler.passes.zero import split_training_state
 
-PASSES: tuple[Callable[[Job], Job], ...] = ()
-"""Each takes a job and gives a job that computes the same outputs."""
+__all__ = ["PASSES", "Pass", "PassRecord", "PassResult", "chosen", "each_pass", "run_passes"]
+
+PASSES: tuple[Pass, ...] = (
+    Pass("fold", fold_constants),
+    Pass("cse", eliminate_common_subexpressions),
+    Pass("prune_scaling", prune_gradient_scaling),
+    Pass("zero", split_training_state),
+    Pass("fuse_elementwise", fuse_elementwise, default=False),
+    Pass("dce", eliminate_dead_code),
+)
+"""All passes in the order in which they run. Common subexpressions come before recomputation, whose
+copies they would merge again."""
 
 
-def run_passes(job: Job) -> Job:
-    """The job after all passes, verified after each."""
+def chosen(config: Config) -> tuple[Pass, ...]:
+    """The passes that a config asks for, in order."""
+    if config.passes is None:
+        return tuple(each for each in PASSES if each.default)
+    return tuple(each for each in PASSES if each.name in config.passes)
+
+
+def each_pass(job: Job) -> Iterator[tuple[PassRecord, Job]]:
+    """Each pass of the job's config: what it did, and the job after it, verified."""
     verify_job(job)
-    for rewrite in PASSES:
-        job = rewrite(job)
+    for each in chosen(job.config):
+        before = len(job.ops)
+        result = each.run(job, job.config)
+        job = result.job
         verify_job(job)
-    return job
+        yield PassRecord(each.name, result.summary, result.notes, before, len(job.ops)), job
+
+
+def run_passes(job: Job) -> tuple[Job, tuple[PassRecord, ...]]:
+    """The job after all passes of its config, and what each did."""
+    steps = list(each_pass(job))
+    return (steps[-1][1] if steps else job), tuple(record for record, _ in steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plancompiler.ir import Job
+from plancompiler.ir import Config, Job
 from plancompiler.ir.wire import (
     MessageKind,
     TableReader,
@@ -22,6 +22,7 @@ def job_to_bytes(job: Job) -> bytes:
     with writing(MessageKind.JOB):
         message.name = job.name
         message.seed = job.seed
+        message.config = str(job.config)
         tables = TableWriter()
         write_ops(message.ops, tables, job.ops)
         tables.write(message.tables)
@@ -34,4 +35,5 @@ def job_from_bytes(data: bytes) -> Job:
     unseal(MessageKind.JOB, data, message)
     with reading(MessageKind.JOB):
         tables = TableReader(message.tables, len(data))
-        return Job(message.name, tuple(read_ops(message.ops, tables)), message.seed)
+        ops = tuple(read_ops(message.ops, tables))
+        return Job(message.name, ops, message.seed, Config.parse(message.config))

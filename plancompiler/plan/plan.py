@@ -119,7 +119,8 @@ class ComputeSpec:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSpec:
-    """One collective: all members of the communicator run it together.
+    """One collective: all members of the communicator run it together. A fused one does the same
+    to several values: input i to output i.
 
     Register shapes give the sizes: along `src_axis`, all_gather and all_to_all put member i's
     piece at `balanced_range(extent of the output, members, i)`; along `dst_axis`, reduce_scatter

@@ -223,13 +223,16 @@ def check_same_collectives(index: PlansIndex) -> None:
 def _collective_terms(one: PlanIndex, task: Task) -> str:
     spec = task.spec
     registers = one.plan.register_by_id
-    before, after = registers[task.inputs[0]], registers[task.outputs[0]]
     if not isinstance(spec, CollectiveSpec):
         return ""
-    extents = collective_extents(spec, before.shape, after.shape) or ()
+    values = []
+    for source, target in zip(task.inputs, task.outputs, strict=True):
+        before, after = registers[source], registers[target]
+        extents = collective_extents(spec, before.shape, after.shape) or ()
+        values.append(f"{before.dtype}{format_shape(extents)}")
     reduction = "" if spec.reduction is None else f" {spec.reduction}"
     return (
-        f"{spec.primitive}{reduction} of {before.dtype}{format_shape(extents)} "
+        f"{spec.primitive}{reduction} of {', '.join(values)} "
         f"along axes {spec.src_axis} and {spec.dst_axis}"
     )
 

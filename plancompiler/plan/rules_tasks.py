@@ -48,17 +48,22 @@ def check_specs(index: PlanIndex) -> None:
                 got=type(task.spec).__name__,
                 expected=f"{wanted.__name__} for {task.kind}",
             )
-        one = isinstance(task.spec, CollectiveSpec | CopySpec | SliceSpec)
-        if one and (
-            len(task.outputs) != 1
-            or (len(task.inputs) != 1 and not isinstance(task.spec, SliceSpec))
-        ):
+        if not _register_count_fits(task):
             raise index.broken(
                 f"{task.name!r} has a wrong number of registers",
                 task=task,
                 got=f"{len(task.inputs)} inputs and {len(task.outputs)} outputs",
-                expected="one output, and one input but for slices",
+                expected="one output, and one input but for slices; as many of both for "
+                "collectives",
             )
+
+
+def _register_count_fits(task: Task) -> bool:
+    if isinstance(task.spec, CollectiveSpec):
+        return len(task.inputs) == len(task.outputs) >= 1
+    if isinstance(task.spec, CopySpec):
+        return len(task.inputs) == len(task.outputs) == 1
+    return not isinstance(task.spec, SliceSpec) or len(task.outputs) == 1
 
 
 def check_boxes(index: PlanIndex) -> None:
@@ -137,7 +142,6 @@ def check_collectives(index: PlanIndex) -> None:
         spec = task.spec
         if not isinstance(spec, CollectiveSpec):
             continue
-        before, after = registers[task.inputs[0]], registers[task.outputs[0]]
         if (spec.reduction is not None) is not (spec.primitive in _REDUCING):
             raise index.broken(
                 f"{task.name!r} has a reduction where its primitive has none, or lacks one",
@@ -146,8 +150,11 @@ def check_collectives(index: PlanIndex) -> None:
                 expected="a reduction for all_reduce and reduce_scatter only",
             )
         ranks = communicators[spec.communicator].ranks
-        expected = collective_shapes(spec, before, after, ranks, index.plan.rank)
-        if expected != (before.shape, after.shape) or before.dtype is not after.dtype:
+        for source, target in zip(task.inputs, task.outputs, strict=True):
+            before, after = registers[source], registers[target]
+            expected = collective_shapes(spec, before, after, ranks, index.plan.rank)
+            if expected == (before.shape, after.shape) and before.dtype is after.dtype:
+                continue
             raise index.broken(
                 f"{task.name!r} has registers that do not fit its primitive",
                 task=task,

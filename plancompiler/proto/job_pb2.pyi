@@ -57,6 +57,13 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_KIND_BOXING_IDENTITY: _ClassVar[TaskKind]
     TASK_KIND_STEP_END: _ClassVar[TaskKind]
 
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_FORWARD: _ClassVar[Phase]
+    PHASE_BACKWARD: _ClassVar[Phase]
+    PHASE_UPDATE: _ClassVar[Phase]
+
 class AttrType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ATTR_TYPE_UNSPECIFIED: _ClassVar[AttrType]
@@ -103,6 +110,10 @@ TASK_KIND_SLICE_BOXING: TaskKind
 TASK_KIND_BOXING_ZEROS: TaskKind
 TASK_KIND_BOXING_IDENTITY: TaskKind
 TASK_KIND_STEP_END: TaskKind
+PHASE_UNSPECIFIED: Phase
+PHASE_FORWARD: Phase
+PHASE_BACKWARD: Phase
+PHASE_UPDATE: Phase
 ATTR_TYPE_UNSPECIFIED: AttrType
 ATTR_TYPE_BOOL: AttrType
 ATTR_TYPE_INT: AttrType
@@ -111,7 +122,7 @@ ATTR_TYPE_STRING: AttrType
 ATTR_TYPE_TUPLE: AttrType
 
 class Tables(_message.Message):
-    __slots__ = ("strings", "placement_device", "placement_ndim", "placement_extent", "placement_named", "placement_axis_name", "placement_runs", "run_start", "run_length", "run_stride", "shape_ndim", "shape_extent", "region_ndim", "region_start", "region_stop", "sbp", "source_file", "source_line", "attr_count", "attr_name", "attr_type", "tuple_length", "item_type", "int_value", "float_value", "string_value")
+    __slots__ = ("strings", "placement_device", "placement_ndim", "placement_extent", "placement_named", "placement_axis_name", "placement_runs", "run_start", "run_length", "run_stride", "shape_ndim", "shape_extent", "region_ndim", "region_start", "region_stop", "sbp", "source_file", "source_line", "attr_count", "attr_name", "attr_type", "tuple_length", "item_type", "int_value", "float_value", "string_value", "origin_phase", "origin_region", "origin_checkpoint")
     STRINGS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_DEVICE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NDIM_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +149,9 @@ class Tables(_message.Message):
     INT_VALUE_FIELD_NUMBER: _ClassVar[int]
     FLOAT_VALUE_FIELD_NUMBER: _ClassVar[int]
     STRING_VALUE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_PHASE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_REGION_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     strings: _containers.RepeatedScalarFieldContainer[str]
     placement_device: _containers.RepeatedScalarFieldContainer[int]
     placement_ndim: _containers.RepeatedScalarFieldContainer[int]
@@ -164,10 +178,13 @@ class Tables(_message.Message):
     int_value: _containers.RepeatedScalarFieldContainer[int]
     float_value: _containers.RepeatedScalarFieldContainer[float]
     string_value: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, strings: _Optional[_Iterable[str]] = ..., placement_device: _Optional[_Iterable[int]] = ..., placement_ndim: _Optional[_Iterable[int]] = ..., placement_extent: _Optional[_Iterable[int]] = ..., placement_named: _Optional[_Iterable[int]] = ..., placement_axis_name: _Optional[_Iterable[int]] = ..., placement_runs: _Optional[_Iterable[int]] = ..., run_start: _Optional[_Iterable[int]] = ..., run_length: _Optional[_Iterable[int]] = ..., run_stride: _Optional[_Iterable[int]] = ..., shape_ndim: _Optional[_Iterable[int]] = ..., shape_extent: _Optional[_Iterable[int]] = ..., region_ndim: _Optional[_Iterable[int]] = ..., region_start: _Optional[_Iterable[int]] = ..., region_stop: _Optional[_Iterable[int]] = ..., sbp: _Optional[_Iterable[int]] = ..., source_file: _Optional[_Iterable[int]] = ..., source_line: _Optional[_Iterable[int]] = ..., attr_count: _Optional[_Iterable[int]] = ..., attr_name: _Optional[_Iterable[int]] = ..., attr_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., tuple_length: _Optional[_Iterable[int]] = ..., item_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., int_value: _Optional[_Iterable[int]] = ..., float_value: _Optional[_Iterable[float]] = ..., string_value: _Optional[_Iterable[int]] = ...) -> None: ...
+    origin_phase: _containers.RepeatedScalarFieldContainer[Phase]
+    origin_region: _containers.RepeatedScalarFieldContainer[int]
+    origin_checkpoint: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, strings: _Optional[_Iterable[str]] = ..., placement_device: _Optional[_Iterable[int]] = ..., placement_ndim: _Optional[_Iterable[int]] = ..., placement_extent: _Optional[_Iterable[int]] = ..., placement_named: _Optional[_Iterable[int]] = ..., placement_axis_name: _Optional[_Iterable[int]] = ..., placement_runs: _Optional[_Iterable[int]] = ..., run_start: _Optional[_Iterable[int]] = ..., run_length: _Optional[_Iterable[int]] = ..., run_stride: _Optional[_Iterable[int]] = ..., shape_ndim: _Optional[_Iterable[int]] = ..., shape_extent: _Optional[_Iterable[int]] = ..., region_ndim: _Optional[_Iterable[int]] = ..., region_start: _Optional[_Iterable[int]] = ..., region_stop: _Optional[_Iterable[int]] = ..., sbp: _Optional[_Iterable[int]] = ..., source_file: _Optional[_Iterable[int]] = ..., source_line: _Optional[_Iterable[int]] = ..., attr_count: _Optional[_Iterable[int]] = ..., attr_name: _Optional[_Iterable[int]] = ..., attr_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., tuple_length: _Optional[_Iterable[int]] = ..., item_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., int_value: _Optional[_Iterable[int]] = ..., float_value: _Optional[_Iterable[float]] = ..., string_value: _Optional[_Iterable[int]] = ..., origin_phase: _Optional[_Iterable[_Union[Phase, str]]] = ..., origin_region: _Optional[_Iterable[int]] = ..., origin_checkpoint: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ops(_message.Message):
-    __slots__ = ("value_name", "value_shape", "value_dtype", "value_placement", "op_name", "op_kind", "op_inputs", "op_outputs", "op_attrs", "op_placement", "op_sbp", "op_source", "input_value", "output_value")
+    __slots__ = ("value_name", "value_shape", "value_dtype", "value_placement", "op_name", "op_kind", "op_inputs", "op_outputs", "op_attrs", "op_placement", "op_sbp", "op_source", "op_origin", "input_value", "output_value")
     VALUE_NAME_FIELD_NUMBER: _ClassVar[int]
     VALUE_SHAPE_FIELD_NUMBER: _ClassVar[int]
     VALUE_DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +197,7 @@ class Ops(_message.Message):
     OP_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     OP_SBP_FIELD_NUMBER: _ClassVar[int]
     OP_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OP_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     INPUT_VALUE_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_VALUE_FIELD_NUMBER: _ClassVar[int]
     value_name: _containers.RepeatedScalarFieldContainer[int]
@@ -194,18 +212,21 @@ class Ops(_message.Message):
     op_placement: _containers.RepeatedScalarFieldContainer[int]
     op_sbp: _containers.RepeatedScalarFieldContainer[int]
     op_source: _containers.RepeatedScalarFieldContainer[int]
+    op_origin: _containers.RepeatedScalarFieldContainer[int]
     input_value: _containers.RepeatedScalarFieldContainer[int]
     output_value: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, value_name: _Optional[_Iterable[int]] = ..., value_shape: _Optional[_Iterable[int]] = ..., value_dtype: _Optional[_Iterable[_Union[DType, str]]] = ..., value_placement: _Optional[_Iterable[int]] = ..., op_name: _Optional[_Iterable[int]] = ..., op_kind: _Optional[_Iterable[int]] = ..., op_inputs: _Optional[_Iterable[int]] = ..., op_outputs: _Optional[_Iterable[int]] = ..., op_attrs: _Optional[_Iterable[int]] = ..., op_placement: _Optional[_Iterable[int]] = ..., op_sbp: _Optional[_Iterable[int]] = ..., op_source: _Optional[_Iterable[int]] = ..., input_value: _Optional[_Iterable[int]] = ..., output_value: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, value_name: _Optional[_Iterable[int]] = ..., value_shape: _Optional[_Iterable[int]] = ..., value_dtype: _Optional[_Iterable[_Union[DType, str]]] = ..., value_placement: _Optional[_Iterable[int]] = ..., op_name: _Optional[_Iterable[int]] = ..., op_kind: _Optional[_Iterable[int]] = ..., op_inputs: _Optional[_Iterable[int]] = ..., op_outputs: _Optional[_Iterable[int]] = ..., op_attrs: _Optional[_Iterable[int]] = ..., op_placement: _Optional[_Iterable[int]] = ..., op_sbp: _Optional[_Iterable[int]] = ..., op_source: _Optional[_Iterable[int]] = ..., op_origin: _Optional[_Iterable[int]] = ..., input_value: _Optional[_Iterable[int]] = ..., output_value: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "seed", "tables", "ops")
+    __slots__ = ("name", "seed", "tables", "ops", "config")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPS_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
     name: str
     seed: int
     tables: Tables
     ops: Ops
-    def __init__(self, name: _Optional[str] = ..., seed: _Optional[int] = ..., tables: _Optional[_Union[Tables, _Mapping]] = ..., ops: _Optional[_Union[Ops, _Mapping]] = ...) -> None: ...
+    config: str
+    def __init__(self, name: _Optional[str] = ..., seed: _Optional[int] = ..., tables: _Optional[_Union[Tables, _Mapping]] = ..., ops: _Optional[_Union[Ops, _Mapping]] = ..., config: _Optional[str] = ...) -> None: ...

@@ -224,6 +224,30 @@ def test_inspect_gives_plans_as_json(invoke: Invoke, mlp: str, tmp_path: Path) -
     assert plan["job"] == "small"
 
 
+def test_inspect_shows_what_fills_the_arena(invoke: Invoke, mlp: str, tmp_path: Path) -> None:
+    out = tmp_path / "plans"
+    summary = json_of(invoke, "compile", mlp, "--out", str(out))
+    (report,) = json_of(invoke, "inspect", str(out), "--rank", "1", "--memory")["memory"]
+    assert report["rank"] == 1
+    assert report["arena_bytes"] == summary["arena_bytes"]["max"]
+    assert report["lower_bound"] == summary["peak_live_bytes"]["max"]
+    assert sum(each["nbytes"] for each in report["at_peak"]) == max(report["live"])
+    result = invoke("inspect", str(out), "--rank", "1", "--memory")
+    assert result.exit_code == 0, result.output
+    for each in report["at_peak"]:
+        assert each["name"] in result.stdout
+
+
+def test_compile_lists_the_costs_of_layout_changes(invoke: Invoke, mlp: str) -> None:
+    report = json_of(invoke, "compile", mlp, "--ranks", "2", "--costs")
+    changes = {(each["primitive"], each["devices"]) for each in report["transfers"]}
+    assert ("all_reduce", 2) in changes
+    assert all(each["seconds"] >= 0 for each in report["transfers"])
+    result = invoke("compile", mlp, "--ranks", "2", "--costs")
+    assert result.exit_code == 0, result.output
+    assert "all_reduce" in result.stdout
+
+
 def test_inspect_gives_a_graph(invoke: Invoke, mlp: str, tmp_path: Path) -> None:
     out = tmp_path / "plans"
     json_of(invoke, "compile", mlp, "--out", str(out))

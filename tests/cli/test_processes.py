@@ -61,10 +61,17 @@ def read_until(stream: IO[str] | None, words: str) -> str:
 
 def children_of(pid: int) -> list[int]:
     """Live child processes of a process."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
     found = []
-    for task in listed.parent.parent.iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # After the name in brackets: state, then the parent's id.
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(parent) == pid and state != "Z":
+            found.append(int(entry.name))
     return found
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import plancompiler as pc
+from plancompiler.boxing.build import build_boxing_task_graph
+from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.lower.compile import MODES, compile_plans, resolve_mode
 from tests.examples import gpt, mlp
@@ -58,8 +60,8 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
 
 
 def collectives(job: pc.Job) -> Counter[str]:
-    """Transport families of the job by primitive."""
-    graph = compile_plans(job, job.world_size, "rank_per_iter", only_ranks=[0]).graph
+    """Transport families of the job by primitive, before reductions are fused."""
+    graph = build_boxing_task_graph(infer_sbp(job), job.world_size)
     return Counter(str(f.transfer.primitive) for f in graph.families if f.transfer is not None)
 
 

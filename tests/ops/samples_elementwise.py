@@ -114,8 +114,10 @@ def _bits(make: Maker) -> list[Sample]:
     for kind in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         found.append(Sample(kind, (whole(99, 5, 3), whole(99, 3)), differentiable=False))
         found.append(Sample(kind, (truth(5), truth(5)), differentiable=False))
-    for kind in ("shift_left", "shift_right"):
-        found.append(Sample(kind, (whole(99, 5, 3) - 50, whole(4, 3)), differentiable=False))
+    found += [
+        Sample(kind, (whole(99, 5, 3) - 50, whole(4, 3)), differentiable=False)
+        for kind in ("shift_left", "shift_right")
+    ]
     for kind in ("logical_and", "logical_or", "logical_xor"):
         found.append(Sample(kind, (truth(5, 3), truth(5, 1)), differentiable=False))
         found.append(Sample(kind, (truth(5), truth(5)), differentiable=False))
@@ -139,10 +141,13 @@ def _reductions(make: Maker) -> list[Sample]:
     found = []
     for shape, axes, keepdims in REDUCTIONS:
         attrs = {"axes": axes, "keepdims": keepdims}
-        for kind in ("prod", "square_sum", "abs_sum", "abs_max", "logsumexp"):
-            found.append(Sample(kind, (real(*shape),), attrs))
-        for kind in ("all", "any"):
-            found.append(Sample(kind, (truth(*shape),), attrs, differentiable=False))
+        found += [
+            Sample(kind, (real(*shape),), attrs)
+            for kind in ("prod", "square_sum", "abs_sum", "abs_max", "logsumexp")
+        ]
+        found += [
+            Sample(kind, (truth(*shape),), attrs, differentiable=False) for kind in ("all", "any")
+        ]
         found.append(Sample("count_nonzero", (whole(2, *shape),), attrs, differentiable=False))
         if axes:
             found.append(Sample("var", (real(*shape),), attrs))
@@ -171,10 +176,14 @@ def _scans(make: Maker) -> list[Sample]:
     real, whole = make.real, make.whole
     found = []
     for shape, axis in (((5, 3), 0), ((2, 5, 3), 1), ((4,), 0)):
-        for reverse in (False, True):
-            found.append(Sample("cumsum", (real(*shape),), {"axis": axis, "reverse": reverse}))
-        for kind in ("cumprod", "cummax", "cummin"):
-            found.append(Sample(kind, (real(*shape),), {"axis": axis}))
+        found += [
+            Sample("cumsum", (real(*shape),), {"axis": axis, "reverse": reverse})
+            for reverse in (False, True)
+        ]
+        found += [
+            Sample(kind, (real(*shape),), {"axis": axis})
+            for kind in ("cumprod", "cummax", "cummin")
+        ]
         pair = (real(*shape), real(*shape))
         found.append(Sample("cumprod_grad", pair, {"axis": axis}, differentiable=False))
     zeros = real(5, 3)

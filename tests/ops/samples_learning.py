@@ -11,7 +11,13 @@ from tests.ops.sharding import run_dense
 
 
 def samples(make: Maker) -> list[Sample]:
-    return [*_norms(make), *_losses(make), *_attentions(make)]
+    return [
+        *_norms(make),
+        *_losses(make),
+        *_attentions(make),
+        *_positions_and_gates(make),
+        *_optimizers(make),
+    ]
 
 
 def _norms(make: Maker) -> list[Sample]:
@@ -108,4 +114,53 @@ def _attentions(make: Maker) -> list[Sample]:
         dy = real(*outputs[0].shape)
         found.append(Sample("attention", inputs, attrs))
         found.append(Sample("attention_grad", (*inputs, *outputs, dy), attrs, False))
+    return found
+
+
+def _positions_and_gates(make: Maker) -> list[Sample]:
+    real = make.real
+    found = [
+        Sample("rotary_embedding", (real(2, 5, 4),), {"base": 100.0}),
+        Sample("rotary_embedding", (real(3, 6),), {"base": 10.0, "offset": 7, "interleaved": True}),
+        Sample("rotary_embedding", (real(2, 2, 3, 2),), {"base": 10.0, "inverse": True}),
+    ]
+    for shape in ((5, 3), ()):
+        found.append(Sample("swiglu", (real(*shape), real(*shape))))
+        found.append(Sample("swiglu_grad", tuple(real(*shape) for _ in range(3)), {}, False))
+    return found
+
+
+def _optimizers(make: Maker) -> list[Sample]:
+    real, positive = make.real, make.positive
+    number = [np.array(value, make.dtype) for value in (0.1, 2.5, 1.5)]
+    betas = {"beta1": 0.9, "beta2": 0.99}
+    found = []
+    for shape in ((5, 3), (4,), ()):
+        w, g, m, v = real(*shape), real(*shape), real(*shape), positive(*shape)
+        for attrs in ({}, {"weight_decay": 0.1}):
+            moments = {**betas, "eps": 1e-6, **attrs}
+            factors = {"clip": 1.0, "relative": bool(attrs), "eps": 1e-3, **attrs}
+            found += [
+                Sample("lion_update", (w, g, m, number[0]), {**betas, **attrs}),
+                Sample("lamb_direction", (w, g, m, v), moments),
+                Sample("adafactor_update", (w, g, *number), factors),
+            ]
+        found += [
+            Sample("lamb_update", (w, g, *number)),
+            Sample("moving_average_update", (w, g), {"decay": 0.9}),
+            Sample("moving_average_update", (w, g), {"power": 0.8}),
+            Sample("found_inf", (g,)),
+        ]
+    broken = real(5, 3)
+    broken[3, 1] = np.nan
+    found.append(Sample("found_inf", (broken,)))
+    for shape in ((5, 3), (2, 3, 4)):
+        rows, columns = positive(*shape[:-1]), positive(*shape[:-2], shape[-1])
+        found.append(Sample("adafactor_moments", (real(*shape),), {"eps": 1e-3}))
+        found.append(
+            Sample(
+                "adafactor_direction",
+                (real(*shape), rows, columns, np.asarray(rows.sum(-1))),
+            )
+        )
     return found

@@ -19,7 +19,7 @@ from tests.ops.samples import Sample, samples
 from tests.ops.sharding import local_feed, run_dense, run_sharded, type_of
 
 MESHES = ((2,), (3,), (2, 2), (2, 1, 3))
-LEAST_SIGNATURES = 10_000
+LEAST_SIGNATURES = 25_000
 
 
 @pytest.fixture(scope="module")

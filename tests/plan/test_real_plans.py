@@ -29,7 +29,7 @@ def trained(layout: str) -> pc.Job:
     mesh = meshes[layout]
     then = pc.Placement("cpu", [2, 3], ("dp",)) if layout == "stages" else mesh
     rows = ["S(0)"] + ["B"] * (mesh.ndim - 1)
-    with pc.job("small", seed=1) as job:
+    with pc.job("small", seed=1, config=pc.Config(fuse_bytes=0)) as job:
         x = pc.input("x", (8, 12), "float32", mesh, rows)
         y = pc.input("y", (8,), "int64", then, rows)
         wide = {"weight": ["B", "S(0)"]} if layout == "dp_tp" else {}

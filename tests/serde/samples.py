@@ -12,10 +12,13 @@ from plancompiler.boxing.graph import (
     Transfer,
 )
 from plancompiler.ir import (
+    Config,
     DType,
     Job,
     NdSbp,
     Op,
+    Origin,
+    Phase,
     Placement,
     Reduction,
     SourceLine,
@@ -80,11 +83,15 @@ def sample_job() -> Job:
         Op("first", "input", (), tuple(values), ATTRS, MESH, SBPS[0], SOURCE),
         Op("second", "add", tuple(values[:2]), (), (), OTHER),
         *(
+            Op(f"of {phase}", "x", (), (), (), MESH, origin=Origin(phase, "blocks.0", True))
+            for phase in Phase
+        ),
+        *(
             Op(f"op{index}", "x", (values[0], values[0]), (), (), MESH, sbp, SOURCE)
             for index, sbp in enumerate(SBPS)
         ),
     ]
-    return Job("a job", tuple(ops), -5)
+    return Job("a job", tuple(ops), -5, Config(zero=1, passes=("zero", "dce")))
 
 
 def _graph_parts() -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
@@ -110,7 +117,7 @@ def _graph_parts() -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
             OTHER,
             (),
             (layout, TensorLayout((), dtype, SBPS[1])),
-            Transfer(primitive, (0, 1), reduction, 3, 2, OTHER, SBPS[1]),
+            Transfer(primitive, (0, 1), reduction, 3, 2, OTHER, SBPS[1], late=True),
             SOURCE,
         )
         for index, (primitive, reduction, dtype) in enumerate(

@@ -21,9 +21,9 @@ from plancompiler.boxing.serde import (
     slice_to_bytes,
 )
 from plancompiler.errors import WireFormatError
-from plancompiler.ir import DType, Job, NdSbp, Op, Placement, Reduction, Value
+from plancompiler.ir import DType, Job, NdSbp, Op, Phase, Placement, Reduction, Value
 from plancompiler.ir.task import Primitive, TaskKind
-from plancompiler.ir.wire import DTYPES, PRIMITIVES, REDUCTIONS, TASK_KINDS, Codes
+from plancompiler.ir.wire import DTYPES, PHASES, PRIMITIVES, REDUCTIONS, TASK_KINDS, Codes
 from plancompiler.plan.job_serde import job_from_bytes, job_to_bytes
 from plancompiler.plan.plan import Plan, Stream
 from plancompiler.plan.serde import STREAMS, plan_from_bytes, plan_to_bytes
@@ -104,6 +104,7 @@ def test_the_samples_use_every_field(kind: str) -> None:
         (REDUCTIONS, Reduction, job_pb2.Reduction, "REDUCTION"),
         (PRIMITIVES, Primitive, job_pb2.Primitive, "PRIMITIVE"),
         (TASK_KINDS, TaskKind, job_pb2.TaskKind, "TASK_KIND"),
+        (PHASES, Phase, job_pb2.Phase, "PHASE"),
         (STREAMS, Stream, plan_pb2.Stream, "STREAM"),
     ],
 )

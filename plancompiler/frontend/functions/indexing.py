@@ -1,0 +1,73 @@
+"""Selecting and placing elements by index tensors, whose numbers count from 0.
+
+An index outside its axis fails the run. Where the axis is split, each device takes or places what
+it holds, and nothing is gathered.
+"""
+
+from __future__ import annotations
+
+from plancompiler.frontend.functional import Tensor
+from plancompiler.ir import DType
+from plancompiler.ir.operators import normalize_axes
+from plancompiler.ops.registry import apply
+
+
+def _axis(x: Tensor, axis: int) -> int:
+    return normalize_axes(axis, x.ndim)[0]
+
+
+def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """For each index the element of x there along `axis`; the other axes of both agree."""
+    found: Tensor = apply("take_along_axis", x, indices, axis=_axis(x, axis))
+    return found
+
+
+def gather(x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """`take_along_axis` under the name and argument order of other systems."""
+    return take_along_axis(x, indices, axis)
+
+
+def put_along_axis(
+    x: Tensor, indices: Tensor, updates: Tensor, axis: int, mode: str = "set"
+) -> Tensor:
+    """x with updates at the indices along `axis`; the other axes agree.
+
+    `mode` is "set" (of equal indices the last wins, and only its update gets a gradient) or "add".
+    """
+    found: Tensor = apply("put_along_axis", x, indices, updates, axis=_axis(x, axis), mode=mode)
+    return found
+
+
+def scatter(x: Tensor, axis: int, indices: Tensor, updates: Tensor, mode: str = "set") -> Tensor:
+    """`put_along_axis` under the name and argument order of other systems."""
+    return put_along_axis(x, indices, updates, axis, mode)
+
+
+def scatter_add(x: Tensor, axis: int, indices: Tensor, updates: Tensor) -> Tensor:
+    """x with updates added at the indices along `axis`."""
+    return put_along_axis(x, indices, updates, axis, "add")
+
+
+def index_select(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
+    """The elements of an axis at the indices [i], in their order."""
+    found: Tensor = apply("index_select", x, indices, axis=_axis(x, axis))
+    return found
+
+
+def index_add(x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
+    """x with updates added at the indices [i] of an axis."""
+    at = _axis(x, axis)
+    added: Tensor = apply("index_select_grad", indices, updates, axis=at, extent=x.shape[at])
+    return x + added
+
+
+def one_hot(ids: Tensor, classes: int, dtype: DType | str = "float32") -> Tensor:
+    """1 at each id and zeros elsewhere: ids [...] as [..., classes]."""
+    found: Tensor = apply("one_hot", ids, classes=classes, dtype=str(DType.parse(dtype)))
+    return found
+
+
+def bincount(ids: Tensor, classes: int) -> Tensor:
+    """How often each number from 0 to classes - 1 occurs: int64 [classes]."""
+    found: Tensor = apply("bincount", ids, classes=classes)
+    return found

@@ -1,0 +1,107 @@
+"""Products of tensors: einsum and what is said with it."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.frontend.functional import Tensor, matmul
+from plancompiler.ir.operators import normalize_axes
+from plancompiler.ops.registry import apply
+
+
+def einsum(equation: str, *tensors: Tensor) -> Tensor:
+    """Sums of products by an equation, as in NumPy: `pc.einsum("bij,bjk->bik", a, b)`.
+
+    Without `->` the output has the letters that occur once, in alphabetical order. `...` stands for
+    leading axes, equal in all tensors that have it. The equation is the sharding rule: an axis
+    whose letter is split is split everywhere, and one that is summed away leaves partial sums.
+    A letter may occur once per tensor (see `diagonal`).
+    """
+    if not tensors:
+        raise ShapeError("einsum needs at least one tensor")
+    found: Tensor = apply("einsum", *tensors, equation=_spelled_out(equation, tensors))
+    return found
+
+
+def _spelled_out(equation: str, tensors: Sequence[Tensor]) -> str:
+    """The equation with letters for `...` and with an output."""
+    text = equation.replace(" ", "")
+    left, arrow, output = text.partition("->")
+    parts = left.split(",")
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        output = "..." * ("..." in left) + "".join(
+            sorted(letter for letter in set(letters) if letters.count(letter) == 1)
+        )
+    if "..." in text and len(parts) == len(tensors):
+        leading = [
+            tensor.ndim - len(part) + 3
+            for part, tensor in zip(parts, tensors, strict=True)
+            if "..." in part
+        ]
+        if len(set(leading)) != 1 or leading[0] < 0:
+            raise ShapeError(
+                "the `...` of an einsum must stand for equally many axes of each tensor",
+                got=f"{equation!r} for {' and '.join(str(tensor.shape) for tensor in tensors)}",
+            )
+        free = [letter for letter in string.ascii_letters if letter not in text]
+        if len(free) < leading[0]:
+            raise AttributeValueError("an einsum has more axes than there are letters")
+        stand_in = "".join(free[: leading[0]])
+        parts = [part.replace("...", stand_in) for part in parts]
+        output = output.replace("...", stand_in)
+    return f"{','.join(parts)}->{output}"
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """a [b, m, k] times b [b, k, n], matrix by matrix: [b, m, n]."""
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
+        raise ShapeError(
+            "bmm needs two stacks of equally many matrices", got=f"{a.shape} and {b.shape}"
+        )
+    return matmul(a, b)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Sum of the products of two vectors."""
+    return einsum("i,i->", a, b)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Sums of products over the last axes: [..., k] and [k], or two vectors or matrices [m, k] and
+    [n, k] as [m, n].
+    """
+    return tensordot(a, b, ((-1,), (-1,)))
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """All products of two vectors [m] and [n]: [m, n]."""
+    return einsum("i,j->ij", a, b)
+
+
+def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> Tensor:
+    """Sums of products over pairs of axes: ((axes of a), (axes of b)), or the last `axes` of a with
+    the first of b. The other axes of a come first, then those of b.
+    """
+    if isinstance(axes, int):
+        left: Sequence[int] = range(a.ndim - axes, a.ndim)
+        right: Sequence[int] = range(axes)
+    else:
+        left, right = axes
+    left = [axis + a.ndim if axis < 0 else axis for axis in left]
+    right = [axis + b.ndim if axis < 0 else axis for axis in right]
+    normalize_axes(left, a.ndim)
+    normalize_axes(right, b.ndim)
+    if len(left) != len(right):
+        raise AttributeValueError("tensordot needs axes in pairs", got=axes)
+    if a.ndim + b.ndim > len(string.ascii_letters):
+        raise AttributeValueError("a tensordot has more axes than there are letters")
+    of_a = list(string.ascii_letters[: a.ndim])
+    of_b = list(string.ascii_letters[a.ndim : a.ndim + b.ndim])
+    for one, other in zip(left, right, strict=True):
+        of_b[other] = of_a[one]
+    kept = [letter for axis, letter in enumerate(of_a) if axis not in left]
+    kept += [letter for axis, letter in enumerate(of_b) if axis not in right]
+    return einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(kept)}", a, b)

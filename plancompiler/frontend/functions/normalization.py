@@ -1,0 +1,88 @@
+"""Normalisation beside `layer_norm`. gamma and beta scale and shift what was normalised."""
+
+from __future__ import annotations
+
+from plancompiler.errors import ShapeError, UsageError
+from plancompiler.frontend.functional import Tensor, full_like
+from plancompiler.ops.registry import apply
+
+
+def rms_norm(x: Tensor, gamma: Tensor, eps: float = 1e-5) -> Tensor:
+    """x over the root of its mean square along the last axis, times gamma (B. Zhang and R.
+    Sennrich, 2019).
+    """
+    found: Tensor = apply("rms_norm", x, gamma, eps=float(eps))[0]
+    return found
+
+
+def group_norm(
+    x: Tensor,
+    groups: int,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """x [n, c, *spatial] normalised to mean 0 and variance 1 over each of `groups` groups of
+    channels and all of space, per image; times gamma [c], plus beta [c] (Y. Wu and K. He, 2018).
+    """
+    gamma, beta = _affine(x, gamma, beta)
+    found: Tensor = apply("group_norm", x, gamma, beta, groups=groups, eps=float(eps))[0]
+    return found
+
+
+def instance_norm(
+    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """x [n, c, *spatial] normalised over space, per image and channel: one channel a group."""
+    return group_norm(x, _channels(x), gamma, beta, eps)
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each channel of x [n, c, *spatial] over batch and space: [c] each.
+
+    Both are means over the whole batch on any layout: where batch or space are split, devices hold
+    partial sums, which are reduced.
+    """
+    mean: Tensor = apply("channel_mean", x)
+    variance: Tensor = apply("channel_variance", x, mean)
+    return mean, variance
+
+
+def batch_norm(
+    x: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    mean: Tensor | None = None,
+    variance: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """x [n, c, *spatial] less the mean of its channel, over the root of its variance + eps, times
+    gamma [c], plus beta [c] (S. Ioffe and C. Szegedy, 2015).
+
+    Without `mean` and `variance` these are those of the batch, as in training, and gradients flow
+    through them. Give running ones to infer with; `moving_average_update` keeps such.
+    """
+    if (mean is None) != (variance is None):
+        raise UsageError("batch_norm needs both mean and variance, or neither")
+    if mean is None or variance is None:
+        mean, variance = batch_statistics(x)
+    gamma, beta = _affine(x, gamma, beta)
+    found: Tensor = apply("batch_norm", x, mean, variance, gamma, beta, eps=float(eps))
+    return found
+
+
+def _channels(x: Tensor) -> int:
+    if x.ndim < 2:
+        raise ShapeError(
+            "normalisation needs an axis of channels", got=x.shape, expected="[n, c, *spatial]"
+        )
+    return x.shape[1]
+
+
+def _affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """gamma and beta, by default 1 and 0."""
+    shape = (_channels(x),)
+    return (
+        full_like(x, 1.0, shape) if gamma is None else gamma,
+        full_like(x, 0.0, shape) if beta is None else beta,
+    )

@@ -1,0 +1,127 @@
+"""Reductions, running sums and order along axes. `axis` is None (all axes), one or several."""
+
+from __future__ import annotations
+
+import math
+
+from plancompiler.errors import AttributeValueError
+from plancompiler.frontend.functional import Axes, Tensor
+from plancompiler.ir.operators import normalize_axes
+from plancompiler.ops.registry import apply
+
+
+def _reduce(kind: str, x: Tensor, axis: Axes, keepdims: bool, **attrs: float) -> Tensor:
+    axes = normalize_axes(axis, x.ndim)
+    found: Tensor = apply(kind, x, axes=axes, keepdims=keepdims, **attrs)
+    return found
+
+
+def prod(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Product over axes, in the dtype of x."""
+    return _reduce("prod", x, axis, keepdims)
+
+
+def all(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+    """Whether all are True over axes, of bool."""
+    return _reduce("all", x, axis, keepdims)
+
+
+def any(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+    """Whether any is True over axes, of bool."""
+    return _reduce("any", x, axis, keepdims)
+
+
+def count_nonzero(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """How many elements are not zero (or True) over axes, as int64."""
+    return _reduce("count_nonzero", x, axis, keepdims)
+
+
+def logsumexp(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """log(sum(exp(x))) over axes, without overflow."""
+    return _reduce("logsumexp", x, axis, keepdims)
+
+
+def var(x: Tensor, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Tensor:
+    """Variance over axes: squared distances from the mean, over the number less `correction`."""
+    return _reduce("var", x, axis, keepdims, correction=float(correction))
+
+
+def std(x: Tensor, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Tensor:
+    """Square root of `var`."""
+    return _reduce("std", x, axis, keepdims, correction=float(correction))
+
+
+def norm(x: Tensor, p: float = 2.0, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The p-norm over axes, for p > 0: sum(|x| ** p) ** (1 / p), or the maximum for infinite p.
+
+    Axes that are split leave partial sums, so no shard is gathered. For p of 1, 2 and infinity a
+    norm that is zero has a gradient of zeros. AttributeValueError for p <= 0.
+    """
+    if not p > 0:
+        raise AttributeValueError("a norm needs a positive p", got=p, expected="1, 2 or math.inf")
+    if p == 1:
+        return _reduce("abs_sum", x, axis, keepdims)
+    if p == 2:
+        squares = _reduce("square_sum", x, axis, keepdims)
+        # The square root has no slope at zero: one is put there and taken off again, so that the
+        # gradient of a norm that is zero is zero.
+        empty = squares.equal(0).cast(squares.dtype)
+        return (squares + empty).sqrt() - empty
+    if math.isinf(p):
+        return _reduce("abs_max", x, axis, keepdims)
+    sizes: Tensor = apply("abs", x)
+    return (sizes ** float(p)).sum(axis, keepdims) ** (1.0 / p)
+
+
+def argmin(x: Tensor, axis: int = -1, keepdims: bool = False) -> Tensor:
+    """Index of the least element along an axis, as int64; the first of equal ones."""
+    found: Tensor = apply("argmin", x, axis=_axis(x, axis), keepdims=keepdims)
+    return found
+
+
+def _axis(x: Tensor, axis: int) -> int:
+    return normalize_axes(axis, x.ndim)[0]
+
+
+def cumsum(x: Tensor, axis: int = -1, reverse: bool = False) -> Tensor:
+    """Sum of all elements up to each along an axis; from its end where `reverse`."""
+    found: Tensor = apply("cumsum", x, axis=_axis(x, axis), reverse=reverse)
+    return found
+
+
+def cumprod(x: Tensor, axis: int = -1) -> Tensor:
+    """Product of all elements up to each along an axis."""
+    found: Tensor = apply("cumprod", x, axis=_axis(x, axis))
+    return found
+
+
+def cummax(x: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """Greatest of all elements up to each along an axis, and its latest index as int64."""
+    found: tuple[Tensor, Tensor] = apply("cummax", x, axis=_axis(x, axis))
+    return found
+
+
+def cummin(x: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """Least of all elements up to each along an axis, and its latest index as int64."""
+    found: tuple[Tensor, Tensor] = apply("cummin", x, axis=_axis(x, axis))
+    return found
+
+
+def sort(x: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Elements in order along an axis, and the int64 index that each had; equal ones stay so."""
+    found: tuple[Tensor, Tensor] = apply("sort", x, axis=_axis(x, axis), descending=descending)
+    return found
+
+
+def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
+    """Indices that put the elements in order along an axis, as int64."""
+    found: Tensor = apply("argsort", x, axis=_axis(x, axis), descending=descending)
+    return found
+
+
+def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The k greatest elements along an axis (least where not `largest`) and their indices, best
+    first; of equal ones the first.
+    """
+    found: tuple[Tensor, Tensor] = apply("topk", x, axis=_axis(x, axis), k=k, largest=largest)
+    return found

@@ -1,0 +1,210 @@
+"""Shapes: axes added, dropped and merged; tensors joined, cut, repeated, moved and padded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from plancompiler.errors import AttributeValueError, UsageError
+from plancompiler.frontend.functional import Axes, Tensor, concat
+from plancompiler.ir.operators import Scalar, normalize_axes
+from plancompiler.ir.shard import balanced_range
+from plancompiler.ops.registry import apply
+
+
+def _axis(x: Tensor, axis: int) -> int:
+    return normalize_axes(axis, x.ndim)[0]
+
+
+# --- axes -----------------------------------------------------------------------------------------
+
+
+def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Axes in another order; negative ones count from the end."""
+    return x.transpose([axis + x.ndim if axis < 0 else axis for axis in axes])
+
+
+def squeeze(x: Tensor, axis: Axes = None) -> Tensor:
+    """Without axes of extent 1: all of them, or those named, which must have extent 1."""
+    if axis is None:
+        return x.reshape([extent for extent in x.shape if extent != 1])
+    axes = normalize_axes(axis, x.ndim)
+    if any(x.shape[each] != 1 for each in axes):
+        raise AttributeValueError(
+            "squeeze needs axes of extent 1", got=f"axes {axes} of shape {x.shape}"
+        )
+    return x.reshape([extent for each, extent in enumerate(x.shape) if each not in axes])
+
+
+def unsqueeze(x: Tensor, axis: int | Sequence[int]) -> Tensor:
+    """With new axes of extent 1, at these positions of the result."""
+    count = 1 if isinstance(axis, int) else len(axis)
+    axes = normalize_axes(axis, x.ndim + count)
+    extents = iter(x.shape)
+    return x.reshape([1 if each in axes else next(extents) for each in range(x.ndim + count)])
+
+
+def flatten(x: Tensor, start: int = 0, stop: int = -1) -> Tensor:
+    """Axes from `start` to `stop`, both included, merged into one; a scalar gets one axis."""
+    if x.ndim == 0:
+        return x.reshape((1,))
+    first, last = _axis(x, start), _axis(x, stop)
+    if first > last:
+        raise AttributeValueError("flatten needs axes in order", got=(start, stop))
+    merged = math.prod(x.shape[first : last + 1])
+    return x.reshape((*x.shape[:first], merged, *x.shape[last + 1 :]))
+
+
+def expand(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """x broadcast to a shape, as in NumPy; -1 keeps the extent of x there."""
+    lead = len(shape) - x.ndim
+    if any(extent == -1 and axis < lead for axis, extent in enumerate(shape)):
+        raise AttributeValueError("a new axis needs an extent", got=tuple(shape))
+    full = tuple(
+        x.shape[axis - lead] if extent == -1 else extent for axis, extent in enumerate(shape)
+    )
+    found: Tensor = apply("expand_to", x, shape=full)
+    return found
+
+
+# --- joining and cutting --------------------------------------------------------------------------
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors of one shape side by side along a new axis."""
+    if not tensors:
+        raise UsageError("stack needs at least one tensor")
+    new = normalize_axes(axis, tensors[0].ndim + 1)[0]
+    return concat([unsqueeze(tensor, new) for tensor in tensors], new)
+
+
+def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+    """Pieces along an axis: of these sizes, which add up to its extent, or all of one size (the
+    last may be smaller).
+    """
+    at = _axis(x, axis)
+    extent = x.shape[at]
+    if isinstance(sizes, int):
+        if sizes < 1:
+            raise AttributeValueError("split needs pieces of at least 1", got=sizes)
+        sizes = [min(sizes, extent - start) for start in range(0, extent, sizes)]
+    if sum(sizes) != extent or min(sizes, default=0) < 0:
+        raise AttributeValueError(
+            "the pieces of a split must add up to its axis",
+            got=f"{tuple(sizes)} for extent {extent}",
+        )
+    found = []
+    start = 0
+    for size in sizes:
+        starts, stops = [0] * x.ndim, list(x.shape)
+        starts[at], stops[at] = start, start + size
+        piece: Tensor = apply("slice", x, starts=tuple(starts), stops=tuple(stops))
+        found.append(piece)
+        start += size
+    return tuple(found)
+
+
+def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+    """`chunks` pieces along an axis, balanced: their sizes differ by at most one."""
+    if chunks < 1:
+        raise AttributeValueError("chunk needs at least one piece", got=chunks)
+    extent = x.shape[_axis(x, axis)]
+    ranges = [balanced_range(extent, chunks, index) for index in range(chunks)]
+    return split(x, [stop - start for start, stop in ranges], axis)
+
+
+def unbind(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
+    """The tensors along an axis, without it."""
+    return tuple(squeeze(piece, axis) for piece in split(x, 1, axis))
+
+
+def strided_slice(
+    x: Tensor, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int]
+) -> Tensor:
+    """Every `steps[i]`-th element from `starts[i]` to `stops[i]` along every axis i."""
+    found: Tensor = apply(
+        "strided_slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps)
+    )
+    return found
+
+
+# --- moving and repeating -------------------------------------------------------------------------
+
+
+def flip(x: Tensor, axis: Axes = None) -> Tensor:
+    """Elements in reverse order along axes (all by default)."""
+    found: Tensor = apply("flip", x, axes=normalize_axes(axis, x.ndim))
+    return found
+
+
+def roll(x: Tensor, shifts: int | Sequence[int], axis: int | Sequence[int]) -> Tensor:
+    """Elements moved by `shifts` places along axes, around the end; a shift per axis."""
+    moves = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    found: Tensor = apply(
+        "roll", x, shifts=moves, axes=tuple(each + x.ndim if each < 0 else each for each in axes)
+    )
+    return found
+
+
+def tile(x: Tensor, repeats: Sequence[int]) -> Tensor:
+    """The whole tensor repeated along each axis; the shorter of both gets leading ones."""
+    if len(repeats) > x.ndim:
+        x = x.reshape((1,) * (len(repeats) - x.ndim) + x.shape)
+    found: Tensor = apply("tile", x, repeats=(1,) * (x.ndim - len(repeats)) + tuple(repeats))
+    return found
+
+
+def repeat_interleave(x: Tensor, repeats: int, axis: int) -> Tensor:
+    """Each element of an axis `repeats` times in a row."""
+    at = _axis(x, axis)
+    lead, rest = x.shape[: at + 1], x.shape[at + 1 :]
+    wide = expand(x.reshape((*lead, 1, *rest)), (*lead, repeats, *rest))
+    return wide.reshape((*lead[:-1], lead[-1] * repeats, *rest))
+
+
+def pad(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar = 0) -> Tensor:
+    """`low[i]` elements of `value` before and `high[i]` after every axis i."""
+    number = float(value) if x.dtype.is_floating else value
+    if not x.dtype.is_floating and not x.dtype.is_integer:
+        number = bool(value)
+    found: Tensor = apply("pad", x, low=tuple(low), high=tuple(high), value=number)
+    return found
+
+
+# --- diagonals and triangles ----------------------------------------------------------------------
+
+
+def diagonal(x: Tensor, offset: int = 0) -> Tensor:
+    """Diagonal of each matrix [..., m, n]: [..., d]; a positive offset lies above the main one."""
+    found: Tensor = apply("diagonal", x, offset=offset)
+    return found
+
+
+def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
+    """Square matrices of zeros with x [..., d] on a diagonal: [..., d + |offset|, d + |offset|]."""
+    size = x.shape[-1] + abs(offset) if x.ndim else 0
+    found: Tensor = apply("diag_embed", x, rows=size, columns=size, offset=offset)
+    return found
+
+
+def diag(x: Tensor, offset: int = 0) -> Tensor:
+    """A vector as a diagonal matrix, or the diagonal of a matrix."""
+    return diag_embed(x, offset) if x.ndim == 1 else diagonal(x, offset)
+
+
+def trace(x: Tensor, offset: int = 0) -> Tensor:
+    """Sum of a diagonal of each matrix [..., m, n]: [...]."""
+    return diagonal(x, offset).sum(-1)
+
+
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """Matrices with zeros above a diagonal."""
+    found: Tensor = apply("tril", x, diagonal=diagonal)
+    return found
+
+
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """Matrices with zeros below a diagonal."""
+    found: Tensor = apply("triu", x, diagonal=diagonal)
+    return found

@@ -1,0 +1,209 @@
+"""What training does with gradients and variables beside the optimizers.
+
+The updates take variables of the job (their initial values, as parameters give them) and record the
+ops that make their next values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from plancompiler.errors import UsageError
+from plancompiler.frontend.functional import Tensor, div, maximum, minimum, sqrt
+from plancompiler.ir import DType
+from plancompiler.ops.registry import apply
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """x, as a constant to `gradients`."""
+    found: Tensor = apply("stop_gradient", x)
+    return found
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all elements of floating tensors together, a scalar of at least float32.
+
+    Tensors may be split in any way and lie on several placements: each gives the sum of its
+    squares, partial where it is split, and the scalars are added on the placement of the first.
+    """
+    return sqrt(reduce(lambda left, right: left + right, _scalars("square_sum", tensors)))
+
+
+def clip_by_global_norm(
+    tensors: Sequence[Tensor], max_norm: float, eps: float = 1e-6
+) -> tuple[list[Tensor], Tensor]:
+    """Tensors scaled together so that their norm is at most `max_norm`, and the norm before.
+
+    The factor is min(1, max_norm / (norm + eps)), so small gradients stay as they are.
+    """
+    if not max_norm > 0:
+        raise UsageError("a norm is clipped to a positive number", got=max_norm)
+    norm = global_norm(tensors)
+    factor = minimum(div(float(max_norm), norm + float(eps)), 1.0)
+    clipped = []
+    for tensor in tensors:
+        local = factor.cast(tensor.dtype)
+        clipped.append(tensor * _beside(local, tensor))
+    return clipped, norm
+
+
+def found_inf(tensors: Sequence[Tensor]) -> Tensor:
+    """1 if any element of any floating tensor is infinite or no number, else 0: a float32 scalar.
+
+    Devices that hold parts find partial maxima, which are reduced as scalars.
+    """
+    return reduce(maximum, _scalars("found_inf", tensors))
+
+
+def is_finite_all(tensors: Sequence[Tensor]) -> Tensor:
+    """Whether all elements of floating tensors are finite: a bool scalar."""
+    return found_inf(tensors).equal(0.0)
+
+
+def _scalars(kind: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A scalar of each tensor, in one dtype and on the placement of the first."""
+    if not tensors:
+        raise UsageError("at least one tensor is needed")
+    widest = DType.FLOAT32
+    if any(tensor.dtype is DType.FLOAT64 for tensor in tensors):
+        widest = DType.FLOAT64
+    found = []
+    for tensor in tensors:
+        if kind == "square_sum":
+            # In the wide dtype: squares of float16 overflow at 256.
+            wide = tensor if tensor.dtype is widest else tensor.cast(widest)
+            scalar = apply(kind, wide, axes=tuple(range(tensor.ndim)))
+        else:
+            scalar = apply(kind, tensor)
+        found.append(_beside(scalar, tensors[0]))
+    return found
+
+
+def _beside(scalar: Tensor, tensor: Tensor) -> Tensor:
+    """The scalar on the placement of a tensor."""
+    placement = getattr(tensor, "placement", None)
+    if getattr(scalar, "placement", None) == placement:
+        return scalar
+    return scalar.redistribute(placement)
+
+
+# --- updates of variables -------------------------------------------------------------------------
+
+
+def moving_average_update(state: Tensor, value: Tensor, decay: float = 0.99) -> Tensor:
+    """The next value of variable `state`: decay * state + (1 - decay) * value."""
+    found: Tensor = apply("moving_average_update", state, value, decay=float(decay))
+    return found
+
+
+def lion_update(
+    weight: Tensor,
+    gradient: Tensor,
+    momentum: Tensor,
+    rate: Tensor,
+    betas: tuple[float, float] = (0.9, 0.99),
+    weight_decay: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The next values of variables `weight` and `momentum` by Lion (X. Chen et al., 2023)."""
+    found: tuple[Tensor, Tensor] = apply(
+        "lion_update",
+        weight,
+        gradient,
+        momentum,
+        rate,
+        beta1=float(betas[0]),
+        beta2=float(betas[1]),
+        weight_decay=float(weight_decay),
+    )
+    return found
+
+
+def lamb_update(
+    weight: Tensor,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    rate: Tensor,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.01,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The next values of variables `weight`, `first` and `second` moments by LAMB (Y. You et al.,
+    2020).
+
+    The norms of the trust ratio are of the whole parameter, however it is split: they are sums of
+    squares, reduced as scalars.
+    """
+    direction, next_first, next_second = apply(
+        "lamb_direction",
+        weight,
+        gradient,
+        first,
+        second,
+        beta1=float(betas[0]),
+        beta2=float(betas[1]),
+        eps=float(eps),
+        weight_decay=float(weight_decay),
+    )
+    updated: Tensor = apply("lamb_update", weight, direction, *_sizes(weight, direction), rate)
+    return updated, next_first, next_second
+
+
+def adafactor_update(
+    weight: Tensor,
+    gradient: Tensor,
+    moments: Sequence[Tensor],
+    rate: Tensor,
+    decay_power: float = 0.8,
+    clip: float = 1.0,
+    relative: bool = True,
+    eps: tuple[float, float] = (1e-30, 1e-3),
+    weight_decay: float = 0.0,
+) -> tuple[Tensor, ...]:
+    """The next values of variable `weight` and of its second `moments` by Adafactor (N. Shazeer and
+    M. Stern, 2018).
+
+    A weight [..., r, c] has two moments, of rows [..., r] and of columns [..., c]; one with fewer
+    axes has one, of its own shape. They start at zero and decay by 1 - (step + 1) ** -decay_power.
+    Sums over a parameter that is split are partial, and reduced as vectors and scalars.
+    """
+    if weight.ndim >= 2:
+        if len(moments) != 2:
+            raise UsageError("a matrix has two moments, of rows and of columns", got=len(moments))
+        fresh = apply("adafactor_moments", gradient, eps=float(eps[0]))
+        kept = [
+            apply("moving_average_update", old, new, power=float(decay_power))
+            for old, new in zip(moments, fresh, strict=True)
+        ]
+        direction = apply("adafactor_direction", gradient, *kept, kept[0].sum(-1))
+    else:
+        if len(moments) != 1:
+            raise UsageError("a vector has one moment", got=len(moments))
+        square = gradient * gradient + float(eps[0])
+        kept = [apply("moving_average_update", moments[0], square, power=float(decay_power))]
+        direction = gradient * apply("rsqrt", kept[0])
+    updated: Tensor = apply(
+        "adafactor_update",
+        weight,
+        direction,
+        *_sizes(weight, direction),
+        rate,
+        clip=float(clip),
+        relative=relative,
+        eps=float(eps[1]),
+        weight_decay=float(weight_decay),
+    )
+    return updated, *kept
+
+
+def _sizes(*tensors: Tensor) -> list[Tensor]:
+    """The sum of squares of each tensor, in at least float32."""
+    found = []
+    for tensor in tensors:
+        wide = tensor.cast(DType.FLOAT32) if tensor.dtype is DType.FLOAT16 else tensor
+        found.append(apply("square_sum", wide, axes=tuple(range(tensor.ndim))))
+    return found

@@ -1,0 +1,518 @@
+"""Custom ops: a user's function on NumPy arrays as an op like any other.
+
+    @pc.op(rule="... k, k n -> ... n", linear=((0,), (1,)))
+    def project(x, w, *, scale=1.0):
+        return scale * (x @ w)
+
+The rule line says how the op splits (see `plancompiler.ops.rule`) and, as the outputs have the
+extents of its factors, which shapes it makes. On each device the function sees the local parts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import (
+    AttributeValueError,
+    ExecutionError,
+    GradientError,
+    PlanCompilerError,
+    ShapeError,
+    TracingError,
+)
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import AttrValue, SourceLine, TensorType
+from plancompiler.ir.operators import TensorOperators
+from plancompiler.ir.sbp import Reduction
+from plancompiler.ops.check import broadcast_shapes, describe
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    custom_ops,
+    is_import_path,
+    register_custom,
+)
+from plancompiler.ops.rule import expand_rule, parse_rule_line
+
+Function = Callable[..., Any]
+Linear = int | Sequence[int | Sequence[int]]
+_PLAIN = (bool, int, float, str)
+_NONE = inspect.Parameter.empty
+_CONTEXT = "context"
+"""A keyword-only parameter of this name is given the `KernelContext`."""
+
+
+class CustomOp:
+    """What `pc.op` makes of a function: called with tensors it records the op, with arrays it
+    computes.
+    """
+
+    def __init__(self, function: Function, definition: OpDef, signature: _Parameters) -> None:
+        self.function = function
+        self.kind = definition.kind
+        self._signature = signature
+        self._definition = register_custom(definition)
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", definition.kind)
+
+    @property
+    def definition(self) -> OpDef:
+        """The op's entry beside the op table."""
+        return self._definition
+
+    def __call__(self, *inputs: Any, **attrs: Any) -> Any:
+        """The op's output, or a tuple where it has several. Attributes are keyword arguments."""
+        complete = {**self._signature.defaults, **attrs}
+        tensors = [isinstance(each, TensorOperators) for each in inputs]
+        if not any(tensors):
+            if inputs and all(isinstance(each, np.ndarray) for each in inputs):
+                return self.function(*inputs, **attrs)
+            raise TracingError(
+                f"{self.kind} takes tensors of a job, or arrays",
+                op=self.kind,
+                got=", ".join(type(each).__name__ for each in inputs) or "nothing",
+            )
+        if not all(tensors):
+            raise TracingError(
+                f"{self.kind} takes tensors only; attributes are keyword arguments",
+                op=self.kind,
+                got=", ".join(type(each).__name__ for each in inputs),
+                hint="bring arrays into a job through pc.input or pc.constant",
+            )
+        return apply(self.kind, *inputs, **complete)
+
+    def gradient(self, function: Function) -> Function:
+        """Decorator: `function(inputs, outputs, grads, **attrs)` gives a gradient per input, or
+        None where there is none. It is written with tensors and ops, custom ones included.
+        """
+        self._definition = register_custom(
+            replace(self._definition, gradient=_gradient_of(self.kind, function))
+        )
+        return function
+
+    def __repr__(self) -> str:
+        return f"<op {self.kind!r}>"
+
+
+def op(
+    rule: str,
+    *,
+    linear: Linear = (),
+    reduction: str | None = "sum",
+    gradient: Function | None = None,
+    infer: Function | None = None,
+    dtype: DType | str | Sequence[DType | str] | None = None,
+    flops: Callable[[Types, Types, AttrMap], int] | None = None,
+    kind: str | None = None,
+) -> Callable[[Function], CustomOp]:
+    """Make an op of a function on NumPy arrays.
+
+    The function takes one array per input of the rule and attributes (plain data, as keyword
+    arguments) and returns an array per output. It is called with the local parts on each device,
+    must not write to its inputs, and must return exactly the local shapes and dtypes that the rule
+    implies.
+
+    rule: one line in the notation of `plancompiler.ops.rule`. An axis that the function needs whole
+        is written `[k]`; a factor that no output has is summed away, as in a product.
+    linear: inputs in which the op is linear: `0`, `(0, 1)` for each of them alone, or `((0, 1),)`
+        for both together.
+    reduction: how parts combine where a factor that is summed away is split: sum, max, min, prod;
+        None forbids such splits.
+    gradient: as for the `gradient` decorator of the result.
+    infer: `infer(*types, **attrs)` gives the `TensorType` of each output, where extents or dtypes
+        do not follow from the rule.
+    dtype: of the outputs; by default that of the first floating input.
+    flops: operations of a call; by default one per output element.
+    kind: the import path `module:function` under which workers find the op; by default that of the
+        function.
+
+    Raises AttributeValueError, with the line of the function, for a rule that does not parse, names
+    an axis in an output that no input has, or has another number of inputs than the function.
+    """
+
+    def decorate(function: Function) -> CustomOp:
+        name = _kind_of(function, kind)
+        try:
+            outputs = _check_rule(name, rule, free=infer is not None)
+            parameters = _Parameters(name, rule, function)
+            definition = OpDef(
+                name,
+                infer=_Infer(name, rule, parameters, infer, _dtypes(name, dtype, outputs)),
+                rule=rule,
+                kernel=_Kernel(name, function, parameters),
+                gradient=None if gradient is None else _gradient_of(name, gradient),
+                linear=_linear(name, linear, parameters.count),
+                reduction=_reduction(name, reduction),
+                flops=flops,
+                doc=inspect.getdoc(function) or "A custom op.",
+            )
+            return CustomOp(function, definition, parameters)
+        except PlanCompilerError as error:
+            raise error.at(op=name, source=_line_of(function)) from None
+
+    return decorate
+
+
+# --- what is checked when an op is defined --------------------------------------------------------
+
+
+def _kind_of(function: Function, kind: str | None) -> str:
+    if kind is not None:
+        if not is_import_path(kind):
+            raise AttributeValueError(
+                "the kind of a custom op is an import path",
+                source=_line_of(function),
+                got=repr(kind),
+                expected="'module:function'",
+            )
+        return kind
+    found = f"{function.__module__}:{function.__qualname__}"
+    if is_import_path(found):
+        return found
+    # Made inside a function, perhaps several times: nobody can import it, so each has its own name.
+    known = custom_ops()
+    numbered = (f"{found}#{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain((found,), numbered) if each not in known)
+
+
+def _line_of(function: Function) -> SourceLine | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return None
+    path = Path(code.co_filename)
+    try:
+        shown = path.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        shown = "/".join(path.parts[-2:])
+    return SourceLine(shown, code.co_firstlineno)
+
+
+def _letters(operand: Sequence[str]) -> list[str]:
+    """The factors of an operand, whole ones included."""
+    return [token.strip("[]") for token in operand if token != "1"]
+
+
+def _check_rule(name: str, rule: str, *, free: bool) -> int:
+    """Checks the line by itself; the number of its outputs. `free` outputs may have new axes."""
+    if not isinstance(rule, str):
+        raise AttributeValueError(
+            f"the rule of {name} is no text", got=repr(rule), expected="'... k, k n -> ... n'"
+        )
+    inputs, outputs = parse_rule_line(rule)
+    if not inputs or not outputs:
+        raise AttributeValueError(f"{name} needs at least one input and one output", got=repr(rule))
+    for operand in (*inputs, *outputs):
+        letters = _letters(operand)
+        if len(set(letters)) != len(letters):
+            raise AttributeValueError(
+                f"the rule of {name} names an axis twice in one operand", got=repr(rule)
+            )
+    known = {letter for operand in inputs for letter in _letters(operand)}
+    for operand in outputs:
+        for letter in _letters(operand):
+            if letter not in known and letter != "..." and not free:
+                raise AttributeValueError(
+                    f"the rule of {name} names an axis of an output that no input has",
+                    got=f"{letter!r} in {rule!r}",
+                    expected="one of " + ", ".join(sorted(known)) if known else "axes of inputs",
+                    hint="give `infer` to make new axes",
+                )
+    return len(outputs)
+
+
+class _Parameters:
+    """What a function takes: arrays, then attributes."""
+
+    def __init__(self, name: str, rule: str, function: Function) -> None:
+        self.count = len(parse_rule_line(rule)[0])
+        self.defaults: dict[str, AttrValue] = {}
+        self.attributes: list[str] = []
+        self.wants_context = False
+        arrays = 0
+        open_ended = False
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                raise AttributeValueError(
+                    f"the attributes of {name} must be named",
+                    got=f"**{parameter.name}",
+                    expected="keyword-only parameters",
+                )
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                open_ended = True
+            elif parameter.kind is parameter.KEYWORD_ONLY and parameter.name == _CONTEXT:
+                self.wants_context = True
+            elif parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not _NONE:
+                self._add_attribute(name, parameter)
+            else:
+                arrays += 1
+        if arrays != self.count and not (open_ended and arrays <= self.count):
+            raise AttributeValueError(
+                f"the rule of {name} has another number of inputs than the function takes arrays",
+                got=f"{arrays} arrays",
+                expected=f"{self.count}, as in {rule!r}",
+            )
+
+    def _add_attribute(self, name: str, parameter: inspect.Parameter) -> None:
+        self.attributes.append(parameter.name)
+        value = parameter.default
+        if value is _NONE:
+            return
+        if isinstance(value, list):
+            value = tuple(value)
+        if not isinstance(value, _PLAIN) and not (
+            isinstance(value, tuple) and all(isinstance(each, _PLAIN) for each in value)
+        ):
+            raise AttributeValueError(
+                f"attribute {parameter.name!r} of {name} is not plain data",
+                got=repr(value),
+                expected="a number, a text, or a tuple of one of them",
+            )
+        self.defaults[parameter.name] = value
+
+    def check(self, name: str, attrs: AttrMap) -> None:
+        """The attributes of a call are those of the function, with values like their defaults."""
+        for each, value in attrs.items():
+            if each not in self.attributes:
+                raise AttributeValueError(
+                    f"{name} has no attribute {each!r}",
+                    got=f"{each}={value!r}",
+                    expected="only " + ", ".join(self.attributes)
+                    if self.attributes
+                    else "no attributes",
+                )
+            like = self.defaults.get(each)
+            fits = type(value) is type(like) or (type(like), type(value)) == (float, int)
+            if like is not None and not fits:
+                raise AttributeValueError(
+                    f"attribute {each!r} of {name} has a wrong value",
+                    got=repr(value),
+                    expected=f"a {type(like).__name__}, like its default {like!r}",
+                )
+        for each in self.attributes:
+            if each not in attrs:
+                raise AttributeValueError(f"attribute {each!r} of {name} is missing")
+
+
+def _dtypes(
+    name: str, dtype: DType | str | Sequence[DType | str] | None, count: int
+) -> tuple[DType, ...] | None:
+    if dtype is None:
+        return None
+    if isinstance(dtype, (DType, str)):
+        return (DType.parse(dtype),) * count
+    found = tuple(map(DType.parse, dtype))
+    if len(found) != count:
+        raise AttributeValueError(
+            f"{name} has another number of dtypes than outputs", got=len(found), expected=count
+        )
+    return found
+
+
+def _linear(name: str, linear: Linear, count: int) -> tuple[tuple[int, ...], ...]:
+    sets = (linear,) if isinstance(linear, int) else tuple(linear)
+    found = tuple((each,) if isinstance(each, int) else tuple(each) for each in sets)
+    if any(not 0 <= position < count for each in found for position in each):
+        raise AttributeValueError(
+            f"{name} is linear in an input that it does not have",
+            got=repr(linear),
+            expected=f"positions from 0 to {count - 1}",
+        )
+    return found
+
+
+def _reduction(name: str, reduction: str | None) -> Reduction | None:
+    if reduction is None:
+        return None
+    known = [each.value for each in Reduction if each is not Reduction.AVG]
+    if reduction not in known:
+        raise AttributeValueError(
+            f"{name} has an unknown reduction",
+            got=repr(reduction),
+            expected=", ".join(known) + " or None",
+        )
+    return Reduction(reduction)
+
+
+# --- what is checked when an op is recorded -------------------------------------------------------
+
+
+class _Infer:
+    """Types of the outputs, from the factors' extents or from the user's own function."""
+
+    def __init__(
+        self,
+        name: str,
+        rule: str,
+        parameters: _Parameters,
+        own: Function | None,
+        dtypes: tuple[DType, ...] | None,
+    ) -> None:
+        self.name = name
+        self.rule = rule
+        self.parameters = parameters
+        self.own = own
+        self.dtypes = dtypes
+
+    def __call__(self, inputs: Types, attrs: AttrMap) -> Types:
+        operands, results = parse_rule_line(self.rule)
+        if len(inputs) != len(operands):
+            raise AttributeValueError(
+                f"{self.name} has another number of inputs than its rule",
+                got=f"{len(inputs)} ({describe(inputs)})",
+                expected=f"{len(operands)}, as in {self.rule!r}",
+            )
+        self.parameters.check(self.name, attrs)
+        extents, leading = self._extents(operands, inputs)
+        if self.own is not None:
+            return self._own_types(inputs, attrs, len(results))
+        shapes = []
+        for operand in results:
+            shape: list[int] = []
+            for token in operand:
+                if token == "...":
+                    shape.extend(leading)
+                else:
+                    shape.append(extents.get(token.strip("[]"), 1))
+            shapes.append(tuple(shape))
+        floating = [tensor.dtype for tensor in inputs if tensor.dtype.is_floating]
+        default = floating[0] if floating else inputs[0].dtype
+        dtypes = self.dtypes or (default,) * len(shapes)
+        return tuple(map(TensorType, shapes, dtypes))
+
+    def _extents(
+        self, operands: Sequence[Sequence[str]], inputs: Types
+    ) -> tuple[Mapping[str, int], tuple[int, ...]]:
+        """The extent of each factor, and the axes that `...` stands for."""
+        extents: dict[str, int] = {}
+        leading: list[tuple[int, ...]] = [()]
+        for position, (operand, tensor) in enumerate(zip(operands, inputs, strict=True)):
+            spread = len(tensor.shape) - len(operand) + operand.count("...")
+            if spread < 0 or (spread and "..." not in operand):
+                raise AttributeValueError(
+                    f"the rule of {self.name} has another number of axes than its input {position}",
+                    got=f"shape {tensor.shape}",
+                    expected=f"{' '.join(operand)!r}, as in {self.rule!r}",
+                )
+            left = tensor.shape
+            for token in operand:
+                if token == "...":
+                    leading.append(left[:spread])
+                    left = left[spread:]
+                    continue
+                extent, left = left[0], left[1:]
+                wanted = 1 if token == "1" else extents.setdefault(token.strip("[]"), extent)
+                if extent != wanted:
+                    raise ShapeError(
+                        f"the shapes given to {self.name} do not fit its rule",
+                        got=f"{extent} for {token!r} in input {position} of {describe(inputs)}",
+                        expected=f"{wanted}, by {self.rule!r}",
+                    )
+        return extents, broadcast_shapes(self.name, leading)
+
+    def _own_types(self, inputs: Types, attrs: AttrMap, count: int) -> Types:
+        if self.own is None:
+            raise AttributeValueError(f"{self.name} has no function for its types")
+        given = self.own(*inputs, **attrs)
+        found = (given,) if isinstance(given, TensorType) else given
+        if not isinstance(found, (tuple, list)) or not all(
+            isinstance(each, TensorType) for each in found
+        ):
+            raise AttributeValueError(
+                f"`infer` of {self.name} gave no types",
+                got=repr(given),
+                expected="a TensorType per output",
+            )
+        if len(found) != count:
+            raise AttributeValueError(
+                f"`infer` of {self.name} gave another number of types than its rule has outputs",
+                got=len(found),
+                expected=f"{count}, as in {self.rule!r}",
+            )
+        expand_rule(self.rule, inputs, tuple(found))
+        return tuple(found)
+
+
+def _gradient_of(name: str, function: Function) -> Any:
+    """The user's gradient function in the form of the table."""
+
+    def gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        complete = [
+            out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001
+            for out, grad in zip(outputs, grads, strict=True)
+        ]
+        found = function(tuple(inputs), tuple(outputs), tuple(complete), **attrs)
+        if found is None or isinstance(found, TensorOperators):
+            found = (found,)
+        if not isinstance(found, (tuple, list)):
+            raise GradientError(
+                f"the gradient of {name} gave no gradients",
+                op=name,
+                got=type(found).__name__,
+                expected=f"a tensor or None for each of {len(inputs)} inputs",
+            )
+        return found
+
+    return gradient
+
+
+# --- what is checked when an op runs --------------------------------------------------------------
+
+
+class _Kernel:
+    """The user's function as a kernel that checks what it returns."""
+
+    def __init__(self, name: str, function: Function, parameters: _Parameters) -> None:
+        self.name = name
+        self.function = function
+        self.wants_context = parameters.wants_context
+
+    def __call__(
+        self, context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        more = {_CONTEXT: context} if self.wants_context else {}
+        given = self.function(*inputs, **context.attrs, **more)
+        found = given if isinstance(given, (tuple, list)) else (given,)
+        if len(found) != len(outputs):
+            raise ExecutionError(
+                f"{self.name} returned another number of arrays than its rule has outputs",
+                got=len(found),
+                expected=len(outputs),
+            )
+        for position, (value, out) in enumerate(zip(found, outputs, strict=True)):
+            if type(value) in (bool, int, float):
+                value = np.asarray(value, out.dtype)
+            if not isinstance(value, (np.ndarray, np.generic)):
+                raise self._wrong(position, type(value).__name__, f"{out.dtype}{out.shape}")
+            if value.shape != out.shape or value.dtype != out.dtype:
+                raise self._wrong(
+                    position,
+                    f"{value.dtype} of shape {value.shape}",
+                    f"{out.dtype} of shape {out.shape}",
+                    [f"{array.dtype} of shape {array.shape}" for array in inputs],
+                )
+            np.copyto(out, value)
+
+    def _wrong(
+        self, position: int, got: str, expected: str, inputs: Sequence[str] = ()
+    ) -> ExecutionError:
+        return ExecutionError(
+            f"{self.name} returned a wrong output {position}"
+            + (f" for local inputs {', '.join(inputs)}" if inputs else ""),
+            got=got,
+            expected=expected,
+            hint="return the local shape and dtype that its rule implies, or write axes that must "
+            "stay whole as [axis]",
+        )

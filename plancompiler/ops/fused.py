@@ -1,0 +1,335 @@
+"""Fused elementwise ops: a small program over tensors of one shape, run block by block in cache.
+
+The program is a tuple of instructions, one text each: `"mul_scalar 0 {\"scalar\":0.5}"` is an op
+kind, the numbers of its operands and its attributes. Numbers count the inputs first, then the
+results; the last result is the output. A chain of ops reads and writes whole tensors between its
+members; the program keeps what lies between in buffers of one block.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
+from plancompiler.ir.sbp import BROADCAST, Partial, Reduction, Sbp
+from plancompiler.ops.check import only_attrs
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    Kernel,
+    KernelContext,
+    OpDef,
+    Types,
+    axis_signatures,
+    flops_of,
+    op_def,
+    register,
+)
+from plancompiler.ops.rule import Signature
+
+KIND = "fused_elementwise"
+MAX_INPUTS = 6
+"""Inputs of a program: which of them may be partial is found by trying all sets of them."""
+MAX_INSTRUCTIONS = 64
+BLOCK_BYTES = 1 << 18
+"""Bytes of a block of one buffer: several buffers of a program fit in a core's own cache."""
+
+# fmt: off
+ELEMENTWISE = frozenset({
+    "neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt", "square", "add", "sub", "mul", "div",
+    "pow", "maximum", "minimum", "add_scalar", "sub_scalar", "mul_scalar", "div_scalar",
+    "pow_scalar", "maximum_scalar", "minimum_scalar", "cast", "where", "relu", "relu_grad",
+    "tanh", "tanh_grad", "sigmoid", "sigmoid_grad", "gelu", "gelu_grad", "atan2", "hypot",
+    "fmod", "remainder", "floor_divide", "logaddexp", "copysign", "bitwise_and", "bitwise_or",
+    "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "logical_and", "logical_or",
+    "logical_xor", "logical_not", "lerp", "less", "less_scalar", "less_equal",
+    "less_equal_scalar", "greater", "greater_scalar", "greater_equal", "greater_equal_scalar",
+    "equal", "equal_scalar", "not_equal", "not_equal_scalar", "swiglu", "softplus",
+    "softplus_grad", "logsigmoid", "logsigmoid_grad", "silu", "silu_grad", "mish", "mish_grad",
+    "elu", "elu_grad", "selu", "selu_grad", "leaky_relu", "leaky_relu_grad", "hardsigmoid",
+    "hardsigmoid_grad", "hardswish", "hardswish_grad", "softsign", "softsign_grad",
+    "gelu_exact", "gelu_exact_grad", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
+    "cosh", "asinh", "acosh", "atanh", "exp2", "expm1", "log2", "log10", "log1p", "reciprocal",
+    "floor", "ceil", "round", "trunc", "erf", "isnan", "isinf", "isfinite", "clip",
+    "nan_to_num",
+})
+# fmt: on
+"""Kinds whose every output element is a function of the input elements at its place alone, not of
+where that place is: the same on a block as on the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One op of a program."""
+
+    kind: str
+    operands: tuple[int, ...]
+    attrs: Attrs
+
+    def __str__(self) -> str:
+        attrs = f" {json.dumps(dict(self.attrs), separators=(',', ':'))}" if self.attrs else ""
+        return f"{self.kind} {','.join(map(str, self.operands))}{attrs}"
+
+
+@lru_cache(maxsize=1024)
+def parse_program(program: tuple[str, ...]) -> tuple[Instruction, ...]:
+    """The instructions of a program's text; AttributeValueError where it is none."""
+    found = []
+    for text in program:
+        kind, _, rest = text.partition(" ")
+        numbers, _, attrs = rest.partition(" ")
+        try:
+            operands = tuple(int(number) for number in numbers.split(","))
+            named: dict[str, AttrValue] = json.loads(attrs) if attrs else {}
+            found.append(Instruction(kind, operands, freeze_attrs(named)))
+        except (ValueError, AttributeError):
+            raise AttributeValueError(
+                f"an instruction of {KIND} does not parse",
+                got=repr(text),
+                expected='"KIND NUMBER,… {ATTRIBUTES}"',
+            ) from None
+        if kind not in ELEMENTWISE:
+            raise AttributeValueError(f"{KIND} cannot run this kind of op", got=repr(kind))
+    return tuple(found)
+
+
+def _program(attrs: AttrMap) -> tuple[Instruction, ...]:
+    program = attrs.get("program")
+    if not isinstance(program, tuple) or not program:
+        raise AttributeValueError(f"{KIND} needs a program of instructions", got=repr(program))
+    return parse_program(tuple(map(str, program)))
+
+
+def _types(inputs: Types, attrs: AttrMap) -> Types:
+    """Types of all numbers of the program: inputs, then results."""
+    types = list(inputs)
+    for instruction in _program(attrs):
+        if not all(0 <= operand < len(types) for operand in instruction.operands):
+            raise AttributeValueError(
+                f"an instruction of {KIND} reads what is not there yet",
+                got=str(instruction),
+                expected=f"numbers below {len(types)}",
+            )
+        operands = tuple(types[operand] for operand in instruction.operands)
+        types.extend(op_def(instruction.kind).infer(operands, dict(instruction.attrs)))
+    return tuple(types)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    only_attrs(KIND, attrs, "program")
+    if not 1 <= len(inputs) <= MAX_INPUTS or len(_program(attrs)) > MAX_INSTRUCTIONS:
+        raise AttributeValueError(
+            f"{KIND} has too many inputs or instructions, or none",
+            got=f"{len(inputs)} inputs, {len(_program(attrs))} instructions",
+            expected=f"1 to {MAX_INPUTS} inputs, up to {MAX_INSTRUCTIONS} instructions",
+        )
+    for tensor in inputs:
+        if tensor.shape != inputs[0].shape:
+            raise ShapeError(
+                f"{KIND} needs inputs of one shape", got=tensor.shape, expected=inputs[0].shape
+            )
+    types = _types(inputs, attrs)
+    read = {operand for each in _program(attrs) for operand in each.operands}
+    unread = sorted(set(range(len(types) - 1)) - read)
+    if unread:
+        # A partial that reaches only these would be lost.
+        raise AttributeValueError(
+            f"a program of {KIND} makes or takes what it does not read", got=f"numbers {unread}"
+        )
+    return types[-1:]
+
+
+# --- sharding -------------------------------------------------------------------------------------
+
+
+def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    return f"{', '.join('...' for _ in inputs)} -> ..."
+
+
+def _extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+    """Partials that pass through every instruction that they reach."""
+    types, program = _types(inputs, attrs), _program(attrs)
+    found = []
+    for reduction in (Reduction.SUM, Reduction.MAX, Reduction.MIN, Reduction.PROD):
+        entries: tuple[Sbp, ...] = (BROADCAST, Partial(reduction))
+        for choice in product(entries, repeat=len(inputs)):
+            if all(entry is BROADCAST for entry in choice):
+                continue
+            result = _through(program, types, choice, parts)
+            if result is not None:
+                found.append(Signature(choice, (result,)))
+    return tuple(found)
+
+
+def _through(
+    program: tuple[Instruction, ...], types: Types, inputs: tuple[Sbp, ...], parts: int
+) -> Sbp | None:
+    """The output's layout for inputs that are broadcast or partial; None where it is not legal."""
+    layouts = list(inputs)
+    for instruction in program:
+        operands = tuple(layouts[operand] for operand in instruction.operands)
+        if all(entry is BROADCAST for entry in operands):
+            layouts.append(BROADCAST)
+            continue
+        known = axis_signatures(
+            instruction.kind,
+            tuple(types[operand] for operand in instruction.operands),
+            (types[len(layouts)],),
+            instruction.attrs,
+            parts,
+        )
+        fitting = [each.outputs[0] for each in known if each.inputs == operands]
+        if not fitting:
+            return None
+        layouts.append(fitting[0])
+    return layouts[-1] if isinstance(layouts[-1], Partial) else None
+
+
+# --- kernel ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Step:
+    """An instruction with its buffer."""
+
+    kernel: Kernel
+    context: KernelContext
+    operands: tuple[int, ...]
+    buffer: int
+    """Which work buffer takes the result."""
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A program bound to dtypes, ready to run on any block."""
+
+    steps: list[_Step]
+    dtypes: list[np.dtype[Any]]
+    """Of the work buffers."""
+    apart: frozenset[int]
+    """Inputs that the last step reads in places where its kernel may not write over them."""
+    block: int
+    """Elements of a block."""
+
+    @classmethod
+    def of(cls, program: tuple[Instruction, ...], inputs: Sequence[Array]) -> _Bound:
+        """Give every result a buffer; a buffer is free again after its last reader."""
+        last_read: dict[int, int] = {}
+        for place, instruction in enumerate(program):
+            last_read.update(dict.fromkeys(instruction.operands, place))
+        types = [TensorType((), DType.parse(array.dtype)) for array in inputs]
+        steps: list[_Step] = []
+        dtypes: list[np.dtype[Any]] = []
+        buffers: dict[int, int] = {}
+        free: dict[DType, list[int]] = {}
+        for place, instruction in enumerate(program):
+            definition, attrs = op_def(instruction.kind), dict(instruction.attrs)
+            (made,) = definition.infer(tuple(types[n] for n in instruction.operands), attrs)
+            over = {instruction.operands[position] for _, position in definition.inplace}
+            dying = [n for n in dict.fromkeys(instruction.operands) if last_read[n] == place]
+            barred = _read_apart(instruction)
+            # First the buffers that the kernel may write over while it reads them.
+            for number in dying:
+                if number in buffers and number in over and number not in barred:
+                    free.setdefault(types[number].dtype, []).append(buffers.pop(number))
+            waiting = free.get(made.dtype)
+            if waiting:
+                buffer = waiting.pop()
+            else:
+                buffer = len(dtypes)
+                dtypes.append(made.dtype.numpy)
+            for number in dying:
+                if number in buffers:
+                    free.setdefault(types[number].dtype, []).append(buffers.pop(number))
+            nothing: tuple[Any, ...] = ((),) * len(instruction.operands)
+            context = KernelContext(attrs, nothing, ((),), nothing, ((),))
+            steps.append(_Step(definition.kernel, context, instruction.operands, buffer))
+            buffers[len(types)] = buffer
+            types.append(made)
+        widest = max(each.dtype.itemsize for each in types)
+        return cls(steps, dtypes, _read_apart(program[-1]), max(1, BLOCK_BYTES // widest))
+
+
+def _read_apart(instruction: Instruction) -> frozenset[int]:
+    """Operands that an instruction reads in places where its kernel may not write over them."""
+    allowed = {position for _, position in op_def(instruction.kind).inplace}
+    return frozenset(
+        number for place, number in enumerate(instruction.operands) if place not in allowed
+    )
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (out,) = outputs
+    bound: _Bound | None = context.state.get("bound")
+    if bound is None:
+        bound = context.state["bound"] = _Bound.of(_program(context.attrs), inputs)
+    # Where the output lies over an input, only the last step writes there, and only if it may.
+    apart = any(
+        number < len(inputs) and np.may_share_memory(inputs[number], out) for number in bound.apart
+    )
+    if not all(array.flags.c_contiguous for array in (*inputs, out)):
+        work = [np.empty(out.shape, dtype) for dtype in bound.dtypes]
+        _run(bound.steps, list(inputs), work, out, apart)
+        return
+    size, step = out.size, bound.block
+    flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
+    work = context.state.get("work", [])
+    if not work:
+        count = min(step, size)
+        work = context.state["work"] = [np.empty(count, dtype) for dtype in bound.dtypes]
+    for start in range(0, size, step):
+        stop = start + step
+        if stop > size:
+            work = [array[: size - start] for array in work]
+        numbers = [array[start:stop] for array in flat]
+        _run(bound.steps, numbers, work, result[start:stop], apart)
+
+
+def _run(
+    steps: Sequence[_Step], numbers: list[Array], work: Sequence[Array], out: Array, apart: bool
+) -> None:
+    """The program on one block."""
+    last = None if apart else steps[-1]
+    for step in steps:
+        result = out if step is last else work[step.buffer]
+        step.kernel(step.context, [numbers[number] for number in step.operands], [result])
+        numbers.append(result)
+    if apart:
+        np.copyto(out, numbers[-1])
+
+
+def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    types = _types(inputs, attrs)
+    return sum(
+        flops_of(
+            instruction.kind,
+            tuple(types[operand] for operand in instruction.operands),
+            (types[len(inputs) + place],),
+            dict(instruction.attrs),
+        )
+        for place, instruction in enumerate(_program(attrs))
+    )
+
+
+register(
+    OpDef(
+        KIND,
+        infer=_infer,
+        rule=_rule,
+        kernel=_kernel,
+        extra=_extra,
+        flops=_flops,
+        inplace=((0, 0),),
+        doc="A program of elementwise ops on tensors of one shape, block by block in cache; made "
+        "by the pass fuse_elementwise.",
+    )
+)

@@ -1,0 +1,357 @@
+"""Updates of variables in steps: LAMB and Adafactor, which need numbers of a whole parameter, and
+Lion and moving averages, which do not.
+
+What is needed of a whole parameter are sums of squares, which are ops of their own
+(`square_sum`, `adafactor_moments`): partial where the parameter is split, reduced as scalars or
+vectors, and then inputs of the elementwise rest. So every split of a parameter is legal, and none
+gathers it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    bool_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import blocks, contiguous, in_float32, scratch
+from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+
+
+def _check(kind: str, inputs: Types, tensors: int, scalars: int) -> None:
+    """Tensors of one type, and floating scalars after them."""
+    expect_inputs(kind, inputs, tensors + scalars)
+    for tensor in inputs[:tensors]:
+        expect_dtype(kind, tensor, FLOATS)
+        expect_shape(kind, tensor, inputs[0].shape, "gradient and state")
+    expect_same_dtype(kind, inputs[:tensors])
+    for tensor in inputs[tensors:]:
+        expect_dtype(kind, tensor, FLOATS, "scalar")
+        expect_shape(kind, tensor, (), "scalar")
+
+
+def _betas(attrs: AttrMap) -> tuple[float, float]:
+    return (
+        float_attr(attrs, "beta1", least=0.0, below=1.0),
+        float_attr(attrs, "beta2", least=0.0, below=1.0),
+    )
+
+
+# --- Lion -----------------------------------------------------------------------------------------
+
+
+def _lion_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("lion_update", inputs, 3, 1)
+    only_attrs("lion_update", attrs, "beta1", "beta2", "weight_decay")
+    _betas(attrs)
+    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    return inputs[0], inputs[2]
+
+
+def _lion_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    *tensors, rate_tensor = inputs
+    rate = float(rate_tensor)
+    beta1, beta2 = _betas(context.attrs)
+    kept = 1.0 - rate * float_attr(context.attrs, "weight_decay", 0.0)
+    for w, g, m, w_next, m_next in blocks(*tensors, *outputs):
+        work = scratch(context, "work", w.shape, w.dtype)
+        turn = scratch(context, "turn", w.shape, w.dtype)
+        np.multiply(g, 1.0 - beta1, out=turn)
+        np.multiply(m, beta1, out=work)
+        np.add(turn, work, out=turn)
+        np.sign(turn, out=turn)
+        np.multiply(turn, rate, out=turn)
+        np.multiply(g, 1.0 - beta2, out=work)
+        np.multiply(m, beta2, out=m_next)
+        np.add(m_next, work, out=m_next)
+        np.multiply(w, kept, out=w_next)
+        np.subtract(w_next, turn, out=w_next)
+
+
+register(
+    OpDef(
+        "lion_update",
+        infer=_lion_infer,
+        rule="..., ..., ..., ... -> ..., ...",
+        kernel=_lion_kernel,
+        flops=lambda inputs, outputs, attrs: 9 * element_count(inputs[0].shape),
+        mutates=((0, 0), (1, 2)),
+        doc="(w, g, m, lr) -> (w', m'): Lion (X. Chen et al., 2023), a step of lr along the signs "
+        "of beta1 m + (1 - beta1) g, with decoupled weight decay.",
+    )
+)
+
+
+# --- moving averages ------------------------------------------------------------------------------
+
+
+def _average_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("moving_average_update", inputs, 2, 0)
+    only_attrs("moving_average_update", attrs, "decay", "power")
+    if ("decay" in attrs) == ("power" in attrs):
+        raise AttributeValueError(
+            "moving_average_update has either a decay or a power",
+            got=", ".join(attrs) or "neither",
+        )
+    float_attr(attrs, "decay", 0.0, least=0.0, below=1.0)
+    float_attr(attrs, "power", 1.0, least=0.0)
+    return inputs[:1]
+
+
+def _average_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    attrs = context.attrs
+    if "decay" in attrs:
+        decay = float_attr(attrs, "decay")
+    else:
+        decay = 1.0 - (context.step + 1.0) ** -float_attr(attrs, "power")
+    for state, value, out in blocks(*inputs, *outputs):
+        work = scratch(context, "work", state.shape, state.dtype)
+        np.multiply(value, 1.0 - decay, out=work)
+        np.multiply(state, decay, out=out)
+        np.add(out, work, out=out)
+
+
+register(
+    OpDef(
+        "moving_average_update",
+        infer=_average_infer,
+        rule="..., ... -> ...",
+        kernel=_average_kernel,
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        mutates=((0, 0),),
+        doc="(state, value) -> decay * state + (1 - decay) * value, where decay is given, or is "
+        "1 - (step + 1) ** -power, with which the first value replaces the state.",
+    )
+)
+
+
+# --- LAMB -----------------------------------------------------------------------------------------
+
+
+def _direction_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("lamb_direction", inputs, 4, 0)
+    only_attrs("lamb_direction", attrs, "beta1", "beta2", "eps", "weight_decay")
+    _betas(attrs)
+    float_attr(attrs, "eps", least=0.0)
+    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    return inputs[0], inputs[2], inputs[3]
+
+
+def _direction_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    attrs = context.attrs
+    beta1, beta2 = _betas(attrs)
+    decay = float_attr(attrs, "weight_decay", 0.0)
+    # m' / c1 / (sqrt(v' / c2) + eps), both corrections taken out of the loop over elements.
+    count = context.step + 1
+    root = math.sqrt(1.0 - beta2**count)
+    eps = float_attr(attrs, "eps") * root
+    factor = root / (1.0 - beta1**count)
+    for w, g, m, v, u, m_next, v_next in blocks(*inputs, *outputs):
+        work = scratch(context, "work", w.shape, w.dtype)
+        np.multiply(g, 1.0 - beta1, out=work)
+        np.multiply(m, beta1, out=m_next)
+        np.add(m_next, work, out=m_next)
+        np.multiply(g, g, out=work)
+        np.multiply(work, 1.0 - beta2, out=work)
+        np.multiply(v, beta2, out=v_next)
+        np.add(v_next, work, out=v_next)
+        np.sqrt(v_next, out=work)
+        np.add(work, eps, out=work)
+        np.divide(m_next, work, out=u)
+        np.multiply(u, factor, out=u)
+        if decay:
+            np.multiply(w, decay, out=work)
+            np.add(u, work, out=u)
+
+
+def _lamb_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("lamb_update", inputs, 2, 3)
+    only_attrs("lamb_update", attrs)
+    return inputs[:1]
+
+
+def _step_along(
+    context: KernelContext, rate: float, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    """w - rate * u."""
+    for w, u, out in blocks(*inputs[:2], *outputs):
+        work = scratch(context, "work", w.shape, w.dtype)
+        np.multiply(u, rate, out=work)
+        np.subtract(w, work, out=out)
+
+
+def _lamb_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    size, length, rate = map(float, inputs[2:])
+    trust = math.sqrt(size / length) if size > 0 and length > 0 else 1.0
+    _step_along(context, rate * trust, inputs, outputs)
+
+
+register(
+    OpDef(
+        "lamb_direction",
+        infer=_direction_infer,
+        rule="..., ..., ..., ... -> ..., ..., ...",
+        kernel=_direction_kernel,
+        flops=lambda inputs, outputs, attrs: 13 * element_count(inputs[0].shape),
+        mutates=((1, 2), (2, 3)),
+        doc="(w, g, m, v) -> (u, m', v'): the step of LAMB (Y. You et al., 2020) before it is "
+        "scaled: Adam's with bias correction, plus weight_decay * w.",
+    )
+)
+register(
+    OpDef(
+        "lamb_update",
+        infer=_lamb_infer,
+        rule="..., ..., ..., ..., ... -> ...",
+        kernel=_lamb_kernel,
+        flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+        mutates=((0, 0),),
+        doc="(w, u, sum of squares of w, of u, lr) -> w - lr * trust * u, where the trust ratio is "
+        "the norm of w over that of u, or 1 where either is zero.",
+    )
+)
+
+
+# --- Adafactor ------------------------------------------------------------------------------------
+
+
+def _moments_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("adafactor_moments", inputs, 1)
+    only_attrs("adafactor_moments", attrs, "eps")
+    float_attr(attrs, "eps", least=0.0)
+    (g,) = inputs
+    expect_dtype("adafactor_moments", g, FLOATS)
+    expect_ndim("adafactor_moments", g, 2)
+    return (
+        TensorType(g.shape[:-1], g.dtype),
+        TensorType((*g.shape[:-2], g.shape[-1]), g.dtype),
+    )
+
+
+def _moments_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (g,), (rows, columns) = inputs, outputs
+    height, width = context.input_shapes[0][-2:]
+    squares = scratch(context, "squares", g.shape, g.dtype)
+    np.multiply(g, g, out=squares)
+    np.add(squares, float_attr(context.attrs, "eps"), out=squares)
+    np.add.reduce(squares, axis=-1, out=rows)
+    np.add.reduce(squares, axis=-2, out=columns)
+    np.multiply(rows, 1.0 / max(width, 1), out=rows)
+    np.multiply(columns, 1.0 / max(height, 1), out=columns)
+
+
+def _factored_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("adafactor_direction", inputs, 4)
+    only_attrs("adafactor_direction", attrs)
+    for tensor in inputs:
+        expect_dtype("adafactor_direction", tensor, FLOATS)
+    expect_same_dtype("adafactor_direction", inputs)
+    g, rows, columns, total = inputs
+    expect_ndim("adafactor_direction", g, 2)
+    expect_shape("adafactor_direction", rows, g.shape[:-1], "row moments")
+    expect_shape("adafactor_direction", columns, (*g.shape[:-2], g.shape[-1]), "column moments")
+    expect_shape("adafactor_direction", total, g.shape[:-2], "sum of the row moments")
+    return inputs[:1]
+
+
+def _factored_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    # The second moment is rows * columns / mean(rows), so g times the roots of their inverses.
+    (g, rows, columns, total), (out,) = inputs, outputs
+    height = context.input_shapes[0][-2]
+    np.multiply(g, np.sqrt(total / height)[..., None, None], out=out)
+    np.multiply(out, _inverse_root(rows)[..., None], out=out)
+    np.multiply(out, _inverse_root(columns)[..., None, :], out=out)
+
+
+def _inverse_root(moments: Array) -> Array:
+    """1 / sqrt, and 0 where nothing was ever seen."""
+    found: Array = np.zeros_like(moments)
+    np.divide(1.0, np.sqrt(moments), out=found, where=moments > 0)
+    return found
+
+
+def _adafactor_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _check("adafactor_update", inputs, 2, 3)
+    only_attrs("adafactor_update", attrs, "clip", "relative", "eps", "weight_decay")
+    float_attr(attrs, "clip", least=1e-30)
+    bool_attr(attrs, "relative")
+    float_attr(attrs, "eps", least=0.0)
+    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    return inputs[:1]
+
+
+def _adafactor_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    attrs = context.attrs
+    size, length, rate = map(float, inputs[2:])
+    count = max(1, element_count(context.input_shapes[0]))
+    if bool_attr(attrs, "relative"):
+        rate *= max(float_attr(attrs, "eps"), math.sqrt(size / count))
+    step = rate / max(1.0, math.sqrt(length / count) / float_attr(attrs, "clip"))
+    kept = 1.0 - rate * float_attr(attrs, "weight_decay", 0.0)
+    for w, u, out in blocks(*inputs[:2], *outputs):
+        work = scratch(context, "work", w.shape, w.dtype)
+        np.multiply(u, step, out=work)
+        np.multiply(w, kept, out=out)
+        np.subtract(out, work, out=out)
+
+
+register(
+    OpDef(
+        "adafactor_moments",
+        infer=_moments_infer,
+        rule="... r c -> ... r, ... c",
+        kernel=in_float32(contiguous(_moments_kernel)),
+        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        doc="g [..., r, c] -> the means of g² + eps of each row and of each column.",
+    )
+)
+register(
+    OpDef(
+        "adafactor_direction",
+        infer=_factored_infer,
+        rule="... r c, ... r, ... c, ... -> ... r c",
+        kernel=in_float32(_factored_kernel),
+        linear=((0,),),
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="(g [..., r, c], row moments, column moments, sum of the row moments) -> g over the "
+        "root of the second moment that they stand for.",
+    )
+)
+register(
+    OpDef(
+        "adafactor_update",
+        infer=_adafactor_infer,
+        rule="..., ..., ..., ..., ... -> ...",
+        kernel=_adafactor_kernel,
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        mutates=((0, 0),),
+        doc="(w, u, sum of squares of w, of u, lr) -> w': Adafactor (N. Shazeer, M. Stern, 2018): "
+        "w - rate * u / max(1, rms(u) / clip), where the rate is lr, times max(eps, rms(w)) if "
+        "`relative`; weight decay is decoupled.",
+    )
+)

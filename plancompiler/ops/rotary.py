@@ -1,0 +1,115 @@
+"""Rotary position embedding (J. Su et al., 2021): pairs of features turn with the position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.shard import element_count
+from plancompiler.ops import kernel as blocking
+from plancompiler.ops.check import (
+    FLOATS,
+    bool_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    float_attr,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import contiguous, in_float32, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("rotary_embedding", inputs, 1)
+    only_attrs("rotary_embedding", attrs, "base", "offset", "interleaved", "inverse")
+    (x,) = inputs
+    expect_dtype("rotary_embedding", x, FLOATS)
+    expect_ndim("rotary_embedding", x, 2)
+    if x.shape[-1] % 2:
+        raise ShapeError(
+            "rotary_embedding turns pairs of features", got=x.shape, expected="an even last axis"
+        )
+    float_attr(attrs, "base", least=1.0)
+    int_attr(attrs, "offset", 0)
+    bool_attr(attrs, "interleaved", False)
+    bool_attr(attrs, "inverse", False)
+    return inputs
+
+
+def _turns(context: KernelContext, width: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Cosines and sines [positions, width / 2] of the positions held here."""
+    found: tuple[Array, Array] | None = context.state.get("turns")
+    if found is None:
+        attrs = context.attrs
+        start, stop = context.input_regions[0][-2]
+        offset = int_attr(attrs, "offset", 0)
+        positions = np.arange(start + offset, stop + offset, dtype=np.float64)
+        rates = float_attr(attrs, "base") ** (np.arange(0, width, 2) / -max(width, 1))
+        angles = np.outer(positions, rates)
+        sines = np.sin(angles) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
+        found = context.state["turns"] = np.cos(angles).astype(dtype), sines.astype(dtype)
+    return found
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (x,), (out,) = inputs, outputs
+    length, width = x.shape[-2:]
+    cosines, sines = _turns(context, width, x.dtype)
+    source, target = (
+        array.reshape(element_count(array.shape[:-2]), length, width) for array in (x, out)
+    )
+    if bool_attr(context.attrs, "interleaved", False):
+        halves = slice(0, None, 2), slice(1, None, 2)
+    else:
+        halves = slice(0, width // 2), slice(width // 2, None)
+    step = max(1, blocking.BLOCK_BYTES // max(1, length * width * x.itemsize))
+    for start in range(0, len(source), step):
+        piece, made = source[start : start + step], target[start : start + step]
+        first, second = (piece[..., half] for half in halves)
+        shape = (len(piece), length, width // 2)
+        across = scratch(context, "across", shape, x.dtype)
+        down = scratch(context, "down", shape, x.dtype)
+        # Both products with sines are taken before anything is written, as `made` may be `piece`.
+        np.multiply(first, sines, out=across)
+        np.multiply(second, sines, out=down)
+        for half, part in zip(halves, (first, second), strict=True):
+            np.multiply(part, cosines, out=made[..., half])
+        np.subtract(made[..., halves[0]], down, out=made[..., halves[0]])
+        np.add(made[..., halves[1]], across, out=made[..., halves[1]])
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    turned = {**attrs, "inverse": not bool_attr(attrs, "inverse", False)}
+    return (apply("rotary_embedding", grads[0], **turned),)
+
+
+register(
+    OpDef(
+        "rotary_embedding",
+        infer=_infer,
+        rule="... t [d] -> ... t [d]",
+        kernel=in_float32(contiguous(_kernel)),
+        gradient=_gradient,
+        linear=((0,),),
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="x [..., t, d]: pair i of features at position p turned by p * base ** (-2 i / d). "
+        "Pairs are feature i and i + d / 2, or neighbours where `interleaved`; positions count "
+        "from `offset`. `inverse` turns back, which is the gradient.",
+    )
+)

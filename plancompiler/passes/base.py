@@ -1,0 +1,79 @@
+"""What a pass is, and what all passes share: rewriting a job's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from plancompiler.ir import Job, Op, Value
+from plancompiler.ir.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What a pass gives back."""
+
+    job: Job
+    summary: str
+    """One line: what it changed."""
+    notes: tuple[str, ...] = ()
+    """What it left alone, each with its reason."""
+
+
+class Rewrite(Protocol):
+    """A pass's function: a job that computes the same outputs and variables."""
+
+    def __call__(self, job: Job, config: Config) -> PassResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A rewrite of jobs, by name."""
+
+    name: str
+    run: Rewrite
+    default: bool = True
+    """Whether it runs where the config names no passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """What a pass did to a job."""
+
+    name: str
+    summary: str
+    notes: tuple[str, ...]
+    ops_before: int
+    ops_after: int
+
+
+def with_ops(job: Job, ops: Iterable[Op]) -> Job:
+    """The job with other ops."""
+    return replace(job, ops=tuple(ops))
+
+
+def rewired(op: Op, instead: Mapping[str, Value]) -> Op:
+    """The op, reading other values: those of `instead` by the name of what they stand for."""
+    if not any(value.name in instead for value in op.inputs):
+        return op
+    return replace(op, inputs=tuple(instead.get(value.name, value) for value in op.inputs))
+
+
+def readers_of(job: Job) -> dict[str, list[Op]]:
+    """The ops that read each value, in order; an op that reads it twice is there once."""
+    found: dict[str, list[Op]] = {}
+    for op in job.ops:
+        for name in dict.fromkeys(value.name for value in op.inputs):
+            found.setdefault(name, []).append(op)
+    return found
+
+
+def producers_of(job: Job) -> dict[str, Op]:
+    """The op that makes each value."""
+    return {value.name: op for op in job.ops for value in op.outputs}
+
+
+def counted(count: int, what: str) -> str:
+    """`1 op`, `2 ops`: for summaries."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,328 @@
+"""The functions of `plancompiler.frontend.functions` against NumPy, and on real ranks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.errors import (
+    AttributeValueError,
+    DTypeError,
+    ShapeError,
+    TracingError,
+    UsageError,
+)
+from plancompiler.executor.local_run import LocalWorld
+from plancompiler.frontend import functions
+from plancompiler.lower.compile import compile_plans
+from tests.dense import run_dense
+
+MESH = pc.Placement("cpu", [0, 1])
+RANDOM = np.random.default_rng(5)
+X = RANDOM.normal(size=(3, 4))
+Y = RANDOM.normal(size=(3, 4))
+UNIT = RANDOM.uniform(0.1, 0.9, size=(3, 4))
+WHOLE = RANDOM.integers(1, 50, (3, 4))
+OTHER = RANDOM.integers(1, 5, (3, 4))
+TRUTH = X > 0
+
+
+def traced(function, *arrays, placement=MESH, sbp=None):
+    with pc.job("j", seed=4) as job:
+        values = [
+            pc.input(f"x{n}", array.shape, str(array.dtype), placement, sbp)
+            for n, array in enumerate(arrays)
+        ]
+        found = function(*values)
+        for n, value in enumerate(found if isinstance(found, tuple) else (found,)):
+            pc.output(f"y{n}", value, finite=False)
+    return job, {f"x{n}": array for n, array in enumerate(arrays)}
+
+
+def computed(function, *arrays):
+    job, feeds = traced(function, *arrays)
+    found = list(run_dense(job, 1, feeds)[0].values())
+    return found[0] if len(found) == 1 else found
+
+
+ON_NUMBERS = ("sin", "cos", "tan", "sinh", "cosh", "exp2", "expm1", "reciprocal", "sign")
+ON_NUMBERS += ("floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "nan_to_num", "flip")
+ON_NUMBERS += ("zeros_like", "ones_like", "prod", "count_nonzero", "var", "std", "tril", "triu")
+ON_UNIT = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh"}
+ON_UNIT |= {"atanh": "arctanh", "log2": "log2", "log10": "log10", "log1p": "log1p"}
+
+
+@pytest.mark.parametrize("name", ON_NUMBERS)
+def test_functions_of_one_tensor(name):
+    np.testing.assert_allclose(computed(getattr(pc, name), X), getattr(np, name)(X), 1e-12)
+
+
+@pytest.mark.parametrize("name", ON_UNIT)
+def test_functions_of_small_numbers(name):
+    np.testing.assert_allclose(
+        computed(getattr(pc, name), UNIT), getattr(np, ON_UNIT[name])(UNIT), 1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "numpy", "x", "y"),
+    [
+        ("atan2", np.arctan2, X, Y),
+        ("hypot", np.hypot, X, Y),
+        ("logaddexp", np.logaddexp, X, Y),
+        ("copysign", np.copysign, X, Y),
+        ("fmod", np.fmod, X, UNIT),
+        ("remainder", np.remainder, WHOLE, OTHER),
+        ("floor_divide", np.floor_divide, WHOLE, OTHER),
+        ("bitwise_and", np.bitwise_and, WHOLE, OTHER),
+        ("bitwise_or", np.bitwise_or, WHOLE, OTHER),
+        ("bitwise_xor", np.bitwise_xor, WHOLE, OTHER),
+        ("shift_left", np.left_shift, WHOLE, OTHER),
+        ("shift_right", np.right_shift, WHOLE, OTHER),
+        ("logical_and", np.logical_and, TRUTH, WHOLE > 25),
+        ("logical_or", np.logical_or, TRUTH, WHOLE > 25),
+        ("logical_xor", np.logical_xor, TRUTH, WHOLE > 25),
+    ],
+)
+def test_functions_of_two_tensors_or_a_number(name, numpy, x, y):
+    function = getattr(pc, name)
+    np.testing.assert_allclose(computed(function, x, y), numpy(x, y), 1e-12)
+    number = y.flat[0].item()
+    np.testing.assert_allclose(
+        computed(lambda a: function(a, number), x), numpy(x, y.flat[0]), 1e-12
+    )
+    number = x.flat[0].item()
+    np.testing.assert_allclose(
+        computed(lambda b: function(number, b), y), numpy(x.flat[0], y), 1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "arrays", "expected"),
+    [
+        (lambda x: pc.acosh(x + 2.0), [UNIT], np.arccosh(UNIT + 2)),
+        (pc.erf, [X], np.vectorize(math.erf)(X)),
+        (pc.round, [X * 5], np.rint(X * 5)),
+        (pc.bitwise_not, [WHOLE], ~WHOLE),
+        (pc.logical_not, [TRUTH], ~TRUTH),
+        (lambda x: pc.clip(x, -0.5, 0.5), [X], X.clip(-0.5, 0.5)),
+        (lambda x: pc.clip(x, high=0), [X], X.clip(None, 0)),
+        (pc.relu6, [X * 9], (X * 9).clip(0, 6)),
+        (pc.hardtanh, [X], X.clip(-1, 1)),
+        (lambda x, y: pc.lerp(x, y, 0.25), [X, Y], X + 0.25 * (Y - X)),
+        (lambda x, m: pc.masked_fill(x, m, 7), [X, TRUTH], np.where(TRUTH, 7, X)),
+        (lambda x: pc.all(x, 0), [TRUTH], TRUTH.all(0)),
+        (pc.any, [TRUTH], TRUTH.any()),
+        (lambda x: pc.logsumexp(x, -1), [X], np.log(np.exp(X).sum(-1))),
+        (lambda x: pc.var(x, 1, correction=1), [X], X.var(1, ddof=1)),
+        (pc.norm, [X], np.linalg.norm(X)),
+        (lambda x: pc.norm(x, 1, 0), [X], np.linalg.norm(X, 1, 0)),
+        (lambda x: pc.norm(x, 3, -1, True), [X], np.linalg.norm(X, 3, -1, True)),
+        (lambda x: pc.norm(x, math.inf), [X], np.abs(X).max()),
+        (pc.argmin, [X], X.argmin(-1)),
+        (lambda x: pc.cumsum(x, 0), [X], X.cumsum(0)),
+        (lambda x: pc.cumsum(x, reverse=True), [X], X[:, ::-1].cumsum(1)[:, ::-1]),
+        (pc.cumprod, [X], X.cumprod(-1)),
+        (lambda x: pc.cummax(x)[0], [X], np.maximum.accumulate(X, -1)),
+        (lambda x: pc.cummin(x, 0)[0], [X], np.minimum.accumulate(X, 0)),
+        (lambda x: pc.sort(x, 0)[0], [X], np.sort(X, 0)),
+        (lambda x: pc.argsort(x, descending=True), [X], np.argsort(-X)),
+        (lambda x: pc.topk(x, 2, largest=False)[1], [X], np.argsort(X)[:, :2]),
+        (lambda x: pc.permute(x, (-1, 0)), [X], X.T),
+        (lambda x: pc.squeeze(pc.unsqueeze(x, (0, -1))), [X], X),
+        (lambda x: pc.squeeze(pc.unsqueeze(x, 1), 1), [X], X),
+        (pc.flatten, [X], X.reshape(-1)),
+        (lambda x: pc.flatten(pc.unsqueeze(x, 0), 0, 1), [X], X),
+        (lambda x: pc.expand(x, (2, -1, 4)), [X], np.broadcast_to(X, (2, 3, 4))),
+        (lambda x, y: pc.stack([x, y], -1), [X, Y], np.stack([X, Y], -1)),
+        (lambda x: pc.concat(pc.split(x, (1, 0, 3), 1)[::-1], 1), [X], np.roll(X, -1, 1)),
+        (lambda x: pc.split(x, 3, -1)[1], [X], X[:, 3:]),
+        (lambda x: pc.chunk(x, 3, 1)[0], [X], X[:, :2]),
+        (lambda x: pc.unbind(x, 1)[2], [X], X[:, 2]),
+        (lambda x: pc.strided_slice(x, (0, 1), (3, 4), (2, 2)), [X], X[::2, 1::2]),
+        (lambda x: pc.roll(x, 1, -1), [X], np.roll(X, 1, -1)),
+        (lambda x: pc.tile(x, (2,)), [X], np.tile(X, 2)),
+        (lambda x: pc.tile(x, (2, 1, 1)), [X], np.tile(X, (2, 1, 1))),
+        (lambda x: pc.repeat_interleave(x, 2, 0), [X], X.repeat(2, 0)),
+        (lambda x: pc.pad(x, (1, 0), (0, 2)), [X], np.pad(X, ((1, 0), (0, 2)))),
+        (lambda x: pc.pad(x, (1,), (0,), 1), [TRUTH[0]], np.concatenate([[True], TRUTH[0]])),
+        (lambda x: pc.diagonal(x, 1), [X], np.diagonal(X, 1)),
+        (lambda x: pc.diag(pc.diag(x, -1)), [X], np.diag(np.diag(X, -1))),
+        (pc.trace, [X], np.trace(X)),
+        (lambda x, i: pc.gather(x, 1, i), [X, OTHER - 1], np.take_along_axis(X, OTHER - 1, 1)),
+        (lambda x, i: pc.index_select(x, i, 1), [X, OTHER[0] - 1], X[:, OTHER[0] - 1]),
+        (lambda i: pc.one_hot(i, 5), [OTHER], np.eye(5)[OTHER]),
+        (lambda i: pc.bincount(i, 5), [OTHER], np.bincount(OTHER.reshape(-1), minlength=5)),
+        (lambda x, y: pc.einsum("ij,kj", x, y), [X, Y], X @ Y.T),
+        (lambda x, y: pc.einsum("...i,...i->...", x, y), [X, Y], (X * Y).sum(-1)),
+        (pc.bmm, [X[None], Y.T[None]], (X @ Y.T)[None]),
+        (pc.dot, [X[0], Y[0]], X[0] @ Y[0]),
+        (pc.inner, [X, Y], np.inner(X, Y)),
+        (pc.outer, [X[0], Y[1]], np.outer(X[0], Y[1])),
+        (pc.tensordot, [X, Y], np.tensordot(X, Y)),
+        (
+            lambda x, y: pc.tensordot(x, y, ((0,), (-2,))),
+            [X, Y],
+            np.tensordot(X, Y, ((0,), (0,))),
+        ),
+    ],
+)
+def test_functions_against_numpy(function, arrays, expected):
+    found = computed(function, *arrays)
+    assert np.shape(found) == np.shape(expected)
+    np.testing.assert_allclose(found, expected, 1e-12)
+
+
+def test_scatter_and_its_kin():
+    indices = np.array([[0, 2], [1, 1], [3, 0]])
+    updates = np.ones((3, 2))
+    expected = X.copy()
+    np.put_along_axis(expected, indices, 1.0, 1)
+    np.testing.assert_array_equal(
+        computed(lambda x, i, u: pc.scatter(x, 1, i, u), X, indices, updates), expected
+    )
+    expected = X.copy()
+    np.add.at(expected, (np.arange(3)[:, None], indices), 1.0)
+    np.testing.assert_allclose(
+        computed(lambda x, i, u: pc.scatter_add(x, 1, i, u), X, indices, updates), expected
+    )
+    np.testing.assert_allclose(
+        computed(lambda x, i, u: pc.index_add(x, i, u, 0), X, np.array([2, 2]), X[:2]),
+        X + np.stack([0 * X[0], 0 * X[0], X[0] + X[1]]),
+    )
+
+
+def test_a_norm_that_is_zero_has_a_gradient_of_zeros():
+    def slope(x):
+        (grad,) = pc.gradients(pc.norm(x, axis=1).sum(), [x])
+        return pc.norm(x, axis=1), grad
+
+    x = np.array([[0.0, 0.0], [3.0, 4.0]])
+    found, grad = computed(slope, x)
+    np.testing.assert_array_equal(found, [0, 5])
+    np.testing.assert_allclose(grad, [[0, 0], [0.6, 0.8]])
+
+
+def test_sequences_and_the_identity():
+    cases = [
+        (lambda: pc.arange(2, 9, 3, placement=MESH), np.arange(2, 9, 3)),
+        (lambda: pc.arange(5, 0, -2, placement=MESH), np.arange(5, 0, -2)),
+        (lambda: pc.arange(5, 0, placement=MESH), np.arange(5, 0)),
+        (
+            lambda: pc.arange(0, 1, 0.3, dtype="float64", placement=MESH),
+            np.arange(0, 1, 0.3),
+        ),
+        (lambda: pc.linspace(0, 1, 5, placement=MESH), np.linspace(0, 1, 5)),
+        (lambda: pc.eye(3, placement=MESH), np.eye(3)),
+        (lambda: pc.eye(3, 4, 1, placement=MESH, sbp="S(1)"), np.eye(3, 4, 1)),
+    ]
+    for function, expected in cases:
+        np.testing.assert_allclose(computed(function), expected, 1e-12)
+
+
+def drawn(placement, sbp):
+    at = {"placement": placement, "sbp": sbp}
+    return (
+        pc.uniform((5, 3), -1, 1, **at),
+        pc.normal((5, 3), 2.0, 0.5, **at),
+        pc.bernoulli((5, 3), 0.3, **at),
+        pc.randint((5, 3), 0, 100, **at),
+        pc.permutation(5, **at),
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_random_values_do_not_depend_on_the_layout(ranks):
+    expected_job, _ = traced(lambda: drawn(pc.Placement("cpu", [0]), None))
+    expected = run_dense(expected_job, 3)
+    job, _ = traced(lambda: drawn(pc.Placement("cpu", range(ranks)), "S(0)"))
+    plans = compile_plans(job, ranks, "rank_per_iter").plans
+    with LocalWorld(plans) as world:
+        for found, wanted in zip(world.run(3), expected, strict=True):
+            for name in wanted:
+                np.testing.assert_array_equal(found[name], wanted[name])
+    assert (expected[0]["y0"] != expected[1]["y0"]).all()
+
+
+def many(x, w):
+    """A job that uses ops of every family, with a gradient."""
+    hidden = pc.silu(pc.einsum("bi,oi->bo", x, w))
+    moved = pc.roll(pc.flip(pc.pad(hidden, (0, 1), (1, 0), 0.5), 0), 2, 1)
+    top, places = pc.topk(moved, 2, axis=1)
+    chosen = pc.take_along_axis(moved, places, 1)
+    scattered = pc.put_along_axis(moved, places, top * 2.0, 1)
+    loss = (
+        pc.logsumexp(pc.tril(scattered), 1).sum()
+        + pc.norm(chosen)
+        + pc.var(pc.cumsum(moved, 0), (0, 1))
+        + pc.prod(pc.strided_slice(moved, (0, 0), (5, 5), (2, 3)), 1).mean()
+        + pc.norm(moved, math.inf)
+        + pc.where(pc.any(moved > 0.4, 0), pc.std(moved, 0), 0.1).sum()
+    )
+    (dw,) = pc.gradients(loss, [w])
+    return loss, dw, places, pc.all(pc.isfinite(moved))
+
+
+@pytest.mark.parametrize(
+    ("placement", "sbp"),
+    [
+        (pc.Placement("cpu", [0, 1]), "S(0)"),
+        (pc.Placement("cpu", [0, 1, 2]), "S(1)"),
+        (pc.Placement("cpu", [[0, 1], [2, 3]]), ["S(0)", "S(1)"]),
+        (pc.Placement("cpu", [0, 1]), "B"),
+    ],
+)
+@pytest.mark.parametrize("inside", [None, "P"])
+def test_functions_on_ranks_give_the_dense_result(placement, sbp, inside):
+    def moved(x, w):
+        if inside is not None:
+            x = x.redistribute(sbp=[inside] * placement.ndim)
+        return many(x, w)
+
+    x, w = RANDOM.normal(size=(4, 3)), RANDOM.normal(size=(4, 3))
+    job, feeds = traced(moved, x, w, placement=placement, sbp=sbp)
+    (expected,) = run_dense(job, 1, feeds)
+    with pc.run(job, backend="threads") as session:
+        found = session.step(**feeds)
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(found[name], wanted, 1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda x: pc.hypot(x, "one"), TracingError),
+        (lambda x: pc.hypot(1.0, 2.0), TracingError),
+        (lambda x: pc.bitwise_and(x, 1), DTypeError),
+        (pc.clip, AttributeValueError),
+        (lambda x: pc.norm(x, 0), AttributeValueError),
+        (lambda x: pc.topk(x, 9), AttributeValueError),
+        (lambda x: pc.squeeze(x, 0), AttributeValueError),
+        (lambda x: pc.flatten(x, 1, 0), AttributeValueError),
+        (lambda x: pc.expand(x, (-1, 3, 4)), AttributeValueError),
+        (lambda x: pc.stack([]), UsageError),
+        (lambda x: pc.split(x, (1, 1)), AttributeValueError),
+        (lambda x: pc.split(x, 0), AttributeValueError),
+        (lambda x: pc.chunk(x, 0), AttributeValueError),
+        (lambda x: pc.einsum("ij,jk->ik", x, x), ShapeError),
+        (lambda x: pc.einsum("...i,...ij->j", x, x), ShapeError),
+        (lambda x: pc.einsum("ii->i", x), AttributeValueError),
+        (lambda x: pc.einsum("ij->i"), ShapeError),
+        (lambda x: pc.bmm(x, x), ShapeError),
+        (lambda x: pc.tensordot(x, x, ((0,), (0, 1))), AttributeValueError),
+        (lambda x: pc.arange(0, 5, 0, placement=MESH), AttributeValueError),
+        (lambda x: pc.randint((2,), 3, 3, placement=MESH), AttributeValueError),
+    ],
+)
+def test_wrong_calls_say_so(function, error):
+    with pytest.raises(error):
+        traced(function, X)
+
+
+def test_every_function_is_public():
+    for name in functions.__all__:
+        assert getattr(pc, name) is getattr(functions, name)
+        assert name in pc.__all__
