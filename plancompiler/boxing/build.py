@@ -31,7 +31,8 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
     boxing.
 
     A boxing stands right after its value's producer, so that reductions of gradients start early,
-    unless a redistribute asks for a late one. Ops that update variables stand after everything that reads the old values.
+    unless a redistribute asks for a late one. Ops that update variables stand after everything
+    that reads the old values.
     """
     job = graph.job
     if job.world_size > world_size:

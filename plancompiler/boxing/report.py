@@ -49,7 +49,7 @@ def _cost(family: TaskFamily) -> TransferCost:
     transfer, layout = family.transfer, family.outputs[0]
     assert transfer is not None
     before, after = str(transfer.src_sbp), str(layout.sbp)
-    nbytes = element_count(layout.shape) * layout.dtype.itemsize
+    nbytes = sum(element_count(each.shape) * each.dtype.itemsize for each in family.outputs)
     if transfer.primitive is Primitive.EXCHANGE:
         assert transfer.src_placement is not None
         assert transfer.src_sbp is not None

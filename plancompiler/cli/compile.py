@@ -17,6 +17,7 @@ import click
 
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.report import TransferCost, boxing_costs
+from plancompiler.boxing.serde import graph_to_bytes
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
@@ -33,6 +34,7 @@ from plancompiler.lower.compile import MODES, Compilation, compile_plans, resolv
 from plancompiler.plan.serde import plan_to_bytes
 from plancompiler.session import world_size_of
 
+GRAPH_FILE = "boxing_task_graph.bin"
 _PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")
 
 
@@ -52,7 +54,7 @@ _PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for rank_R.plan (binary), rank_R.txt (text) and summary.json.",
+    help="Folder for rank_R.plan (binary), rank_R.txt (text), the boxing graph and summary.json.",
 )
 @click.option(
     "--check-modes", is_flag=True, help="Compile in all four modes; fail where plans differ."
@@ -202,6 +204,7 @@ def write_plans(compilation: Compilation, summary: Mapping[str, Any], out: Path)
     for rank, plan in compilation.plans.items():
         (out / f"rank_{rank}.plan").write_bytes(plan_to_bytes(plan))
         (out / f"rank_{rank}.txt").write_text(compilation.texts[rank])
+    (out / GRAPH_FILE).write_bytes(graph_to_bytes(compilation.graph))
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print_note(f"wrote {len(compilation.plans)} plans to {out}")
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import click
 
+from plancompiler.boxing.graph import BoxingTaskGraph
+from plancompiler.boxing.report import boxing_costs
+from plancompiler.boxing.serde import graph_from_bytes
+from plancompiler.cli.compile import GRAPH_FILE, print_costs
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import format_bytes, print_json, print_table
 from plancompiler.cli.plan_view import plain_data, plans_to_dot
@@ -16,6 +22,7 @@ from plancompiler.plan.plan import Plan
 from plancompiler.plan.serde import plan_from_bytes
 from plancompiler.plan.text import format_plan
 
+_BARS = " ▁▂▃▄▅▆▇█"
 _PLAN_NAME = re.compile(r"rank_(\d+)\.plan")
 
 
@@ -32,10 +39,11 @@ _PLAN_NAME = re.compile(r"rank_(\d+)\.plan")
     show_default=True,
     help="text to read, dot for Graphviz, json for programs.",
 )
-@click.option("--memory", is_flag=True, help="Instead: what is alive where the arena is fullest.")
+@click.option("--memory", is_flag=True, help="Instead: the arena over time, and what fills it.")
+@click.option("--boxing", is_flag=True, help="Instead: every layout change and its estimated cost.")
 @json_option
 def inspect_command(
-    path: Path, ranks: tuple[int, ...], form: str, memory: bool, as_json: bool
+    path: Path, ranks: tuple[int, ...], form: str, memory: bool, boxing: bool, as_json: bool
 ) -> None:
     """Print the plans that `plancompiler compile --out` wrote.
 
@@ -48,8 +56,16 @@ def inspect_command(
       plancompiler inspect plans --rank 0
       plancompiler inspect plans --format dot | dot -Tsvg -o plans.svg
       plancompiler inspect plans --rank 0 --memory
+      plancompiler inspect plans --boxing
     """
     as_json = as_json or form == "json"
+    if boxing:
+        transfers = boxing_costs(read_graph(path))
+        if as_json:
+            print_json({"transfers": [plain_data(each) for each in transfers]})
+        else:
+            print_costs(transfers)
+        return
     plans = [read_plan(file) for file in plan_files(path, ranks)]
     if memory:
         reports = [memory_report(plan) for plan in plans]
@@ -73,6 +89,7 @@ def print_memory(report: MemoryReport) -> None:
         f"lower bound {format_bytes(report.lower_bound)} (ratio {report.ratio:.4f}), "
         f"variables {format_bytes(report.variable_bytes)}"
     )
+    click.echo(f"alive over the step: {timeline(report.live)}")
     print_table(
         ("alive at the peak", ">bytes", "made by", ">from task", ">to task", "source"),
         (
@@ -80,6 +97,33 @@ def print_memory(report: MemoryReport) -> None:
             for each in report.at_peak
         ),
     )
+
+
+def timeline(live: Sequence[int], width: int = 64) -> str:
+    """Bytes alive along the step as a line of bars, each the most of its share of the tasks."""
+    if not live:
+        return ""
+    count = min(width, len(live))
+    edges = [len(live) * column // count for column in range(count + 1)]
+    tops = [max(live[low:high]) for low, high in pairwise(edges)]
+    highest = max(*tops, 1)
+    return "".join(_BARS[top * (len(_BARS) - 1) // highest] for top in tops)
+
+
+def read_graph(path: Path) -> BoxingTaskGraph:
+    """The boxing task graph that `compile --out` wrote beside the plans."""
+    file = path / GRAPH_FILE
+    if not file.is_file():
+        raise UsageError(
+            "the folder holds no boxing task graph",
+            got=str(path),
+            expected=f"a folder with {GRAPH_FILE}",
+            hint="write it with `plancompiler compile FILE --ranks N --out DIR`",
+        )
+    try:
+        return graph_from_bytes(file.read_bytes())
+    except PlanCompilerError as error:
+        raise error.at(source=file) from None
 
 
 def plan_files(path: Path, ranks: tuple[int, ...]) -> list[Path]:

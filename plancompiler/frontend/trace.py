@@ -27,6 +27,7 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.ir import (
+    BROADCAST,
     NO_ORIGIN,
     UNKNOWN_SOURCE,
     AttrValue,
@@ -36,6 +37,7 @@ from plancompiler.ir import (
     NdSbp,
     Op,
     Origin,
+    Partial,
     Phase,
     Placement,
     SourceLine,
@@ -152,6 +154,8 @@ class JobBuilder:
             if sbp is not None:
                 for tensor in types:
                     sbp.check(placement.ndim, len(tensor.shape))
+            if sbp is not None and sbp.has_partial and not inputs:
+                return self._partial_source(kind, attrs, placement, sbp)
         except PlanCompilerError as error:
             raise error.at(op=name, source=source) from None
         if len(types) == 1:
@@ -172,6 +176,24 @@ class JobBuilder:
         for value in outputs:
             self._producers[value.name] = (op, value)
         return outputs
+
+    def _partial_source(
+        self, kind: str, attrs: Mapping[str, AttrValue], placement: Placement, sbp: NdSbp
+    ) -> tuple[Value, ...]:
+        """Outputs demanded partial of an op that makes whole values: made whole, then changed."""
+        if kind == "variable":
+            raise UsageError(
+                "a variable cannot be partial: its parts would be updated apart",
+                got=str(sbp),
+                expected="split or broadcast on every mesh axis",
+            )
+        whole = NdSbp(
+            tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in sbp.entries)
+        )
+        return tuple(
+            self.redistribute(value, None, sbp)
+            for value in self.add(kind, (), attrs, placement, whole)
+        )
 
     def producer(self, value: Value) -> Op:
         """The op that makes a value of this job."""

@@ -4,8 +4,8 @@ A parameter that is broadcast along those axes is stored in shards there, and so
 state; the optimizer updates shards. What reads the parameter reads it in the user's layout again,
 after an all-gather. The stages differ in when that happens and in what becomes of gradients:
 
-    1   one gather per parameter and step; gradients are all-reduced, then cut to the update's shards
-    2   one gather per parameter and step; gradients are reduce-scattered to the update's shards
+    1   one gather per parameter and step; gradients are all-reduced, then cut to shards
+    2   one gather per parameter and step; gradients are reduce-scattered to shards
     3   as 2, but a gathered parameter is freed when its layer is done and gathered again when the
         layer is next needed; gathers start `prefetch` layers ahead of their use
 
@@ -456,11 +456,12 @@ class _Rewrite:
         while pending:
             value = pending.pop()
             op = self._producers[value.name]
-            if value.name in seen or value.shape != shape or op.name in self._shard_of:
+            alike = value.shape == shape and value.placement == shard.parameter.placement
+            if value.name in seen or not alike or op.name in self._shard_of:
                 continue
             seen.add(value.name)
             if op.origin.phase is Phase.BACKWARD:
                 found[value.name] = value
-            elif op.placement == shard.parameter.placement and op.origin.phase is Phase.UPDATE:
+            else:
                 pending.extend(op.inputs)
         return list(found.values())

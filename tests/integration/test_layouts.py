@@ -63,3 +63,22 @@ def test_dropout_does_not_depend_on_the_layout() -> None:
     losses = local_losses(gpt(dropout=0.2, dp=2, tp=2), 8)
     np.testing.assert_allclose(losses, dense, rtol=1e-4)
     assert abs(dense[-1] - run_dense(gpt(), 8)[-1]["loss"]) > 1e-3
+
+
+def test_an_input_demanded_partial_keeps_its_value() -> None:
+    mesh = pc.Placement("cpu", [[0, 1], [2, 3]])
+    with pc.job("partial") as job:
+        x = pc.input("x", (3,), "float32", mesh, ["P", "P(max)"])
+        pc.output("y", x * 2.0)
+    with LocalWorld(compile_plans(job, 4).plans) as world:
+        value = np.array([1.0, -2.0, 3.0], np.float32)
+        np.testing.assert_array_equal(world.step({"x": value})["y"], value * 2)
+
+
+def test_a_variable_cannot_be_partial() -> None:
+    mesh = pc.Placement("cpu", [0, 1])
+    with (
+        pytest.raises(pc.UsageError, match=r"a variable cannot be partial.*test_layouts\.py"),
+        pc.job("partial"),
+    ):
+        pc.nn.Linear(2, 2).place(mesh, {"weight": ["P"]})(pc.input("x", (1, 2), "float32", mesh))

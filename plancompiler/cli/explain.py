@@ -1,0 +1,103 @@
+"""`plancompiler compile --explain`: what each pass did to a job, and what came of it.
+
+After each pass the job is given layouts and transport as if it were the last, so that rows can be
+compared. That repeats the compiler's work per pass, which only this command does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+from plancompiler.boxing.build import build_boxing_task_graph
+from plancompiler.boxing.estimate import estimate_step
+from plancompiler.boxing.fuse import fuse_reductions
+from plancompiler.boxing.graph import BoxingTaskGraph
+from plancompiler.boxing.infer_sbp import infer_sbp
+from plancompiler.boxing.report import boxing_costs
+from plancompiler.cli.output import format_bytes, print_table
+from plancompiler.ir import Job
+from plancompiler.ir.task import TaskKind
+from plancompiler.lower.compile import compile_rank, slice_for_rank
+from plancompiler.passes import each_pass
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The job after one step of the compiler."""
+
+    name: str
+    """A pass, `traced` for the job before all, `fuse_reductions` for boxing's own."""
+    summary: str
+    notes: tuple[str, ...]
+    ops: int
+    collectives: int
+    bytes_per_rank: int
+    """Received in a step by the busiest rank of each transport, added up."""
+    arena_bytes: int
+    """Of rank 0."""
+    predicted_seconds: float
+    """Of a step: `plancompiler.boxing.estimate`."""
+
+
+def explain(job: Job, world_size: int) -> Iterator[Explained]:
+    """The job as traced, after each pass of its config, and with its reductions fused."""
+    graph = _boxed(job, world_size)
+    yield _explained("traced", "as the program says", (), graph)
+    for record, after in each_pass(job):
+        if after.ops != job.ops:
+            graph = _boxed(after, world_size)
+        job = after
+        yield _explained(record.name, record.summary, record.notes, graph)
+    graph, fused = fuse_reductions(graph, job.config.fuse_bytes)
+    yield _explained(
+        "fuse_reductions",
+        f"{fused.before} reductions became {fused.after} "
+        f"(buckets of up to {format_bytes(job.config.fuse_bytes)})",
+        (),
+        graph,
+    )
+
+
+def _boxed(job: Job, world_size: int) -> BoxingTaskGraph:
+    return build_boxing_task_graph(infer_sbp(job), world_size)
+
+
+def _explained(
+    name: str, summary: str, notes: tuple[str, ...], graph: BoxingTaskGraph
+) -> Explained:
+    return Explained(
+        name=name,
+        summary=summary,
+        notes=notes,
+        ops=len(graph.ops),
+        collectives=sum(family.kind is TaskKind.COLLECTIVE_BOXING for family in graph.families),
+        bytes_per_rank=sum(cost.bytes_per_rank for cost in boxing_costs(graph)),
+        arena_bytes=compile_rank(slice_for_rank(graph, 0), 0).arena_bytes,
+        predicted_seconds=estimate_step(graph).seconds,
+    )
+
+
+def print_explained(steps: list[Explained]) -> None:
+    """A table of what came of each step, and below it what each did and left alone."""
+    print_table(
+        ("after", ">ops", ">collectives", ">bytes a rank", ">arena of rank 0", ">predicted step"),
+        (
+            (
+                each.name,
+                each.ops,
+                each.collectives,
+                format_bytes(each.bytes_per_rank),
+                format_bytes(each.arena_bytes),
+                f"{each.predicted_seconds * 1e3:.3f} ms",
+            )
+            for each in steps
+        ),
+    )
+    click.echo()
+    for each in steps:
+        click.echo(f"{each.name}: {each.summary}")
+        for note in each.notes:
+            click.echo(f"  - {note}")

@@ -1,0 +1,269 @@
+"""ZeRO: the same losses with training state in shards, and the counted effects of each stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.errors import UsageError
+from plancompiler.ir import Job
+from plancompiler.lower.compile import MODES, compile_plans
+from plancompiler.ops.registry import OpDef, op_table, register
+from plancompiler.passes import run_passes
+from tests.dense import run_dense
+from tests.examples import gpt
+from tests.passes.worlds import (
+    Tower,
+    arena,
+    collectives,
+    compiled,
+    configured,
+    losses,
+    mesh,
+    record_of,
+    tower_job,
+    variable_bytes,
+)
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> list[float]:
+    return [float(each["loss"]) for each in run_dense(gpt(), STEPS)]
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}])
+def test_losses_are_those_of_one_rank(
+    layout: dict[str, int], zero: int, one_rank: list[float]
+) -> None:
+    np.testing.assert_allclose(losses(gpt(**layout), STEPS, zero=zero), one_rank, rtol=1e-4)
+
+
+def test_losses_do_not_depend_on_fusing(one_rank: list[float]) -> None:
+    found = losses(gpt(dp=2), 5, zero=3, fuse_bytes=1 << 14)
+    np.testing.assert_allclose(found, one_rank[:5], rtol=1e-4)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_the_pass_keeps_what_a_job_computes(zero: int) -> None:
+    job = gpt(dp=2, tp=2)
+    rewritten, _ = run_passes(configured(job, zero=zero))
+    before, after = ([step["loss"] for step in run_dense(one, 2)] for one in (job, rewritten))
+    assert after == before
+
+
+def test_all_modes_give_the_same_plans() -> None:
+    job = configured(gpt(dp=2, tp=2), zero=3)
+    assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1
+
+
+def test_collectives_of_each_stage() -> None:
+    layers = 4
+    job = tower_job(mesh(2), pc.optim.AdamW(1e-2), layers)
+    parameters = 2 * layers
+    found = {zero: collectives(compiled(job, zero=zero)) for zero in range(4)}
+    # One more all-reduce is that of the loss that is reported.
+    assert found[0]["all_reduce"] == parameters + 1
+    assert found[0]["all_gather"] == found[0]["reduce_scatter"] == 0
+    assert found[1]["all_reduce"] == parameters + 1
+    assert found[1]["all_gather"] == parameters
+    assert found[1]["reduce_scatter"] == 0
+    assert found[2]["all_reduce"] == found[3]["all_reduce"] == 1
+    assert found[2]["all_gather"] == parameters
+    assert found[2]["reduce_scatter"] == found[3]["reduce_scatter"] == parameters
+    # Backward needs the weights again, but no biases, and no input gradient of the first layer;
+    # the last two layers are still there.
+    assert found[3]["all_gather"] == parameters + layers - 3
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_variables_fall_to_one_nth(zero: int) -> None:
+    job = tower_job(mesh(4), pc.optim.AdamW(1e-2))
+    whole = variable_bytes(compiled(job))
+    split = compiled(job, zero=zero)
+    assert [variable_bytes(split, rank) * 4 for rank in range(4)] == [whole] * 4
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_memory_of_stage_three_follows_its_formula(devices: int) -> None:
+    layers, dim, prefetch = 10, 64, 1
+    job = tower_job(mesh(devices), pc.optim.AdamW(1e-2), layers, dim, batch=devices)
+    layer = (dim * dim + dim) * 4
+    parameters = layers * layer
+    activations = layers * 4 * dim * 4
+    # Parameter, two moments and the gradient's shard; the layers of the window, each gathered, and
+    # each with a gradient that is not reduced yet.
+    formula = 4 * parameters // devices + (prefetch + 1) * 2 * layer + activations
+    plain, split = compiled(job), compiled(job, zero=3)
+    measured = variable_bytes(split) + arena(split)
+    before = variable_bytes(plain) + arena(plain)
+    print(f"{devices} devices: {before} bytes without, {measured} with zero=3, formula {formula}")
+    assert 0.85 * formula <= measured <= 1.02 * formula
+    assert before >= 4 * parameters
+
+
+def test_a_longer_prefetch_window_holds_more_layers() -> None:
+    job = tower_job(mesh(4), pc.optim.SGD(1e-2), 10, 64, batch=4)
+    held = [arena(compiled(job, zero=3, prefetch=window)) for window in (0, 1, 2)]
+    weight = 64 * 64 * 4
+    for less, more in zip(held, held[1:], strict=False):
+        assert less + weight <= more
+
+
+def test_gathers_start_a_layer_ahead_and_no_earlier() -> None:
+    graph = compiled(tower_job(mesh(2), pc.optim.SGD(1e-2), 5), zero=3).graph
+    order = {placed.op.name: placed.family for placed in graph.ops}
+    first_products = [order[f"matmul_{layer}"] for layer in range(5)]
+    weights = {f"variable_{2 * layer}": layer for layer in range(5)}
+    started: dict[int, int] = {}
+    for family in graph.families:
+        name = family.name.partition(":")[0]
+        if family.name.endswith("all_gather") and name in weights:
+            started.setdefault(weights[name], family.number)
+            assert family.transfer is not None
+            assert family.transfer.late
+    for layer in range(2, 5):
+        assert first_products[layer - 2] < started[layer] < first_products[layer - 1]
+
+
+def test_splits_nest_inside_those_of_tensor_parallelism() -> None:
+    job = configured(gpt(dp=2, tp=2), zero=2)
+    rewritten, records = run_passes(job)
+    layouts = {op.attr("name"): str(op.sbp) for op in rewritten.ops if op.kind == "variable"}
+    assert layouts["blocks.0.mlp.fc1.weight"] == "[S(1), S(0)]"
+    assert layouts["blocks.0.mlp.fc2.weight.adam_v"] == "[S(0), S(1)]"
+    assert layouts["norm.weight"] == "[S(0), B]"
+    notes = next(record.notes for record in records if record.name == "zero")
+    assert "blocks.0.mlp.fc1.bias: no axis of float32[128] is left to split ([B, S(0)])" in notes
+
+
+def test_an_axis_with_equal_pieces_is_preferred() -> None:
+    with pc.job("shapes") as job:
+        place = mesh(2)
+        weights = {
+            name: pc.nn.Parameter(shape, name=name, init="ones").place(place)
+            for name, shape in {"even": (9, 4), "longest": (3, 5), "one": (1, 1)}.items()
+        }
+        total = sum((each.value.sum() for each in weights.values()), start=0.0)
+        pc.optim.SGD(0.1).minimize(total)
+        pc.output("loss", total)
+    rewritten, records = run_passes(configured(job, zero=1))
+    layouts = {op.attr("name"): str(op.sbp) for op in rewritten.ops if op.kind == "variable"}
+    assert layouts == {"even": "[S(1)]", "longest": "[S(1)]", "one": "[B]"}
+    notes = next(record.notes for record in records if record.name == "zero")
+    assert notes == ("one: no axis of float32[1, 1] is left to split ([B])",)
+    dense = [step["loss"] for step in run_dense(job, 3)]
+    np.testing.assert_allclose(losses(job, 3, zero=3), dense, rtol=1e-5)
+
+
+def shared_job() -> Job:
+    """A weight used in two layers, clipping by the global norm, two optimizers, two degrees of data
+    parallelism.
+    """
+    wide, narrow = mesh(2), mesh(2, axes=("data",), first=2)
+    with pc.job("shared") as job:
+        front, back = Tower(2, 8).place(wide), Tower(2, 8).place(narrow)
+        x = pc.normal((8, 8), placement=wide).redistribute(sbp="S(0)")
+        middle = front(front(x)).redistribute(placement=narrow)
+        loss = pc.square(back(middle)).mean()
+        parameters = front.parameters()
+        grads = [each for each in pc.gradients(loss, [p.value for p in parameters]) if each]
+        norm = pc.sqrt(sum((pc.square(grad).sum() for grad in grads), start=1e-6))
+        pc.optim.AdamW(1e-2).apply(parameters, [grad * (0.1 / norm) for grad in grads])
+        pc.optim.SGD(1e-1, momentum=0.9).minimize(loss, back.parameters())
+        pc.output("loss", loss)
+        pc.output("norm", norm)
+    return job
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("axes", [("dp",), ("dp", "data")])
+def test_shared_weights_clipping_and_two_optimizers(zero: int, axes: tuple[str, ...]) -> None:
+    job = shared_job()
+    dense = [step["loss"] for step in run_dense(job, 6)]
+    np.testing.assert_allclose(losses(job, 6, zero=zero, dp_axes=axes), dense, rtol=1e-5)
+    record = record_of(job, "zero", zero=zero, dp_axes=axes)
+    assert f"{4 * len(axes)} parameters" in record.summary
+    assert len(record.notes) == (4 if axes == ("dp",) else 0)
+
+
+def test_a_checkpoint_can_be_read_in_another_layout(tmp_path: Path) -> None:
+    job = gpt(dp=2)
+    with pc.run(configured(job, zero=3)) as session:
+        session.run(3)
+        session.save(tmp_path / "saved")
+        ahead = session.step()["loss"]
+    with pc.run(gpt(), restore=tmp_path / "saved") as session:
+        np.testing.assert_allclose(session.step()["loss"], ahead, rtol=1e-5)
+
+
+if "whole_update" not in op_table():
+    # Like SGD, but it may only work on whole parameters.
+    sgd = op_table()["sgd_update"]
+    register(
+        OpDef(
+            "whole_update",
+            infer=lambda inputs, attrs: inputs[:1],
+            rule=lambda inputs, outputs, attrs: (
+                "[a] [b], [a] [b], ... -> [a] [b]" if len(inputs[0].shape) == 2 else "..., ..., ... -> ..."
+            ),
+            kernel=sgd.kernel,
+            mutates=((0, 0),),
+        )
+    )
+
+
+class WholeSGD(pc.optim.SGD):
+    """SGD whose update cannot be split for matrices."""
+
+    def _update(self):  # type: ignore[no-untyped-def]
+        return "whole_update", {}
+
+
+def test_an_update_that_needs_the_whole_parameter_is_left_alone() -> None:
+    job = tower_job(mesh(2), WholeSGD(1e-2), 2)
+    record = record_of(job, "zero", zero=2)
+    assert record.notes == (
+        "layers.0.weight: whole_update cannot work on [S(0)]",
+        "layers.1.weight: whole_update cannot work on [S(0)]",
+    )
+    dense = [step["loss"] for step in run_dense(job, 3)]
+    np.testing.assert_allclose(losses(job, 3, zero=2), dense, rtol=1e-5)
+
+
+def refused(job: Job, **settings: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        compiled(job, **settings)
+    report = caught.value.report
+    assert report.op
+    assert report.source
+    assert report.got
+    assert report.expected
+    return str(caught.value)
+
+
+def test_an_axis_that_does_not_exist_is_refused() -> None:
+    text = refused(gpt(dp=2), zero=1, dp_axes=("data",))
+    assert "Got: dp_axes=data. Expected: some of dp, tp." in text
+    with pc.job("unnamed") as job:
+        x = pc.ones((4,), "float32", pc.Placement("cpu", [0, 1]))
+        pc.output("x", x)
+    assert "Expected: placements with named axes" in refused(job, zero=1)
+
+
+def test_nothing_to_split_is_refused() -> None:
+    assert "has no second device along dp" in refused(gpt(dp=1), zero=2)
+    text = refused(tower_job(mesh(2)), zero=2)
+    assert "Got: no trainable variable that an optimizer updates" in text
+    with pc.job("split") as job:
+        weight = pc.nn.Parameter((4, 4), name="w", init="ones").place(mesh(2), "S(0)").value
+        loss = weight.sum()
+        pc.optim.SGD(0.1).minimize(loss)
+        pc.output("loss", loss)
+    text = refused(job, zero=2)
+    assert "Got: w: it is not broadcast along dp, but [S(0)]" in text
