@@ -118,24 +118,25 @@ def build(
     zero: int = 0,
     microbatches: int = 1,
     schedule: str = "gpipe",
-    recompute: bool = False,
+    fuse_bytes: int | None = None,
+    recompute: str = "none",
+    precision: str = "float32",
+    passes: str | None = None,
 ) -> pc.Job:
     """The training job. `batch` is the number of sequences of all ranks together; `total` is the
     number of steps over which the learning rate decays. Without `dp`, it is what `ranks` leaves.
+    From `zero` on, settings are those of pc.Config; `passes` is a list with commas.
     """
-    unsupported = {
-        "zero": (zero, 0),
-        "microbatches": (microbatches, 1),
-        "schedule": (schedule, "gpipe"),
-        "recompute": (recompute, False),
+    compiling = {
+        "zero": zero,
+        "microbatches": microbatches,
+        "schedule": schedule,
+        "fuse_bytes": fuse_bytes,
+        "recompute": recompute,
+        "precision": precision,
+        "passes": passes,
     }
-    for name, (value, only) in unsupported.items():
-        if value != only:
-            raise pc.UsageError(
-                f"{name} other than {only!r} is not supported yet",
-                got=f"{name}={value!r}",
-                hint=f"leave out -D {name}",
-            )
+    how = pc.Config.of({name: value for name, value in compiling.items() if value is not None})
     config = configured(preset, layers=layers, dim=dim, heads=heads, length=length, batch=batch)
     if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not lr > 0:
         raise pc.UsageError("lr must be a positive number", got=repr(lr))
@@ -155,7 +156,7 @@ def build(
             sbp=data_sbp,
         )
 
-    with pc.job("gpt", seed=seed) as job:
+    with pc.job("gpt", seed=seed, config=how) as job:
         model = GPT(config, stages, dropout)
         # The first stage needs the tokens, the last the targets; what a batch holds depends on the
         # seed and the step alone, so both read the file themselves.

@@ -37,6 +37,7 @@ from plancompiler.errors import (
 )
 from plancompiler.frontend import data, nn, optim
 from plancompiler.frontend.autodiff import gradients
+from plancompiler.frontend.checkpoint import checkpoint
 from plancompiler.frontend.functional import (
     abs,  # noqa: A004  # used as pc.abs
     accuracy,
@@ -356,6 +357,7 @@ __all__ = [
     "cast",
     "causal_attention",
     "ceil",
+    "checkpoint",
     "chunk",
     "clip",
     "clip_by_global_norm",

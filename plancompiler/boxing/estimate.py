@@ -1,9 +1,9 @@
 """A simple estimate of a step's time, by which rewrites of a job can be compared.
 
-Of each rank, ops and transport are added up one after another: an op takes as long as its arithmetic
-or its memory traffic, whichever is more (the roofline model of S. Williams et al., 2009), transport
-what the α–β model of boxing says. The step is that of the busiest rank. What overlaps, and who
-waits for whom, is not in it.
+Of each rank, ops and transport are added up one after another: an op takes as long as its
+arithmetic or its memory traffic, whichever is more (the roofline model of S. Williams et al.,
+2009), transport what the α–β model of boxing says. The step is that of the busiest rank. What
+overlaps, and who waits for whom, is not in it.
 """
 
 from __future__ import annotations

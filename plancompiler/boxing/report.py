@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plancompiler.boxing.exchange import Exchange, exchange_seconds, received_bytes
-from plancompiler.boxing.graph import BoxingTaskGraph, TaskFamily
+from plancompiler.boxing.graph import BoxingTaskGraph, TaskFamily, TensorLayout
 from plancompiler.boxing.primitives import BETA, primitive_between
 from plancompiler.ir import Split
 from plancompiler.ir.shard import element_count
@@ -49,7 +49,6 @@ def _cost(family: TaskFamily) -> TransferCost:
     transfer, layout = family.transfer, family.outputs[0]
     assert transfer is not None
     before, after = str(transfer.src_sbp), str(layout.sbp)
-    nbytes = sum(element_count(each.shape) * each.dtype.itemsize for each in family.outputs)
     if transfer.primitive is Primitive.EXCHANGE:
         assert transfer.src_placement is not None
         assert transfer.src_sbp is not None
@@ -68,17 +67,12 @@ def _cost(family: TaskFamily) -> TransferCost:
         row = primitive_between(transfer.src_sbp[axis], layout.sbp[axis])
         assert row is not None
         devices = element_count([family.placement.hierarchy[axis] for axis in transfer.mesh_axes])
-        pieces = element_count(
-            [
-                extent
-                for axis, extent in enumerate(family.placement.hierarchy)
-                if axis not in transfer.mesh_axes and isinstance(layout.sbp[axis], Split)
-            ]
-        )
+        # A fused reduction is one call for several values, which are split as they please.
+        nbytes = sum(_bytes_of_group(each, family) for each in family.outputs)
         cost = row.cost(devices)
         crosses = family.kind is TaskKind.COLLECTIVE_BOXING
-        moved = round(cost.per_byte / BETA * nbytes / pieces) if crosses else 0
-        seconds = cost.seconds(nbytes / pieces)
+        moved = round(cost.per_byte / BETA * nbytes) if crosses else 0
+        seconds = cost.seconds(nbytes)
     return TransferCost(
         family=family.number,
         name=family.name.rsplit(":", 1)[0],
@@ -90,3 +84,16 @@ def _cost(family: TaskFamily) -> TransferCost:
         seconds=seconds,
         source=str(family.source),
     )
+
+
+def _bytes_of_group(layout: TensorLayout, family: TaskFamily) -> float:
+    """Bytes of what the devices that talk to each other hold together of a value."""
+    assert family.transfer is not None
+    pieces = element_count(
+        [
+            extent
+            for axis, extent in enumerate(family.placement.hierarchy)
+            if axis not in family.transfer.mesh_axes and isinstance(layout.sbp[axis], Split)
+        ]
+    )
+    return element_count(layout.shape) * layout.dtype.itemsize / pieces

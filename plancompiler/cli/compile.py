@@ -18,9 +18,12 @@ import click
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.report import TransferCost, boxing_costs
 from plancompiler.boxing.serde import graph_to_bytes
+from plancompiler.cli.explain import explain, print_explained
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
+    config_options,
+    configured,
     job_argument,
     json_option,
     mode_option,
@@ -60,6 +63,10 @@ _PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")
     "--check-modes", is_flag=True, help="Compile in all four modes; fail where plans differ."
 )
 @click.option("--costs", is_flag=True, help="List every layout change and what it should cost.")
+@click.option(
+    "--explain", "explaining", is_flag=True, help="Show what each pass did, and what came of it."
+)
+@config_options
 @settings_option
 @json_option
 def compile_command(
@@ -70,6 +77,8 @@ def compile_command(
     out: Path | None,
     check_modes: bool,
     costs: bool,
+    explaining: bool,
+    config: Mapping[str, Any],
     settings: Mapping[str, Setting],
     as_json: bool,
 ) -> None:
@@ -82,7 +91,7 @@ def compile_command(
     """
     mode = resolve_mode(mode)
     begin = time.perf_counter()
-    job = load_job(target, settings, ranks)
+    job = configured(load_job(target, settings, ranks), config)
     trace_seconds = time.perf_counter() - begin
     world_size = world_size_of(job, ranks)
     only = only_ranks or None
@@ -94,6 +103,9 @@ def compile_command(
     transfers = boxing_costs(compilation.graph) if costs else ()
     if costs:
         summary["transfers"] = [plain_data(each) for each in transfers]
+    steps = list(explain(job, world_size)) if explaining else []
+    if explaining:
+        summary["explain"] = [plain_data(each) for each in steps]
     if out is not None:
         write_plans(compilation, summary, out)
     if as_json:
@@ -103,6 +115,9 @@ def compile_command(
     if costs and not as_json:
         click.echo()
         print_costs(transfers)
+    if explaining and not as_json:
+        click.echo()
+        print_explained(steps)
 
 
 def summarize(compilation: Compilation, trace_seconds: float) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -11,6 +12,7 @@ import click
 
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.errors import UsageError
+from plancompiler.ir import Job
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -70,6 +72,55 @@ def mode_option(command: Command) -> Command:
         help="Compile mode: naive, rank_per_thread, rank_per_iter or rank_per_process. "
         "Else PLANCOMPILER_COMPILE_MODE is read.",
     )(command)
+
+
+def config_options(command: Command) -> Command:
+    """--pass --zero --fuse-bytes --recompute --precision as one parameter `config`: the settings
+    that were given, to change a job's own.
+    """
+
+    @functools.wraps(command)
+    def with_settings(
+        *args: Any,
+        passes: tuple[str, ...],
+        zero: int | None,
+        fuse_bytes: int | None,
+        recompute: str | None,
+        precision: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        given = {
+            "passes": passes or None,
+            "zero": zero,
+            "fuse_bytes": fuse_bytes,
+            "recompute": recompute,
+            "precision": precision,
+        }
+        config = {name: value for name, value in given.items() if value is not None}
+        return command(*args, config=config, **kwargs)
+
+    decorated: Any = with_settings
+    options = (
+        click.option(
+            "--pass",
+            "passes",
+            multiple=True,
+            metavar="NAME",
+            help="Run only this pass; repeatable.",
+        ),
+        click.option("--zero", type=int, help="ZeRO stage: 0, 1, 2 or 3."),
+        click.option("--fuse-bytes", type=int, help="Largest bucket of fused reductions."),
+        click.option("--recompute", help="What is computed again for backward: none or auto."),
+        click.option("--precision", help="Dtype of most of the computation."),
+    )
+    for option in reversed(options):
+        decorated = option(decorated)
+    return cast("Command", decorated)
+
+
+def configured(job: Job, config: Mapping[str, Any]) -> Job:
+    """The job with these settings of its config changed."""
+    return replace(job, config=replace(job.config, **config)) if config else job
 
 
 def steps_option(command: Command) -> Command:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
+    config_options,
+    configured,
     job_argument,
     json_option,
     mode_option,
@@ -41,6 +44,7 @@ from plancompiler.session import BACKENDS, run
     help="Start from this checkpoint, whatever layout it was saved from.",
 )
 @click.option("--save", type=click.Path(path_type=Path), help="Write a checkpoint at the end.")
+@config_options
 @settings_option
 @json_option
 def run_command(
@@ -51,6 +55,7 @@ def run_command(
     steps: int,
     restore: Path | None,
     save: Path | None,
+    config: Mapping[str, Any],
     settings: Mapping[str, Setting],
     as_json: bool,
 ) -> None:
@@ -61,7 +66,7 @@ def run_command(
       plancompiler run examples/mlp.py --ranks 4 -D layout=dp_tp --steps 50
       plancompiler run examples/gpt.py -D preset=tiny -D dp=2 --backend processes --save model
     """
-    job = load_job(target, settings, ranks)
+    job = configured(load_job(target, settings, ranks), config)
     require_own_data(job)
     record = Record()
     with run(job, ranks, backend=backend, mode=mode, restore=restore) as session:

@@ -7,12 +7,15 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
+    config_options,
+    configured,
     job_argument,
     json_option,
     mode_option,
@@ -44,6 +47,7 @@ from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
     help="Seconds to wait for the master's first answer.",
 )
 @tls_options
+@config_options
 @settings_option
 @json_option
 def submit_command(
@@ -55,6 +59,7 @@ def submit_command(
     save: Path | None,
     timeout: float,
     tls: TlsFiles | None,
+    config: Mapping[str, Any],
     settings: Mapping[str, Setting],
     as_json: bool,
 ) -> None:
@@ -72,7 +77,7 @@ def submit_command(
     seconds: list[float] = []
     with Client(master, timeout=timeout, tls=tls) as client:
         ranks = client.status().world_size
-        job = load_job(target, settings, ranks)
+        job = configured(load_job(target, settings, ranks), config)
         require_own_data(job)
         handle = client.submit(
             job, steps, mode=wished, restore=restore, save=save, on_phase=_say_phase

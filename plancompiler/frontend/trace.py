@@ -237,8 +237,9 @@ class JobBuilder:
         if outer.region and (outer.checkpoint or not checkpoint):
             yield
             return
-        numbered = f"{name}_{self.next_number(f'region {name}')}"
-        with self.originating(replace(outer, region=numbered, checkpoint=checkpoint)):
+        number = self.next_number(f"region {name}")
+        called = name if number == 0 else f"{name} (call {number + 1})"
+        with self.originating(replace(outer, region=called, checkpoint=checkpoint)):
             yield
 
     def source_line(self) -> SourceLine:

@@ -23,7 +23,7 @@ RECOMPUTE = ("none", "auto")
 PRECISIONS = ("float32", "float16", "bfloat16")
 FUSE_BYTES = 32 << 20
 
-_PASS_OF = {"zero": "zero", "recompute": "recompute", "precision": "mixed_precision"}
+PASS_OF = {"zero": "zero", "recompute": "recompute", "precision": "mixed_precision"}
 """Settings that one pass carries out."""
 
 
@@ -45,7 +45,10 @@ class Config:
     fuse_bytes: int = FUSE_BYTES
     """Largest bucket of fused reductions; 0 fuses none."""
     recompute: str = "none"
-    """`none`: only what the job marks. `auto`: the compiler chooses."""
+    """What is computed again for backward. `none`: only what the job marks. `auto`: the compiler
+    chooses among the calls of transformer blocks."""
+    memory_bytes: int = 0
+    """With recompute=auto, most bytes that a device may take; 0: as few as can be."""
     precision: str = "float32"
     """Dtype of most of the computation; variables stay as they are."""
     dp_axes: tuple[str, ...] = ("dp",)
@@ -65,10 +68,17 @@ class Config:
         _check_number("prefetch", self.prefetch, 0)
         _check_number("microbatches", self.microbatches, 1)
         _check_number("fuse_bytes", self.fuse_bytes, 0)
+        _check_number("memory_bytes", self.memory_bytes, 0)
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("precision", self.precision, PRECISIONS)
-        for name, needed in _PASS_OF.items():
+        if self.memory_bytes and self.recompute != "auto":
+            raise UsageError(
+                "memory_bytes is what recompute=auto keeps to",
+                got=f"memory_bytes={self.memory_bytes} recompute={self.recompute}",
+                expected="recompute=auto",
+            )
+        for name, needed in PASS_OF.items():
             value = getattr(self, name)
             if self.passes is not None and needed not in self.passes and value != _DEFAULTS[name]:
                 raise UsageError(

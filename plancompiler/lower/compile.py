@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.naive import expand_all_ranks
 from plancompiler.lower.rank import compile_rank
 from plancompiler.lower.rank_process import compile_in_processes
+from plancompiler.lower.recompute import choose_regions
 from plancompiler.passes import PassRecord, run_passes
 from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
@@ -109,6 +110,8 @@ def build_graph(
     """
     clock = _Clock({} if seconds is None else seconds)
     with clock.stage("passes"):
+        if job.config.recompute == "auto":
+            job = choose_regions(job, partial(_memory_of, world_size))
         job, done = run_passes(job)
     if records is not None:
         records.extend(done)
@@ -121,6 +124,21 @@ def build_graph(
         graph, _ = fuse_reductions(graph, job.config.fuse_bytes)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
     return graph
+
+
+def _memory_of(world_size: int, job: Job) -> dict[int, int]:
+    """Bytes of memory that each rank of the job takes; ranks of one slice are taken for equal."""
+    config = replace(job.config, recompute="none", memory_bytes=0)
+    slicer = Slicer(build_graph(replace(job, config=config), world_size))
+    known: dict[int, int] = {}
+    found = {}
+    for rank in range(world_size):
+        rank_slice = slicer.for_rank(rank)
+        if id(rank_slice) not in known:
+            blocks = compile_rank(rank_slice, rank).blocks
+            known[id(rank_slice)] = sum(block.nbytes for block in blocks)
+        found[rank] = known[id(rank_slice)]
+    return found
 
 
 def compile_plans(

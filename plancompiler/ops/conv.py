@@ -19,6 +19,7 @@ import numpy as np
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops import depthwise
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.check import (
     NUMBERS,
@@ -100,14 +101,6 @@ def _pieces(images: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, tup
             yield slice(image, image + 1), (start, min(start + step, rows))
 
 
-def _planes(window_bytes: int, channels: int, images: int) -> Iterator[tuple[int, slice]]:
-    """An image and some of its channels, whose planes fit in cache."""
-    step = max(1, blocking.BLOCK_BYTES // max(1, window_bytes))
-    for image in range(images):
-        for start in range(0, channels, step):
-            yield image, slice(start, min(start + step, channels))
-
-
 # --- convolution ----------------------------------------------------------------------------------
 
 
@@ -138,7 +131,7 @@ def _conv_kernel(kind: str) -> Kernel:
         if weight.shape[1] == 0 or out.size == 0:
             out.fill(0)
         elif _is_depthwise(context.input_shapes[1], _groups(context.attrs)):
-            _depthwise(context, window, x, weight, out)
+            depthwise.convolve(context, window, x, weight, out)
         else:
             _convolve(context, window, x, weight, out)
 
@@ -176,69 +169,6 @@ def _convolve(context: KernelContext, window: Window, x: Array, weight: Array, o
             columns.reshape(count, groups, inner, height * width),
             out=result[images, :, :, rows[0] * width : rows[1] * width],
         )
-
-
-def _depthwise(context: KernelContext, window: Window, x: Array, weight: Array, out: Array) -> None:
-    if prod(window.stride) == 1:
-        _slide(context, window, x, weight, out)
-        return
-    spatial, windows = x.shape[2:], out.shape[2:]
-    factors = weight.reshape(len(weight), *window.kernel, *(1,) * window.ndim)
-    positions = list(window.positions(spatial, windows))
-    plane = max(prod(spatial), prod(windows)) * x.itemsize
-    for image, channels in _planes(plane, x.shape[1], len(x)):
-        seen, made = x[image, channels], out[image, channels]
-        made.fill(0)
-        work = scratch(context, "work", made.shape, made.dtype)
-        for at, target, source in positions:
-            target = box(slice(None), *target)
-            part = work[target]
-            np.multiply(seen[box(slice(None), *source)], factors[box(channels, *at)], out=part)
-            np.add(made[target], part, out=made[target])
-
-
-def _slide(context: KernelContext, window: Window, x: Array, weight: Array, out: Array) -> None:
-    """A depthwise convolution of stride 1.
-
-    With rows, padded, behind each other, the elements that all windows see at one position are one
-    run of memory. That makes loops of whole planes where slices make one per row; what windows
-    across the end of a row give is left out at the end.
-    """
-    padded = tuple(
-        extent + before + after
-        for extent, (before, after) in zip(x.shape[2:], window.padding, strict=True)
-    )
-    inside = tuple(
-        slice(before, before + extent)
-        for extent, (before, _) in zip(x.shape[2:], window.padding, strict=True)
-    )
-    steps = [prod(padded[axis + 1 :]) for axis in range(window.ndim)]
-    starts = [
-        sum(
-            at * dilation * step
-            for at, dilation, step in zip(place, window.dilation, steps, strict=True)
-        )
-        for place in np.ndindex(*window.kernel)
-    ]
-    length = 1 + sum((extent - 1) * step for extent, step in zip(out.shape[2:], steps, strict=True))
-    factors = weight.reshape(len(weight), -1)
-    valid = box(slice(None), *(slice(0, extent) for extent in out.shape[2:]))
-    for image, channels in _planes(prod(padded) * x.itemsize, x.shape[1], len(x)):
-        count = channels.stop - channels.start
-        seen = x[image, channels]
-        if padded != x.shape[2:]:
-            seen = scratch(context, "padded", (count, *padded), x.dtype)
-            seen.fill(0)
-            np.copyto(seen[box(slice(None), *inside)], x[image, channels])
-        seen = seen.reshape(count, -1)
-        total = scratch(context, "total", (count, prod(padded)), x.dtype)
-        made, work = total[:, :length], scratch(context, "work", (count, length), x.dtype)
-        np.multiply(seen[:, :length], factors[channels, :1], out=made)
-        for place, start in enumerate(starts[1:], 1):
-            part = seen[:, start : start + length]
-            np.multiply(part, factors[channels, place : place + 1], out=work)
-            np.add(made, work, out=made)
-        np.copyto(out[image, channels], total.reshape(count, *padded)[valid])
 
 
 # --- transposed convolution, the gradient by the input --------------------------------------------
@@ -291,7 +221,7 @@ def _transpose_kernel(kind: str) -> Kernel:
         if x.size == 0 or out.size == 0:
             return
         if _is_depthwise(context.input_shapes[1], _groups(context.attrs)):
-            _depthwise_transposed(context, window, x, weight, out)
+            depthwise.convolve_transposed(context, window, x, weight, out)
         else:
             _convolve_transposed(context, window, x, weight, out)
 
@@ -319,40 +249,6 @@ def _convolve_transposed(
         for at, target, source in window.positions(spatial, windows, rows):
             part = out[box(images, slice(None), *source)]
             np.add(part, columns[box(slice(None), slice(None), *at, *target)], out=part)
-
-
-def _depthwise_transposed(
-    context: KernelContext, window: Window, x: Array, weight: Array, out: Array
-) -> None:
-    mirrored = _mirrored(window)
-    if mirrored is not None:
-        flipped = np.ascontiguousarray(np.flip(weight, tuple(range(2, weight.ndim))))
-        _slide(context, mirrored, x, flipped, out)
-        return
-    windows, spatial = x.shape[2:], out.shape[2:]
-    factors = weight.reshape(len(weight), *window.kernel, *(1,) * window.ndim)
-    positions = list(window.positions(spatial, windows))
-    plane = max(prod(spatial), prod(windows)) * x.itemsize
-    for image, channels in _planes(plane, x.shape[1], len(x)):
-        seen, made = x[image, channels], out[image, channels]
-        work = scratch(context, "work", seen.shape, seen.dtype)
-        for at, target, source in positions:
-            target = box(slice(None), *target)
-            source = box(slice(None), *source)
-            part = work[target]
-            np.multiply(seen[target], factors[box(channels, *at)], out=part)
-            np.add(made[source], part, out=made[source])
-
-
-def _mirrored(window: Window) -> Window | None:
-    """The window whose convolution with the flipped weight is the transposed one, if it exists."""
-    padding = tuple(
-        (window.reach(axis) - 1 - before, window.reach(axis) - 1 - after)
-        for axis, (before, after) in enumerate(window.padding)
-    )
-    if prod(window.stride) != 1 or any(number < 0 for pair in padding for number in pair):
-        return None
-    return Window(window.kernel, window.stride, padding, window.dilation)
 
 
 # --- the gradient by the weight -------------------------------------------------------------------
@@ -392,7 +288,7 @@ def _weight_kernel(kind: str) -> Kernel:
         if x.size == 0 or dy.size == 0:
             return
         if _is_depthwise(context.output_shapes[0], _groups(context.attrs)):
-            _depthwise_weight(window, x, dy, out)
+            depthwise.weight_gradient(window, x, dy, out)
         else:
             _weight_product(context, window, x, dy, out)
 
@@ -431,20 +327,6 @@ def _weight_product(
         np.add(result, work, out=result)
 
 
-def _depthwise_weight(window: Window, x: Array, dy: Array, out: Array) -> None:
-    spatial, windows = x.shape[2:], dy.shape[2:]
-    axes = "xyz"[: window.ndim]
-    equation = f"c{axes},c{axes}->c"
-    result = out.reshape(len(out), *window.kernel)
-    positions = list(window.positions(spatial, windows))
-    for image, channels in _planes(prod(spatial) * x.itemsize, x.shape[1], len(x)):
-        seen, passed = x[image, channels], dy[image, channels]
-        for at, target, source in positions:
-            result[box(channels, *at)] += np.einsum(
-                equation, seen[box(slice(None), *source)], passed[box(slice(None), *target)]
-            )
-
-
 # --- sharding -------------------------------------------------------------------------------------
 
 
@@ -462,14 +344,14 @@ def _weight_group_count(inputs: Types, attrs: AttrMap) -> int | None:
 def _rule(ndim: int, count: GroupCount, *lines: str) -> Rule:
     """One of the lines for one group, groups (split by `group_split`), a group per channel."""
     axes = {name: " ".join(f"[{name}{axis}]" for axis in range(ndim)) for name in "skt"}
-    single, grouped, depthwise = (
+    single, grouped, apart = (
         re.sub(r"\b[skt]\b", lambda found: axes[found[0]], line) for line in lines
     )
 
     def rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
         if _groups(attrs) == 1:
             return single
-        return depthwise if count(inputs, attrs) is None else grouped
+        return apart if count(inputs, attrs) is None else grouped
 
     return rule
 

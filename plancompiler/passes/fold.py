@@ -99,7 +99,9 @@ class _Folder:
     def _fill(self, value: Value) -> bool | int | float | None:
         """The number that a value is full of, if that is known."""
         op = self._made.get(value.name)
-        number = None if op is None or op.kind != "fill" else op.attr("value")
+        number = (
+            op.attr("value") if op is not None and op.kind == "fill" and op.sbp is None else None
+        )
         return number if isinstance(number, (bool, int, float)) else None
 
     def _inner(self, op: Op, kind: str) -> Op | None:

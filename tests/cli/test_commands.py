@@ -128,6 +128,7 @@ def test_compile_of_some_ranks_gives_those_ranks_plans(
     json_of(invoke, "compile", mlp, "--ranks", "3", "--out", str(whole))
     json_of(invoke, "compile", mlp, "--ranks", "3", "--out", str(part), "--rank", "2")
     assert sorted(file.name for file in part.iterdir()) == [
+        "boxing_task_graph.bin",
         "rank_2.plan",
         "rank_2.txt",
         "summary.json",
@@ -144,6 +145,7 @@ def test_compile_replaces_the_plans_of_an_earlier_run(
     (out / "notes.md").write_text("mine")
     report = json_of(invoke, "compile", mlp, "--ranks", "2", "--out", str(out))
     assert sorted(file.name for file in out.iterdir()) == [
+        "boxing_task_graph.bin",
         "notes.md",
         "rank_0.plan",
         "rank_0.txt",
@@ -324,3 +326,22 @@ def test_doctor_reports_what_works(invoke: Invoke) -> None:
     assert all(check["state"] in ("ok", "absent") for check in checks.values())
     assert all(check["detail"] for check in checks.values())
     assert f"numpy {np.__version__}" in checks["versions"]["detail"]
+
+
+def test_inspect_shows_the_boxing_that_compile_wrote(
+    invoke: Invoke, mlp: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "plans"
+    summary = json_of(invoke, "compile", mlp, "--ranks", "2", "--out", str(out), "--costs")
+    shown = json_of(invoke, "inspect", str(out), "--boxing")
+    assert shown["transfers"] == summary["transfers"]
+    assert any(each["primitive"] == "all_reduce" for each in shown["transfers"])
+    memory = invoke("inspect", str(out), "--memory", "--rank", "0")
+    assert "alive over the step: " in memory.stdout
+    assert "█" in memory.stdout
+    (out / "boxing_task_graph.bin").write_bytes(b"not a graph")
+    assert invoke("inspect", str(out), "--boxing").exit_code == 1
+    (out / "boxing_task_graph.bin").unlink()
+    missing = invoke("inspect", str(out), "--boxing")
+    assert missing.exit_code == 2
+    assert "holds no boxing task graph" in missing.stderr

@@ -159,10 +159,11 @@ def test_presets_have_as_many_parameters_as_their_sizes_say(preset, dp, tp, pp):
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        ({"zero": 1}, "zero other than 0 is not supported yet"),
-        ({"microbatches": 4}, "microbatches"),
-        ({"schedule": "1f1b"}, "schedule"),
-        ({"recompute": True}, "recompute"),
+        ({"zero": 4}, "zero must be"),
+        ({"microbatches": 0}, "microbatches must be"),
+        ({"schedule": "2f2b"}, "unknown schedule"),
+        ({"recompute": "all"}, "unknown recompute"),
+        ({"passes": "cse,none"}, "no such pass"),
         ({"preset": "huge"}, "unknown preset"),
         ({"dp": 2, "tp": 2, "ranks": 3}, "number of ranks"),
         ({"tp": 2, "ranks": 1}, "number of ranks"),

@@ -182,8 +182,8 @@ def test_group_instance_and_rms_norm():
     dense, _ = check(function, (x,), ("S(1)",), wrt=(0,))
     folded = dense["y0"].reshape(4, 3, -1)
     np.testing.assert_allclose(folded.mean(2), 0, atol=1e-10)
-    np.testing.assert_allclose(dense["y1"].var(2), 1, rtol=1e-4)
-    np.testing.assert_allclose((dense["y2"] ** 2).mean(2), 1, rtol=1e-4)
+    np.testing.assert_allclose(dense["y1"].var(2), 1, rtol=1e-2)
+    np.testing.assert_allclose((dense["y2"] ** 2).mean(2), 1, rtol=1e-2)
     with pytest.raises(ShapeError, match="channels"):
         check(pc.instance_norm, (real(3),), ("B",))
 

@@ -40,10 +40,10 @@ def test_all_modes_give_the_same_plans(name: str) -> None:
 
 def test_plans_do_not_depend_on_the_hash_seed() -> None:
     program = (
-        "from tests.examples import gpt\n"
+        "from tests.examples import gpt, mlp\n"
         "from plancompiler.lower.compile import compile_plans\n"
-        "job = gpt(dp=2, tp=2, pp=2)\n"
-        "print(compile_plans(job, job.world_size, 'rank_per_iter').digest)\n"
+        "for job in (gpt(dp=2, tp=2, pp=2), mlp(layout='dp_tp', ranks=4)):\n"
+        "    print(compile_plans(job, job.world_size, 'rank_per_iter').digest)\n"
     )
     digests = {
         subprocess.run(

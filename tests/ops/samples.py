@@ -9,6 +9,7 @@ import numpy as np
 from tests.ops import (
     samples_conv,
     samples_elementwise,
+    samples_fused,
     samples_indexing,
     samples_learning,
 )
@@ -35,6 +36,7 @@ def samples(directory: Path, dtype: str = "float64") -> list[Sample]:
         *samples_learning.samples(make),
         *samples_elementwise.samples(make),
         *samples_indexing.samples(make),
+        *samples_fused.samples(make),
     ]
 
 

@@ -214,6 +214,25 @@ def test_momentum_and_sgd_follow_their_formulas():
     assert w_next == pytest.approx(1 - 0.1 * (0.7 + 0.9 * 0.88))
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("kind", "states", "attrs"),
+    [
+        ("sgd_update", 0, {}),
+        ("momentum_update", 1, {"momentum": 0.9, "nesterov": True}),
+        ("adam_update", 2, {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}),
+        ("adam_update", 2, {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decoupled": True}),
+    ],
+)
+def test_a_factor_of_an_update_is_a_factor_of_its_gradient(kind, states, attrs, decay):
+    rng = np.random.default_rng(3)
+    w, g, *state = rng.uniform(0.1, 1, (2 + states, 7))
+    attrs = {**attrs, "weight_decay": decay}
+    scaled = run_dense(kind, [w, g * 0.3, *state, np.array(0.1)], attrs)
+    ours = run_dense(kind, [w, g, *state, np.array(0.1)], {**attrs, "grad_scale": 0.3})
+    np.testing.assert_allclose(ours, scaled, rtol=1e-12)
+
+
 def test_learning_rates_follow_their_schedules():
     linear = {"schedule": "linear", "base": 1.0, "warmup": 4, "total": 14, "final": 0.5}
     found = [learning_rate_at(step, linear) for step in (0, 3, 4, 9, 14, 99)]

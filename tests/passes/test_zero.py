@@ -172,7 +172,7 @@ def shared_job() -> Job:
         middle = front(front(x)).redistribute(placement=narrow)
         loss = pc.square(back(middle)).mean()
         parameters = front.parameters()
-        grads = [each for each in pc.gradients(loss, [p.value for p in parameters]) if each]
+        grads = pc.gradients(loss, [parameter.value for parameter in parameters])
         norm = pc.sqrt(sum((pc.square(grad).sum() for grad in grads), start=1e-6))
         pc.optim.AdamW(1e-2).apply(parameters, [grad * (0.1 / norm) for grad in grads])
         pc.optim.SGD(1e-1, momentum=0.9).minimize(loss, back.parameters())

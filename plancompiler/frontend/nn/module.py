@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -110,6 +110,11 @@ class Module:
     """Whether dropout is active; see `train` and `eval`."""
     parent: Module | None = None
     """The module that this one was first made an attribute of."""
+    recomputable: bool = False
+    """Whether `recompute="auto"` may compute a call of the module again for its gradients: its
+    inputs are much smaller than all that it makes."""
+    checkpointed: bool = False
+    """Whether every call is computed again; see `pc.checkpoint`."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's function; subclasses define it."""
@@ -120,7 +125,11 @@ class Module:
         given = next((each for each in (*args, *kwargs.values()) if isinstance(each, Value)), None)
         if given is None:
             return self.forward(*args, **kwargs)
-        with _names(current_builder()).inputs_on(given.placement):
+        builder = current_builder()
+        with ExitStack() as around:
+            around.enter_context(_names(builder).inputs_on(given.placement))
+            if self.checkpointed or self.recomputable:
+                around.enter_context(builder.region(self.path, self.checkpointed))
             return self.forward(*args, **kwargs)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -142,6 +151,15 @@ class Module:
         while module.parent is not None:
             module = module.parent
         return module
+
+    @property
+    def path(self) -> str:
+        """Dotted name in its tree, such as `blocks.0`; of a root, its class."""
+        parent = self.parent
+        if parent is None:
+            return _snake_case(type(self).__name__)
+        name = next((name for name, child in parent.named_children() if child is self), "module")
+        return name if parent.parent is None else f"{parent.path}.{name}"
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Direct child modules in attribute order."""

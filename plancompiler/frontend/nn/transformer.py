@@ -78,6 +78,8 @@ class TransformerBlock(Module):
     which weights start: the latter for those that write to the residual stream.
     """
 
+    recomputable = True
+
     def __init__(
         self,
         dim: int,
