@@ -7,15 +7,16 @@ function is pure, so any rank can compute what any other rank reads.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 
 from plancompiler.boxing.planner import BoxingStep, boxing_path
 from plancompiler.boxing.primitives import ALPHA, BETA
 from plancompiler.ir import BROADCAST, Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
 from plancompiler.ir.shard import (
     Region,
+    balanced_range,
     element_count,
     intersect,
     region_shape,
@@ -93,12 +94,12 @@ def exchange_sources(exchange: Exchange, dst_rank: int) -> tuple[SourcePiece, ..
         return ()
     dst_region = exchange.region(dst_rank)
     replica = _replica(exchange, dst_rank, dst_id, dst_coordinates)
-    choices = [
-        (replica[axis],) if isinstance(entry, Broadcast) else range(src.hierarchy[axis])
-        for axis, entry in enumerate(exchange.src_sbp)
-    ]
+    pinned = tuple(
+        coordinate if isinstance(entry, Broadcast) else None
+        for entry, coordinate in zip(exchange.src_sbp, replica, strict=True)
+    )
     found = []
-    for coordinates in product(*choices):
+    for coordinates in _overlapping(exchange.shape, src, exchange.src_sbp, dst_region, pinned):
         src_region = shard_region(exchange.shape, src.hierarchy, exchange.src_sbp, coordinates)
         common = intersect(src_region, dst_region)
         if common is not None:
@@ -111,7 +112,79 @@ def exchange_sources(exchange: Exchange, dst_rank: int) -> tuple[SourcePiece, ..
                     relative(common, dst_region),
                 )
             )
-    return tuple(sorted(found, key=lambda piece: piece.parallel_id))
+    return tuple(found)
+
+
+def exchange_readers(exchange: Exchange, src_rank: int) -> tuple[tuple[int, int], ...]:
+    """The (destination rank, source parallel id) pairs that read a source rank from afar.
+
+    The inverse of `exchange_sources`: of the destinations whose boxes overlap the source's, those
+    that read it and not another replica. Nothing is done for destinations that do not overlap.
+    """
+    src, dst = exchange.src_placement, exchange.dst_placement
+    if src_rank not in src:
+        return ()
+    src_id = src.parallel_id(src_rank)
+    region = shard_region(exchange.shape, src.hierarchy, exchange.src_sbp, src.coordinates(src_id))
+    pinned = tuple(
+        0 if isinstance(entry, Partial) and entry.reduction is not Reduction.AVG else None
+        for entry in exchange.dst_sbp
+    )
+    found = []
+    for coordinates in _overlapping(exchange.shape, dst, exchange.dst_sbp, region, pinned):
+        dst_rank = dst.rank_list[dst.parallel_id_at(coordinates)]
+        if dst_rank != src_rank and any(
+            piece.rank == src_rank for piece in exchange_sources(exchange, dst_rank)
+        ):
+            found.append((dst_rank, src_id))
+    return tuple(sorted(found))
+
+
+def _overlapping(
+    shape: tuple[int, ...],
+    placement: Placement,
+    sbp: NdSbp,
+    box: Region,
+    pinned: tuple[int | None, ...],
+) -> Iterator[tuple[int, ...]]:
+    """Coordinates, in row-major order, of the devices whose boxes may overlap `box`.
+
+    Along a split mesh axis only the pieces that reach into the box are walked, so the work grows
+    with what is found and not with the placement. `pinned` fixes coordinates of other mesh axes.
+    """
+
+    def descend(axis: int, region: Region, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if axis == placement.ndim:
+            yield chosen
+            return
+        entry, parts = sbp[axis], placement.hierarchy[axis]
+        if not isinstance(entry, Split):
+            fixed = pinned[axis]
+            for coordinate in range(parts) if fixed is None else (fixed,):
+                yield from descend(axis + 1, region, (*chosen, coordinate))
+            return
+        start, stop = region[entry.axis]
+        low, high = max(start, box[entry.axis][0]), min(stop, box[entry.axis][1])
+        if low >= high:
+            return
+        first = _piece_with(stop - start, parts, low - start)
+        last = _piece_with(stop - start, parts, high - 1 - start)
+        for coordinate in range(first, last + 1):
+            piece_start, piece_stop = balanced_range(stop - start, parts, coordinate)
+            inner = (start + piece_start, start + piece_stop)
+            narrowed = (*region[: entry.axis], inner, *region[entry.axis + 1 :])
+            yield from descend(axis + 1, narrowed, (*chosen, coordinate))
+
+    yield from descend(0, tuple((0, extent) for extent in shape), ())
+
+
+def _piece_with(extent: int, parts: int, element: int) -> int:
+    """The balanced piece that holds an element."""
+    base, extra = divmod(extent, parts)
+    longer = extra * (base + 1)
+    if element < longer:
+        return element // (base + 1)
+    return extra + (element - longer) // base
 
 
 def _replica(
@@ -123,17 +196,6 @@ def _replica(
     if src.hierarchy == dst.hierarchy:
         return dst_coordinates
     return src.coordinates(dst_id % src.size)
-
-
-@lru_cache(maxsize=1024)
-def exchange_consumers(exchange: Exchange) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Per source rank, the (destination rank, source parallel id) pairs that read it from afar."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for dst_rank in exchange.dst_placement.rank_list:
-        for piece in exchange_sources(exchange, dst_rank):
-            if piece.rank != dst_rank:
-                found.setdefault(piece.rank, []).append((dst_rank, piece.parallel_id))
-    return {rank: tuple(sorted(readers)) for rank, readers in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

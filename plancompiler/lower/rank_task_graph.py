@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from plancompiler.boxing.exchange import Exchange, exchange_consumers, exchange_sources
+from plancompiler.boxing.exchange import Exchange, exchange_readers, exchange_sources
 from plancompiler.boxing.graph import (
     FamilyOutput,
     PlacedOp,
@@ -133,7 +133,7 @@ class SliceReaders:
             sorted(
                 pack_task_id(dst_rank, number, lane)
                 for number, exchange in self._copies.get(output, ())
-                for dst_rank, lane in exchange_consumers(exchange).get(rank, ())
+                for dst_rank, lane in exchange_readers(exchange, rank)
             )
         )
 

@@ -43,9 +43,7 @@ def choose_regions(job: Job, measure: Measure) -> Job:
     for name, region in regions_of(job).items():
         if not region.checkpoint and region.effect is None:
             candidates.setdefault(region.ops[0].placement, []).append(name)
-    searches = [
-        _Search(placement, names, len(names)) for placement, names in candidates.items()
-    ]
+    searches = [_Search(placement, names, len(names)) for placement, names in candidates.items()]
     budget = job.config.memory_bytes
     if not budget:
         return _chosen(job, {each.placement: each.most for each in searches}, searches)

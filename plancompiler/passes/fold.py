@@ -2,7 +2,7 @@
 
     fills           an elementwise op on fills alone is a fill; so is a reshaped or expanded fill
     neutral         x * 1, x / 1, x ** 1, x + 0, x - 0, and a cast, reshape, transpose, expansion or
-                    slice that changes nothing, are x
+                    slice that changes nothing, are x; so is stop_gradient, once gradients are there
     inverse         two negations, a transpose and its inverse, a cast to a wider dtype and back
     chains          reshapes, transposes, casts by way of a wider dtype, factors in float32 and
                     float64 become one
@@ -26,7 +26,7 @@ from plancompiler.ops.fused import ELEMENTWISE
 from plancompiler.ops.registry import KernelContext, op_def
 from plancompiler.passes.base import PassResult, counted, readers_of, rewired, with_ops
 
-_MOVES = frozenset({"reshape", "transpose", "expand_to", "slice", "flip", "roll"})
+_MOVES = frozenset({"reshape", "transpose", "expand_to", "slice", "flip", "roll", "stop_gradient"})
 """Ops after which a tensor full of one number is one still."""
 _WIDE = frozenset({DType.FLOAT32, DType.FLOAT64})
 _NEUTRAL_SCALARS = {
@@ -151,6 +151,8 @@ class _Folder:
             if op.kind in _COMMUTATIVE and self._fill(source) == number:
                 return op.inputs[1]
             return None
+        if op.kind == "stop_gradient":
+            return source
         if op.kind == "neg":
             inner = self._inner(op, "neg")
             return None if inner is None else inner.inputs[0]

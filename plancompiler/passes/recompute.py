@@ -55,7 +55,7 @@ def recompute_regions(job: Job, config: Config) -> PassResult:
         copies.setdefault(first.name, []).extend(repeated)
         instead.update((value.name, _again(value)) for value in needed.values())
         kept += sum(element_count(v.shape) * v.dtype.itemsize for v in needed.values())
-    ops = []
+    ops: list[Op] = []
     for op in job.ops:
         ops.extend(copies.get(op.name, ()))
         ops.append(op if op.origin.phase is Phase.FORWARD else rewired(op, instead))

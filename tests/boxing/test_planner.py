@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from plancompiler.boxing.exchange import exchange_sources, plan_boxing
+from plancompiler.boxing.exchange import exchange_readers, exchange_sources, plan_boxing
 from plancompiler.boxing.planner import boxing_path
 from plancompiler.boxing.primitives import TABLE, primitive_between
 from plancompiler.ir import BROADCAST, DType, NdSbp, Partial, Placement, Reduction, Split
@@ -93,3 +93,22 @@ def test_replicas_are_read_where_they_are() -> None:
     far = plan_boxing(Placement("cpu", [0, 1]), whole, Placement("cpu", [2, 3]), whole, (4,), F64)
     assert far.exchange is not None
     assert [p.rank for p in exchange_sources(far.exchange, 3)] == [1]
+
+
+def test_readers_are_the_inverse_of_sources() -> None:
+    """What a source computes of its readers is what all destinations together say."""
+    exchanges = 0
+    for seed in range(400):
+        case = random_case(seed)
+        plan = plan_boxing(case.src, case.src_sbp, case.dst, case.dst_sbp, case.shape, F64)
+        if plan.exchange is None:
+            continue
+        exchanges += 1
+        said: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(8)}
+        for dst_rank in case.dst.rank_list:
+            for piece in exchange_sources(plan.exchange, dst_rank):
+                if piece.rank != dst_rank:
+                    said[piece.rank].append((dst_rank, piece.parallel_id))
+        for rank, readers in said.items():
+            assert exchange_readers(plan.exchange, rank) == tuple(sorted(readers)), case
+    assert exchanges > 200

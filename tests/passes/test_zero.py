@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ import plancompiler as pc
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job
 from plancompiler.lower.compile import MODES, compile_plans
-from plancompiler.ops.registry import OpDef, op_table, register
+from plancompiler.ops import registry
+from plancompiler.ops.registry import AttrMap, Types, op_def
 from plancompiler.passes import run_passes
 from tests.dense import run_dense
 from tests.examples import gpt
@@ -111,7 +114,7 @@ def test_a_longer_prefetch_window_holds_more_layers() -> None:
     job = tower_job(mesh(4), pc.optim.SGD(1e-2), 10, 64, batch=4)
     held = [arena(compiled(job, zero=3, prefetch=window)) for window in (0, 1, 2)]
     weight = 64 * 64 * 4
-    for less, more in zip(held, held[1:], strict=False):
+    for less, more in pairwise(held):
         assert less + weight <= more
 
 
@@ -202,20 +205,16 @@ def test_a_checkpoint_can_be_read_in_another_layout(tmp_path: Path) -> None:
         np.testing.assert_allclose(session.step()["loss"], ahead, rtol=1e-5)
 
 
-if "whole_update" not in op_table():
-    # Like SGD, but it may only work on whole parameters.
-    sgd = op_table()["sgd_update"]
-    register(
-        OpDef(
-            "whole_update",
-            infer=lambda inputs, attrs: inputs[:1],
-            rule=lambda inputs, outputs, attrs: (
-                "[a] [b], [a] [b], ... -> [a] [b]" if len(inputs[0].shape) == 2 else "..., ..., ... -> ..."
-            ),
-            kernel=sgd.kernel,
-            mutates=((0, 0),),
-        )
-    )
+def whole_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    matrix = "[a] [b]" if len(inputs[0].shape) == 2 else "..."
+    return f"{matrix}, {matrix}, ... -> {matrix}"
+
+
+@pytest.fixture
+def whole_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update like SGD's that may only work on whole matrices, for one test."""
+    definition = replace(op_def("sgd_update"), kind="whole_update", rule=whole_rule)
+    monkeypatch.setitem(registry._TABLE, definition.kind, definition)
 
 
 class WholeSGD(pc.optim.SGD):
@@ -225,6 +224,7 @@ class WholeSGD(pc.optim.SGD):
         return "whole_update", {}
 
 
+@pytest.mark.usefixtures("whole_update")
 def test_an_update_that_needs_the_whole_parameter_is_left_alone() -> None:
     job = tower_job(mesh(2), WholeSGD(1e-2), 2)
     record = record_of(job, "zero", zero=2)
