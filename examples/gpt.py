@@ -116,10 +116,12 @@ def build(
     dropout: float = 0.0,
     seed: int = 0,
     zero: int = 0,
+    prefetch: int | None = None,
     microbatches: int = 1,
     schedule: str = "gpipe",
     fuse_bytes: int | None = None,
     recompute: str = "none",
+    memory_bytes: int | None = None,
     precision: str = "float32",
     passes: str | None = None,
 ) -> pc.Job:
@@ -129,10 +131,12 @@ def build(
     """
     compiling = {
         "zero": zero,
+        "prefetch": prefetch,
         "microbatches": microbatches,
         "schedule": schedule,
         "fuse_bytes": fuse_bytes,
         "recompute": recompute,
+        "memory_bytes": memory_bytes,
         "precision": precision,
         "passes": passes,
     }

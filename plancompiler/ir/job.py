@@ -40,7 +40,8 @@ class Job:
     @cached_property
     def world_size(self) -> int:
         """One more than the highest rank in use."""
-        return 1 + max((max(op.placement.rank_list) for op in self.ops), default=-1)
+        placements = {op.placement for op in self.ops}
+        return 1 + max((max(placement.rank_list) for placement in placements), default=-1)
 
     def __str__(self) -> str:
         config = str(self.config)

@@ -10,6 +10,7 @@ from tests.ops import (
     samples_conv,
     samples_elementwise,
     samples_fused,
+    samples_guarded,
     samples_indexing,
     samples_learning,
 )
@@ -25,7 +26,7 @@ COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_e
 def samples(directory: Path, dtype: str = "float64") -> list[Sample]:
     """All calls, with floating inputs of `dtype`; data files are written to `directory`."""
     make = _Maker(dtype)
-    return [
+    plain = [
         *_elementwise(make),
         *_matrix(make),
         *_shape(make),
@@ -38,6 +39,7 @@ def samples(directory: Path, dtype: str = "float64") -> list[Sample]:
         *samples_indexing.samples(make),
         *samples_fused.samples(make),
     ]
+    return [*plain, *samples_guarded.samples(make, plain)]
 
 
 def _elementwise(make: _Maker) -> list[Sample]:

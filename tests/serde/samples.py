@@ -71,6 +71,18 @@ ATTRS = freeze_attrs(
     }
 )
 SOURCE = SourceLine("model.py", 12)
+CONFIG = Config(
+    passes=("zero", "recompute", "mixed_precision"),
+    zero=3,
+    prefetch=2,
+    schedule="1f1b",
+    microbatches=2,
+    fuse_bytes=1,
+    recompute="auto",
+    memory_bytes=1,
+    precision="bfloat16",
+    dp_axes=("x", "y"),
+)
 
 
 def sample_job() -> Job:
@@ -91,7 +103,7 @@ def sample_job() -> Job:
             for index, sbp in enumerate(SBPS)
         ),
     ]
-    return Job("a job", tuple(ops), -5, Config(zero=1, passes=("zero", "dce")))
+    return Job("a job", tuple(ops), -5, CONFIG)
 
 
 def _graph_parts() -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:

@@ -6,7 +6,7 @@ ops that make their next values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 from plancompiler.errors import UsageError
@@ -28,9 +28,10 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all elements of floating tensors together, a scalar of at least float32.
 
     Tensors may be split in any way and lie on several placements: each gives the sum of its
-    squares, partial where it is split, and the scalars are added on the placement of the first.
+    squares, partial where it is split. They are added per placement, and one scalar of each moves
+    to the placement of the first tensor.
     """
-    return sqrt(reduce(lambda left, right: left + right, _scalars("square_sum", tensors)))
+    return sqrt(_together("square_sum", tensors, _add))
 
 
 def clip_by_global_norm(
@@ -44,10 +45,13 @@ def clip_by_global_norm(
         raise UsageError("a norm is clipped to a positive number", got=max_norm)
     norm = global_norm(tensors)
     factor = minimum(div(float(max_norm), norm + float(eps)), 1.0)
+    local: dict[object, Tensor] = {}
     clipped = []
     for tensor in tensors:
-        local = factor.cast(tensor.dtype)
-        clipped.append(tensor * _beside(local, tensor))
+        place = getattr(tensor, "placement", None)
+        if place not in local:
+            local[place] = _beside(factor, tensor)
+        clipped.append(tensor * local[place].cast(tensor.dtype))
     return clipped, norm
 
 
@@ -56,7 +60,7 @@ def found_inf(tensors: Sequence[Tensor]) -> Tensor:
 
     Devices that hold parts find partial maxima, which are reduced as scalars.
     """
-    return reduce(maximum, _scalars("found_inf", tensors))
+    return _together("found_inf", tensors, maximum)
 
 
 def is_finite_all(tensors: Sequence[Tensor]) -> Tensor:
@@ -64,14 +68,18 @@ def is_finite_all(tensors: Sequence[Tensor]) -> Tensor:
     return found_inf(tensors).equal(0.0)
 
 
-def _scalars(kind: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A scalar of each tensor, in one dtype and on the placement of the first."""
+def _together(
+    kind: str, tensors: Sequence[Tensor], combine: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """A scalar of each tensor, in one dtype; those of one placement combined there, and then those
+    of all placements on that of the first.
+    """
     if not tensors:
         raise UsageError("at least one tensor is needed")
     widest = DType.FLOAT32
     if any(tensor.dtype is DType.FLOAT64 for tensor in tensors):
         widest = DType.FLOAT64
-    found = []
+    found: dict[object, Tensor] = {}
     for tensor in tensors:
         if kind == "square_sum":
             # In the wide dtype: squares of float16 overflow at 256.
@@ -79,8 +87,13 @@ def _scalars(kind: str, tensors: Sequence[Tensor]) -> list[Tensor]:
             scalar = apply(kind, wide, axes=tuple(range(tensor.ndim)))
         else:
             scalar = apply(kind, tensor)
-        found.append(_beside(scalar, tensors[0]))
-    return found
+        place = getattr(tensor, "placement", None)
+        found[place] = combine(found[place], scalar) if place in found else scalar
+    return reduce(combine, (_beside(scalar, tensors[0]) for scalar in found.values()))
+
+
+def _add(left: Tensor, right: Tensor) -> Tensor:
+    return left + right
 
 
 def _beside(scalar: Tensor, tensor: Tensor) -> Tensor:

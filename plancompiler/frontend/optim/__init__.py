@@ -1,0 +1,25 @@
+"""Optimizers: they differentiate a loss and append the update of every parameter to the job.
+
+A schedule gives the learning rate as a function of the step; it is computed inside the job, once
+per placement. State (momentum, moments) lives in variables named after their parameter, on the
+same devices and with the same SBP.
+"""
+
+from plancompiler.frontend.optim.elementwise import SGD, Adam, AdamW, Lion
+from plancompiler.frontend.optim.optimizer import Optimizer
+from plancompiler.frontend.optim.schedule import Schedule, constant, cosine, linear
+from plancompiler.frontend.optim.whole import LAMB, Adafactor
+
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "Lion",
+    "Optimizer",
+    "Schedule",
+    "constant",
+    "cosine",
+    "linear",
+]

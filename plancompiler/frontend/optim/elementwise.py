@@ -1,0 +1,106 @@
+"""Optimizers that treat every element of a parameter by itself."""
+
+from __future__ import annotations
+
+from plancompiler.errors import UsageError
+from plancompiler.frontend.optim.optimizer import ElementwiseOptimizer
+from plancompiler.frontend.optim.schedule import Schedule
+from plancompiler.ir import AttrValue
+
+
+class SGD(ElementwiseOptimizer):
+    """Stochastic gradient descent: w -= lr * (g + weight_decay * w).
+
+    With momentum, m = momentum * m + g replaces g; Nesterov's form looks ahead by g + momentum * m.
+    """
+
+    def __init__(
+        self,
+        lr: float | Schedule,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(lr, weight_decay)
+        if nesterov and momentum == 0.0:
+            raise UsageError("Nesterov's method needs a momentum", got="momentum=0")
+        self.momentum = float(momentum)
+        self.nesterov = nesterov
+        self.states = ("momentum",) if self.momentum else ()
+
+    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+        if not self.momentum:
+            return "sgd_update", {"weight_decay": self.weight_decay}
+        return "momentum_update", {
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "weight_decay": self.weight_decay,
+        }
+
+
+class Adam(ElementwiseOptimizer):
+    """Adam (Kingma and Ba, 2015); weight decay is added to the gradient."""
+
+    states = ("adam_m", "adam_v")
+    decoupled = False
+
+    def __init__(
+        self,
+        lr: float | Schedule,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(lr, weight_decay)
+        self.betas = (float(betas[0]), float(betas[1]))
+        self.eps = float(eps)
+
+    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+        return "adam_update", {
+            "beta1": self.betas[0],
+            "beta2": self.betas[1],
+            "eps": self.eps,
+            "weight_decay": self.weight_decay,
+            "decoupled": self.decoupled,
+        }
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): w shrinks by lr *
+    weight_decay.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        lr: float | Schedule,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(lr, betas, eps, weight_decay)
+
+
+class Lion(ElementwiseOptimizer):
+    """Lion (X. Chen et al., 2023): steps of the learning rate along signs, with decoupled weight
+    decay.
+    """
+
+    states = ("lion_m",)
+
+    def __init__(
+        self,
+        lr: float | Schedule,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(lr, weight_decay)
+        self.betas = (float(betas[0]), float(betas[1]))
+
+    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+        return "lion_update", {
+            "beta1": self.betas[0],
+            "beta2": self.betas[1],
+            "weight_decay": self.weight_decay,
+        }

@@ -1,0 +1,165 @@
+"""What all optimizers share: gradients, clipping, state variables, learning rate."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from plancompiler.errors import GradientError, UsageError
+from plancompiler.frontend.autodiff import gradients
+from plancompiler.frontend.functions.training import clip_by_global_norm
+from plancompiler.frontend.nn.module import Parameter
+from plancompiler.frontend.optim.schedule import Schedule, constant
+from plancompiler.frontend.trace import JobBuilder, current_builder
+from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
+
+State = tuple[str, tuple[int, ...], NdSbp | None]
+"""Suffix, shape and layout of a state variable of a parameter."""
+
+
+class Optimizer(ABC):
+    """Base of the optimizers. `lr` is a number or a schedule."""
+
+    def __init__(self, lr: float | Schedule, weight_decay: float = 0.0) -> None:
+        self.schedule = lr if isinstance(lr, Schedule) else constant(lr)
+        self.weight_decay = float(weight_decay)
+
+    def minimize(
+        self,
+        loss: Value,
+        parameters: Iterable[Parameter | Value] | None = None,
+        clip_norm: float | None = None,
+    ) -> list[Value]:
+        """Append the gradients of `loss` and the update of each parameter; returns the gradients
+        that the updates use.
+
+        `parameters` defaults to all trainable parameters that the job has read so far. With
+        `clip_norm` all gradients together are scaled down to that 2-norm where theirs is greater,
+        whatever placements they live on.
+
+        Raises GradientError for a loss that is no floating scalar and for a parameter that does not
+        influence it (freeze it if that is meant), UsageError for a norm that is not positive.
+        """
+        builder = current_builder()
+        variables = _variables(builder, parameters)
+        found: list[Value] = []
+        for value, grad in zip(variables, gradients(loss, variables), strict=True):
+            op = builder.producer(value)
+            if grad is None:
+                raise GradientError(
+                    f"parameter {op.attr('name')!r} does not influence the loss",
+                    op=op.name,
+                    source=builder.source_line(),
+                    hint="freeze it, or leave it out of `parameters`",
+                )
+            found.append(grad)
+        if clip_norm is not None:
+            with builder.phase(Phase.UPDATE):
+                found, _ = clip_by_global_norm(found, clip_norm)
+        self.apply(variables, found)
+        return found
+
+    def apply(self, parameters: Iterable[Parameter | Value], gradients: Sequence[Value]) -> None:
+        """Append the update of each parameter by a gradient that the caller made, in the same
+        order: one of `pc.gradients`, scaled, clipped or summed.
+
+        Raises UsageError where their numbers or types differ.
+        """
+        builder = current_builder()
+        variables = _variables(builder, parameters)
+        if [value.type for value in variables] != [grad.type for grad in gradients]:
+            raise UsageError(
+                "every parameter needs a gradient of its shape and dtype",
+                source=builder.source_line(),
+                got=", ".join(str(grad.type) for grad in gradients) or "no gradient",
+                expected=", ".join(str(value.type) for value in variables),
+            )
+        with builder.phase(Phase.UPDATE):
+            for value, grad in zip(variables, gradients, strict=True):
+                rate = builder.source(value.placement, "learning_rate", self.schedule.attrs)[0]
+                states = [
+                    _state_variable(builder, value, *state)
+                    for state in self._states(value, builder.producer(value).sbp)
+                ]
+                self._append_update(builder, value, grad, states, rate)
+
+    @abstractmethod
+    def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+        """The state variables of a parameter that is held as `sbp`."""
+
+    @abstractmethod
+    def _append_update(
+        self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
+    ) -> None:
+        """Append the update of a parameter and of its states, at the learning rate `rate`."""
+
+
+class ElementwiseOptimizer(Optimizer):
+    """An optimizer whose update is one op, with states of the parameter's shape."""
+
+    states: Sequence[str] = ()
+    """Suffixes of the state variables of a parameter."""
+
+    def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+        return [(suffix, value.shape, sbp) for suffix in self.states]
+
+    def _append_update(
+        self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
+    ) -> None:
+        kind, attrs = self._update()
+        sbp = builder.producer(value).sbp
+        builder.add(kind, (value, grad, *states, rate), attrs, value.placement, sbp)
+
+    @abstractmethod
+    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+        """Kind and attributes of the update, whose inputs are parameter, gradient, states, rate."""
+
+
+def _state_variable(
+    builder: JobBuilder, parameter: Value, suffix: str, shape: tuple[int, ...], sbp: NdSbp | None
+) -> Value:
+    attrs: dict[str, AttrValue] = {
+        "name": f"{builder.producer(parameter).attr('name')}.{suffix}",
+        "shape": shape,
+        "dtype": str(parameter.dtype),
+        "init": "zeros",
+        "init_args": (),
+        "trainable": False,
+    }
+    return builder.add("variable", (), attrs, parameter.placement, sbp)[0]
+
+
+def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | None) -> list[Value]:
+    """The values of the parameters to update, each once."""
+    if parameters is None:
+        found = [
+            op.outputs[0]
+            for op in builder.ops
+            if op.kind == "variable" and op.attr("trainable") is True
+        ]
+    else:
+        found = []
+        for each in parameters:
+            if isinstance(each, Parameter) and not each.trainable:
+                continue
+            value = each.value if isinstance(each, Parameter) else each
+            op = builder.producer(value)
+            if op.kind != "variable":
+                raise UsageError(
+                    "only parameters can be updated",
+                    op=op.name,
+                    source=builder.source_line(),
+                    got=str(value),
+                )
+            if all(value is not other for other in found):
+                found.append(value)
+    not_floating = [value for value in found if not value.dtype.is_floating]
+    if not_floating:
+        raise GradientError(
+            "a trainable parameter must be floating",
+            got=str(not_floating[0]),
+            expected=DType.FLOAT32,
+        )
+    if not found:
+        raise UsageError("there is no trainable parameter to update", source=builder.source_line())
+    return found

@@ -1,0 +1,155 @@
+"""What loss scaling needs of updates: to be skipped, leaving every bit of the variables, in steps
+whose gradients are not finite; and the scale's own update (P. Micikevicius et al., 2018).
+
+Each update of a table has a guarded form, `guarded_adam_update` and so on, with one input more:
+`found_inf` of all gradients, a scalar. Where it is not zero, the variables stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from plancompiler.ir.dtype import DType
+from plancompiler.ops import optimizer, optimizer_steps  # noqa: F401  # they register the updates
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_shape,
+    float_attr,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import copy_unless_shared
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    Kernel,
+    KernelContext,
+    OpDef,
+    Rule,
+    Types,
+    op_def,
+    register,
+)
+
+UPDATES = (
+    "sgd_update",
+    "momentum_update",
+    "adam_update",
+    "lion_update",
+    "moving_average_update",
+    "lamb_direction",
+    "lamb_update",
+    "adafactor_update",
+)
+"""Updates that have a guarded form."""
+LARGEST_SCALE = 2.0**24
+
+
+def guarded_kind(kind: str) -> str | None:
+    """The guarded form of an update; None where it has none."""
+    return f"guarded_{kind}" if kind in UPDATES else None
+
+
+def _register_guarded(plain: OpDef) -> None:
+    kind = f"guarded_{plain.kind}"
+
+    def infer(inputs: Types, attrs: AttrMap) -> Types:
+        if not inputs:
+            expect_inputs(kind, inputs, 1)
+        expect_dtype(kind, inputs[-1], FLOATS, "found_inf")
+        expect_shape(kind, inputs[-1], (), "found_inf")
+        return plain.infer(inputs[:-1], attrs)
+
+    def flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+        return 0 if plain.flops is None else plain.flops(inputs[:-1], outputs, attrs)
+
+    register(
+        replace(
+            plain,
+            kind=kind,
+            infer=infer,
+            rule=_guarded_rule(plain.rule),
+            kernel=_guarded_kernel(plain),
+            flops=flops,
+            doc=f"{plain.kind} with found_inf as one input more: where it is not 0, variables keep "
+            "their values and other outputs are 0.",
+        )
+    )
+
+
+def _guarded_rule(rule: str | Rule) -> str | Rule:
+    """The rule with a scalar as one input more."""
+    if isinstance(rule, str):
+        return rule.replace(" ->", ", ... ->")
+
+    def guarded(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+        return rule(inputs[:-1], outputs, attrs).replace(" ->", ", ... ->")
+
+    return guarded
+
+
+def _guarded_kernel(plain: OpDef) -> Kernel:
+    kept = dict(plain.mutates)
+
+    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        *operands, found = inputs
+        if not found:
+            plain.kernel(context, operands, outputs)
+            return
+        for target, output in enumerate(outputs):
+            if target in kept:
+                copy_unless_shared(operands[kept[target]], output)
+            else:
+                output.fill(0)
+
+    return kernel
+
+
+for _kind in UPDATES:
+    _register_guarded(op_def(_kind))
+
+
+# --- the scale ------------------------------------------------------------------------------------
+
+
+def _scale_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("loss_scale_update", inputs, 3)
+    only_attrs("loss_scale_update", attrs, "interval", "factor")
+    int_attr(attrs, "interval", least=1)
+    float_attr(attrs, "factor", 2.0, least=1.0)
+    scale, steps, found = inputs
+    expect_dtype("loss_scale_update", scale, FLOATS, "scale")
+    expect_dtype("loss_scale_update", steps, frozenset({DType.INT32}), "good steps")
+    expect_dtype("loss_scale_update", found, FLOATS, "found_inf")
+    for tensor, name in ((scale, "scale"), (steps, "good steps"), (found, "found_inf")):
+        expect_shape("loss_scale_update", tensor, (), name)
+    return scale, steps
+
+
+def _scale_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    scale, good = float(inputs[0]), int(inputs[1]) + 1
+    factor = float_attr(context.attrs, "factor", 2.0)
+    if inputs[2]:
+        scale, good = max(1.0, scale / factor), 0
+    elif good >= int_attr(context.attrs, "interval"):
+        scale, good = min(LARGEST_SCALE, scale * factor), 0
+    outputs[0].fill(scale)
+    outputs[1].fill(good)
+
+
+register(
+    OpDef(
+        "loss_scale_update",
+        infer=_scale_infer,
+        rule="..., ..., ... -> ..., ...",
+        kernel=_scale_kernel,
+        mutates=((0, 0), (1, 1)),
+        doc="(scale, good steps, found_inf) -> (scale', good steps'): divided by `factor` where "
+        "found_inf is not 0, multiplied by it after `interval` good steps.",
+    )
+)
