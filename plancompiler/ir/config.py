@@ -51,6 +51,10 @@ class Config:
     """With recompute=auto, most bytes that a device may take; 0: as few as can be."""
     precision: str = "float32"
     """Dtype of most of the computation; variables stay as they are."""
+    loss_scale: int = 0
+    """With precision=float16, what gradients are multiplied by at first; 0: 65536."""
+    loss_scale_steps: int = 2000
+    """With precision=float16, steps without overflow after which the scale is doubled."""
     dp_axes: tuple[str, ...] = ("dp",)
     """Mesh axes that are data-parallel."""
 
@@ -69,6 +73,8 @@ class Config:
         _check_number("microbatches", self.microbatches, 1)
         _check_number("fuse_bytes", self.fuse_bytes, 0)
         _check_number("memory_bytes", self.memory_bytes, 0)
+        _check_number("loss_scale", self.loss_scale, 0)
+        _check_number("loss_scale_steps", self.loss_scale_steps, 1)
         _check_choice("schedule", self.schedule, SCHEDULES)
         _check_choice("recompute", self.recompute, RECOMPUTE)
         _check_choice("precision", self.precision, PRECISIONS)
@@ -77,6 +83,13 @@ class Config:
                 "memory_bytes is what recompute=auto keeps to",
                 got=f"memory_bytes={self.memory_bytes} recompute={self.recompute}",
                 expected="recompute=auto",
+            )
+        if self.loss_scale and self.precision == "float32":
+            raise UsageError(
+                "losses are scaled for the range of float16 only",
+                got=f"loss_scale={self.loss_scale} precision={self.precision}",
+                expected="precision=float16",
+                hint="leave loss_scale out",
             )
         for name, needed in PASS_OF.items():
             value = getattr(self, name)

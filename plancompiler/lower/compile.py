@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -108,18 +109,18 @@ def build_graph(
     """The master's part: passes, SBP inference, boxing. `seconds` receives the time per stage,
     `records` what each pass did.
     """
-    clock = _Clock({} if seconds is None else seconds)
-    with clock.stage("passes"):
+    seconds = {} if seconds is None else seconds
+    with _timed(seconds, "passes"):
         if job.config.recompute == "auto":
             job = choose_regions(job, partial(_memory_of, world_size))
         job, done = run_passes(job)
     if records is not None:
         records.extend(done)
     _dump(dump, "job.txt", lambda: str(job))
-    with clock.stage("sbp"):
+    with _timed(seconds, "sbp"):
         op_graph = infer_sbp(job)
     _dump(dump, "op_graph.txt", lambda: format_op_graph(op_graph))
-    with clock.stage("boxing"):
+    with _timed(seconds, "boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
         graph, _ = fuse_reductions(graph, job.config.fuse_bytes)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
@@ -157,12 +158,11 @@ def compile_plans(
         dump = Path(os.environ[DUMP_VARIABLE])
     ranks = _checked_ranks(world_size, only_ranks)
     master_seconds: dict[str, float] = {}
-    clock = _Clock(master_seconds)
     records: list[PassRecord] = []
     graph = build_graph(job, world_size, master_seconds, dump, records)
     slicer = Slicer(graph)
     slices = {rank: slicer.for_rank(rank) for rank in ranks}
-    with clock.stage("serialize"):
+    with _timed(master_seconds, "serialize"):
         wire: dict[int, bytes] = {}
         by_slice: dict[int, bytes] = {}
         for rank, rank_slice in slices.items():
@@ -239,26 +239,14 @@ def _compile_ranks(
     return {rank: timed(rank) for rank in slices}, seconds
 
 
-class _Clock:
-    """Adds wall time per named stage to a dict."""
-
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self._seconds = seconds
-
-    def stage(self, name: str) -> _Stage:
-        return _Stage(self._seconds, name)
-
-
-class _Stage:
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(self, *_exc: object) -> None:
-        spent = time.perf_counter() - self._begin
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the wall time of the body to a stage."""
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - begin
 
 
 def _dump(folder: Path | None, name: str, text: Callable[[], str]) -> None:

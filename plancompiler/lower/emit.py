@@ -35,8 +35,7 @@ from plancompiler.plan.plan import (
 
 ARENA, VARIABLES = range(2)
 """Block indices; every plan has these two. A block that another rank reads is shared as a whole:
-two
-arenas, one private and one shared, could not lend each other their free bytes."""
+two arenas, one private and one shared, could not lend each other their free bytes."""
 
 
 def emit_plan(graph: RankTaskGraph) -> Plan:

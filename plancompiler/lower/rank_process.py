@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import IO
 
@@ -130,11 +130,5 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         replies.flush()
 
 
-def main(arguments: Sequence[str] = ()) -> None:
-    """Serve until standard input ends."""
-    del arguments
-    _serve(sys.stdin.buffer, sys.stdout.buffer)
-
-
 if __name__ == "__main__":
-    main()
+    _serve(sys.stdin.buffer, sys.stdout.buffer)

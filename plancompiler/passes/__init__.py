@@ -15,6 +15,7 @@ from plancompiler.passes.cse import eliminate_common_subexpressions
 from plancompiler.passes.dce import eliminate_dead_code
 from plancompiler.passes.fold import fold_constants
 from plancompiler.passes.fuse_elementwise import fuse_elementwise
+from plancompiler.passes.mixed_precision import lower_precision
 from plancompiler.passes.prune_scaling import prune_gradient_scaling
 from plancompiler.passes.recompute import recompute_regions
 from plancompiler.passes.zero import split_training_state
@@ -22,6 +23,7 @@ from plancompiler.passes.zero import split_training_state
 __all__ = ["PASSES", "Pass", "PassRecord", "PassResult", "chosen", "each_pass", "run_passes"]
 
 PASSES: tuple[Pass, ...] = (
+    Pass("mixed_precision", lower_precision),
     Pass("fold", fold_constants),
     Pass("cse", eliminate_common_subexpressions),
     Pass("prune_scaling", prune_gradient_scaling),

@@ -16,7 +16,8 @@ Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[Sequence[int]]
 
 
-def _sizes(name: str, value: Sizes, ndim: int) -> tuple[int, ...]:
+def per_axis(name: str, value: Sizes, ndim: int) -> tuple[int, ...]:
+    """One number for each of `ndim` spatial axes; `name` is what an error calls them."""
     found = (value,) * ndim if isinstance(value, int) else tuple(value)
     if len(found) != ndim:
         raise AttributeValueError(
@@ -60,9 +61,9 @@ def _window(
     kernel: tuple[int, ...], stride: Sizes, padding: Padding, dilation: Sizes
 ) -> dict[str, Any]:
     ndim = len(kernel)
-    steps = _sizes("dilation", dilation, ndim)
+    steps = per_axis("dilation", dilation, ndim)
     return {
-        "stride": _sizes("stride", stride, ndim),
+        "stride": per_axis("stride", stride, ndim),
         "padding": _padding(padding, kernel, steps),
         "dilation": steps,
     }
@@ -154,7 +155,7 @@ def _convolve_transposed(
     groups: int,
 ) -> Tensor:
     window = _window(_kernel_of(weight, ndim), stride, padding, dilation)
-    more = _sizes("output_padding", output_padding, ndim)
+    more = per_axis("output_padding", output_padding, ndim)
     found: Tensor = apply(
         f"conv{ndim}d_transpose", x, weight, **window, groups=groups, output_padding=more
     )
@@ -226,7 +227,7 @@ def _pool(
     dilation: Sizes = 1,
     **more: Any,
 ) -> Tensor:
-    extents = _sizes("kernel", kernel, ndim)
+    extents = per_axis("kernel", kernel, ndim)
     window = _window(extents, extents if stride is None else stride, padding, dilation)
     found: Tensor = apply(f"{kind}{ndim}d", x, kernel=extents, **window, **more)
     return found
@@ -308,19 +309,19 @@ def avg_pool3d(
 
 def adaptive_avg_pool1d(x: Tensor, size: Sizes) -> Tensor:
     """Averages over the last axis to `size` elements, over windows as equal as they can be."""
-    found: Tensor = apply("adaptive_avg_pool1d", x, size=_sizes("size", size, 1))
+    found: Tensor = apply("adaptive_avg_pool1d", x, size=per_axis("size", size, 1))
     return found
 
 
 def adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Tensor:
     """Averages over the last two axes to the extents `size`; see `adaptive_avg_pool1d`."""
-    found: Tensor = apply("adaptive_avg_pool2d", x, size=_sizes("size", size, 2))
+    found: Tensor = apply("adaptive_avg_pool2d", x, size=per_axis("size", size, 2))
     return found
 
 
 def adaptive_avg_pool3d(x: Tensor, size: Sizes) -> Tensor:
     """Averages over the last three axes to the extents `size`; see `adaptive_avg_pool1d`."""
-    found: Tensor = apply("adaptive_avg_pool3d", x, size=_sizes("size", size, 3))
+    found: Tensor = apply("adaptive_avg_pool3d", x, size=per_axis("size", size, 3))
     return found
 
 

@@ -2,6 +2,16 @@
 `pc.nn.Linear(...)`.
 """
 
+from plancompiler.frontend.nn.convolution import (
+    AdaptiveAvgPool2d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose2d,
+    Flatten,
+    MaxPool2d,
+)
 from plancompiler.frontend.nn.layers import (
     GELU,
     Dropout,
@@ -12,25 +22,58 @@ from plancompiler.frontend.nn.layers import (
     ReLU,
     Sequential,
     Sigmoid,
+    SiLU,
+    Softmax,
     Tanh,
 )
-from plancompiler.frontend.nn.module import Module, Parameter
-from plancompiler.frontend.nn.transformer import MLP, CausalSelfAttention, TransformerBlock
+from plancompiler.frontend.nn.module import (
+    Buffer,
+    Module,
+    Parameter,
+)
+from plancompiler.frontend.nn.normalization import (
+    BatchNorm1d,
+    BatchNorm2d,
+    GroupNorm,
+    RMSNorm,
+)
+from plancompiler.frontend.nn.transformer import (
+    MLP,
+    CausalSelfAttention,
+    SwiGLU,
+    TransformerBlock,
+)
 
 __all__ = [
     "GELU",
     "MLP",
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Buffer",
     "CausalSelfAttention",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose2d",
     "Dropout",
     "Embedding",
+    "Flatten",
+    "GroupNorm",
     "LayerNorm",
     "Linear",
+    "MaxPool2d",
     "Module",
     "ModuleList",
     "Parameter",
+    "RMSNorm",
     "ReLU",
     "Sequential",
+    "SiLU",
     "Sigmoid",
+    "Softmax",
+    "SwiGLU",
     "Tanh",
     "TransformerBlock",
 ]

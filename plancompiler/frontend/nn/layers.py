@@ -8,6 +8,7 @@ from typing import Any
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend import functional
+from plancompiler.frontend.functions.activation import silu
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.ir import DType, Value
 
@@ -109,6 +110,23 @@ class Sigmoid(Module):
 
     def forward(self, x: Value) -> Value:
         return x.sigmoid()
+
+
+class SiLU(Module):
+    """x * sigmoid(x)."""
+
+    def forward(self, x: Value) -> Value:
+        return silu(x)
+
+
+class Softmax(Module):
+    """exp(x) normalised to sum to one along an axis, which may be split with `split_axis`."""
+
+    def __init__(self, axis: int = -1, split_axis: bool = False) -> None:
+        self.axis, self.split_axis = axis, split_axis
+
+    def forward(self, x: Value) -> Value:
+        return functional.softmax(x, self.axis, self.split_axis)
 
 
 class ModuleList(Module, Sequence[Module]):

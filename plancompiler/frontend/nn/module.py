@@ -1,4 +1,4 @@
-"""`Module` and `Parameter`: a tree of layers whose parameters become variables of a job.
+"""`Module`, `Parameter` and `Buffer`: a tree of layers whose parameters become variables of a job.
 
 Modules are plain objects and belong to no job. When a parameter's `value` is first read while a
 job is traced, it becomes a `variable` op of that job, named by its path from the root of its tree
@@ -92,7 +92,21 @@ class Parameter:
         return None if self._owner is None else self._owner.root
 
     def __repr__(self) -> str:
-        return f"Parameter({self.shape}, {str(self.dtype)!r}, {self.init!r}, {self.init_args})"
+        return f"{type(self).__name__}({self.shape}, {str(self.dtype)!r}, {self.init!r}, {self.init_args})"
+
+
+class Buffer(Parameter):
+    """A tensor that its module changes itself, such as a running mean, and no optimizer."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: DType | str = "float32",
+        init: str = "zeros",
+        init_args: Sequence[float] = (),
+        name: str = "buffer",
+    ) -> None:
+        super().__init__(shape, dtype, init, init_args, trainable=False, name=name)
 
 
 class Module:
@@ -107,7 +121,7 @@ class Module:
     """
 
     training: bool = True
-    """Whether dropout is active; see `train` and `eval`."""
+    """Whether dropout is active and batches are normalised by themselves; see `train` and `eval`."""
     parent: Module | None = None
     """The module that this one was first made an attribute of."""
     recomputable: bool = False
@@ -210,20 +224,23 @@ class Module:
         return self
 
     def train(self, training: bool = True) -> Self:
-        """Make dropout active (or not) in this module and all below."""
+        """Training mode (or not) for this module and all below: dropout is active, and batches are
+        normalised by their own statistics.
+        """
         self.training = training
         for _, child in self.named_children():
             child.train(training)
         return self
 
     def eval(self) -> Self:
-        """Make dropout do nothing in this module and all below."""
+        """The other mode: dropout does nothing, and batches are normalised by running statistics."""
         return self.train(False)
 
     def freeze(self, frozen: bool = True) -> Self:
         """Let optimizers leave all parameters of this module alone (or not)."""
         for parameter in self.parameters():
-            parameter.trainable = not frozen
+            if not isinstance(parameter, Buffer):
+                parameter.trainable = not frozen
         return self
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The parts of a GPT: causal self-attention, the two-layer perceptron, and the pre-norm block.
+"""The parts of transformers: causal self-attention, perceptrons, and the pre-norm block of GPT.
 
 Tensor parallelism in the layout of Megatron-LM (Shoeybi et al., 2019) needs no communication
 inside a part: with the weights of `query`, `key`, `value` and `fc1` split along their outputs,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend import functional
-from plancompiler.frontend.functions.attention import scaled_dot_product_attention
+from plancompiler.frontend.functions.attention import scaled_dot_product_attention, swiglu
 from plancompiler.frontend.nn.layers import Dropout, LayerNorm, Linear
 from plancompiler.frontend.nn.module import Module
 from plancompiler.ir import DType, Value
@@ -75,6 +75,33 @@ class MLP(Module):
 
     def forward(self, x: Value) -> Value:
         found: Value = self.dropout(self.fc2(self.fc1(x).gelu()))
+        return found
+
+
+class SwiGLU(Module):
+    """x [..., dim] through a hidden layer with a gate, silu(gate(x)) * up(x), and back by `down`
+    (N. Shazeer, 2020).
+
+    Tensor parallelism is that of `MLP`: `gate` and `up` as `fc1`, `down` as `fc2`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        dropout: float = 0.0,
+        bias: bool = False,
+        dtype: DType | str = "float32",
+        std: float | None = None,
+        projection_std: float | None = None,
+    ) -> None:
+        self.gate = Linear(dim, hidden, bias, dtype, std)
+        self.up = Linear(dim, hidden, bias, dtype, std)
+        self.down = Linear(hidden, dim, bias, dtype, projection_std or std)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Value) -> Value:
+        found: Value = self.dropout(self.down(swiglu(self.gate(x), self.up(x))))
         return found
 
 

@@ -1,0 +1,500 @@
+"""Mixed precision (P. Micikevicius et al., 2018): float16 where it pays, float32 where it counts.
+
+    low        products and convolutions work on float16; their inputs are cast
+    following  elementwise ops and changes of shape take the dtype of what they are fed, parameters
+               aside: float16 stays float16, a mixture becomes float32
+    traced     all else (normalisation, softmax, losses, sums, updates) works as it was traced
+
+Variables stay as they are, so the parameters are float32 master weights.
+
+float16 cannot hold small gradients, so the loss's gradient starts at a scale instead of 1. What
+leaves backward is cast to its traced dtype and divided by the scale. If anything in it is not
+finite, on any device, all updates of the step are skipped and the scale is halved; after enough
+good steps it is doubled. Scale and counter are variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from plancompiler.errors import UsageError
+from plancompiler.ir import (
+    AttrValue,
+    DType,
+    Job,
+    NdSbp,
+    Op,
+    Origin,
+    Phase,
+    Placement,
+    Value,
+    freeze_attrs,
+)
+from plancompiler.ir.config import Config
+from plancompiler.ops.loss_scale import guarded_kind
+from plancompiler.ops.registry import infer_types, op_def
+from plancompiler.passes.base import PassResult, counted, rewired, with_ops
+
+FIRST_SCALE = 65536
+"""Initial scale where the config names none."""
+
+LOW = frozenset(
+    (
+        "matmul",
+        "contract_leading",
+        "einsum",
+        *(
+            f"conv{ndim}d{part}"
+            for ndim in (1, 2, 3)
+            for part in ("", "_transpose", "_weight_grad")
+        ),
+    )
+)
+"""Kinds that work on float16."""
+
+_ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "gelu_exact", "silu", "leaky_relu", "swiglu")
+FOLLOWING = frozenset(
+    (
+        "neg",
+        "abs",
+        "add",
+        "sub",
+        "mul",
+        "maximum",
+        "minimum",
+        "mul_scalar",
+        "where",
+        "dropout",
+        "reshape",
+        "transpose",
+        "expand_to",
+        "concat",
+        "slice",
+        "slice_grad",
+        "strided_slice",
+        "strided_slice_grad",
+        "flip",
+        "roll",
+        "tile",
+        "redistribute",
+        "stop_gradient",
+        "rotary_embedding",
+        *_ACTIVATIONS,
+        *(f"{kind}_grad" for kind in _ACTIVATIONS),
+    )
+)
+"""Kinds that take the dtype of what they are fed."""
+
+_SMALLEST, _LARGEST = 2.0**-14, 65504.0
+"""Normal numbers of float16."""
+
+
+def lower_precision(job: Job, config: Config) -> PassResult:
+    """The job computing in `config.precision`.
+
+    Raises UsageError for bfloat16, for an update that cannot be skipped, and for gradients of
+    gradients.
+    """
+    if config.precision == "float32":
+        return PassResult(job, "off")
+    if config.precision != "float16":
+        op = next((op for op in job.ops if op.kind in LOW), job.ops[0])
+        raise UsageError(
+            f"there is no arithmetic in {config.precision} here: NumPy has no such dtype",
+            op=op.name,
+            source=op.source,
+            got=f"precision={config.precision}",
+            expected="float16 or float32",
+        )
+    rewrite = _Rewrite(job, config)
+    rewritten = with_ops(job, rewrite.ops())
+    summary = (
+        f"{counted(rewrite.lowered, 'op')} of {len(job.ops)} in float16, with "
+        f"{counted(rewrite.casts, 'cast')}; "
+    )
+    if rewrite.scale is None:
+        return PassResult(rewritten, summary + "no gradient to scale")
+    summary += (
+        f"loss scale {config.loss_scale or FIRST_SCALE}, checked on "
+        f"{counted(rewrite.checked, 'gradient')}, guards {counted(rewrite.guarded, 'update')}"
+    )
+    return PassResult(rewritten, summary)
+
+
+class _Rewrite:
+    """Walks the job once, in order, and keeps what it makes of each value by its traced name."""
+
+    def __init__(self, job: Job, config: Config) -> None:
+        self._job, self._config = job, config
+        self._traced = {value.name: op for op in job.ops for value in op.outputs}
+        self._made: dict[str, Value] = {}
+        """Each value as it is made now."""
+        self._cast: dict[tuple[str, DType], list[tuple[Origin, Value]]] = {}
+        """Its other forms, and for whom they were made."""
+        self._done: list[Op] = []
+        self._names = {op.name for op in job.ops}
+        self.lowered = self.casts = self.checked = self.guarded = 0
+        """Ops in float16, casts, gradients looked at, updates that can be skipped."""
+        self.scale: Value | None = None
+        """The variable; None where nothing is scaled."""
+        self._scales: dict[Placement, Value] = {}
+        self._inverses: dict[Placement, Value] = {}
+        self._finals: dict[str, Value] = {}
+        """Gradients as they leave backward, by traced name."""
+        self._after_backward: set[str] = set()
+        """Values that follow from gradients outside backward."""
+        self._held: list[Op] = []
+        """Updates and what follows from them: they come after the check of all gradients."""
+        self._updated: set[str] = set()
+
+    def ops(self) -> list[Op]:
+        """The ops of the job in float16."""
+        seeds = self._seeds()
+        if seeds:
+            self._make_scale(seeds[0])
+        for op in self._job.ops:
+            if op in seeds:
+                self._made[op.outputs[0].name] = self._seed(op)
+            elif op.origin.phase is Phase.BACKWARD:
+                self._check_first_order(op)
+                self._lower(op)
+            elif self.scale is not None and self._follows_backward(op):
+                self._leave_backward(op)
+            else:
+                self._lower(op)
+        if self.scale is not None:
+            self._guard()
+        return self._done
+
+    # --- dtypes -----------------------------------------------------------------------------------
+
+    def _lower(self, op: Op) -> None:
+        """Append an op in the dtype that its kind calls for."""
+        if op.kind in LOW and self._is_lowerable(op):
+            self._append_low(op)
+        elif op.kind in FOLLOWING and self._is_lowerable(op) and self._is_fed_low(op):
+            self._append_low(op)
+        else:
+            self._append_traced(op)
+
+    def _is_lowerable(self, op: Op) -> bool:
+        """Whether all floating numbers of an op were traced as float32, and fit."""
+        operands = [value for value in (*op.inputs, *op.outputs) if value.dtype.is_floating]
+        scalar = op.attr("scalar", 1.0)
+        if isinstance(scalar, (int, float)) and scalar:
+            fits = _SMALLEST <= abs(scalar) <= _LARGEST
+        else:
+            fits = True
+        return bool(operands) and fits and all(one.dtype is DType.FLOAT32 for one in operands)
+
+    def _is_fed_low(self, op: Op) -> bool:
+        """Whether all floating inputs are float16 already, parameters aside."""
+        values = [value for value in op.inputs if value.dtype.is_floating]
+        low = [self._made[value.name].dtype is DType.FLOAT16 for value in values]
+        return any(low) and all(
+            is_low or self._traced[value.name].kind == "variable"
+            for value, is_low in zip(values, low, strict=True)
+        )
+
+    def _append_low(self, op: Op) -> None:
+        inputs = tuple(
+            self._as(value, DType.FLOAT16, op) if value.dtype.is_floating else value
+            for value in op.inputs
+        )
+        types = infer_types(op.kind, tuple(value.type for value in inputs), dict(op.attrs))
+        outputs = tuple(
+            replace(value, dtype=tensor.dtype)
+            for value, tensor in zip(op.outputs, types, strict=True)
+        )
+        self.lowered += 1
+        self._append(replace(op, inputs=inputs, outputs=outputs))
+
+    def _append_traced(self, op: Op) -> None:
+        self._append(
+            replace(op, inputs=tuple(self._as(value, value.dtype, op) for value in op.inputs))
+        )
+
+    def _append(self, op: Op) -> None:
+        self._done.append(op)
+        self._made.update((value.name, value) for value in op.outputs)
+
+    def _as(self, value: Value, dtype: DType, reader: Op) -> Value:
+        """A traced value in a dtype, for an op that reads it.
+
+        One cast serves all readers of a parameter. Of other values each region has casts of its
+        own, which backward shares: so a cast need not outlive its region.
+        """
+        made = self._made[value.name]
+        if made.dtype is dtype:
+            return made
+        shared = self._traced[value.name].kind == "variable"
+        forward = reader.origin.phase is Phase.FORWARD
+        known = self._cast.setdefault((value.name, dtype), [])
+        for origin, form in known:
+            if shared or not forward or origin.region == reader.origin.region:
+                return form
+        origin = Origin(reader.origin.phase) if shared else reader.origin
+        number = f"_{len(known)}" if known else ""
+        found = self._add(
+            f"{value.name}:{dtype}{number}",
+            "cast",
+            (made,),
+            value.placement,
+            origin,
+            reader,
+            {"dtype": str(dtype)},
+        )
+        self.casts += 1
+        known.append((origin, found))
+        return found
+
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        inputs: tuple[Value, ...],
+        placement: Placement,
+        origin: Origin,
+        like: Op,
+        attrs: dict[str, AttrValue] | None = None,
+        sbp: NdSbp | None = None,
+    ) -> Value:
+        """Append a new op with one output; it stands for the user's line of another."""
+        while name in self._names:
+            name += "+"
+        self._names.add(name)
+        given = attrs or {}
+        (tensor,) = infer_types(kind, tuple(value.type for value in inputs), given)
+        value = Value(name, tensor.shape, tensor.dtype, placement)
+        attributes = freeze_attrs(given)
+        op = Op(name, kind, inputs, (value,), attributes, placement, sbp, like.source, origin)
+        self._append(op)
+        return value
+
+    # --- the scale --------------------------------------------------------------------------------
+
+    def _seeds(self) -> list[Op]:
+        """The ones at which the gradients of losses start, where an update depends on them."""
+        updates = any(
+            op.origin.phase is Phase.UPDATE and op_def(op.kind).mutates for op in self._job.ops
+        )
+        if not updates:
+            return []
+        found = []
+        for op in self._job.ops:
+            value = op.outputs[0] if op.outputs else None
+            if (
+                op.kind == "fill"
+                and op.origin.phase is Phase.BACKWARD
+                and op.attr("value") == 1.0
+                and value is not None
+                and value.shape == ()
+                and value.dtype.is_floating
+            ):
+                found.append(op)
+        return found
+
+    def _make_scale(self, seed: Op) -> None:
+        first = float(self._config.loss_scale or FIRST_SCALE)
+        self.scale = self._variable("loss_scale", "float32", "constant", (first,), seed)
+        self._counter = self._variable("loss_scale.good_steps", "int32", "zeros", (), seed)
+        self._scales[seed.placement] = self.scale
+
+    def _variable(
+        self, name: str, dtype: str, init: str, init_args: tuple[float, ...], like: Op
+    ) -> Value:
+        taken = {op.attr("name") for op in self._job.ops if op.kind == "variable"}
+        while name in taken:
+            name += "_"
+        attrs: dict[str, AttrValue] = {
+            "name": name,
+            "shape": (),
+            "dtype": dtype,
+            "init": init,
+            "init_args": init_args,
+            "trainable": False,
+        }
+        whole = NdSbp.broadcast(like.placement.ndim)
+        return self._add(name, "variable", (), like.placement, Origin(), like, attrs, whole)
+
+    def _scale_on(self, placement: Placement, like: Op) -> Value:
+        assert self.scale is not None
+        if placement not in self._scales:
+            whole = NdSbp.broadcast(placement.ndim)
+            name = f"loss_scale:there_{len(self._scales)}"
+            self._scales[placement] = self._add(
+                name, "redistribute", (self.scale,), placement, Origin(), like, None, whole
+            )
+        return self._scales[placement]
+
+    def _seed(self, op: Op) -> Value:
+        """What a gradient starts at instead of 1."""
+        scale, dtype = self._scale_on(op.placement, op), op.outputs[0].dtype
+        if scale.dtype is dtype:
+            return scale
+        attrs: dict[str, AttrValue] = {"dtype": str(dtype)}
+        return self._add(
+            f"{op.name}:scale", "cast", (scale,), op.placement, op.origin, op, attrs
+        )
+
+    def _check_first_order(self, op: Op) -> None:
+        """Backward does not go through what gradients were used for."""
+        for value in op.inputs:
+            if value.name in self._after_backward:
+                raise UsageError(
+                    "a gradient of gradients cannot be computed with loss scaling",
+                    op=op.name,
+                    source=op.source,
+                    got=f"%{value.name}, which follows from gradients",
+                    expected="losses that depend on no gradient",
+                    hint="use precision=float32 for this job",
+                )
+
+    def _follows_backward(self, op: Op) -> bool:
+        """Whether an op outside backward uses gradients, or changes what they train."""
+        if op.origin.phase is Phase.UPDATE and op_def(op.kind).mutates:
+            return True
+        return any(
+            value.name in self._after_backward
+            or self._traced[value.name].origin.phase is Phase.BACKWARD
+            for value in op.inputs
+        )
+
+    def _leave_backward(self, op: Op) -> None:
+        """Append an op that reads gradients as they would be without a scale."""
+        self._after_backward.update(value.name for value in op.outputs)
+        inputs = tuple(
+            self._final(value, op)
+            if self._traced[value.name].origin.phase is Phase.BACKWARD
+            else self._as(value, value.dtype, op)
+            for value in op.inputs
+        )
+        op = replace(op, inputs=inputs)
+        mutates = op_def(op.kind).mutates
+        if mutates or any(value.name in self._updated for value in inputs):
+            self._updated.update(value.name for value in op.outputs)
+            self._made.update((value.name, value) for value in op.outputs)
+            self._held.append(op)
+        else:
+            self._append(op)
+
+    def _final(self, value: Value, reader: Op) -> Value:
+        """A gradient in its traced dtype and divided by the scale."""
+        if value.name not in self._finals:
+            origin, place = Origin(Phase.UPDATE), value.placement
+            if place not in self._inverses:
+                scale = self._scale_on(place, reader)
+                name = f"loss_scale:inverse_{len(self._inverses)}"
+                self._inverses[place] = self._add(
+                    name, "reciprocal", (scale,), place, origin, reader
+                )
+            like = replace(reader, origin=origin)
+            traced = self._as(value, value.dtype, like)
+            inverse = self._inverses[place]
+            if inverse.dtype is not value.dtype:
+                attrs: dict[str, AttrValue] = {"dtype": str(value.dtype)}
+                inverse = self._add(
+                    f"{value.name}:inverse", "cast", (inverse,), place, origin, reader, attrs
+                )
+            self._finals[value.name] = self._add(
+                f"{value.name}:final", "mul", (traced, inverse), place, origin, reader
+            )
+        return self._finals[value.name]
+
+    # --- the check --------------------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        """Append the check of all gradients, the scale's update, and the guarded updates."""
+        assert self.scale is not None
+        home = self.scale.placement
+        like = self._traced[next(iter(self._finals))] if self._finals else self._held[0]
+        found = {
+            placement: self._any_broken(placement, gradients, like)
+            for placement, gradients in self._finals_by_placement().items()
+        }
+        total = self._moved(found.pop(home), home, like) if home in found else None
+        for flag in found.values():
+            here = self._moved(flag, home, like)
+            total = here if total is None else self._either(total, here, like)
+        if total is None:
+            zero: dict[str, AttrValue] = {"shape": (), "dtype": "float32", "value": 0.0}
+            total = self._add("found_inf:none", "fill", (), home, Origin(Phase.UPDATE), like, zero)
+        flags = {home: total}
+        for op in self._held:
+            if op.placement not in flags:
+                flags[op.placement] = self._moved(total, op.placement, like)
+            self._done.append(self._guarded(op, flags[op.placement]))
+        self._update_scale(total, like)
+
+    def _finals_by_placement(self) -> dict[Placement, list[Value]]:
+        found: dict[Placement, list[Value]] = {}
+        for value in self._finals.values():
+            found.setdefault(value.placement, []).append(value)
+        return found
+
+    def _any_broken(self, placement: Placement, gradients: list[Value], like: Op) -> Value:
+        """1 where a gradient of a placement is not finite, else 0."""
+        origin = Origin(Phase.UPDATE)
+        flags = []
+        for value in gradients:
+            self.checked += 1
+            name = f"{value.name}:found_inf"
+            flags.append(self._add(name, "found_inf", (value,), placement, origin, like))
+        total = flags[0]
+        for flag in flags[1:]:
+            total = self._either(total, flag, like)
+        return total
+
+    def _either(self, left: Value, right: Value, like: Op) -> Value:
+        return self._add(
+            f"{right.name}:max",
+            "maximum",
+            (left, right),
+            right.placement,
+            Origin(Phase.UPDATE),
+            like,
+        )
+
+    def _moved(self, flag: Value, placement: Placement, like: Op) -> Value:
+        """A flag, whole, on a placement."""
+        whole = NdSbp.broadcast(placement.ndim)
+        origin = Origin(Phase.UPDATE)
+        name = f"{flag.name}:whole"
+        return self._add(name, "redistribute", (flag,), placement, origin, like, None, whole)
+
+    def _guarded(self, op: Op, flag: Value) -> Op:
+        """An update that is skipped where the flag is set; other ops as they are."""
+        if not op_def(op.kind).mutates:
+            return op
+        kind = guarded_kind(op.kind)
+        if kind is None:
+            raise UsageError(
+                "loss scaling must be able to skip updates, and this one cannot be skipped",
+                op=op.name,
+                source=op.source,
+                got=op.kind,
+                expected="an update with a guarded form (plancompiler.ops.loss_scale.UPDATES)",
+            )
+        self.guarded += 1
+        return replace(op, kind=kind, inputs=(*op.inputs, flag))
+
+    def _update_scale(self, flag: Value, like: Op) -> None:
+        assert self.scale is not None
+        counter = self._counter
+        outputs = tuple(
+            replace(value, name=f"{value.name}:next") for value in (self.scale, counter)
+        )
+        self._append(
+            Op(
+                "loss_scale:update",
+                "loss_scale_update",
+                (self.scale, counter, flag),
+                outputs,
+                freeze_attrs({"interval": self._config.loss_scale_steps}),
+                flag.placement,
+                None,
+                like.source,
+                Origin(Phase.UPDATE),
+            )
+        )
