@@ -1,6 +1,6 @@
 """SBP inference: give every op of a job the signature that is cheapest to feed.
 
-Ops are visited in order. Of an op's legal signatures the one wins that is cheapest by three prices
+Ops are visited in order. Of an op's legal signatures the one wins that is cheapest by four prices
 in turn:
 
 1. what is moved only for this op: gathering, splitting or re-splitting a value. It makes every
@@ -9,6 +9,8 @@ in turn:
    reduced once, by whoever first needs it whole; here is decided on which side of the op it is
    less.
 3. reductions of its inputs now: of equals, the one that keeps partial values partial.
+4. how many inputs are used in another layout than they were made in: of equals, the one that keeps
+   split values split.
 
 Ties go to the first in rule order. What the user demands (inputs, variables, redistribute) is kept.
 
@@ -38,8 +40,8 @@ _WALKS = 4
 
 Seconds = tuple[float, float]
 """What is moved only for this op; what is reduced or copied."""
-Price = tuple[float, float, float]
-"""The three prices of a signature, compared in this order."""
+Price = tuple[float, float, float, int]
+"""The four prices of a signature, compared in this order."""
 
 
 def infer_sbp(job: Job) -> OpGraph:
@@ -169,7 +171,7 @@ def _choose(op: Op, layouts: _Layouts) -> NdSignature:
     demanded = None if op.sbp is None else canonical(op.sbp, hierarchy)
     mutates = op_def(op.kind).mutates
     best: NdSignature | None = None
-    best_price: Price = (0.0, 0.0, 0.0)
+    best_price: Price = (0.0, 0.0, 0.0, 0)
     costs: dict[tuple[int, NdSbp], Seconds] = {}
     for candidate in candidates:
         if demanded is not None and any(demanded != sbp for sbp in candidate.outputs):
@@ -187,7 +189,11 @@ def _choose(op: Op, layouts: _Layouts) -> NdSignature:
                 costs[key] = layouts.seconds(op, position, wanted)
             moved += costs[key][0]
             reduced += costs[key][1]
-        price = (moved, reduced + _owed(op, candidate), reduced)
+        changed = sum(
+            wanted != layouts.made[value.name]
+            for value, wanted in zip(op.inputs, candidate.inputs, strict=True)
+        )
+        price = (moved, reduced + _owed(op, candidate), reduced, changed)
         if best is None or price < best_price:
             best, best_price = candidate, price
     if best is None:

@@ -15,7 +15,6 @@ good steps it is doubled. Scale and counter are variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from plancompiler.errors import UsageError
@@ -28,13 +27,14 @@ from plancompiler.ir import (
     Origin,
     Phase,
     Placement,
+    Split,
     Value,
     freeze_attrs,
 )
 from plancompiler.ir.config import Config
 from plancompiler.ops.loss_scale import guarded_kind
 from plancompiler.ops.registry import infer_types, op_def
-from plancompiler.passes.base import PassResult, counted, rewired, with_ops
+from plancompiler.passes.base import PassResult, counted, with_ops
 
 FIRST_SCALE = 65536
 """Initial scale where the config names none."""
@@ -152,9 +152,9 @@ class _Rewrite:
         """The ops of the job in float16."""
         seeds = self._seeds()
         if seeds:
-            self._make_scale(seeds[0])
+            self._make_scale(next(iter(seeds.values())))
         for op in self._job.ops:
-            if op in seeds:
+            if op.name in seeds:
                 self._made[op.outputs[0].name] = self._seed(op)
             elif op.origin.phase is Phase.BACKWARD:
                 self._check_first_order(op)
@@ -171,9 +171,8 @@ class _Rewrite:
 
     def _lower(self, op: Op) -> None:
         """Append an op in the dtype that its kind calls for."""
-        if op.kind in LOW and self._is_lowerable(op):
-            self._append_low(op)
-        elif op.kind in FOLLOWING and self._is_lowerable(op) and self._is_fed_low(op):
+        low = op.kind in LOW or (op.kind in FOLLOWING and self._is_fed_low(op))
+        if low and self._is_lowerable(op):
             self._append_low(op)
         else:
             self._append_traced(op)
@@ -274,14 +273,14 @@ class _Rewrite:
 
     # --- the scale --------------------------------------------------------------------------------
 
-    def _seeds(self) -> list[Op]:
-        """The ones at which the gradients of losses start, where an update depends on them."""
+    def _seeds(self) -> dict[str, Op]:
+        """The ones at which the gradients of losses start, by name, where there are updates."""
         updates = any(
             op.origin.phase is Phase.UPDATE and op_def(op.kind).mutates for op in self._job.ops
         )
         if not updates:
-            return []
-        found = []
+            return {}
+        found = {}
         for op in self._job.ops:
             value = op.outputs[0] if op.outputs else None
             if (
@@ -292,7 +291,7 @@ class _Rewrite:
                 and value.shape == ()
                 and value.dtype.is_floating
             ):
-                found.append(op)
+                found[op.name] = op
         return found
 
     def _make_scale(self, seed: Op) -> None:
@@ -334,9 +333,7 @@ class _Rewrite:
         if scale.dtype is dtype:
             return scale
         attrs: dict[str, AttrValue] = {"dtype": str(dtype)}
-        return self._add(
-            f"{op.name}:scale", "cast", (scale,), op.placement, op.origin, op, attrs
-        )
+        return self._add(f"{op.name}:scale", "cast", (scale,), op.placement, op.origin, op, attrs)
 
     def _check_first_order(self, op: Op) -> None:
         """Backward does not go through what gradients were used for."""
@@ -434,10 +431,20 @@ class _Rewrite:
         return found
 
     def _any_broken(self, placement: Placement, gradients: list[Value], like: Op) -> Value:
-        """1 where a gradient of a placement is not finite, else 0."""
+        """1 where a gradient of a placement is not finite, else 0.
+
+        Flags of split gradients come first: their maximum stays partial, and is reduced once.
+        """
         origin = Origin(Phase.UPDATE)
+        split = {
+            value.name
+            for op in self._held
+            for source in op.inputs
+            if self._is_split(source)
+            for value in op.inputs
+        }
         flags = []
-        for value in gradients:
+        for value in sorted(gradients, key=lambda each: each.name not in split):
             self.checked += 1
             name = f"{value.name}:found_inf"
             flags.append(self._add(name, "found_inf", (value,), placement, origin, like))
@@ -445,6 +452,13 @@ class _Rewrite:
         for flag in flags[1:]:
             total = self._either(total, flag, like)
         return total
+
+    def _is_split(self, value: Value) -> bool:
+        """Whether a value is a variable that the user split."""
+        op = self._traced.get(value.name)
+        if op is None or op.kind != "variable" or op.sbp is None:
+            return False
+        return any(isinstance(entry, Split) for entry in op.sbp)
 
     def _either(self, left: Value, right: Value, like: Op) -> Value:
         return self._add(

@@ -61,7 +61,7 @@ class _Convolution(Module):
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
 
     def forward(self, x: Value) -> Value:
-        return type(self)._function(
+        return self._function(
             x,
             self.weight.value,
             None if self.bias is None else self.bias.value,

@@ -92,7 +92,8 @@ class Parameter:
         return None if self._owner is None else self._owner.root
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shape}, {str(self.dtype)!r}, {self.init!r}, {self.init_args})"
+        kind = type(self).__name__
+        return f"{kind}({self.shape}, {str(self.dtype)!r}, {self.init!r}, {self.init_args})"
 
 
 class Buffer(Parameter):
@@ -121,7 +122,7 @@ class Module:
     """
 
     training: bool = True
-    """Whether dropout is active and batches are normalised by themselves; see `train` and `eval`."""
+    """Whether dropout is active and batches are normalised by their own statistics; see `train`."""
     parent: Module | None = None
     """The module that this one was first made an attribute of."""
     recomputable: bool = False
@@ -233,7 +234,7 @@ class Module:
         return self
 
     def eval(self) -> Self:
-        """The other mode: dropout does nothing, and batches are normalised by running statistics."""
+        """Not training mode: dropout does nothing, batches are normalised by running statistics."""
         return self.train(False)
 
     def freeze(self, frozen: bool = True) -> Self:

@@ -1,0 +1,281 @@
+"""Mixed precision: close losses, float32 masters, and steps that are skipped on overflow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.errors import UsageError
+from plancompiler.ir import DType, Job
+from plancompiler.ir.config import Config
+from plancompiler.lower.compile import MODES, compile_plans
+from plancompiler.ops import registry
+from plancompiler.ops.registry import op_def
+from plancompiler.passes import run_passes
+from tests.dense import DenseRun, run_dense
+from tests.examples import gpt
+from tests.passes.worlds import (
+    arena,
+    collectives,
+    compiled,
+    configured,
+    losses,
+    mesh,
+    record_of,
+    tower_job,
+)
+
+STEPS = 30
+HALF = {"precision": "float16"}
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> list[float]:
+    return [float(each["loss"]) for each in run_dense(gpt(), STEPS)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ({"dp": 2}, {}),
+        ({"dp": 2, "tp": 2}, {"zero": 1}),
+        ({"dp": 2, "tp": 2}, {"zero": 3, "recompute": "auto"}),
+        ({"dp": 2, "pp": 2}, {"zero": 2}),
+    ],
+)
+def test_losses_are_close_to_those_of_one_rank(
+    layout: dict[str, int], settings: dict[str, object], one_rank: list[float]
+) -> None:
+    found = losses(gpt(**layout), STEPS, **HALF, **settings)
+    np.testing.assert_allclose(found, one_rank, rtol=2e-2)
+    assert found != one_rank
+
+
+def test_all_modes_give_the_same_plans() -> None:
+    job = configured(gpt(dp=2, pp=2), zero=3, **HALF)
+    assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1
+
+
+def lowered(job: Job, **settings: object) -> Job:
+    """The job after this pass alone."""
+    rewritten, _ = run_passes(configured(job, passes=("mixed_precision",), **HALF, **settings))
+    return rewritten
+
+
+def test_each_kind_of_op_has_its_dtype() -> None:
+    job = lowered(gpt(layers=1))
+    dtypes: dict[str, set[DType]] = {}
+    for op in job.ops:
+        floating = {value.dtype for value in (*op.inputs, *op.outputs) if value.dtype.is_floating}
+        dtypes.setdefault(op.kind, set()).update(floating)
+    half, single = {DType.FLOAT16}, {DType.FLOAT32}
+    for kind in ("matmul", "contract_leading", "gelu", "gelu_grad"):
+        assert dtypes[kind] == half, kind
+    for kind in (
+        "layer_norm",
+        "layer_norm_grad",
+        "softmax",
+        "softmax_grad",
+        "cross_entropy",
+        "cross_entropy_grad",
+        "guarded_adam_update",
+        "variable",
+        "found_inf",
+        "output",
+    ):
+        assert dtypes[kind] == single, kind
+    # The residual stream stays in float32, biases are added in float16.
+    assert dtypes["add"] == half | single
+    assert {value.dtype for value in job.outputs.values()} == single
+
+
+def test_a_parameter_is_cast_once() -> None:
+    job = lowered(gpt(layers=1))
+    weights = {op.outputs[0].name for op in job.ops if op.kind == "variable"}
+    cast = [op.inputs[0].name for op in job.ops if op.kind == "cast"]
+    of_weights = [name for name in cast if name in weights]
+    assert len(of_weights) == len(set(of_weights)) == 13  # seven weights and six biases
+
+
+def test_zero_gathers_float16() -> None:
+    graph = compiled(tower_job(mesh(2), pc.optim.AdamW(1e-2)), zero=3, **HALF).graph
+    gathered = [
+        family.outputs[0].dtype
+        for family in graph.families
+        if family.transfer is not None and str(family.transfer.primitive) == "all_gather"
+    ]
+    assert set(gathered) == {DType.FLOAT16}
+    assert len(gathered) >= 6
+
+
+def test_the_check_of_all_gradients_takes_one_reduction() -> None:
+    for layout, zero in (({"dp": 2}, 2), ({"dp": 2, "tp": 2}, 0), ({"dp": 2, "tp": 2}, 3)):
+        job = gpt(**layout)
+        single, half = collectives(compiled(job, zero=zero)), None
+        half = collectives(compiled(job, zero=zero, **HALF))
+        assert half["all_reduce"] == single["all_reduce"] + 1
+        assert half["all_gather"] == single["all_gather"]
+
+
+def test_activations_take_less_memory() -> None:
+    job = gpt(layers=4, length=32)
+    assert arena(compiled(job, **HALF)) < 0.9 * arena(compiled(job))
+
+
+# --- the scale ------------------------------------------------------------------------------------
+
+
+def variables_after(job: Job, steps: int, **settings: object) -> list[dict[str, np.ndarray]]:
+    """All variables before the first and after each step."""
+    run = DenseRun(run_passes(configured(job, **HALF, **settings))[0])
+    found = [{name: array.copy() for name, array in run.variables.items()}]
+    for _ in range(steps):
+        with np.errstate(all="ignore"):
+            run.step()
+        found.append({name: array.copy() for name, array in run.variables.items()})
+    return found
+
+
+def test_the_scale_does_not_change_the_gradients() -> None:
+    job = tower_job(mesh(1), pc.optim.SGD(1e-2))
+    small, large = (variables_after(job, 2, loss_scale=scale)[-1] for scale in (1024, 4096))
+    for name, value in small.items():
+        if "loss_scale" not in name:
+            np.testing.assert_allclose(value, large[name], rtol=1e-6, atol=1e-7)
+
+
+def test_an_overflow_leaves_every_bit_and_halves_the_scale() -> None:
+    job = gpt()
+    before, first, second = variables_after(job, 2, loss_scale=1 << 25)
+    assert first["loss_scale"] == 1 << 24
+    assert second["loss_scale"] == 1 << 23
+    for name, value in before.items():
+        if name != "loss_scale":
+            assert value.tobytes() == first[name].tobytes() == second[name].tobytes(), name
+
+
+def test_the_scale_grows_after_good_steps() -> None:
+    job = tower_job(mesh(1), pc.optim.SGD(1e-3))
+    states = variables_after(job, 5, loss_scale=64, loss_scale_steps=2)
+    assert [float(each["loss_scale"]) for each in states] == [64, 64, 128, 128, 256, 256]
+    assert [int(each["loss_scale.good_steps"]) for each in states] == [0, 1, 0, 1, 0, 1]
+
+
+def half_broken(placement: pc.Placement, optimizer: pc.optim.Optimizer) -> Job:
+    """A job in which only the second half of the gradient overflows in the first step, whose shard
+    another device has.
+    """
+    with pc.job("half") as job:
+        weight = pc.nn.Parameter((4, 2), init="ones", name="w").place(placement).value
+        x = pc.constant([[1.0, 1.0, 30000.0, 30000.0]] * 2, "float32", placement)
+        loss = (x @ weight).sum() * 1e-3
+        optimizer.minimize(loss)
+        pc.output("loss", loss)
+        pc.output("w", weight)
+    return job
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pc.optim.SGD(1e-3),
+        pc.optim.SGD(1e-3, momentum=0.9, nesterov=True),
+        pc.optim.AdamW(1e-3),
+    ],
+)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_all_ranks_skip_where_one_overflows(zero: int, optimizer: pc.optim.Optimizer) -> None:
+    job = half_broken(mesh(2), optimizer)
+    with pc.run(configured(job, zero=zero, loss_scale=2048, **HALF)) as session:
+        weights = [session.step()["w"] for _ in range(4)]
+        scale = session.variables()["loss_scale"]
+    # 2 * 30000 * 2048 / 1000 is above 65504, half of it is not.
+    assert weights[0].tobytes() == weights[1].tobytes()
+    assert not np.array_equal(weights[1], weights[2])
+    assert scale == 1024
+
+
+def test_a_pipeline_shares_one_scale() -> None:
+    job = gpt(dp=2, pp=2)
+    with pc.run(configured(job, zero=2, loss_scale=1 << 25, **HALF)) as session:
+        before = session.variables()
+        session.step()
+        after = session.variables()
+    assert after.pop("loss_scale") == before.pop("loss_scale") / 2
+    assert {name for name in after if not np.array_equal(after[name], before[name])} == set()
+
+
+def test_a_norm_that_is_reported_is_the_true_one() -> None:
+    with pc.job("norm") as job:
+        weight = pc.nn.Parameter((4, 4), init="ones", name="w").place(mesh(1))
+        loss = (pc.normal((8, 4), placement=mesh(1), key=1) @ weight.value).square().mean()
+        (grad,) = pc.gradients(loss, [weight.value])
+        norm = pc.sqrt(pc.square(grad).sum())
+        pc.optim.AdamW(1e-2).apply([weight], [grad * (0.1 / norm)])
+        pc.output("norm", norm)
+        pc.output("loss", loss)
+    single = run_dense(job, 4)
+    half = run_dense(lowered(job), 4)
+    for before, after in zip(single, half, strict=True):
+        np.testing.assert_allclose(after["norm"], before["norm"], rtol=1e-2)
+        np.testing.assert_allclose(after["loss"], before["loss"], rtol=1e-2)
+
+
+def test_a_job_without_updates_is_only_cast() -> None:
+    with pc.job("inference") as job:
+        x = pc.normal((4, 8), placement=mesh(1))
+        pc.output("y", pc.nn.Linear(8, 8).place(mesh(1))(x))
+    record = record_of(job, "mixed_precision", **HALF)
+    assert "no gradient to scale" in record.summary
+    assert not any("loss_scale" in op.name for op in lowered(job).ops)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def refused(job: Job, **settings: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        compiled(job, **settings)
+    report = caught.value.report
+    assert report.op
+    assert report.source
+    assert report.got
+    assert report.expected
+    return str(caught.value)
+
+
+def test_bfloat16_is_refused_with_the_reason() -> None:
+    text = refused(gpt(), precision="bfloat16")
+    assert "NumPy has no such dtype" in text
+    assert "Got: precision=bfloat16. Expected: float16 or float32." in text
+
+
+def test_loss_scaling_with_float32_is_refused() -> None:
+    with pytest.raises(UsageError, match="Expected: precision=float16") as caught:
+        Config(loss_scale=1024)
+    assert caught.value.report.got == "loss_scale=1024 precision=float32"
+
+
+def test_a_gradient_of_gradients_is_refused() -> None:
+    with pc.job("penalty") as job:
+        weight = pc.nn.Parameter((4,), init="ones", name="w").place(mesh(1)).value
+        first = (weight * weight).sum()
+        (grad,) = pc.gradients(first, [weight])
+        loss = first + (grad * grad).sum()
+        pc.optim.SGD(0.1).minimize(loss)
+        pc.output("loss", loss)
+    assert "follows from gradients" in refused(job, **HALF)
+
+
+def test_an_update_that_cannot_be_skipped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = op_def("sgd_update")
+    monkeypatch.setitem(registry._TABLE, "own_update", plain)
+
+    class Own(pc.optim.SGD):
+        def _update(self):  # type: ignore[no-untyped-def]
+            return "own_update", {}
+
+    text = refused(tower_job(mesh(1), Own(0.1)), **HALF)
+    assert "this one cannot be skipped" in text
+    assert "own_update" in text
