@@ -89,7 +89,6 @@ def test_pooling_and_flattening():
     assert run_layer(nn.MaxPool2d(3, stride=1, padding=1), x)[0].shape == x.shape
     np.testing.assert_array_equal(run_layer(nn.Flatten(), x)[0], x.reshape(2, -1))
     np.testing.assert_array_equal(run_layer(nn.Flatten(2), x)[0], x.reshape(2, 3, -1))
-    assert run_layer(nn.Flatten(), np.ones(3, np.float32))[0].shape == (3, 1)
 
 
 def test_norms_without_state():
@@ -162,9 +161,8 @@ def test_running_statistics_are_never_trained():
 
 def test_one_job_updates_running_statistics_once():
     model = nn.BatchNorm1d(3)
-    with pytest.raises(JobError), pc.job("j"):
-        x = pc.input("x", (5, 3), "float32", MESH)
-        pc.output("y", model(model(x)))
+    with pytest.raises(JobError, match=r"'running_mean' .* twice.*test_nn_images"):
+        traced(lambda x: model(model(x)), (5, 3))
     with pc.job("j") as job:
         x = pc.input("x", (5, 3), "float32", MESH)
         pc.output("y", model(x))
@@ -192,7 +190,8 @@ def digits(ranks, training=True):
             nn.SiLU(),
             nn.AvgPool2d(2),
             nn.Flatten(),
-            nn.Linear(64, 32),
+            # A bias would only be taken away again; its gradient is rounding noise.
+            nn.Linear(64, 32, bias=False),
             nn.BatchNorm1d(32),
             nn.ReLU(),
             nn.Linear(32, 10),

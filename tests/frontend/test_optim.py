@@ -171,6 +171,10 @@ def test_a_parameter_without_influence_is_named():
             JobError,
             lambda w, other, loss: [optim.Adam(0.1).minimize(loss, [w]) for _ in range(2)],
         ),
+        (
+            JobError,
+            lambda w, other, loss: [optim.SGD(0.1).minimize(loss, [w]) for _ in range(2)],
+        ),
     ],
 )
 def test_wrong_use(error, body):

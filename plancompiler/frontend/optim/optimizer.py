@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from plancompiler.errors import GradientError, UsageError
+from plancompiler.errors import GradientError, JobError, UsageError
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.functions.training import clip_by_global_norm
 from plancompiler.frontend.nn.module import Parameter
 from plancompiler.frontend.optim.schedule import Schedule, constant
 from plancompiler.frontend.trace import JobBuilder, current_builder
 from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
+from plancompiler.ops.registry import op_def
 
 State = tuple[str, tuple[int, ...], NdSbp | None]
 """Suffix, shape and layout of a state variable of a parameter."""
@@ -63,7 +64,8 @@ class Optimizer(ABC):
         """Append the update of each parameter by a gradient that the caller made, in the same
         order: one of `pc.gradients`, scaled, clipped or summed.
 
-        Raises UsageError where their numbers or types differ.
+        Raises UsageError where their numbers or types differ, JobError for a parameter that the
+        job updates already.
         """
         builder = current_builder()
         variables = _variables(builder, parameters)
@@ -74,6 +76,18 @@ class Optimizer(ABC):
                 got=", ".join(str(grad.type) for grad in gradients) or "no gradient",
                 expected=", ".join(str(value.type) for value in variables),
             )
+        updated = {
+            op.inputs[source].name for op in builder.ops for _, source in op_def(op.kind).mutates
+        }
+        for value in variables:
+            if value.name in updated:
+                raise JobError(
+                    "a parameter would be updated twice in a step",
+                    op=builder.producer(value).name,
+                    source=builder.source_line(),
+                    got=f"parameter {builder.producer(value).attr('name')!r}",
+                    hint="minimize the sum of the losses, or name other `parameters`",
+                )
         with builder.phase(Phase.UPDATE):
             for value, grad in zip(variables, gradients, strict=True):
                 rate = builder.source(value.placement, "learning_rate", self.schedule.attrs)[0]
