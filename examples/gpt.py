@@ -123,6 +123,8 @@ def build(
     recompute: str = "none",
     memory_bytes: int | None = None,
     precision: str = "float32",
+    loss_scale: int | None = None,
+    loss_scale_steps: int | None = None,
     passes: str | None = None,
 ) -> pc.Job:
     """The training job. `batch` is the number of sequences of all ranks together; `total` is the
@@ -138,6 +140,8 @@ def build(
         "recompute": recompute,
         "memory_bytes": memory_bytes,
         "precision": precision,
+        "loss_scale": loss_scale,
+        "loss_scale_steps": loss_scale_steps,
         "passes": passes,
     }
     how = pc.Config.of({name: value for name, value in compiling.items() if value is not None})

@@ -103,6 +103,7 @@ def run(
     backend: str = "threads",
     mode: str | None = None,
     restore: Folder | None = None,
+    allow_ops: Sequence[str] = (),
 ) -> Session:
     """Compile `job` and start its ranks on this machine.
 
@@ -110,8 +111,9 @@ def run(
     process per rank, which share memory). `mode` is one of the four compile modes; by default the
     environment's PLANCOMPILER_COMPILE_MODE, else `rank_per_iter` with threads and
     `rank_per_process` with processes. `restore` is a checkpoint folder of any layout and number of
-    ranks. While a session is open, BLAS uses one thread per rank unless the environment says
-    otherwise. Use the session as a context manager, or close it.
+    ranks. `allow_ops` names the top-level modules from which worker processes may import custom
+    ops; they find them where this process does. While a session is open, BLAS uses one thread per
+    rank unless the environment says otherwise. Use the session as a context manager, or close it.
     """
     if backend not in BACKENDS:
         raise UsageError("unknown backend", got=repr(backend), expected=" or ".join(BACKENDS))
@@ -122,7 +124,7 @@ def run(
     if backend == "threads":
         world = _ThreadWorld(job, world_size, chosen, folder)
     else:
-        world = _ProcessWorld(job, world_size, chosen, folder)
+        world = _ProcessWorld(job, world_size, chosen, folder, allow_ops)
     return Session(job, world_size, backend, chosen, world)
 
 
@@ -304,12 +306,19 @@ class _ThreadWorld:
 class _ProcessWorld:
     """A master in this process and one worker process per rank, all on this machine."""
 
-    def __init__(self, job: Job, world_size: int, mode: str, restore: Path | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        world_size: int,
+        mode: str,
+        restore: Path | None,
+        allow_ops: Sequence[str],
+    ) -> None:
         self._parts = ExitStack()
         self._busy = True
         try:
             server = self._parts.enter_context(MasterServer("127.0.0.1:0", world_size, mode=mode))
-            workers = WorkerProcesses(server.address, world_size)
+            workers = WorkerProcesses(server.address, world_size, allow_ops)
             self._parts.callback(workers.close)
             client = self._parts.enter_context(Client(server.address))
             with workers.explained():

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 from plancompiler.blas import one_thread_environment
-from plancompiler.errors import WorkerLostError
+from plancompiler.errors import UsageError, WorkerLostError
+from plancompiler.ops.registry import check_top_level
 
 STOP_SECONDS = 5.0
 """How long a worker may take to end after it was asked to; then it is killed."""
@@ -21,15 +25,59 @@ SHOWN_BYTES = 4000
 _log = logging.getLogger(__name__)
 
 
+def worker_environment(allow_ops: Sequence[str] = ()) -> dict[str, str]:
+    """The environment of a worker: one BLAS thread unless the user chose, and on the import path
+    the folders of the modules `allow_ops`, and no others.
+
+    Raises AttributeValueError for a name with dots, UsageError for a module that is not there.
+    """
+    check_top_level(allow_ops)
+    environment = one_thread_environment()
+    installed = {Path(folder) for folder in sysconfig.get_paths().values()}
+    folders = [
+        str(folder)
+        for folder in dict.fromkeys(each for name in allow_ops for each in _folders_of(name))
+        if folder not in installed
+    ]
+    if folders:
+        before = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([*folders, before] if before else folders)
+    return environment
+
+
+def _folders_of(module: str) -> list[Path]:
+    """The folders on this process's import path in which it finds a top-level module."""
+    spec = None
+    # What is `__main__` here is another module in a worker, however this process was started. Of a
+    # module that is loaded, but not from an import path, ValueError says so.
+    if module != "__main__":
+        with suppress(ValueError):
+            spec = importlib.util.find_spec(module)
+    if spec is None:
+        raise UsageError(
+            "a module whose custom ops are allowed cannot be found",
+            got=repr(module),
+            hint="name the module in which the ops are defined, and put it on the import path",
+        )
+    if spec.submodule_search_locations is not None:
+        return [Path(each).absolute().parent for each in spec.submodule_search_locations]
+    return [Path(spec.origin).absolute().parent] if spec.has_location and spec.origin else []
+
+
 class WorkerProcesses:
     """`plancompiler worker` for each of `count` ranks of the master at `address`.
 
     Each worker holds the reading end of a pipe from this process and stops when that ends, so a
     worker stops even where this process is killed. It has its own process group, so that Ctrl-C in
     a terminal reaches it through this process only.
+
+    Workers may import custom ops of the top-level modules `allow_ops`, which they find where this
+    process does.
     """
 
-    def __init__(self, address: str, count: int) -> None:
+    def __init__(self, address: str, count: int, allow_ops: Sequence[str] = ()) -> None:
+        self._options = [word for module in allow_ops for word in ("--allow-ops", module)]
+        self._environment = worker_environment(allow_ops)
         self._children: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []
         try:
@@ -43,14 +91,14 @@ class WorkerProcesses:
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
         self._errors.append(errors)
         command = [sys.executable, "-m", "plancompiler", "worker", "--stop-with-stdin"]
-        command += ["--master", address, "--rank", str(rank)]
+        command += ["--master", address, "--rank", str(rank), *self._options]
         self._children.append(
             subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                env=one_thread_environment(),
+                env=self._environment,
                 start_new_session=True,
             )
         )

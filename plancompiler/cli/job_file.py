@@ -27,7 +27,7 @@ def load_job(target: str, config: Mapping[str, Any], ranks: int | None = None) -
     run as a script. A function with a parameter `ranks` is given the number of ranks asked for.
     """
     path, name = split_target(target)
-    with _folder_on_path(path.parent):
+    with job_folder_on_path(target):
         module = _load_module(path)
         function = getattr(module, name, None)
         if not callable(function):
@@ -82,8 +82,9 @@ def split_target(target: str) -> tuple[Path, str]:
 
 
 @contextmanager
-def _folder_on_path(folder: Path) -> Iterator[None]:
-    entry = str(folder)
+def job_folder_on_path(target: str) -> Iterator[None]:
+    """Within the block, the folder of `FILE[:FUNCTION]` is first on the import path."""
+    entry = str(split_target(target)[0].parent)
     sys.path.insert(0, entry)
     try:
         yield

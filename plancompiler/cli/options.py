@@ -64,6 +64,16 @@ def settings_option(command: Command) -> Command:
     )(command)
 
 
+def allow_ops_option(command: Command) -> Command:
+    """--allow-ops, repeatable"""
+    return click.option(
+        "--allow-ops",
+        multiple=True,
+        metavar="MODULE",
+        help="Let workers import custom ops from this module; may be repeated.",
+    )(command)
+
+
 def mode_option(command: Command) -> Command:
     """--mode, checked by the compiler so that the option and the variable give one error"""
     return click.option(

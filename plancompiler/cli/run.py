@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from plancompiler.cli.job_file import load_job
+from plancompiler.cli.job_file import job_folder_on_path, load_job
 from plancompiler.cli.options import (
     Setting,
+    allow_ops_option,
     config_options,
     configured,
     job_argument,
@@ -44,6 +45,7 @@ from plancompiler.session import BACKENDS, run
     help="Start from this checkpoint, whatever layout it was saved from.",
 )
 @click.option("--save", type=click.Path(path_type=Path), help="Write a checkpoint at the end.")
+@allow_ops_option
 @config_options
 @settings_option
 @json_option
@@ -55,6 +57,7 @@ def run_command(
     steps: int,
     restore: Path | None,
     save: Path | None,
+    allow_ops: tuple[str, ...],
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
     as_json: bool,
@@ -69,7 +72,12 @@ def run_command(
     job = configured(load_job(target, settings, ranks), config)
     require_own_data(job)
     record = Record()
-    with run(job, ranks, backend=backend, mode=mode, restore=restore) as session:
+    with (
+        job_folder_on_path(target),
+        run(
+            job, ranks, backend=backend, mode=mode, restore=restore, allow_ops=allow_ops
+        ) as session,
+    ):
         print_note(
             f"compiled {job.name} for {session.ranks} ranks in {session.compile_seconds:.2f} s "
             f"({session.mode})"

@@ -7,10 +7,11 @@ import time
 import click
 
 from plancompiler.blas import one_blas_thread
-from plancompiler.cli.options import json_option, tls_options
+from plancompiler.cli.options import allow_ops_option, json_option, tls_options
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
 from plancompiler.cluster.channel import TlsFiles
+from plancompiler.ops.registry import allow_custom_ops
 from plancompiler.worker.agent import run_worker
 
 
@@ -25,6 +26,7 @@ from plancompiler.worker.agent import run_worker
     show_default=True,
     help="Seconds to wait for the master's first answer.",
 )
+@allow_ops_option
 @click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
 @tls_options
 @json_option
@@ -35,6 +37,7 @@ def worker_command(
     rank: int | None,
     device: str,
     timeout: float,
+    allow_ops: tuple[str, ...],
     with_stdin: bool,
     tls: TlsFiles | None,
     as_json: bool,
@@ -48,6 +51,7 @@ def worker_command(
 
     With --json, what it was goes to stdout at its end.
     """
+    allow_custom_ops(*allow_ops)
     begin = time.monotonic()
     with one_blas_thread(), stop_on_signals() as stop:
         if with_stdin:

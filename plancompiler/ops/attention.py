@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import ShapeError
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
@@ -57,7 +58,7 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, Tensor
     query, key, value = inputs[:3]
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs)
+    expect_same_dtype(kind, (*inputs[:4], *inputs[5:]))
     for tensor, name in ((query, "queries"), (key, "keys"), (value, "values")):
         if len(tensor.shape) != 4:
             raise ShapeError(
@@ -81,9 +82,11 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, Tensor
             got=f"{length} queries and {keys} keys of {width} features"
             + (", causal" if causal else ""),
         )
+    # A normaliser is the exponent of all weights of its query: float16 would be too coarse.
+    kept = DType.FLOAT32 if query.dtype is DType.FLOAT16 else query.dtype
     return (
         TensorType((batch, heads, length, value.shape[3]), query.dtype),
-        TensorType((batch, heads, length), query.dtype),
+        TensorType((batch, heads, length), kept),
     )
 
 

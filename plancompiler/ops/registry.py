@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -191,8 +191,15 @@ def allow_custom_ops(*modules: str) -> None:
     """Let `op_def` import custom ops from these top-level modules, and from packages below them.
 
     A job names its custom ops by import path, and importing runs code. So a process imports none
-    but those that its owner allows; what a process has defined itself needs no leave.
+    but those that its owner allows; what a process has defined itself needs no leave. Raises
+    AttributeValueError as `check_top_level` does.
     """
+    check_top_level(modules)
+    _ALLOWED.update(modules)
+
+
+def check_top_level(modules: Iterable[str]) -> None:
+    """Raise AttributeValueError for what is no name of a top-level module."""
     for module in modules:
         if not module.isidentifier():
             raise AttributeValueError(
@@ -200,7 +207,6 @@ def allow_custom_ops(*modules: str) -> None:
                 got=repr(module),
                 expected="a name without dots, such as 'my_ops'",
             )
-    _ALLOWED.update(modules)
 
 
 def _import_custom(kind: str) -> OpDef:

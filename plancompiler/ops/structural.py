@@ -197,10 +197,10 @@ register(
         gradient=_redistribute_gradient,
         flops=no_flops,
         view=((0, 0),),
-        doc="The same value in another layout: boxing before this op does the work. It stands right "
-        "after the value's producer and serves all who want the layout; with `late` it stands "
-        "right before the op of that name (before this one, if there is none) and serves this op "
-        "alone.",
+        doc="The same value in another layout: boxing before this op does the work. It stands "
+        "right after the value's producer and serves all who want the layout; with `late` it "
+        "stands right before the op of that name (before this one, if there is none) and serves "
+        "this op alone.",
     )
 )
 

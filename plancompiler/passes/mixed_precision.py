@@ -44,6 +44,8 @@ LOW = frozenset(
         "matmul",
         "contract_leading",
         "einsum",
+        "attention",
+        "attention_grad",
         *(
             f"conv{ndim}d{part}"
             for ndim in (1, 2, 3)
@@ -52,6 +54,9 @@ LOW = frozenset(
     )
 )
 """Kinds that work on float16."""
+
+_WIDE = {"attention_grad": (4,)}
+"""Inputs of low ops that stay in float32: the normalisers of attention's softmax."""
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "gelu_exact", "silu", "leaky_relu", "swiglu")
 FOLLOWING = frozenset(
@@ -140,6 +145,10 @@ class _Rewrite:
         """The variable; None where nothing is scaled."""
         self._scales: dict[Placement, Value] = {}
         self._inverses: dict[Placement, Value] = {}
+        self._scaled: dict[str, int] = {}
+        """Gradients in backward, by traced name, with how many uses of gradients came before."""
+        self._uses = 0
+        """Ops outside backward that use gradients."""
         self._finals: dict[str, Value] = {}
         """Gradients as they leave backward, by traced name."""
         self._after_backward: set[str] = set()
@@ -155,9 +164,12 @@ class _Rewrite:
             self._make_scale(next(iter(seeds.values())))
         for op in self._job.ops:
             if op.name in seeds:
+                self._scaled[op.outputs[0].name] = self._uses
                 self._made[op.outputs[0].name] = self._seed(op)
             elif op.origin.phase is Phase.BACKWARD:
                 self._check_first_order(op)
+                if any(value.name in self._scaled for value in op.inputs):
+                    self._scaled.update((value.name, self._uses) for value in op.outputs)
                 self._lower(op)
             elif self.scale is not None and self._follows_backward(op):
                 self._leave_backward(op)
@@ -197,9 +209,12 @@ class _Rewrite:
         )
 
     def _append_low(self, op: Op) -> None:
+        wide = _WIDE.get(op.kind, ())
         inputs = tuple(
-            self._as(value, DType.FLOAT16, op) if value.dtype.is_floating else value
-            for value in op.inputs
+            self._as(value, DType.FLOAT16, op)
+            if value.dtype.is_floating and position not in wide
+            else self._made[value.name]
+            for position, value in enumerate(op.inputs)
         )
         types = infer_types(op.kind, tuple(value.type for value in inputs), dict(op.attrs))
         outputs = tuple(
@@ -336,14 +351,19 @@ class _Rewrite:
         return self._add(f"{op.name}:scale", "cast", (scale,), op.placement, op.origin, op, attrs)
 
     def _check_first_order(self, op: Op) -> None:
-        """Backward does not go through what gradients were used for."""
+        """Backward does not go through what gradients were used for, nor through gradients again.
+
+        One loss's backward is traced without a break, so a gradient from before the last use of
+        gradients belongs to another loss.
+        """
         for value in op.inputs:
-            if value.name in self._after_backward:
+            earlier = self._scaled.get(value.name, self._uses) < self._uses
+            if earlier or value.name in self._after_backward:
                 raise UsageError(
                     "a gradient of gradients cannot be computed with loss scaling",
                     op=op.name,
                     source=op.source,
-                    got=f"%{value.name}, which follows from gradients",
+                    got=f"%{value.name}, which follows from the gradients of another loss",
                     expected="losses that depend on no gradient",
                     hint="use precision=float32 for this job",
                 )
@@ -353,17 +373,16 @@ class _Rewrite:
         if op.origin.phase is Phase.UPDATE and op_def(op.kind).mutates:
             return True
         return any(
-            value.name in self._after_backward
-            or self._traced[value.name].origin.phase is Phase.BACKWARD
-            for value in op.inputs
+            value.name in self._after_backward or value.name in self._scaled for value in op.inputs
         )
 
     def _leave_backward(self, op: Op) -> None:
         """Append an op that reads gradients as they would be without a scale."""
+        self._uses += 1
         self._after_backward.update(value.name for value in op.outputs)
         inputs = tuple(
             self._final(value, op)
-            if self._traced[value.name].origin.phase is Phase.BACKWARD
+            if value.name in self._scaled
             else self._as(value, value.dtype, op)
             for value in op.inputs
         )

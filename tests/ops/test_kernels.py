@@ -109,6 +109,10 @@ def test_kernels_leave_other_inputs_alone(calls):
         check(inputs, sample.inputs, f"{sample} changed an input", 0)
 
 
+STAY_WIDE = {("attention", 1)}
+"""Outputs that are float32 for float16 inputs too."""
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-5), ("float16", 2e-2)])
 def test_narrow_floats_are_close_to_float64(dtype, bound, tmp_path):
     for sample in samples(tmp_path, dtype):
@@ -121,8 +125,9 @@ def test_narrow_floats_are_close_to_float64(dtype, bound, tmp_path):
         ]
         found = run_dense(sample.kind, sample.inputs, sample.attrs)
         expected = run_dense(sample.kind, wide, sample.attrs)
-        for got, wanted in zip(found, expected, strict=True):
-            assert got.dtype == (dtype if wanted.dtype == np.float64 else wanted.dtype), sample
+        for slot, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+            narrow = "float32" if (sample.kind, slot) in STAY_WIDE else dtype
+            assert got.dtype == (narrow if wanted.dtype == np.float64 else wanted.dtype), sample
             np.testing.assert_allclose(got, wanted, bound, bound, err_msg=str(sample))
 
 

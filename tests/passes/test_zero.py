@@ -52,6 +52,21 @@ def test_losses_do_not_depend_on_fusing(one_rank: list[float]) -> None:
     np.testing.assert_allclose(found, one_rank[:5], rtol=1e-4)
 
 
+def test_gathers_whose_op_is_gone_stand_before_their_own(one_rank: list[float]) -> None:
+    rewritten, _ = run_passes(configured(gpt(dp=2), zero=3))
+    ops = tuple(
+        replace(op, attrs=(("late", "gone"),)) if op.attr("late") is not None else op
+        for op in rewritten.ops
+    )
+    job = configured(replace(rewritten, ops=ops), passes=())
+    graph = compiled(job, passes=()).graph
+    late = {placed.family for placed in graph.ops if placed.op.attr("late") == "gone"}
+    boxed = {f.number + 1 for f in graph.families if f.transfer is not None and f.transfer.late}
+    assert late
+    assert late == boxed
+    np.testing.assert_allclose(losses(job, 5, passes=()), one_rank[:5], rtol=1e-4)
+
+
 @pytest.mark.parametrize("zero", [1, 3])
 def test_the_pass_keeps_what_a_job_computes(zero: int) -> None:
     job = gpt(dp=2, tp=2)
@@ -193,6 +208,25 @@ def test_shared_weights_clipping_and_two_optimizers(zero: int, axes: tuple[str, 
     record = record_of(job, "zero", zero=zero, dp_axes=axes)
     assert f"{4 * len(axes)} parameters" in record.summary
     assert len(record.notes) == (4 if axes == ("dp",) else 0)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [pc.optim.SGD(1e-2, momentum=0.9), pc.optim.Lion(1e-3), pc.optim.LAMB(1e-3)],
+    ids=lambda each: type(each).__name__,
+)
+def test_every_optimizer_updates_shards(optimizer: pc.optim.Optimizer) -> None:
+    job = tower_job(mesh(2), optimizer, 2)
+    dense = [step["loss"] for step in run_dense(job, 4)]
+    np.testing.assert_allclose(losses(job, 4, zero=3), dense, rtol=1e-5)
+    assert variable_bytes(compiled(job, zero=3)) * 2 == variable_bytes(compiled(job))
+
+
+def test_factored_moments_stay_whole() -> None:
+    job = tower_job(mesh(2), pc.optim.Adafactor(1e-3), 2)
+    dense = [step["loss"] for step in run_dense(job, 4)]
+    np.testing.assert_allclose(losses(job, 4, zero=3), dense, rtol=1e-5)
+    assert "4 parameters and 0 states" in record_of(job, "zero", zero=3).summary
 
 
 def test_a_checkpoint_can_be_read_in_another_layout(tmp_path: Path) -> None:

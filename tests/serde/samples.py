@@ -81,6 +81,8 @@ CONFIG = Config(
     recompute="auto",
     memory_bytes=1,
     precision="bfloat16",
+    loss_scale=256,
+    loss_scale_steps=7,
     dp_axes=("x", "y"),
 )
 
