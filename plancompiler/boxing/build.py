@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 from plancompiler.boxing.exchange import plan_boxing
 from plancompiler.boxing.graph import (
@@ -16,9 +17,9 @@ from plancompiler.boxing.graph import (
     task_kind_of,
 )
 from plancompiler.boxing.planner import BoxingStep
-from plancompiler.errors import JobError, RankError
+from plancompiler.errors import IdOverflowError, JobError, RankError
 from plancompiler.ir import NdSbp, Op, Placement, Value
-from plancompiler.ir.task import Primitive, TaskKind
+from plancompiler.ir.task import CONTROL_SLOT, Primitive, TaskKind
 from plancompiler.ops.registry import op_def
 from plancompiler.ops.rule import NdSignature
 
@@ -58,37 +59,73 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
     )
 
 
-def _updates_last(
-    ops: tuple[tuple[Op, NdSignature], ...],
-) -> tuple[tuple[Op, NdSignature], ...]:
+PlacedPair = tuple[Op, NdSignature]
+
+
+def _updates_last(ops: tuple[PlacedPair, ...]) -> tuple[PlacedPair, ...]:
     """The job's order with updates, and what depends on them, after all other ops.
 
     Updates overwrite their variable, so every reader of the old value must come before.
     """
     updated: set[str] = set()
-    mutated: dict[str, Op] = {}
     first, last = [], []
     for op, signature in ops:
-        overwritten = [op.inputs[source].name for _, source in op_def(op.kind).mutates]
-        reads_updated = any(value.name in updated for value in op.inputs)
-        if not overwritten and not reads_updated:
+        if op_def(op.kind).mutates or any(value.name in updated for value in op.inputs):
+            updated.update(value.name for value in op.outputs)
+            last.append((op, signature))
+        else:
             first.append((op, signature))
-            continue
+    return (*first, *_readers_before_writers(last))
+
+
+def _readers_before_writers(ops: list[PlacedPair]) -> list[PlacedPair]:
+    """The order nearest to the given one in which no op reads a value that was overwritten."""
+    maker = {value.name: place for place, (op, _) in enumerate(ops) for value in op.outputs}
+    writer = {
+        op.inputs[source].name: place
+        for place, (op, _) in enumerate(ops)
+        for _, source in op_def(op.kind).mutates
+    }
+    waits: list[set[int]] = [set() for _ in ops]
+    for place, (op, _) in enumerate(ops):
         for value in op.inputs:
-            writer = mutated.get(value.name)
-            if writer is not None:
-                raise JobError(
-                    "an op reads a variable's old value after its update",
-                    op=op.name,
-                    source=op.source,
-                    got=f"%{value.name}, which {writer.name} has overwritten",
-                    hint="read the updated value only, or do not mix old and new values in one op",
-                )
-        for name in overwritten:
-            mutated[name] = op
-        updated.update(value.name for value in op.outputs)
-        last.append((op, signature))
-    return (*first, *last)
+            if value.name in maker:
+                waits[place].add(maker[value.name])
+            overwriter = writer.get(value.name, place)
+            if overwriter != place:
+                waits[overwriter].add(place)
+    followers: list[list[int]] = [[] for _ in ops]
+    for place, before in enumerate(waits):
+        for other in before:
+            followers[other].append(place)
+    missing = [len(before) for before in waits]
+    ready = [place for place, count in enumerate(missing) if not count]
+    heapify(ready)
+    ordered = []
+    while ready:
+        place = heappop(ready)
+        ordered.append(ops[place])
+        for follower in followers[place]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heappush(ready, follower)
+    if len(ordered) < len(ops):
+        op, value = next(
+            (op, value)
+            for place, (op, _) in enumerate(ops)
+            if missing[place]
+            for value in op.inputs
+            if writer.get(value.name, place) != place
+        )
+        raise JobError(
+            "an op reads a variable's old value after its update",
+            op=op.name,
+            source=op.source,
+            got=f"%{value.name}, which {ops[writer[value.name]][0].name} overwrites before",
+            hint="read the updated value only, or keep the old one in an op of its own before it: "
+            "value.redistribute(sbp=...)",
+        )
+    return ordered
 
 
 def _late_boxings(
@@ -143,6 +180,14 @@ class _Builder:
             inputs = tuple(
                 self._located[value.name, (op.placement, sbp)]
                 for value, sbp in zip(op.inputs, signature.inputs, strict=True)
+            )
+        if len(op.outputs) > CONTROL_SLOT:
+            raise IdOverflowError(
+                "the op has more outputs than the slots of an id",
+                op=op.name,
+                source=op.source,
+                got=len(op.outputs),
+                expected=f"at most {CONTROL_SLOT}",
             )
         number = self._number()
         self.placed.append(PlacedOp(op, signature, number, inputs))

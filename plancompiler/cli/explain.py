@@ -20,7 +20,7 @@ from plancompiler.boxing.report import boxing_costs
 from plancompiler.cli.output import format_bytes, print_table
 from plancompiler.ir import Job
 from plancompiler.ir.task import TaskKind
-from plancompiler.lower.compile import compile_rank, slice_for_rank
+from plancompiler.lower.compile import compile_rank, slice_for_rank, with_chosen_regions
 from plancompiler.passes import each_pass
 
 
@@ -44,6 +44,7 @@ class Explained:
 
 def explain(job: Job, world_size: int) -> Iterator[Explained]:
     """The job as traced, after each pass of its config, and with its reductions fused."""
+    job = with_chosen_regions(job, world_size)
     graph = _boxed(job, world_size)
     yield _explained("traced", "as the program says", (), graph)
     for record, after in each_pass(job):

@@ -171,7 +171,7 @@ class TensorOperators:
         return self._unary("transpose", axes=order)
 
     @property
-    def T(self) -> Self:
+    def T(self) -> Self:  # noqa: N802  # the name every array library gives it
         return self.transpose()
 
     def __getitem__(self, index: Any) -> Self:

@@ -56,6 +56,9 @@ SLOT_BITS = 7
 
 assert RANK_BITS + FAMILY_BITS + LANE_BITS + SLOT_BITS == 63
 
+CONTROL_SLOT = (1 << SLOT_BITS) - 1
+"""Slot of a task's control register; its outputs have the slots below."""
+
 
 class RegisterId(NamedTuple):
     """The fields of a register descriptor id; with slot 0, also those of a task id."""

@@ -47,6 +47,7 @@ __all__ = [
     "compile_rank",
     "resolve_mode",
     "slice_for_rank",
+    "with_chosen_regions",
 ]
 
 MODES = ("naive", "rank_per_thread", "rank_per_iter", "rank_per_process")
@@ -111,9 +112,7 @@ def build_graph(
     """
     seconds = {} if seconds is None else seconds
     with _timed(seconds, "passes"):
-        if job.config.recompute == "auto":
-            job = choose_regions(job, partial(_memory_of, world_size))
-        job, done = run_passes(job)
+        job, done = run_passes(with_chosen_regions(job, world_size))
     if records is not None:
         records.extend(done)
     _dump(dump, "job.txt", lambda: str(job))
@@ -125,6 +124,13 @@ def build_graph(
         graph, _ = fuse_reductions(graph, job.config.fuse_bytes)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
     return graph
+
+
+def with_chosen_regions(job: Job, world_size: int) -> Job:
+    """The job with the regions checkpointed that `recompute=auto` chooses."""
+    if job.config.recompute != "auto":
+        return job
+    return choose_regions(job, partial(_memory_of, world_size))
 
 
 def _memory_of(world_size: int, job: Job) -> dict[int, int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from plancompiler.ir import DType, NdSbp
-from plancompiler.ir.task import TaskKind, pack_register_id, unpack_id
+from plancompiler.ir.task import CONTROL_SLOT, TaskKind, pack_register_id, unpack_id
 from plancompiler.lower.memory import MemoryPlan, StorageRequest, align, plan_memory
 from plancompiler.lower.rank_task_graph import RankTaskGraph
 from plancompiler.lower.schedule import (
     COMPUTE,
-    CONTROL_SLOT,
     STREAMS,
     Schedule,
     close_step,

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from plancompiler.ir import UNKNOWN_SOURCE
-from plancompiler.ir.task import FAMILY_BITS, SLOT_BITS, TaskKind, pack_task_id
+from plancompiler.ir.task import FAMILY_BITS, TaskKind, pack_task_id
 from plancompiler.lower.rank_task_graph import RankTask, RankTaskGraph
 from plancompiler.ops.registry import op_def
 from plancompiler.plan.order import StepOrder
@@ -21,8 +21,6 @@ from plancompiler.plan.plan import Stream
 
 STEP_END_FAMILY = (1 << FAMILY_BITS) - 1
 """The family number of StepEnd: after all others."""
-CONTROL_SLOT = (1 << SLOT_BITS) - 1
-"""Slot of a task's control register."""
 
 STREAMS = (Stream.COMPUTE, Stream.COLLECTIVE, Stream.COPY, Stream.DATA)
 COMPUTE = STREAMS.index(Stream.COMPUTE)

@@ -63,13 +63,17 @@ def slots_of(schedule: Schedule, register: RankRegister) -> int:
 def group_views(schedule: Schedule, graph: RankTaskGraph) -> Storage:
     """Groups made by views and by updates of variables, which do not depend on time."""
     storage = Storage()
+    overwritten = _overwritten_at(schedule)
     for task in schedule.tasks:
         taken: dict[int, tuple[int, bool]] = {}
         if task.op_kind:
             for target, source in op_def(task.op_kind).mutates:
                 taken[task.outputs[target]] = (task.inputs[source], True)
         for target, source in _views(task, graph):
-            if _can_view(schedule, graph, source, target):
+            if _can_view(schedule, graph, source, target) and (
+                storage.root[source] not in overwritten
+                or _last_use(schedule, graph, target) <= overwritten[storage.root[source]]
+            ):
                 taken.setdefault(target, (source, False))
         for register in task.outputs:
             if register in taken:
@@ -80,6 +84,31 @@ def group_views(schedule: Schedule, graph: RankTaskGraph) -> Storage:
                 if task.kind is TaskKind.VARIABLE:
                     storage.variables.add(register)
     return storage
+
+
+def _overwritten_at(schedule: Schedule) -> dict[int, int]:
+    """Variable's register → place of the update that overwrites it."""
+    return {
+        task.inputs[source]: place
+        for place, task in enumerate(schedule.tasks)
+        if task.op_kind
+        for _, source in op_def(task.op_kind).mutates
+    }
+
+
+def _last_use(schedule: Schedule, graph: RankTaskGraph, register: int) -> int:
+    """Place of the last task that may read a register's bytes, through views of it too.
+
+    A view of a variable must not be read after the update: then it has to be a copy.
+    """
+    last = 0
+    for consumer in graph.registers[register].consumers:
+        place = schedule.position[consumer]
+        last = max(last, place)
+        for target, source in _views(schedule.tasks[place], graph):
+            if source == register:
+                last = max(last, _last_use(schedule, graph, target))
+    return last
 
 
 def _views(task: RankTask, graph: RankTaskGraph) -> list[tuple[int, int]]:
