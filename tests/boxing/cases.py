@@ -3,7 +3,8 @@
     python -m tests.boxing.cases 10000
 
 A case is a shape, two placements of up to 8 ranks (equal, overlapping or disjoint, with one to
-three mesh axes), a layout on each, and a global value whose partial parts differ on every device.
+three mesh axes, on one or two device types), a layout on each, and a global value whose partial
+parts differ on every device.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def random_case(seed: int) -> Case:
     shape = SHAPES[rng.integers(len(SHAPES))]
     src = random_placement(rng)
     dst = src if rng.random() < 0.3 else random_placement(rng)
+    if rng.random() < 0.1:
+        dst = Placement("cuda", dst.ranks)
     return Case(
         shape,
         src,

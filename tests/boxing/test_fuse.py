@@ -1,4 +1,5 @@
-"""Fused reductions: how many are left, that nothing waits for them, and that losses stay the same."""
+"""Fused reductions: how many are left, that nothing waits for them, and that losses stay the same.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def test_the_bucket_size_predicts_the_number_of_reductions(fuse_bytes: int) -> N
 
 
 def test_a_use_inside_the_span_closes_the_bucket() -> None:
-    """Each all-reduce of a tensor-parallel block is used by the next op: there is nothing to fuse."""
+    """Each all-reduce of a tensor-parallel block is used by the next op: there is nothing to fuse.
+    """
     graph = boxed(gpt(tp=2))
     fused, counts = fuse_reductions(graph)
     assert fused == graph
