@@ -1,5 +1,4 @@
-"""Fused reductions: how many are left, that nothing waits for them, and that losses stay the same.
-"""
+"""Fused reductions: how many are left, what closes a bucket, and that losses stay the same."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def test_the_bucket_size_predicts_the_number_of_reductions(fuse_bytes: int) -> N
 
 
 def test_a_use_inside_the_span_closes_the_bucket() -> None:
-    """Each all-reduce of a tensor-parallel block is used by the next op: there is nothing to fuse.
-    """
+    """Each all-reduce of a tensor-parallel block is used by the next op."""
     graph = boxed(gpt(tp=2))
     fused, counts = fuse_reductions(graph)
     assert fused == graph
