@@ -176,7 +176,7 @@ def assemble(shards: Iterable[bytes]) -> dict[str, Array]:
     for data in shards:
         with _damage("shards in memory"):
             described = _bytes_header(data)["variables"]
-            for name, array in load(data).items():
+            for name, array in sorted(load(data).items()):
                 entry = described[name]
                 shape = tuple(entry["shape"])
                 if name not in found:

@@ -308,7 +308,7 @@ class RemoteSession(_Watched):
             self._stop_watching()
             raise
 
-    def step(self, **feeds: Any) -> dict[str, Array]:
+    def step(self, /, **feeds: Any) -> dict[str, Array]:
         """Run one step with every input fed by name as a whole global array; its outputs."""
         arrays = check_feeds(self._job, feeds)
         outputs = list(self._ask_steps(1, arrays))

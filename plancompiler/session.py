@@ -41,7 +41,7 @@ from plancompiler.worker_processes import WorkerProcesses
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outputs = dict[str, "Array | float"]
-"""A step's outputs by name: global arrays, scalars as Python floats."""
+"""A step's outputs by name: global arrays, scalars as Python numbers of their kind."""
 Folder = str | PathLike[str]
 
 BACKENDS = ("threads", "processes")
@@ -137,6 +137,8 @@ class Session:
         self.backend = backend
         self.mode = mode
         self._world: World | None = world
+        self._turn = threading.Lock()
+        """Ranks do one thing at a time; callers from several threads take turns."""
         self.compile_seconds: float = world.compile_seconds
         """Wall time from the job to verified plans on all ranks."""
         self.digest: str = world.digest
@@ -152,24 +154,25 @@ class Session:
             return self._world.plans
         return compile_plans(self.job, self.ranks, "rank_per_iter").plans
 
-    def step(self, **feeds: Any) -> Outputs:
+    def step(self, /, **feeds: Any) -> Outputs:
         """Run one step with every input of the job fed by name; the step's outputs by name.
 
         Feeds are global arrays of exactly the input's shape and dtype. A FeedError names an input
         that is missing, unknown or does not fit; the session can go on after it. After any other
         error the session is closed.
         """
-        world = self._open()
-        begin = time.perf_counter()
-        try:
-            outputs = self._plain(world.step(feeds))
-        except FeedError:
-            raise
-        except BaseException:
-            self.close()
-            raise
-        self.step_seconds.append(time.perf_counter() - begin)
-        return outputs
+        with self._turn:
+            world = self._open()
+            begin = time.perf_counter()
+            try:
+                outputs = self._plain(world.step(feeds))
+            except FeedError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+            self.step_seconds.append(time.perf_counter() - begin)
+            return outputs
 
     def run(self, steps: int) -> Iterator[Outputs]:
         """Run `steps` steps of a job that reads its own data; each step's outputs by name.
@@ -181,18 +184,19 @@ class Session:
             raise UsageError("the number of steps is negative", got=steps)
         count = 1
         while steps:
-            world = self._open()
             count = min(count, steps)
-            begin = time.perf_counter()
-            try:
-                done = world.run(count)
-            except FeedError:
-                raise
-            except BaseException:
-                self.close()
-                raise
-            seconds = (time.perf_counter() - begin) / count
-            self.step_seconds += [seconds] * count
+            with self._turn:
+                world = self._open()
+                begin = time.perf_counter()
+                try:
+                    done = world.run(count)
+                except FeedError:
+                    raise
+                except BaseException:
+                    self.close()
+                    raise
+                seconds = (time.perf_counter() - begin) / count
+                self.step_seconds += [seconds] * count
             steps -= count
             for outputs in done:
                 yield self._plain(outputs)
@@ -200,11 +204,15 @@ class Session:
 
     def save(self, folder: Folder) -> None:
         """Write the variables as safetensors shards with an index, loadable on any layout."""
-        self._open().save(Path(folder))
+        if not str(folder):
+            raise UsageError("a checkpoint needs a folder", got="an empty path")
+        with self._turn:
+            self._open().save(Path(folder))
 
     def variables(self) -> dict[str, Array]:
         """Parameters and optimizer state as global arrays by name."""
-        return self._open().variables()
+        with self._turn:
+            return self._open().variables()
 
     def close(self) -> None:
         """Stop every rank and everything that was started for them. Safe to call again."""
@@ -226,9 +234,9 @@ class Session:
         self.close()
 
     def _plain(self, outputs: Mapping[str, Array]) -> Outputs:
-        """Outputs in the job's order, scalars as floats."""
+        """Outputs in the job's order, scalars as Python numbers of their kind."""
         return {
-            name: float(outputs[name]) if outputs[name].ndim == 0 else outputs[name]
+            name: outputs[name].item() if outputs[name].ndim == 0 else outputs[name]
             for name in self.job.outputs
             if name in outputs
         }

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from plancompiler.errors import AttributeValueError, TracingError
+from plancompiler.errors import AttributeValueError, ShapeError, TracingError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue
 from plancompiler.ir.placement import Placement
@@ -192,6 +192,8 @@ class TensorOperators:
         count = 1
         for each in axes:
             count *= self.shape[each]
+        if not count:
+            raise ShapeError("the mean of no elements is not a number", got=f"shape {self.shape}")
         return self.sum(axes, keepdims) * (1.0 / count)
 
     def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:

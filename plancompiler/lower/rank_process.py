@@ -79,6 +79,7 @@ def _start() -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "plancompiler.lower.rank_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us; we end the children
     )
 
 

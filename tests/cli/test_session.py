@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,33 @@ def test_blas_has_one_thread_while_any_session_is_open(monkeypatch: pytest.Monke
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
         with pc.run(regression()):
             assert blas_threads() == before
+
+
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+def test_callers_from_several_threads_take_turns(backend: str) -> None:
+    with pc.job("echo") as job:
+        x = pc.input("x", (4,), "float32", pc.Placement("cpu", [0, 1]), "S(0)")
+        pc.output("y", x * 2.0)
+        pc.output("whole", x.sum().cast("int64"))
+    with pc.run(job, backend=backend) as session, ThreadPoolExecutor(4) as pool:
+        fed = [np.full(4, number, np.float32) for number in range(20)]
+        found = list(pool.map(lambda each: session.step(x=each), fed))
+    for array, outputs in zip(fed, found, strict=True):
+        np.testing.assert_array_equal(outputs["y"], array * 2)
+        assert outputs["whole"] == int(array.sum())
+        assert isinstance(outputs["whole"], int)
+
+
+def test_an_input_may_be_called_self() -> None:
+    with pc.job("names") as job:
+        pc.output("y", pc.input("self", (2,), "float32", pc.Placement("cpu", [0])) + 1.0)
+    with pc.run(job) as session:
+        np.testing.assert_array_equal(session.step(self=np.zeros(2, np.float32))["y"], 1)
+
+
+def test_the_mean_of_nothing_is_refused_with_the_line() -> None:
+    with (
+        pytest.raises(pc.ShapeError, match=r"mean of no elements.*test_session\.py"),
+        pc.job("empty"),
+    ):
+        pc.input("x", (0, 4), "float32", pc.Placement("cpu", [0])).mean()
