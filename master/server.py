@@ -75,8 +75,8 @@ class MasterServer:
         if self._server is not None:
             raise UsageError("a master can be started once")
         server = grpc.server(self._threads, options=SERVER_OPTIONS)
-        pb_grpc.add_ClientServicer_to_server(ClientService(self._edge), server)  # type: ignore[no-untyped-call]
-        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge), server)  # type: ignore[no-untyped-call]
+        pb_grpc.add_ClientServicer_to_server(ClientService(self._edge), server)  # type: ignore[no-untyped-call]  # generated
+        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge), server)  # type: ignore[no-untyped-call]  # generated
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*_SERVICES, health.SERVICE_NAME)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

@@ -39,7 +39,7 @@ from plancompiler.frontend import data, nn, optim
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.checkpoint import checkpoint
 from plancompiler.frontend.functional import (
-    abs,  # noqa: A004  # used as pc.abs
+    abs,
     accuracy,
     add,
     argmax,
@@ -63,26 +63,26 @@ from plancompiler.frontend.functional import (
     log,
     log_softmax,
     matmul,
-    max,  # noqa: A004
+    max,
     maximum,
     mean,
-    min,  # noqa: A004
+    min,
     minimum,
     mul,
     neg,
     not_equal,
-    pow,  # noqa: A004
+    pow,
     redistribute,
     relu,
     reshape,
     rsqrt,
     sigmoid,
-    slice,  # noqa: A004
+    slice,
     softmax,
     sqrt,
     square,
     sub,
-    sum,  # noqa: A004
+    sum,
     tanh,
     transpose,
     where,
@@ -94,8 +94,8 @@ from plancompiler.frontend.functions import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
     adaptive_avg_pool3d,
-    all,  # noqa: A004
-    any,  # noqa: A004
+    all,
+    any,
     arange,
     argmin,
     argsort,
@@ -216,7 +216,7 @@ from plancompiler.frontend.functions import (
     rms_norm,
     roll,
     rotary_embedding,
-    round,  # noqa: A004
+    round,
     scaled_dot_product_attention,
     scatter,
     scatter_add,
@@ -257,7 +257,7 @@ from plancompiler.frontend.trace import (
     as_job,
     constant,
     full,
-    input,  # noqa: A004
+    input,
     job,
     ones,
     output,

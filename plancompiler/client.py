@@ -77,7 +77,7 @@ class Client:
         except BaseException:
             self._channel.close()
             raise
-        self._stub = ClientStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = ClientStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def submit(
         self,

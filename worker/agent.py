@@ -100,7 +100,7 @@ class _Agent:
         self._stop = stop
         self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
-        stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+        stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
         self._outbox.put(register)
         self._call: Any = stub.Connect(self._requests())
         self._runner = JobRunner(stub, master, self._events.put, self._outbox.put)

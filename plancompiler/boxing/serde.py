@@ -107,6 +107,7 @@ def _write_families(
     transfers = [family.transfer for family in families if family.transfer is not None]
     strings, placements = tables.strings, tables.placements
     body.family_number.extend([family.number for family in families])
+    # Generated stubs type an enum column by their own enum; it takes numbers: hence `arg-type`.
     body.family_kind.extend(TASK_KINDS.encode(family.kind for family in families))  # type: ignore[arg-type]
     body.family_name.extend([strings[family.name] for family in families])
     body.family_placement.extend([placements[family.placement] for family in families])

@@ -78,7 +78,7 @@ def div(left: Any, right: Any) -> Any:
     return _binary("div", left, right)
 
 
-def pow(left: Any, right: Any) -> Any:  # noqa: A001
+def pow(left: Any, right: Any) -> Any:
     """left to the power of right, shapes broadcast as in NumPy."""
     return _binary("pow", left, right)
 
@@ -128,7 +128,7 @@ def neg(x: Tensor) -> Tensor:
     return -x
 
 
-def abs(x: Tensor) -> Tensor:  # noqa: A001
+def abs(x: Tensor) -> Tensor:
     """Absolute values."""
     return _unary("abs", x)
 
@@ -226,7 +226,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return found
 
 
-def slice(x: Tensor, starts: Sequence[int], stops: Sequence[int]) -> Tensor:  # noqa: A001
+def slice(x: Tensor, starts: Sequence[int], stops: Sequence[int]) -> Tensor:
     """The box `starts[i]:stops[i]` along every axis i; `x[1:, ...]` is the short form."""
     found: Tensor = apply("slice", x, starts=tuple(starts), stops=tuple(stops))
     return found
@@ -242,7 +242,7 @@ def redistribute(
 # --- reductions -----------------------------------------------------------------------------------
 
 
-def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over axes (all by default)."""
     return x.sum(axis, keepdims)
 
@@ -252,12 +252,12 @@ def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return x.mean(axis, keepdims)
 
 
-def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Greatest element over axes (all by default)."""
     return x.max(axis, keepdims)
 
 
-def min(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def min(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Smallest element over axes (all by default)."""
     return x.min(axis, keepdims)
 

@@ -355,7 +355,7 @@ def current_builder() -> JobBuilder:
     return tracer
 
 
-def input(  # noqa: A001  # the public name is pc.input
+def input(
     name: str,
     shape: int | Sequence[int],
     dtype: DType | str,

@@ -116,11 +116,6 @@ class SliceReaders:
     """Remote readers of a register, computed from the CopyCommNet families that read its output."""
 
     def __init__(self, families: tuple[TaskFamily, ...]) -> None:
-        self._layouts = {
-            FamilyOutput(family.number, slot): (family.placement, layout)
-            for family in families
-            for slot, layout in enumerate(family.outputs)
-        }
         self._copies: dict[FamilyOutput, list[tuple[int, Exchange]]] = {}
         for family in families:
             if family.kind is TaskKind.COPY_COMM_NET:

@@ -14,7 +14,7 @@ import numpy as np
 from plancompiler.errors import AttributeValueError, UnknownOpError
 from plancompiler.ir.op import Attrs, AttrValue, TensorType
 from plancompiler.ir.operators import TensorOperators
-from plancompiler.ir.sbp import NdSbp, Reduction
+from plancompiler.ir.sbp import Reduction
 from plancompiler.ir.shard import Region, element_count
 from plancompiler.ops.rule import (
     NdSignature,
@@ -302,8 +302,3 @@ def mesh_signatures(
         for signature in found
         if definition.legal(inputs, outputs, named, signature, hierarchy)
     )
-
-
-def only_signature(sbp: NdSbp, count_in: int, count_out: int) -> NdSignature:
-    """All operands in one layout: what ops with a demanded layout (redistribute) have."""
-    return NdSignature((sbp,) * count_in, (sbp,) * count_out)

@@ -96,15 +96,12 @@ def plan_from_bytes(data: bytes) -> Plan:
         )
 
 
-def _relative(ids: Sequence[int], base: int) -> list[int]:
-    return [each - base for each in ids]
-
-
 def _absolute(column: Sequence[int], base: int) -> list[int]:
     return [each + base for each in column]
 
 
 # --- writing --------------------------------------------------------------------------------------
+# Generated stubs type an enum column by their own enum; it takes numbers: hence `arg-type` below.
 
 
 def _write_tasks(

@@ -92,7 +92,7 @@ from plancompiler.frontend.functions.elementwise import (
     ones_like,
     reciprocal,
     remainder,
-    round,  # noqa: A004
+    round,
     shift_left,
     shift_right,
     sign,
@@ -139,8 +139,8 @@ from plancompiler.frontend.functions.normalization import (
     rms_norm,
 )
 from plancompiler.frontend.functions.reduction import (
-    all,  # noqa: A004
-    any,  # noqa: A004
+    all,
+    any,
     argmin,
     argsort,
     count_nonzero,

@@ -164,7 +164,7 @@ def ceil(x: Tensor) -> Tensor:
     return _unary("ceil", x)
 
 
-def round(x: Tensor) -> Tensor:  # noqa: A001  # the public name is pc.round
+def round(x: Tensor) -> Tensor:
     """Nearest whole number, of two the even one; its gradient is zero."""
     return _unary("round", x)
 

@@ -21,12 +21,12 @@ def prod(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return _reduce("prod", x, axis, keepdims)
 
 
-def all(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def all(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether all are True over axes, of bool."""
     return _reduce("all", x, axis, keepdims)
 
 
-def any(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def any(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Whether any is True over axes, of bool."""
     return _reduce("any", x, axis, keepdims)
 
