@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plancompiler.ir import UNKNOWN_SOURCE, DType, Job, NdSbp, Op, Placement, Reduction, SourceLine
+from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.task import Primitive, TaskKind
 from plancompiler.ops.rule import NdSignature
 
@@ -77,6 +78,11 @@ class TaskFamily:
     transfer: Transfer | None = None
     """Set for transport kinds."""
     source: SourceLine = UNKNOWN_SOURCE
+    segment: int = 0
+    """Index into the segments of the graph's pipeline; shapes of what runs once per micro-batch are
+    those of one micro-batch."""
+    per_microbatch: bool = False
+    """Whether its outputs have a version per micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,7 @@ class BoxingTaskGraph:
     families: tuple[TaskFamily, ...]
     """Transport families, and the compute families at both ends of boxing edges, in global order.
     """
+    pipeline: Pipeline | None = None
 
     @cached_property
     def family_by_number(self) -> dict[int, TaskFamily]:
@@ -129,3 +136,4 @@ class RankSlice:
     world_size: int
     ops: tuple[PlacedOp, ...]
     families: tuple[TaskFamily, ...]
+    pipeline: Pipeline | None = None

@@ -8,6 +8,7 @@ from functools import cached_property
 from plancompiler.errors import JobError
 from plancompiler.ir.config import DEFAULT_CONFIG, Config
 from plancompiler.ir.op import AttrValue
+from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.value import Op, Value
 
 
@@ -21,6 +22,8 @@ class Job:
     """Seed of initialisers, dropout and data order."""
     config: Config = DEFAULT_CONFIG
     """How the job wants to be compiled."""
+    pipeline: Pipeline | None = None
+    """Set by the pass `microbatch` where a step has several micro-batches."""
 
     @cached_property
     def inputs(self) -> dict[str, Value]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from plancompiler.ir.dtype import DType
+from plancompiler.ir.sbp import Sbp
 
 AttrValue = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 """What an op's attribute may be: plain data that has one text form and one wire form."""
@@ -66,7 +67,23 @@ class Origin:
     """The call of a module or function that may be computed again for backward; empty outside."""
     checkpoint: bool = False
     """Whether the user asked for that (`pc.checkpoint`)."""
+    stage: int = -1
+    """The pipeline stage that the user named (`pc.stage`); -1 where placements decide."""
 
 
 NO_ORIGIN = Origin()
 """Of ops outside all that Origin tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """An op's place in a step of several micro-batches.
+
+    Micro-batches are a mesh axis in time: along it a value is split (a piece per micro-batch),
+    partial (each adds its part) or broadcast (the same for all).
+    """
+
+    segment: int
+    """Index into the segments of the job's pipeline."""
+    inputs: tuple[Sbp, ...]
+    outputs: tuple[Sbp, ...]

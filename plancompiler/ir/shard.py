@@ -58,6 +58,29 @@ def local_shape(
     return region_shape(rank_region(shape, placement, sbp, rank))
 
 
+def piece_shape(shape: Sequence[int], axis: int, microbatches: int) -> tuple[int, ...]:
+    """Shape of one micro-batch's piece of a tensor; `axis` -1 stands for the whole tensor."""
+    return tuple(
+        extent // microbatches if number == axis else extent for number, extent in enumerate(shape)
+    )
+
+
+def piece_region(
+    first: Region, axis: int, extent: int, microbatches: int, microbatch: int
+) -> Region:
+    """A device's box of the global tensor for a micro-batch, from its box for the first one.
+
+    `extent` is the global one of the axis along which micro-batches are taken (-1: none).
+    """
+    if axis < 0 or microbatch == 0:
+        return first
+    shift = extent // microbatches * microbatch
+    return tuple(
+        (start + shift, stop + shift) if number == axis else (start, stop)
+        for number, (start, stop) in enumerate(first)
+    )
+
+
 def intersect(left: Region, right: Region) -> Region | None:
     """The common box of two boxes, or None where it is empty."""
     found = []

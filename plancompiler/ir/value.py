@@ -14,6 +14,7 @@ from plancompiler.ir.op import (
     UNKNOWN_SOURCE,
     Attrs,
     AttrValue,
+    Micro,
     Origin,
     SourceLine,
     TensorType,
@@ -84,6 +85,8 @@ class Op:
     inferred."""
     source: SourceLine = UNKNOWN_SOURCE
     origin: Origin = NO_ORIGIN
+    micro: Micro | None = None
+    """Set on every op of a job with a pipeline."""
 
     def attr(self, name: str, default: AttrValue | None = None) -> AttrValue | None:
         """An attribute, or the default where it is not set."""

@@ -44,6 +44,8 @@ class KernelContext:
     """The job's seed."""
     step: int = 0
     """Counts the steps of the run; set before each call."""
+    microbatch: int = 0
+    """Counts the micro-batches of the step; regions are those of this one."""
     state: dict[str, Any] = field(default_factory=dict)
     """Scratch that a kernel keeps between calls (an open file, a work buffer)."""
 
@@ -130,6 +132,8 @@ class OpDef:
     mutates: tuple[tuple[int, int], ...] = ()
     """(output, input) pairs where the output is the input variable's next value and takes its
     storage."""
+    collects: bool = False
+    """Runs once per micro-batch and makes one value per step, complete after the last."""
     source: bool = False
     """Makes data from outside the job (inputs, data files): may run ahead of the step."""
     doc: str = ""

@@ -19,6 +19,7 @@ from plancompiler.ir import (
     Reduction,
     SourceLine,
 )
+from plancompiler.ir.pipeline import WHOLE_STEP, Segment, Slot
 from plancompiler.ir.shard import Region
 from plancompiler.ir.task import Primitive, TaskKind
 
@@ -51,7 +52,8 @@ class Block:
 class RegisterDesc:
     """A register descriptor: the output buffers of one task, with one or more slots in memory.
 
-    Slot k of a step s is `s mod register_count`; it lies at `offset + k * nbytes` of its block.
+    Version v lies in slot k = v mod register_count, at `offset + k * nbytes` of its block. Versions
+    are numbered over the run: by step, or by step * microbatches + microbatch.
     """
 
     id: int
@@ -74,7 +76,7 @@ class RegisterDesc:
     nbytes: int = 0
     """Bytes of one slot."""
     register_count: int = 1
-    """Slots: how many steps the producer may run ahead of its consumers."""
+    """Slots: how many versions the producer may run ahead of its consumers."""
     inplace_of: int = -1
     """Register whose memory this one takes over (same bytes: a view, a mutation, or in place)."""
     sync_id: int = -1
@@ -82,6 +84,8 @@ class RegisterDesc:
     CopyCommNet consumers. -1 for a register that stays on its rank (known by its own id)."""
     is_view: bool = False
     """With `inplace_of`: the producer leaves the bytes as they are. Without, it overwrites them."""
+    per_microbatch: bool = False
+    """Whether each micro-batch has a version of its own; else each step has one."""
 
     @property
     def is_control(self) -> bool:
@@ -101,6 +105,8 @@ class RemoteRegister:
     producer: int
     consumers: tuple[int, ...]
     """CopyCommNet task ids of all ranks that read it, by id."""
+    per_microbatch: bool = False
+    """As in RegisterDesc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +119,12 @@ class ComputeSpec:
     """Global shapes."""
     output_shapes: tuple[tuple[int, ...], ...]
     input_regions: tuple[Region, ...]
-    """The box of the global tensor that each local array is."""
+    """The box of the global tensor that each local array is (for the first micro-batch)."""
     output_regions: tuple[Region, ...]
+    input_pieces: tuple[int, ...] = ()
+    """Per input, the axis along which micro-batches are its pieces, -1 for the whole; empty where
+    the task runs once per step on whole tensors."""
+    output_pieces: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,7 @@ TaskSpec = ComputeSpec | CollectiveSpec | CopySpec | SliceSpec | None
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One unit of work of one rank, run once per step."""
+    """One unit of work of one rank, run once for each slot of its segment."""
 
     id: int
     kind: TaskKind
@@ -191,6 +201,8 @@ class Task:
     controls_out: tuple[int, ...] = ()
     """Control registers this task makes."""
     source: SourceLine = UNKNOWN_SOURCE
+    segment: int = 0
+    """Index into the plan's segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +258,13 @@ class Plan:
     outputs: tuple[OutputDesc, ...]
     peak_live_bytes: int = 0
     """Lower bound of the arena bytes: the most that is alive at once."""
+    schedule: str = ""
+    """Name of the pipeline schedule; empty for a step without micro-batches."""
+    microbatches: int = 1
+    segments: tuple[Segment, ...] = (WHOLE_STEP,)
+    """The parts of a step in which this rank has tasks, in plan order."""
+    slots: tuple[Slot, ...] = (Slot(0, 0),)
+    """What every stream of this rank runs in a step, one after another."""
 
     @cached_property
     def register_by_id(self) -> dict[int, RegisterDesc]:
