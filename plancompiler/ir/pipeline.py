@@ -26,6 +26,8 @@ class SegmentKind(enum.Enum):
     WEIGHT = "weight"
     """Gradients of parameters, where the schedule runs them apart (`zero_bubble`)."""
     EPILOGUE = "epilogue"
+    FORWARD_BACKWARD = "forward and backward"
+    """Both in one, on a rank that always runs the one right after the other."""
 
     def __str__(self) -> str:
         return self.value
@@ -33,7 +35,7 @@ class SegmentKind(enum.Enum):
     @property
     def per_microbatch(self) -> bool:
         """Whether it runs once per micro-batch; else once per step."""
-        return self in (SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.WEIGHT)
+        return self not in (SegmentKind.STEP, SegmentKind.PROLOGUE, SegmentKind.EPILOGUE)
 
 
 @dataclass(frozen=True, slots=True, order=False)
