@@ -5,8 +5,9 @@
     python examples/gpt.py sample --restore checkpoint --prompt "The for statement"
 
 The text is Python's own documentation (`pydoc_data.topics`) unless `-D text=FILE` names another.
-The mesh has `dp` times `tp` ranks for each of `pp` pipeline stages. The batch is global, so the
-losses do not depend on the layout. The presets gpt2 and gpt3-175b are there to be compiled.
+The mesh has `dp` times `tp` ranks for each of `pp` pipeline stages, whose layers are dealt in
+`chunks` runs per stage where the schedule is interleaved. The batch is global, so the losses do not
+depend on the layout. The presets gpt2 and gpt3-175b are there to be compiled.
 """
 
 import argparse
@@ -46,12 +47,22 @@ PRESETS = {
 class GPT(pc.nn.Module):
     """Token and position embeddings, pre-norm transformer blocks, a final norm and the output
     layer.
+
+    Each stage has `chunks` runs of neighbouring layers, dealt in turn: run c is on stage
+    c mod stages.
     """
 
-    def __init__(self, config: Config, stages: list[pc.Placement], dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        stages: list[pc.Placement],
+        dropout: float = 0.0,
+        chunks: int = 1,
+    ) -> None:
         std = 0.02
+        chunks = len(stages) * chunks
         self.stages = [
-            stages[layer * len(stages) // config.layers] for layer in range(config.layers)
+            stages[layer * chunks // config.layers % len(stages)] for layer in range(config.layers)
         ]
         self.token = pc.nn.Embedding(config.vocabulary, config.dim, std=std)
         self.position = pc.nn.Parameter((config.length, config.dim), "float32", "normal", (0, std))
@@ -117,8 +128,10 @@ def build(
     seed: int = 0,
     zero: int = 0,
     prefetch: int | None = None,
+    sequence_parallel: bool = False,
     microbatches: int = 1,
     schedule: str = "gpipe",
+    chunks: int = 1,
     fuse_bytes: int | None = None,
     recompute: str = "none",
     memory_bytes: int | None = None,
@@ -129,11 +142,13 @@ def build(
 ) -> pc.Job:
     """The training job. `batch` is the number of sequences of all ranks together; `total` is the
     number of steps over which the learning rate decays. Without `dp`, it is what `ranks` leaves.
-    From `zero` on, settings are those of pc.Config; `passes` is a list with commas.
+    `chunks` is for the interleaved schedule: runs of layers per stage. The others from `zero` on
+    are settings of pc.Config; `passes` is a list with commas.
     """
     compiling = {
         "zero": zero,
         "prefetch": prefetch,
+        "sequence_parallel": bool(sequence_parallel),
         "microbatches": microbatches,
         "schedule": schedule,
         "fuse_bytes": fuse_bytes,
@@ -150,6 +165,7 @@ def build(
         raise pc.UsageError("lr must be a positive number", got=repr(lr))
     positive("total", total)
     stages = stage_meshes(config, dp, tp, pp, ranks)
+    check_chunks(config, pp, chunks, schedule)
     path = text_file(text)
     data_sbp = ["S(0)", "B"]
 
@@ -165,7 +181,7 @@ def build(
         )
 
     with pc.job("gpt", seed=seed, config=how) as job:
-        model = GPT(config, stages, dropout)
+        model = GPT(config, stages, dropout, chunks)
         # The first stage needs the tokens, the last the targets; what a batch holds depends on the
         # seed and the step alone, so both read the file themselves.
         logits = model(batches(stages[0]).tokens)
@@ -218,6 +234,22 @@ def stage_meshes(
         )
         for stage in range(pp)
     ]
+
+
+def check_chunks(config: Config, pp: int, chunks: int, schedule: str) -> None:
+    """A UsageError where the layers cannot be dealt in so many runs."""
+    positive("chunks", chunks)
+    if chunks > 1 and schedule != "interleaved":
+        raise pc.UsageError(
+            "only the interleaved schedule has several chunks per stage",
+            got=f"chunks={chunks} schedule={schedule}",
+            expected="schedule=interleaved",
+        )
+    if chunks * pp > config.layers:
+        raise pc.UsageError(
+            "every chunk of a stage needs at least one layer",
+            got=f"chunks={chunks} for each of pp={pp} stages, {config.layers} layers",
+        )
 
 
 def text_file(text: str | None = None) -> Path:

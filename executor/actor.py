@@ -1,6 +1,8 @@
 """The actors of one rank as pure state machines, one per stream.
 
-A stream runs its tasks in plan order, step after step. A task acts when every input register has
+A stream follows the plan's slots, step after step: for each slot it runs its tasks of the slot's
+segment in plan order, for the slot's micro-batch. (A step without micro-batches is one slot.) A
+task acts when every input register has
 arrived and every output register has a free slot; both conditions are counted by *tokens*, as in a
 Petri net. For each register and each place that reads it (another stream of this rank, or a task of
 another rank) there are two counters:
@@ -9,12 +11,17 @@ another rank) there are two counters:
     credit    on the producing stream: free slots as far as that reader goes (starts with all)
 
 The first reader on a stream takes the arrival, the last one gives the credit back, so that a
-register costs one message each way per step and reading place. Versions are first in, first out,
+register costs one message each way per version and reading place. Versions are first in, first out,
 which makes counters enough.
 
+A register has a version per step or per micro-batch. Where a task that runs for every micro-batch
+reads or makes a register with one version per step, only its first run of the step takes tokens and
+only its last one gives notice.
+
 Edges inside one stream need no counter at all: the stream's order already puts every reader between
-the version it reads and the next one. `load_actors` checks that order once and drops them, which is
-why an action without messages costs two short method calls.
+the version it reads and the one that takes its place. `load_actors` checks that order once, and
+that registers have enough slots for it, and drops the edges; this is why an action without messages
+costs two short method calls.
 
 Nothing here waits, locks or does I/O; the caller delivers tokens and carries notices.
 """
@@ -22,11 +29,13 @@ Nothing here waits, locks or does I/O; the caller delivers tokens and carries no
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plancompiler.errors import ExecutionError
+from plancompiler.ir.pipeline import Slot, in_flight
 from plancompiler.ir.task import format_id, unpack_id
 from plancompiler.plan.plan import Plan, RegisterDesc, RemoteRegister, Stream, Task
 
@@ -83,6 +92,22 @@ def shared_id(register: RegisterDesc | RemoteRegister) -> int:
     return register.sync_id if register.sync_id >= 0 else register.id
 
 
+class Turn(NamedTuple):
+    """One slot of the plan as one stream sees it."""
+
+    start: int
+    """Position of its first task."""
+    stop: int
+    """Position after its last task, which is greater."""
+    microbatch: int
+    per_microbatch: bool
+    """Whether its segment runs once per micro-batch."""
+    waits: tuple[tuple[int, ...], ...]
+    """Tokens to take by position."""
+    notices: tuple[tuple[Notice, ...], ...]
+    """Notices to carry by position."""
+
+
 class StreamActor:
     """The state of one stream: where it stands, and its tokens.
 
@@ -91,39 +116,58 @@ class StreamActor:
     """
 
     __slots__ = (
-        "_count",
         "_maxima",
+        "_microbatches",
         "_notices",
+        "_stop",
         "_tokens",
+        "_turn",
+        "_turns",
         "_waits",
         "descriptions",
         "limit",
+        "microbatch",
         "position",
         "step",
         "stream",
+        "version",
     )
 
     def __init__(
         self,
         stream: Stream,
-        waits: Iterable[Iterable[int]],
-        notices: Iterable[Iterable[Notice]],
+        turns: Iterable[Turn],
         tokens: Iterable[Token],
+        microbatches: int = 1,
         first_step: int = 0,
     ) -> None:
         self.stream = stream
         self.descriptions: tuple[Token, ...] = tuple(tokens)
-        self._waits: tuple[tuple[int, ...], ...] = tuple(map(tuple, waits))
-        self._notices: tuple[tuple[Notice, ...], ...] = tuple(map(tuple, notices))
         self._tokens: list[int] = [token.initial for token in self.descriptions]
         self._maxima: list[int] = [token.maximum for token in self.descriptions]
-        self._count: int = len(self._waits)
-        self.position: int = 0
-        """Position of the head task in the stream's order."""
+        self._turns: tuple[Turn, ...] = tuple(turns)
+        self._microbatches = microbatches
         self.step: int = first_step
         """Step of the head task."""
         self.limit: int = first_step
         """The head task may act while its step is below this: raised to run, lowered to stop."""
+        self._take_turn(0)
+
+    def _take_turn(self, number: int) -> None:
+        turn = self._turns[number]
+        self._turn = number
+        self._waits = turn.waits
+        self._notices = turn.notices
+        self._stop = turn.stop
+        self.position: int = turn.start
+        """Position of the head task in the stream's order."""
+        self.microbatch: int = turn.microbatch
+        """Micro-batch of the head task; 0 where it runs once per step."""
+        self.version: int = (
+            self.step * self._microbatches + turn.microbatch if turn.per_microbatch else self.step
+        )
+        """Counts the runs of the head task: its step, or where it runs for every micro-batch
+        step * microbatches + microbatch."""
 
     def begin(self) -> int:
         """Position of the head task, its tokens taken; or BLOCKED or AT_LIMIT."""
@@ -144,12 +188,18 @@ class StreamActor:
         position = self.position
         notices = self._notices[position]
         position += 1
-        if position == self._count:
-            self.position = 0
-            self.step += 1
+        if position == self._stop:
+            self._next_turn()
         else:
             self.position = position
         return notices
+
+    def _next_turn(self) -> None:
+        following = self._turn + 1
+        if following == len(self._turns):
+            following = 0
+            self.step += 1
+        self._take_turn(following)
 
     def deliver(self, token: int) -> None:
         """A register arrived or came back."""
@@ -169,6 +219,13 @@ class StreamActor:
                 expected=f"at most {description.maximum} at a time",
             )
         tokens[token] += 1
+
+    @property
+    def moment(self) -> str:
+        """When the head task runs, for people: `step 3` or `step 3, micro-batch 2`."""
+        if self._microbatches > 1 and self._turns[self._turn].per_microbatch:
+            return f"step {self.step}, micro-batch {self.microbatch}"
+        return f"step {self.step}"
 
     def counts(self) -> tuple[int, ...]:
         """The tokens as they are, aligned with `descriptions`."""
@@ -210,10 +267,12 @@ class RankActors:
 
 @dataclass
 class _StreamBuilder:
+    """A stream under construction. Tokens and notices marked `once` count once per step."""
+
     stream: Stream
     tasks: list[Task] = field(default_factory=list)
-    waits: list[list[int]] = field(default_factory=list)
-    notices: list[list[Notice]] = field(default_factory=list)
+    waits: list[list[tuple[int, bool]]] = field(default_factory=list)
+    notices: list[list[tuple[Notice, bool]]] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
 
     def add_task(self, task: Task) -> int:
@@ -222,79 +281,290 @@ class _StreamBuilder:
         self.notices.append([])
         return len(self.tasks) - 1
 
-    def add_token(self, position: int, token: Token) -> int:
+    def add_token(self, position: int, once: bool, token: Token) -> int:
         self.tokens.append(token)
-        self.waits[position].append(len(self.tokens) - 1)
+        self.waits[position].append((len(self.tokens) - 1, once))
         return len(self.tokens) - 1
 
+    def turns(self, plan: Plan) -> list[Turn]:
+        """The plan's slots in which the stream has tasks."""
+        # What is marked `once` belongs to the first run of a step (waits) or to the last (notices).
+        waits = {
+            first: tuple(
+                tuple(token for token, once in each if first or not once) for each in self.waits
+            )
+            for first in (True, False)
+        }
+        notices = {
+            last: tuple(
+                tuple(notice for notice, once in each if last or not once) for each in self.notices
+            )
+            for last in (True, False)
+        }
+        # Tasks lie segment by segment, so those of a segment are a range.
+        segments = [task.segment for task in self.tasks]
+        found = []
+        for slot in plan.slots:
+            start = bisect_left(segments, slot.segment)
+            stop = bisect_right(segments, slot.segment)
+            if start < stop:
+                each = plan.segments[slot.segment].kind.per_microbatch
+                first = not each or slot.microbatch == 0
+                last = not each or slot.microbatch == plan.microbatches - 1
+                found.append(Turn(start, stop, slot.microbatch, each, waits[first], notices[last]))
+        return found
 
-def load_actors(plan: Plan, first_step: int = 0) -> RankActors:
-    """Resolve a plan's registers, streams and ids into dense counters, once.
 
-    Raises ExecutionError for a plan that cannot run: a register without a producer, or read on its
-    own stream before it is made.
-    """
-    builders: list[_StreamBuilder] = []
-    stream_index: dict[Stream, int] = {}
-    place: dict[int, tuple[int, int]] = {}
-    for task in plan.tasks:
-        if task.stream not in stream_index:
-            stream_index[task.stream] = len(builders)
-            builders.append(_StreamBuilder(task.stream))
-        index = stream_index[task.stream]
-        place[task.id] = index, builders[index].add_task(task)
-    readers = _readers(plan, place)
-    remote_tokens: dict[RemoteKey, tuple[int, int]] = {}
-    for register in plan.registers:
-        if register.producer not in place:
+class _Loader:
+    """Resolves one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.builders: list[_StreamBuilder] = []
+        self.place: dict[int, tuple[int, int]] = {}
+        """Task id → stream index and position."""
+        self.remote_tokens: dict[RemoteKey, tuple[int, int]] = {}
+        self._per_microbatch = [segment.kind.per_microbatch for segment in plan.segments]
+        self._alive: dict[tuple[int, int], int] = {}
+        index: dict[Stream, int] = {}
+        for task in plan.tasks:
+            if task.stream not in index:
+                index[task.stream] = len(self.builders)
+                self.builders.append(_StreamBuilder(task.stream))
+            number = index[task.stream]
+            self.place[task.id] = number, self.builders[number].add_task(task)
+
+    def task(self, index: int, position: int) -> Task:
+        return self.builders[index].tasks[position]
+
+    def once(self, register: RegisterDesc | RemoteRegister, task: Task) -> bool:
+        """Whether a task that makes or reads a register runs several times per version of it."""
+        return not register.per_microbatch and self._per_microbatch[task.segment]
+
+    def add_register(self, register: RegisterDesc, readers: dict[int, list[int]]) -> None:
+        """Tokens of a register of this rank; `readers` are positions by stream index."""
+        if register.producer not in self.place:
             raise ExecutionError(
                 "a register has no producer on its rank",
-                rank=plan.rank,
+                rank=self.plan.rank,
                 got=f"{register.name!r} ({format_id(register.id)})",
             )
-        home, made_at = place[register.producer]
-        for reader, positions in readers.get(register.id, {}).items():
+        home, made_at = self.place[register.producer]
+        producer = self.task(home, made_at)
+        self._check_versions(register, producer)
+        for reader, positions in readers.items():
+            first = self.task(reader, min(positions))
+            last = self.task(reader, max(positions))
+            self._check_versions(register, first)
+            self._check_versions(register, last)
+            self._check_complete(register, producer, first)
+            self._check_slots(register, producer.segment, last.segment)
             if reader == home:
-                _check_stream_order(plan, register, builders[home], made_at, min(positions))
+                self._check_stream_order(register, home, made_at, min(positions))
             else:
-                _connect_streams(register, builders, (home, made_at), (reader, positions))
+                self._connect_streams(register, (home, made_at), (reader, positions))
         for task_id in dict.fromkeys(register.consumers):
-            other = unpack_id(task_id).rank
-            if other != plan.rank:
-                count = register.register_count
-                credit = builders[home].add_token(
-                    made_at,
-                    Token(RETURNED, register.id, register.name, f"rank {other}", count, count),
-                )
-                known_as = shared_id(register)
-                builders[home].notices[made_at].append(
-                    Notice(-1, -1, other, ARRIVED, known_as, task_id)
-                )
-                remote_tokens[RemoteKey(RETURNED, known_as, task_id)] = home, credit
-    for remote in plan.remote_registers:
+            if unpack_id(task_id).rank != self.plan.rank:
+                self._connect_consumer(register, (home, made_at), task_id)
+
+    def _connect_streams(
+        self, register: RegisterDesc, made: tuple[int, int], read: tuple[int, list[int]]
+    ) -> None:
+        """Tokens and notices of one register between two streams of this rank."""
+        home, made_at = made
+        reader, positions = read
+        first, last = min(positions), max(positions)
+        producer, consumer = self.builders[home], self.builders[reader]
+        count = register.register_count
+        made_once = self.once(register, producer.tasks[made_at])
+        taken_once = self.once(register, consumer.tasks[first])
+        returned_once = self.once(register, consumer.tasks[last])
+        arrival = consumer.add_token(
+            first,
+            taken_once,
+            Token(ARRIVED, register.id, register.name, f"stream {producer.stream}", 0, count),
+        )
+        credit = producer.add_token(
+            made_at,
+            made_once,
+            Token(RETURNED, register.id, register.name, f"stream {consumer.stream}", count, count),
+        )
+        task_id = consumer.tasks[last].id
+        producer.notices[made_at].append(
+            (Notice(reader, arrival, -1, ARRIVED, register.id, task_id), made_once)
+        )
+        consumer.notices[last].append(
+            (Notice(home, credit, -1, RETURNED, register.id, task_id), returned_once)
+        )
+
+    def _connect_consumer(
+        self, register: RegisterDesc, made: tuple[int, int], task_id: int
+    ) -> None:
+        """Token and notice of a register for a task of another rank that reads it."""
+        home, made_at = made
+        other = unpack_id(task_id).rank
+        count = register.register_count
+        made_once = self.once(register, self.task(home, made_at))
+        credit = self.builders[home].add_token(
+            made_at,
+            made_once,
+            Token(RETURNED, register.id, register.name, f"rank {other}", count, count),
+        )
+        known_as = shared_id(register)
+        self.builders[home].notices[made_at].append(
+            (Notice(-1, -1, other, ARRIVED, known_as, task_id), made_once)
+        )
+        self.remote_tokens[RemoteKey(RETURNED, known_as, task_id)] = home, credit
+
+    def add_remote(self, remote: RemoteRegister) -> None:
+        """Tokens of a register of another rank."""
         producer_rank = unpack_id(remote.producer).rank
         known_as = shared_id(remote)
         for task_id in dict.fromkeys(remote.consumers):
-            if task_id in place:
-                index, position = place[task_id]
+            if task_id in self.place:
+                index, position = self.place[task_id]
+                task = self.task(index, position)
+                self._check_versions(remote, task)
+                once = self.once(remote, task)
                 # A remote register's slots are not known here; its producer's credits bound it.
-                arrival = builders[index].add_token(
+                arrival = self.builders[index].add_token(
                     position,
+                    once,
                     Token(ARRIVED, remote.id, remote.name, f"rank {producer_rank}", 0, sys.maxsize),
                 )
-                builders[index].notices[position].append(
-                    Notice(-1, -1, producer_rank, RETURNED, known_as, task_id)
+                self.builders[index].notices[position].append(
+                    (Notice(-1, -1, producer_rank, RETURNED, known_as, task_id), once)
                 )
-                remote_tokens[RemoteKey(ARRIVED, known_as, task_id)] = index, arrival
+                self.remote_tokens[RemoteKey(ARRIVED, known_as, task_id)] = index, arrival
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def check_slots_list(self) -> None:
+        """Every reader runs after its producer of the same micro-batch, versions run in order."""
+        plan = self.plan
+        segments = [task.segment for task in plan.tasks]
+        known = set(range(len(plan.segments)))
+        if segments != sorted(segments) or not known.issuperset(segments):
+            raise ExecutionError(
+                "a plan's tasks do not lie segment by segment",
+                rank=plan.rank,
+                expected=f"segments 0 to {len(plan.segments) - 1} in turn",
+            )
+        seen: dict[int, list[int]] = {}
+        for slot in plan.slots:
+            seen.setdefault(slot.segment, []).append(slot.microbatch)
+        complete = all(
+            seen.get(number) == list(range(plan.microbatches if each else 1))
+            for number, each in enumerate(self._per_microbatch)
+        )
+        if not complete or len(seen) != len(plan.segments):
+            raise ExecutionError(
+                "a plan's slots do not run every segment for all its micro-batches in turn",
+                rank=plan.rank,
+                got=_slots_text(plan.slots),
+                expected=f"micro-batches 0 to {plan.microbatches - 1}",
+            )
+        # What a micro-batch sees, with what runs once per step, must be the plan's own order.
+        for microbatch in range(plan.microbatches):
+            order = [
+                slot.segment
+                for slot in plan.slots
+                if slot.microbatch == microbatch or not self._per_microbatch[slot.segment]
+            ]
+            if order != sorted(order):
+                raise ExecutionError(
+                    "a plan's slots run a segment before one that comes earlier in the plan",
+                    rank=plan.rank,
+                    got=f"{_slots_text(plan.slots)}, for micro-batch {microbatch}",
+                    expected="for every micro-batch the order of the segments",
+                )
+
+    def _check_versions(self, register: RegisterDesc | RemoteRegister, task: Task) -> None:
+        """Only what runs for every micro-batch may touch a register with a version for each."""
+        if register.per_microbatch and not self._per_microbatch[task.segment]:
+            raise ExecutionError(
+                f"register {register.name!r} has a version per micro-batch, but is used by a task "
+                "that runs once per step",
+                op=task.name,
+                rank=self.plan.rank,
+                got=f"segment {self.plan.segments[task.segment]}",
+            )
+
+    def _check_complete(self, register: RegisterDesc, producer: Task, reader: Task) -> None:
+        """What all micro-batches make together is complete only after the last one."""
+        if self.once(register, producer) and self._per_microbatch[reader.segment]:
+            raise ExecutionError(
+                f"register {register.name!r} is read before all micro-batches have added to it",
+                op=reader.name,
+                rank=self.plan.rank,
+                got=f"segment {self.plan.segments[reader.segment]}",
+                expected="a segment that runs once per step",
+            )
+
+    def _check_slots(self, register: RegisterDesc, made_in: int, read_in: int) -> None:
+        """A register has room for all versions that are alive at once."""
+        count = register.register_count
+        if not register.per_microbatch:
+            if count > 1 and self.plan.microbatches > 1:
+                raise ExecutionError(
+                    f"register {register.name!r} has one version per step, but several slots",
+                    rank=self.plan.rank,
+                    got=f"{count} slots",
+                    expected="1 slot where a step has several micro-batches",
+                )
+            return
+        key = made_in, read_in
+        if key not in self._alive:
+            self._alive[key] = in_flight(self.plan.slots, made_in, read_in)
+        if count < self._alive[key]:
+            raise ExecutionError(
+                f"register {register.name!r} has too few slots for the micro-batches in flight",
+                rank=self.plan.rank,
+                got=f"{count} slots",
+                expected=f"{self._alive[key]} from {self.plan.segments[made_in]} to "
+                f"{self.plan.segments[read_in]}",
+            )
+
+    def _check_stream_order(
+        self, register: RegisterDesc, home: int, made_at: int, read_at: int
+    ) -> None:
+        if read_at <= made_at:
+            raise ExecutionError(
+                f"register {register.name!r} is read on its own stream before it is made",
+                op=self.task(home, read_at).name,
+                rank=self.plan.rank,
+                got=f"reader at position {read_at} of stream {self.builders[home].stream}",
+                expected=f"a position after its producer's, {made_at}",
+            )
+
+
+def load_actors(plan: Plan, first_step: int = 0) -> RankActors:
+    """Resolve a plan's registers, streams, slots and ids into dense counters, once.
+
+    Raises ExecutionError for a plan that cannot run: a register without a producer, read on its
+    own stream before it is made, or with too few slots for the micro-batches in flight; or slots
+    that leave out work or run it in an order that the data forbids.
+    """
+    loader = _Loader(plan)
+    loader.check_slots_list()
+    readers = _readers(plan, loader.place)
+    for register in plan.registers:
+        loader.add_register(register, readers.get(register.id, {}))
+    for remote in plan.remote_registers:
+        loader.add_remote(remote)
     return RankActors(
         plan.rank,
         tuple(
-            StreamActor(one.stream, one.waits, one.notices, one.tokens, first_step)
-            for one in builders
+            StreamActor(one.stream, one.turns(plan), one.tokens, plan.microbatches, first_step)
+            for one in loader.builders
         ),
-        tuple(tuple(one.tasks) for one in builders),
-        remote_tokens,
+        tuple(tuple(one.tasks) for one in loader.builders),
+        loader.remote_tokens,
     )
+
+
+def _slots_text(slots: Sequence[Slot]) -> str:
+    return " ".join(f"{slot.segment}.{slot.microbatch}" for slot in slots)
 
 
 def _readers(plan: Plan, place: dict[int, tuple[int, int]]) -> dict[int, dict[int, list[int]]]:
@@ -315,50 +585,3 @@ def _readers(plan: Plan, place: dict[int, tuple[int, int]]) -> dict[int, dict[in
                     got=format_id(register),
                 )
     return found
-
-
-def _check_stream_order(
-    plan: Plan, register: RegisterDesc, builder: _StreamBuilder, made_at: int, read_at: int
-) -> None:
-    if read_at <= made_at:
-        raise ExecutionError(
-            f"register {register.name!r} is read on its own stream before it is made",
-            op=builder.tasks[read_at].name,
-            rank=plan.rank,
-            got=f"reader at position {read_at} of stream {builder.stream}",
-            expected=f"a position after its producer's, {made_at}",
-        )
-
-
-def _connect_streams(
-    register: RegisterDesc,
-    builders: list[_StreamBuilder],
-    producer: tuple[int, int],
-    consumer: tuple[int, list[int]],
-) -> None:
-    """Tokens and notices of one register between two streams of this rank."""
-    home, made_at = producer
-    reader, positions = consumer
-    count = register.register_count
-    arrival = builders[reader].add_token(
-        min(positions),
-        Token(ARRIVED, register.id, register.name, f"stream {builders[home].stream}", 0, count),
-    )
-    credit = builders[home].add_token(
-        made_at,
-        Token(
-            RETURNED,
-            register.id,
-            register.name,
-            f"stream {builders[reader].stream}",
-            count,
-            count,
-        ),
-    )
-    last = max(positions)
-    builders[home].notices[made_at].append(
-        Notice(reader, arrival, -1, ARRIVED, register.id, builders[reader].tasks[last].id)
-    )
-    builders[reader].notices[last].append(
-        Notice(home, credit, -1, RETURNED, register.id, builders[reader].tasks[last].id)
-    )

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
 
 from plancompiler.errors import CheckpointError, PlanCompilerError
 from plancompiler.ir import Broadcast, DType
@@ -30,6 +30,7 @@ from plancompiler.ir.shard import (
     region_shape,
     relative,
 )
+from plancompiler.plan.arrays import arrays_from_bytes, arrays_to_bytes
 from plancompiler.plan.plan import Plan, VariableDesc
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,7 +79,16 @@ def shards_to_bytes(plan: Plan, arrays: Mapping[str, Array], step: int) -> bytes
             tensors[variable.name] = array if array.flags.c_contiguous else array.copy(order="C")
             described[variable.name] = _describe(variable)
     header = {"format": FORMAT_VERSION, "step": step, "job": plan.job, "variables": described}
-    return save(tensors, metadata={_KEY: json.dumps(header, sort_keys=True)})
+    return arrays_to_bytes(tensors, {_KEY: json.dumps(header, sort_keys=True)})
+
+
+def make_folder(directory: str | os.PathLike[str]) -> None:
+    """Make sure before a long run that a checkpoint can be written into a folder when it ends."""
+    folder = Path(directory)
+    with _file_errors("written", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 def save_shards(
@@ -176,7 +186,7 @@ def assemble(shards: Iterable[bytes]) -> dict[str, Array]:
     for data in shards:
         with _damage("shards in memory"):
             described = _bytes_header(data)["variables"]
-            for name, array in sorted(load(data).items()):
+            for name, array in sorted(arrays_from_bytes(data).items()):
                 entry = described[name]
                 shape = tuple(entry["shape"])
                 if name not in found:

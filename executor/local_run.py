@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -25,7 +26,8 @@ class LocalWorld:
             print(world.step({"x": batch})["loss"])
 
     `variables` are shards by rank and variable name; see `Runtime` for the other arguments. The
-    first failure of any rank stops all and is raised; afterwards only `close` makes sense.
+    first failure of any rank stops all and is raised; afterwards only `close` makes sense. A rank
+    that has nothing to do gets no thread.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class LocalWorld:
         variables: Mapping[int, Mapping[str, Array]] | None = None,
         first_step: int = 0,
         deadline: float = DEADLINE,
+        record: Path | None = None,
     ) -> None:
         self._hub = LocalHub()
         self._outputs: dict[int, dict[str, Array]] = {}
@@ -48,9 +51,12 @@ class LocalWorld:
                 first_step=first_step,
                 on_outputs=self._collect,
                 deadline=deadline,
+                record=record,
             )
             for rank, plan in plans.items()
+            if not plan.is_idle
         }
+        self._idle = plans.keys() - self._runtimes.keys()
         self._inputs = {
             name: None for runtime in self._runtimes.values() for name in runtime.input_names
         }
@@ -107,11 +113,15 @@ class LocalWorld:
 
     def variables(self, rank: int) -> dict[str, Array]:
         """Copies of a rank's shards of all variables, by name."""
+        if rank in self._idle:
+            return {}
         try:
             runtime = self._runtimes[rank]
         except KeyError:
             raise RankError(
-                "no such rank", got=rank, expected=f"one of {sorted(self._runtimes)}"
+                "no such rank",
+                got=rank,
+                expected=f"one of {sorted({*self._runtimes, *self._idle})}",
             ) from None
         return runtime.variables()
 

@@ -108,7 +108,7 @@ class Memory:
         return self._slots[register]
 
     def period(self, *registers: int) -> int:
-        """After how many steps the slots of these registers repeat together."""
+        """After how many runs of a task the slots of these registers repeat together."""
         return math.lcm(*(len(self._slots[register]) for register in registers))
 
     def close(self) -> None:

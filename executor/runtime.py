@@ -6,6 +6,8 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +26,7 @@ from plancompiler.executor.comm.base import Transport, publication_of
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.executor.stream import WAKE, StreamRunner
 from plancompiler.executor.task import OnOutput, TaskBinder
+from plancompiler.executor.trace import Recorder
 from plancompiler.ir import UNKNOWN_SOURCE, DType
 from plancompiler.ir.shard import region_shape
 from plancompiler.ir.task import TaskKind
@@ -50,7 +53,8 @@ class Runtime:
     initialised from the job's seed. `first_step` is the number of the first step, for a run that
     goes on from a checkpoint. `on_outputs(step, name, value)` is called from the stream's thread
     for every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
-    bounds every wait for another rank.
+    bounds every wait for another rank. `record` is a folder in which the rank's timeline is
+    recorded (see `trace`).
 
     `run`, `feed`, `prepare` and `variables` belong to one thread; `abort` may come from any.
     After a failure `run` raises it again, and only `close` makes sense.
@@ -65,6 +69,7 @@ class Runtime:
         first_step: int = 0,
         on_outputs: OnOutput | None = None,
         deadline: float = DEADLINE,
+        record: Path | None = None,
     ) -> None:
         if transport.rank != plan.rank:
             raise UsageError(
@@ -77,6 +82,8 @@ class Runtime:
         self._given = dict(variables) if variables is not None else {}
         self._on_outputs = on_outputs
         self._deadline = deadline
+        self._record = record
+        self._recorder: Recorder | None = None
         self._first_step = first_step
         self._steps_done = first_step
         self._memory: Memory | None = None
@@ -102,6 +109,8 @@ class Runtime:
                 self._set_variables(memory)
                 actors = self._actors.actors
                 self._queues = tuple(SimpleQueue() for _ in actors)
+                if self._record is not None:
+                    self._recorder = Recorder(self.plan, self._record, self._first_step)
                 self._transport.connect(publication_of(self.plan), self, self._deadline)
                 binder = TaskBinder(
                     self.plan, memory, self._transport, self._feeds, self._on_outputs
@@ -133,9 +142,10 @@ class Runtime:
 
     def _bind(self, binder: TaskBinder, task: Task) -> Any:
         try:
-            return binder.bind(task)
+            run = binder.bind(task)
         except PlanCompilerError as error:
             raise error.at(op=task.name, source=_source(task), rank=self.plan.rank) from None
+        return run if self._recorder is None else self._recorder.wrap(task, run)
 
     def close(self) -> None:
         """Stop all streams, join their threads, leave the other ranks and free the memory."""
@@ -149,6 +159,8 @@ class Runtime:
             runner.close()
         self._transport.close()
         self._runners = ()
+        if self._recorder is not None:
+            self._recorder.close()
         if self._memory is not None:
             self._memory.close()
         self._feeds.clear()
@@ -242,7 +254,7 @@ class Runtime:
         try:
             runner.run_here()
         except Exception as error:
-            self._fail(error, runner.current_task())
+            self._task_failed(error, runner.current_task(), runner.actor.moment)
 
     def _check_ready(self, steps: int) -> None:
         if self._failure is not None:
@@ -301,6 +313,14 @@ class Runtime:
         """Stop this rank and tell the others; from any thread. The first failure counts."""
         self._fail(error, None)
 
+    def _task_failed(self, error: BaseException, task: Task | None, moment: str) -> None:
+        if self.plan.microbatches > 1:
+            error = _as_error(error, task, self.plan.rank)
+            report = error.report
+            if not isinstance(error, AbortedError) and moment not in str(error):
+                error.report = replace(report, what=f"{report.what} ({moment})")
+        self._fail(error, task)
+
     def _fail(
         self, error: BaseException, task: Task | None, failed_rank: int | None = None
     ) -> None:
@@ -321,9 +341,9 @@ class Runtime:
 
     # --- called by streams and by the transport ---------------------------------------------------
 
-    def stream_failed(self, error: BaseException, task: Task | None) -> None:
+    def stream_failed(self, error: BaseException, task: Task | None, moment: str) -> None:
         """See `stream.Owner`."""
-        self._fail(error, task)
+        self._task_failed(error, task, moment)
         self._ends.put(None)
 
     def stream_reached_limit(self) -> None:
@@ -333,7 +353,9 @@ class Runtime:
     def progress(self) -> tuple[int, ...]:
         """See `stream.Owner`."""
         return tuple(
-            number for actor in self._actors.actors for number in (actor.step, actor.position)
+            number
+            for actor in self._actors.actors
+            for number in (actor.step, actor.microbatch, actor.position)
         )
 
     def notice(self, kind: int, register: int, task: int) -> None:

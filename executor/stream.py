@@ -25,8 +25,8 @@ RUN = -2
 class Owner(Protocol):
     """Who a stream reports to. Called from the stream's thread."""
 
-    def stream_failed(self, error: BaseException, task: Task | None) -> None:
-        """The stream stopped for good; `task` is where."""
+    def stream_failed(self, error: BaseException, task: Task | None, moment: str) -> None:
+        """The stream stopped for good; `task` is where, `moment` when (see `StreamActor`)."""
 
     def stream_reached_limit(self) -> None:
         """The stream has done all steps it may."""
@@ -93,7 +93,7 @@ class StreamRunner:
                     self._advance()
                     self._owner.stream_reached_limit()
         except BaseException as error:
-            self._owner.stream_failed(error, self.current_task())
+            self._owner.stream_failed(error, self.current_task(), self.actor.moment)
 
     def _next_run(self) -> bool:
         """Wait to be told to go on; False to end. Takes what arrives from ranks that are ahead."""
@@ -114,7 +114,7 @@ class StreamRunner:
             while position >= 0:
                 run = runs[position]
                 if run is not None:
-                    run(actor.step)
+                    run(actor.version)
                 for notice in finish():
                     self._carry(notice)
                 position = begin()
@@ -153,6 +153,6 @@ class StreamRunner:
         )
         return DeadlineError(
             f"nothing happened for {self._deadline:g} s",
-            got=f"stream {self.actor.stream}, step {self.actor.step}, waits for {waiting}",
+            got=f"stream {self.actor.stream}, {self.actor.moment}, waits for {waiting}",
             hint="look at what the other side was doing, or allow more time with a longer deadline",
         )

@@ -21,13 +21,17 @@ from plancompiler.executor.comm.collective import bind_collective
 from plancompiler.executor.comm.reduce import UFUNCS, Move, accumulator, divide, identity_of
 from plancompiler.executor.memory import Array, Memory, read_only, same_memory
 from plancompiler.ir import DType, Reduction
-from plancompiler.ir.shard import Region, region_index
+from plancompiler.ir.shard import Region, piece_region, region_index
 from plancompiler.ir.task import TaskKind, format_id, unpack_id
-from plancompiler.ops.registry import KernelContext, op_def
+from plancompiler.ops.kernel import kernel_for
+from plancompiler.ops.registry import Kernel, KernelContext, op_def
 from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, SliceSpec, Task
 
 Run = Callable[[int], None]
-"""Does a task's work for a step."""
+"""Does a task's work once. Takes the number of the run (`StreamActor.version`): the step, or where
+the task runs for every micro-batch step * microbatches + microbatch."""
+RegionTable = tuple[tuple[tuple[Region, ...], tuple[Region, ...]], ...]
+"""Regions of an op's inputs and outputs by micro-batch."""
 OnOutput = Callable[[int, str, Array], None]
 """Takes (step, name, value) of an output; the array is the receiver's to keep."""
 
@@ -49,6 +53,7 @@ class TaskBinder:
         self._feeds = feeds
         self._on_outputs = on_outputs
         self._output_names = {output.task: output.name for output in plan.outputs}
+        self._region_tables: dict[object, RegionTable] = {}
 
     def bind(self, task: Task) -> Run | None:
         """The callable of a task. Raises where the plan does not fit this rank or its peers."""
@@ -84,8 +89,8 @@ class TaskBinder:
         definition = op_def(spec.kind)
         memory = self._memory
         period = memory.period(*task.inputs, *task.outputs)
-        inputs = [_arrays(memory, task.inputs, step) for step in range(period)]
-        outputs = [_arrays(memory, task.outputs, step) for step in range(period)]
+        inputs = [_arrays(memory, task.inputs, version) for version in range(period)]
+        outputs = [_arrays(memory, task.outputs, version) for version in range(period)]
         if task.outputs and all(array.size == 0 for row in outputs for array in row):
             return None
         views = dict(definition.view)
@@ -103,8 +108,13 @@ class TaskBinder:
             spec.output_regions,
             seed=self._plan.seed,
         )
-        kernel = definition.kernel
+        kernel = kernel_for(definition, (each.dtype for each in (*inputs[0], *outputs[0])))
         readable = [tuple(map(read_only, row)) for row in inputs]
+        microbatches = self._microbatches(task)
+        if microbatches > 1:
+            return _microbatch_run(
+                kernel, context, readable, outputs, microbatches, self._regions(spec)
+            )
         if period == 1:
             only_inputs, only_outputs = readable[0], outputs[0]
 
@@ -121,21 +131,69 @@ class TaskBinder:
 
         return run_slot
 
+    def _microbatches(self, task: Task) -> int:
+        """How often a task runs in a step."""
+        kind = self._plan.segments[task.segment].kind
+        return self._plan.microbatches if kind.per_microbatch else 1
+
+    def _regions(self, spec: ComputeSpec) -> RegionTable | None:
+        """Regions by micro-batch, one table for all tasks that have the same."""
+        pieces = (*spec.input_pieces, *spec.output_pieces)
+        if all(axis < 0 for axis in pieces):
+            return None
+        regions = (*spec.input_regions, *spec.output_regions)
+        shapes = (*spec.input_shapes, *spec.output_shapes)
+        count = len(spec.input_regions)
+        extents = tuple(
+            shape[axis] if axis >= 0 else -1 for shape, axis in zip(shapes, pieces, strict=True)
+        )
+        key = regions, pieces, extents, count
+        if key not in self._region_tables:
+            microbatches = self._plan.microbatches
+            rows = [
+                tuple(
+                    piece_region(first, axis, extent, microbatches, number)
+                    for first, axis, extent in zip(regions, pieces, extents, strict=True)
+                )
+                for number in range(microbatches)
+            ]
+            self._region_tables[key] = tuple((row[:count], row[count:]) for row in rows)
+        return self._region_tables[key]
+
     def _bind_input(self, task: Task, spec: ComputeSpec) -> Run:
         name = str(dict(spec.attrs)["name"])
         waiting = self._feeds[name]
-        index = region_index(spec.output_regions[0])
+        microbatches = self._microbatches(task)
+        table = self._regions(spec)
+        boxes = (
+            (spec.output_regions[0],) * microbatches
+            if table is None
+            else tuple(made[0] for _, made in table)
+        )
+        indices = tuple(map(region_index, boxes))
         slots = self._memory.slots(task.outputs[0])
         count = len(slots)
+        last = microbatches - 1
 
-        def run(step: int) -> None:
+        def run(version: int) -> None:
+            step, microbatch = divmod(version, microbatches)
             if not waiting:
                 raise FeedError(f"nothing was fed to input {name!r}", got=f"step {step}")
-            np.copyto(slots[step % count], waiting.popleft()[index])
+            # The fed array holds all micro-batches of its step.
+            np.copyto(slots[version % count], waiting[0][indices[microbatch]])
+            if microbatch == last:
+                waiting.popleft()
 
         return run
 
     def _bind_output(self, task: Task, spec: ComputeSpec) -> Run | None:
+        if self._microbatches(task) > 1:
+            raise ExecutionError(
+                "an output is reported once per step, but runs for every micro-batch",
+                op=task.name,
+                rank=self._plan.rank,
+                got=f"segment {self._plan.segments[task.segment]}",
+            )
         attrs = dict(spec.attrs)
         finite = bool(attrs.get("finite", False))
         name = self._output_names.get(task.id)
@@ -183,8 +241,8 @@ class TaskBinder:
         _check_box(task, self._plan.rank, boxes[0].shape, outputs[0].shape)
         readers, writers = len(boxes), len(outputs)
 
-        def run(step: int) -> None:
-            np.copyto(outputs[step % writers], boxes[step % readers])
+        def run(version: int) -> None:
+            np.copyto(outputs[version % writers], boxes[version % readers])
 
         return run
 
@@ -192,9 +250,9 @@ class TaskBinder:
         memory = self._memory
         period = memory.period(*task.inputs, *task.outputs)
         programs = []
-        for step in range(period):
-            inputs = _arrays(memory, task.inputs, step)
-            (out,) = _arrays(memory, task.outputs, step)
+        for version in range(period):
+            inputs = _arrays(memory, task.inputs, version)
+            (out,) = _arrays(memory, task.outputs, version)
             for piece in spec.pieces:
                 source = inputs[piece.input][region_index(piece.source)]
                 target = out[region_index(piece.target)]
@@ -207,19 +265,42 @@ class TaskBinder:
         if not any(programs):
             return None
 
-        def run(step: int) -> None:
-            for move in programs[step % period]:
+        def run(version: int) -> None:
+            for move in programs[version % period]:
                 move()
 
         return run
 
 
-def _arrays(memory: Memory, registers: Sequence[int], step: int) -> tuple[Array, ...]:
+def _arrays(memory: Memory, registers: Sequence[int], version: int) -> tuple[Array, ...]:
+    # A register with one version per step has one slot where a step has several micro-batches, so
+    # the number of the run finds the slots of both kinds.
     found = []
     for register in registers:
         slots = memory.slots(register)
-        found.append(slots[step % len(slots)])
+        found.append(slots[version % len(slots)])
     return tuple(found)
+
+
+def _microbatch_run(
+    kernel: Kernel,
+    context: KernelContext,
+    inputs: Sequence[tuple[Array, ...]],
+    outputs: Sequence[tuple[Array, ...]],
+    microbatches: int,
+    regions: RegionTable | None,
+) -> Run:
+    """The callable of an op that runs for every micro-batch; arrays by slot."""
+    period = len(outputs)
+
+    def run(version: int) -> None:
+        context.step, context.microbatch = divmod(version, microbatches)
+        if regions is not None:
+            context.input_regions, context.output_regions = regions[context.microbatch]
+        slot = version % period
+        kernel(context, inputs[slot], outputs[slot])
+
+    return run
 
 
 def _check_box(task: Task, rank: int, source: tuple[int, ...], target: tuple[int, ...]) -> None:

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from plancompiler.boxing.serde import slice_to_bytes
-from plancompiler.boxing.slices import Slicer
+from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import report_of
-from plancompiler.cluster.chunks import to_chunks
+from plancompiler.cluster.chunks import Parcel, pack
 from plancompiler.cluster.messages import (
     ClusterStatus,
+    JobEvent,
     JobRequest,
     MasterMessage,
     Phase,
     Registered,
     Run,
+    Shipped,
 )
-from plancompiler.errors import ClusterError, PlanCompilerError
+from plancompiler.errors import ClusterError, PlanCompilerError, WireFormatError
 from plancompiler.ir import Job
-from plancompiler.lower.compile import (
-    DUMP_VARIABLE,
-    build_graph,
-    compile_plans,
-    resolve_mode,
-)
+from plancompiler.lower.cached import plans_of_job, slices_of_job
+from plancompiler.lower.compile import resolve_mode
 from plancompiler.master.events import (
     Disconnect,
     FromWorker,
@@ -53,7 +48,7 @@ from plancompiler.master.events import (
 from plancompiler.master.job_channel import JobChannel
 from plancompiler.master.state import MasterState
 from plancompiler.plan.serde import plan_to_bytes
-from plancompiler.proto.cluster_pb2 import Chunk
+from plancompiler.proto.cluster_pb2 import Chunk, FetchRequest
 
 TICK_SECONDS = 0.2
 _STOP_SECONDS = 5.0
@@ -78,9 +73,18 @@ class Connection:
 class MasterEdge:
     """Everything between the gRPC services and the pure state. Any thread may call it."""
 
-    def __init__(self, world_size: int, version: str, limits: Limits, mode: str | None) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        version: str,
+        limits: Limits,
+        mode: str | None,
+        observe: Callable[[int, JobEvent], None] | None = None,
+    ) -> None:
         self._state = MasterState(world_size, version, limits)
         self._mode = mode
+        self._observe = observe
+        self._cache = open_cache()
         self._lock = threading.RLock()
         self._connections: dict[int, Connection] = {}
         self._by_token: dict[bytes, Connection] = {}
@@ -123,7 +127,12 @@ class MasterEdge:
     def status(self) -> ClusterStatus:
         """A picture of the cluster."""
         with self._lock:
-            return self._state.status(time.monotonic())
+            status = self._state.status(time.monotonic())
+            jobs = tuple(
+                replace(job, sent_bytes=self._channels[job.job_id].sent_bytes)
+                for job in status.jobs
+            )
+        return replace(status, jobs=jobs)
 
     # --- workers ------------------------------------------------------------------------------
 
@@ -203,14 +212,28 @@ class MasterEdge:
         """A number for a client's request."""
         return next(self._tickets)
 
-    def transfer(self, token: bytes, job_id: int, ticket: int) -> list[Chunk]:
+    def parcel(self, request: FetchRequest) -> Parcel:
         """What a worker fetches: its slice or plan, or the feeds of a ticket."""
-        rank = self.rank_of_token(token)
-        channel = self.channel(job_id)
-        chunks = channel.feeds.get(ticket) if ticket else channel.transfers.get(rank)
-        if chunks is None:
+        rank = self.rank_of_token(request.token)
+        channel = self.channel(request.job_id)
+        if request.ticket:
+            parcel = channel.feeds.get(request.ticket)
+        else:
+            parcel = channel.parcels.get(rank)
+        if parcel is None:
             raise ClusterError("there is nothing to fetch for this job", rank=rank)
-        return list(chunks)
+        if request.digest != parcel.digest:
+            raise WireFormatError(
+                "these are not the bytes that the worker was told to fetch",
+                rank=rank,
+                got=f"digest {parcel.digest.hex()}",
+                expected=f"digest {request.digest.hex()}",
+            )
+        return parcel
+
+    def count_sent(self, request: FetchRequest, nbytes: int) -> None:
+        """So many bytes are about to be sent to a worker."""
+        self.channel(request.job_id).count_sent(nbytes)
 
     # --- actions ------------------------------------------------------------------------------
 
@@ -236,48 +259,51 @@ class MasterEdge:
                 self._compilers.append(compiler)
                 compiler.start()
             case Publish(job_id, event):
-                self._channels[job_id].publish(event)
+                channel = self._channels[job_id]
+                if isinstance(event, Shipped):
+                    event = replace(event, sent_bytes=channel.sent_bytes)
+                channel.publish(event)
+                if self._observe is not None:
+                    self._observe(job_id, event)
             case Release(job_id):
                 self._channels[job_id].release()
 
     def _with_small_feeds(self, message: Run) -> Run:
         """Spare the workers a call where a step's feeds fit into the command itself."""
-        chunks = self._channels[message.job_id].feeds.get(message.ticket, ())
-        if len(chunks) != 1 or chunks[0].compression or len(chunks[0].data) > _INLINE_BYTES:
+        parcel = self._channels[message.job_id].feeds.get(message.ticket)
+        if parcel is None or parcel.wire_bytes > _INLINE_BYTES:
             return message
-        return replace(message, feeds=chunks[0].data)
+        return replace(message, feeds=Chunk.FromString(parcel.messages[0]).data)
 
     def _compile(self, job_id: int) -> None:
         """Make what the ranks fetch. Runs in the compiler's thread."""
         try:
             channel = self.channel(job_id)
             job = channel.job
+            cached = False
             if job is not None:
-                channel.transfers = self._transfers(job, channel.request.mode)
-            event: MasterEvent = MasterCompiled(job_id)
+                channel.parcels, cached = self._parcels(job, channel.request)
+            digests = {rank: parcel.digest for rank, parcel in channel.parcels.items()}
+            event: MasterEvent = MasterCompiled(job_id, digests, cached)
         except Exception as error:  # the job fails with whatever stopped its compilation
             if not isinstance(error, PlanCompilerError):
                 _log.exception("job %d does not compile", job_id)
             event = MasterFailed(job_id, report_of(error, "compiling the job"))
         self.handle(event)
 
-    def _transfers(self, job: Job, mode: str) -> dict[int, Sequence[Chunk]]:
-        if mode != _PLAIN_MODE:
-            plans = compile_plans(job, self.world_size, mode).plans
-            return {
-                rank: to_chunks(plan_to_bytes(plan), compress=True) for rank, plan in plans.items()
+    def _parcels(self, job: Job, request: JobRequest) -> tuple[Mapping[int, Parcel], bool]:
+        """What each rank fetches, and whether nothing was compiled for it."""
+        cache = self._cache if request.cache else None
+        if request.mode != _PLAIN_MODE:
+            made = plans_of_job(job, self.world_size, request.mode, cache)
+            plans = {
+                rank: pack(plan_to_bytes(plan), compress=True, checked=True)
+                for rank, plan in made.plans.items()
             }
-        dump = os.environ.get(DUMP_VARIABLE)
-        graph = build_graph(job, self.world_size, dump=Path(dump) if dump else None)
-        slicer = Slicer(graph)
-        made: dict[int, Sequence[Chunk]] = {}
-        transfers: dict[int, Sequence[Chunk]] = {}
-        for rank in range(self.world_size):
-            rank_slice = slicer.for_rank(rank)  # equal slices are one object
-            if id(rank_slice) not in made:
-                made[id(rank_slice)] = to_chunks(slice_to_bytes(rank_slice), compress=True)
-            transfers[rank] = made[id(rank_slice)]
-        return transfers
+            return plans, made.cached
+        slices, cached = slices_of_job(job, self.world_size, cache)
+        parcels = [pack(data, compress=True, checked=True) for data in slices.distinct]
+        return {rank: parcels[number] for rank, number in enumerate(slices.of_rank)}, cached
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plancompiler.cluster.messages import JobEvent, JobRequest, MasterMessage, WorkerMessage
@@ -67,6 +68,10 @@ class MasterCompiled:
     """The master has what the workers fetch: slices or plans."""
 
     job_id: int
+    digests: Mapping[int, bytes]
+    """Of what each rank fetches, by rank."""
+    cached: bool = False
+    """Whether it compiled nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
+from plancompiler.cluster.chunks import Parcel
 from plancompiler.cluster.messages import (
     JobEvent,
     JobRequest,
@@ -34,12 +35,14 @@ class JobChannel:
         self.job: Job | None = job
         """Until it is compiled."""
         self.request = request
-        self.transfers: dict[int, Sequence[Chunk]] = {}
-        """What each rank fetches; ranks with equal slices share one list."""
-        self.feeds: dict[int, Sequence[Chunk]] = {}
+        self.parcels: Mapping[int, Parcel] = {}
+        """What each rank fetches; ranks with equal slices share one parcel."""
+        self.feeds: dict[int, Parcel] = {}
         """By ticket."""
         self.relays: dict[int, Relay] = {}
         """By ticket."""
+        self.sent_bytes = 0
+        """Of parcels, to all workers."""
         self._events: list[JobEvent | None] = []
         self._changed = threading.Condition()
         self._limit = event_bytes
@@ -119,11 +122,16 @@ class JobChannel:
 
     # --- bytes ----------------------------------------------------------------------------------
 
+    def count_sent(self, nbytes: int) -> None:
+        """So many bytes are about to be sent to a worker."""
+        with self._changed:
+            self.sent_bytes += nbytes
+
     def release(self) -> None:
         """Let go of what only a running job needs."""
         with self._changed:
             self.job = None
-            self.transfers = {}
+            self.parcels = {}
             self.feeds.clear()
             relays, self.relays = list(self.relays.values()), {}
         for relay in relays:

@@ -5,6 +5,7 @@ Threads, not asyncio: each call has one, and a worker's stream has a second one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -15,20 +16,23 @@ from grpc_reflection.v1alpha import reflection
 
 from plancompiler.cluster.channel import (
     SERVER_OPTIONS,
+    TRANSFER_SERVICE,
     TlsFiles,
     check_exposure,
     server_credentials,
     software_version,
     split_address,
 )
+from plancompiler.cluster.messages import JobEvent
 from plancompiler.errors import ClusterError, UsageError
 from plancompiler.lower.compile import resolve_mode
 from plancompiler.master.edge import MasterEdge
 from plancompiler.master.events import Limits
 from plancompiler.master.services import ClientService, WorkerService
+from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 
-_SERVICES = ("plancompiler.proto.Client", "plancompiler.proto.Worker")
+_SERVICES = ("plancompiler.proto.Client", "plancompiler.proto.Worker", TRANSFER_SERVICE)
 _CLIENT_THREADS = 32
 _STOP_SECONDS = 5.0
 
@@ -39,6 +43,8 @@ class MasterServer:
     `listen` is HOST:PORT, port 0 for any free one; an address beyond this machine needs `tls` or
     `insecure`. `ranks` is the world size. `mode` is the compile mode of jobs that name none; by
     default the environment's, else rank_per_process. `limits` says how long things may take.
+    `transfers` workers fetch at the same time, the others wait. `observe` hears every event of
+    every job and its id; it must not wait for anything.
     """
 
     def __init__(
@@ -50,12 +56,17 @@ class MasterServer:
         tls: TlsFiles | None = None,
         insecure: bool = False,
         limits: Limits | None = None,
+        transfers: int = SIMULTANEOUS,
+        observe: Callable[[int, JobEvent], None] | None = None,
     ) -> None:
+        if transfers < 1:
+            raise UsageError("a master must let at least one worker fetch", got=transfers)
         check_exposure(listen, tls, insecure)
         resolve_mode(mode, "rank_per_process")
         self._host, self._port = split_address(listen)
         self._tls = tls
-        self._edge = MasterEdge(ranks, software_version(), limits or Limits(), mode)
+        self._edge = MasterEdge(ranks, software_version(), limits or Limits(), mode, observe)
+        self._gate = Gate(transfers)
         # A worker's stream, its fetches and uploads take a thread each.
         self._threads = ThreadPoolExecutor(
             3 * ranks + _CLIENT_THREADS, thread_name_prefix="plancompiler-rpc"
@@ -77,6 +88,7 @@ class MasterServer:
         server = grpc.server(self._threads, options=SERVER_OPTIONS)
         pb_grpc.add_ClientServicer_to_server(ClientService(self._edge), server)  # type: ignore[no-untyped-call]  # generated
         pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge), server)  # type: ignore[no-untyped-call]  # generated
+        TransferService(self._edge.parcel, self._edge.count_sent, self._gate).add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*_SERVICES, health.SERVICE_NAME)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 import grpc
 
 from plancompiler.cluster.channel import abort, software_version
-from plancompiler.cluster.chunks import MAX_ARRAYS_BYTES, MAX_JOB_BYTES, Assembler
+from plancompiler.cluster.chunks import (
+    MAX_ARRAYS_BYTES,
+    MAX_JOB_BYTES,
+    Assembler,
+    pack,
+    transfers,
+)
 from plancompiler.cluster.messages import JobRequest, Phase, Refused
 from plancompiler.cluster.serde import (
     WorkerReader,
@@ -74,7 +80,7 @@ class ClientService(pb_grpc.ClientServicer):
             job = job_from_bytes(data)
             verify_job(job)
             request = JobRequest(
-                header.steps, header.mode, header.open, header.restore, header.save
+                header.steps, header.mode, header.open, header.restore, header.save, header.cache
             )
             job_id = self._edge.submit(job, request)
         except PlanCompilerError as error:
@@ -108,20 +114,15 @@ class ClientService(pb_grpc.ClientServicer):
             if first is None or not 0 < first.steps <= _MAX_STEPS:
                 raise WireFormatError("a request for steps does not say how many")
             channel = self._edge.channel(first.job_id)
-            chunks = []
-            room = MAX_ARRAYS_BYTES
-            for message in request_iterator:
-                chunks.append(message.chunk)
-                room -= len(message.chunk.data)
-                if room < 0:
-                    raise WireFormatError(
-                        "the feeds are too large", expected=f"at most {MAX_ARRAYS_BYTES} bytes"
-                    )
+            chunks = (message.chunk for message in request_iterator)
+            feeds = list(transfers(chunks, "the feeds", MAX_ARRAYS_BYTES))
+            if len(feeds) > 1:
+                raise WireFormatError("a step is fed twice")
             ticket = self._edge.next_ticket()
-            if chunks:
-                channel.feeds[ticket] = chunks
+            if feeds:
+                channel.feeds[ticket] = pack(feeds[0])
             try:
-                self._edge.handle(StepAsked(first.job_id, ticket, first.steps, bool(chunks)))
+                self._edge.handle(StepAsked(first.job_id, ticket, first.steps, bool(feeds)))
             except PlanCompilerError:
                 channel.feeds.pop(ticket, None)
                 raise
@@ -210,12 +211,6 @@ class WorkerService(pb_grpc.WorkerServicer):
             pass
         finally:
             connection.outbox.put(None)
-
-    def Fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[pb.Chunk]:
-        try:
-            yield from self._edge.transfer(request.token, request.job_id, request.ticket)
-        except PlanCompilerError as error:
-            abort(context, error)
 
     def Upload(
         self, request_iterator: Iterator[pb.UploadRequest], context: grpc.ServicerContext

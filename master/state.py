@@ -25,12 +25,14 @@ from plancompiler.cluster.messages import (
     Compiled,
     CompileFinished,
     Failed,
+    Fetched,
     Finish,
     Heartbeat,
     Idle,
     JobEvent,
     JobRequest,
     JobStatus,
+    LocalCopy,
     MasterMessage,
     OperationDone,
     Outputs,
@@ -44,6 +46,7 @@ from plancompiler.cluster.messages import (
     Registered,
     Run,
     Save,
+    Shipped,
     StepDone,
     TicketDone,
     WorkerStatus,
@@ -59,9 +62,7 @@ from plancompiler.errors import (
     JobCancelledError,
     PlanCompilerError,
     RankError,
-    RegistrationError,
     TransportError,
-    VersionError,
     WorkerLostError,
 )
 from plancompiler.master.events import (
@@ -86,6 +87,8 @@ from plancompiler.master.events import (
     Tick,
     WorkerGone,
 )
+from plancompiler.master.registration import free_rank
+from plancompiler.master.shipping import Delivery, Shipping
 from plancompiler.plan.digest import CrossRankFact, check_cross_rank_facts, combine_digests
 
 _CONSEQUENCES = {error.code for error in (AbortedError, TransportError, DeadlineError)}
@@ -119,6 +122,10 @@ class _Job:
     """When the phase, operation or (once ended) the release of the ranks takes too long."""
     waiting: set[int] = field(default_factory=set)
     """Ranks that have not yet done what the phase or operation asks for."""
+    cached: bool = False
+    """Whether neither the master nor the ranks heard of so far compiled anything."""
+    shipping: Shipping | None = None
+    """Of slices or plans, once there are any."""
     digests: dict[int, str] = field(default_factory=dict)
     facts: dict[int, tuple[CrossRankFact, ...]] = field(default_factory=dict)
     reporters: set[int] = field(default_factory=set)
@@ -164,8 +171,8 @@ class MasterState:
                 self._lose(connection, "its connection ended", now)
             case JobSubmitted():
                 self._submit(event, now)
-            case MasterCompiled(job_id):
-                self._master_compiled(job_id, now)
+            case MasterCompiled():
+                self._master_compiled(event)
             case MasterFailed(job_id, error):
                 job = self._active_job(job_id)
                 if job is not None:
@@ -194,7 +201,14 @@ class MasterState:
             for _, each in sorted(self._workers.items())
         ]
         jobs = [
-            JobStatus(job.id, job.name, job.phase, now - job.submitted, job.error)
+            JobStatus(
+                job.id,
+                job.name,
+                job.phase,
+                now - job.submitted,
+                job.error,
+                0 if job.shipping is None else job.shipping.fetched,
+            )
             for job in self._jobs.values()
         ]
         return ClusterStatus(self.version, self.world_size, tuple(workers), tuple(jobs))
@@ -232,6 +246,9 @@ class MasterState:
             self._fail(job, message.error, now)
         elif job.aborting:
             return
+        elif isinstance(message, Fetched):
+            if job.phase is Phase.COMPILING:
+                self._fetched(job, rank, message.copy)
         elif isinstance(message, Compiled):
             self._compiled(job, rank, message, now)
         elif isinstance(message, Prepared):
@@ -245,7 +262,7 @@ class MasterState:
 
     def _register(self, connection: int, message: Register, now: float) -> None:
         try:
-            rank = self._free_rank(message)
+            rank = free_rank(message, self._workers, self.world_size, self.version)
         except PlanCompilerError as error:
             self._actions.append(Tell(connection, Refused(error.report)))
             self._actions.append(Disconnect(connection))
@@ -255,43 +272,6 @@ class MasterState:
         self._ranks[connection] = rank
         # The edge puts in the token that it drew for the connection.
         self._tell(worker, Registered(rank, self.world_size, self.limits.silence, b""))
-
-    def _free_rank(self, message: Register) -> int:
-        """The rank for a new worker, or why there is none."""
-        if message.version.split(".")[:2] != self.version.split(".")[:2]:
-            raise VersionError(
-                f"a worker of version {message.version} cannot join a master of "
-                f"version {self.version}",
-                got=f"worker {message.version}",
-                expected=f"the master's major and minor version, {self.version}",
-                hint="install the same version on both sides",
-            )
-        if message.rank is None:
-            free = [rank for rank in range(self.world_size) if rank not in self._workers]
-            if not free:
-                raise RegistrationError(
-                    "every rank of this master has its worker already",
-                    got=f"one more worker on host {message.host!r}",
-                    expected=f"{self.world_size} workers",
-                )
-            return free[0]
-        if not 0 <= message.rank < self.world_size:
-            raise RankError(
-                "a worker claims a rank outside the world",
-                got=message.rank,
-                expected=f"0 to {self.world_size - 1}",
-                hint="start the master with more --ranks, or the worker without --rank",
-            )
-        other = self._workers.get(message.rank)
-        if other is not None:
-            raise RegistrationError(
-                f"rank {message.rank} is taken by another worker",
-                rank=message.rank,
-                got=f"a second worker for rank {message.rank}, on host {message.host!r}",
-                expected=f"only the one on host {other.host!r}",
-                hint="give each worker its own --rank, or none",
-            )
-        return message.rank
 
     def _lose(self, connection: int, how: str, now: float) -> None:
         rank = self._ranks.pop(connection, None)
@@ -398,16 +378,38 @@ class MasterState:
             return
         self._actions.append(StartCompile(job.id))
 
-    def _master_compiled(self, job_id: int, now: float) -> None:
-        job = self._active_job(job_id)
+    def _master_compiled(self, event: MasterCompiled) -> None:
+        job = self._active_job(event.job_id)
         if job is None or job.phase is not Phase.COMPILING or job.aborting:
             return
+        job.cached = event.cached
         job.waiting = set(range(self.world_size))
-        self._tell_all(job, Compile(job.id, job.request.mode, self.world_size))
+        hosts = {rank: worker.host for rank, worker in self._workers.items()}
+        job.shipping = Shipping(event.digests, hosts)
+        self._deliver(job, job.shipping.first())
+
+    def _deliver(self, job: _Job, deliveries: list[Delivery]) -> None:
+        mode, cache = job.request.mode, job.request.cache
+        for each in deliveries:
+            message = Compile(
+                job.id, mode, self.world_size, cache, each.digest, each.share, each.copy
+            )
+            self._tell(self._workers[each.rank], message)
+
+    def _fetched(self, job: _Job, rank: int, copy: LocalCopy | None) -> None:
+        """A rank has its slice or plan, so others of its host can get theirs from it."""
+        shipping = job.shipping
+        if shipping is None or not shipping.arrived(rank):
+            return
+        if shipping.is_worth_telling:
+            self._publish(job, Shipped(shipping.fetched, self.world_size))
+        self._deliver(job, shipping.after(rank, copy))
 
     def _compiled(self, job: _Job, rank: int, message: Compiled, now: float) -> None:
         if job.phase is not Phase.COMPILING:
             return
+        self._fetched(job, rank, None)  # it has said so, unless it cannot share
+        job.cached = job.cached and message.cached
         job.digests[rank] = message.digest
         job.facts[rank] = message.facts
         if message.reports:
@@ -422,7 +424,7 @@ class MasterState:
             return
         job.facts.clear()
         digest = combine_digests(job.digests)
-        self._publish(job, CompileFinished(digest, now - job.submitted))
+        self._publish(job, CompileFinished(digest, now - job.submitted, job.cached))
         self._enter(job, Phase.PREPARING, self.limits.preparing, now)
         job.waiting = set(range(self.world_size))
         self._tell_all(job, Prepare(job.id, job.transport_token, job.request.restore))

@@ -261,6 +261,7 @@ from plancompiler.frontend.trace import (
     job,
     ones,
     output,
+    stage,
     zeros,
 )
 from plancompiler.ir import Config, DType, Job, NdSbp, Placement, Sbp, TensorType, Value
@@ -522,6 +523,7 @@ __all__ = [
     "square",
     "squeeze",
     "stack",
+    "stage",
     "std",
     "stop_gradient",
     "strided_slice",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from os import PathLike, fspath
+from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +49,7 @@ from plancompiler.errors import (
 from plancompiler.executor.checkpoint import assemble
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
+from plancompiler.ir.arguments import folder_path, whole_number
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
@@ -87,14 +88,17 @@ class Client:
         mode: str | None = None,
         restore: Folder | None = None,
         save: Folder | None = None,
+        cache: bool = True,
         on_phase: OnPhase | None = None,
     ) -> Handle:
         """Queue a job that reads its own data, for `steps` steps.
 
         `restore` and `save` are checkpoint folders on the workers' host, to start from and to write
-        at the end. Raises FeedError for a job with inputs, RankError for one that does not fit the
-        cluster. The job goes on if the client goes away.
+        at the end. Without `cache` everything is compiled, and kept nowhere. Raises FeedError for a
+        job with inputs, RankError for one that does not fit the cluster. The job goes on if the
+        client goes away.
         """
+        steps = whole_number("the number of steps", steps)
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
         job = as_job(job)
@@ -105,7 +109,7 @@ class Client:
                 hint="read the data inside the job with pc.data, or run it step by step with "
                 "Client.open or pc.run",
             )
-        request = JobRequest(steps, mode or "", False, _folder(restore), _folder(save))
+        request = JobRequest(steps, mode or "", False, _folder(restore), _folder(save), cache)
         job_id = self._submit(job, request)
         return Handle(self._stub, self.address, job_id, on_phase)
 
@@ -115,14 +119,17 @@ class Client:
         *,
         mode: str | None = None,
         restore: Folder | None = None,
+        cache: bool = True,
         on_phase: OnPhase | None = None,
     ) -> RemoteSession:
         """Compile a job and prepare it on all ranks, to be run step by step.
 
         Returns when the first step can run; raises what went wrong. The job ends with the session.
+        Without `cache` everything is compiled, and kept nowhere.
         """
         job = as_job(job)
-        job_id = self._submit(job, JobRequest(0, mode or "", True, _folder(restore)))
+        request = JobRequest(0, mode or "", True, _folder(restore), cache=cache)
+        job_id = self._submit(job, request)
         return RemoteSession(self._stub, self.address, job_id, job, on_phase)
 
     def status(self) -> ClusterStatus:
@@ -157,6 +164,7 @@ class Client:
             open=request.open,
             restore=request.restore,
             save=request.save,
+            cache=request.cache,
         )
         chunks = to_chunks(job_to_bytes(job), compress=True)
 
@@ -181,6 +189,8 @@ class _Watched:
         """One hash over the text form of all plans, once they are compiled."""
         self.compile_seconds: float | None = None
         """From the submission to checked plans on all ranks, queueing included."""
+        self.cached: bool | None = None
+        """Whether all plans came from plan caches, once they are there."""
         self._stub = stub
         self._address = address
         self._on_phase = on_phase
@@ -202,6 +212,7 @@ class _Watched:
                 self._entered(event)
             elif isinstance(event, CompileFinished):
                 self.digest, self.compile_seconds = event.digest, event.seconds
+                self.cached = event.cached
             elif isinstance(event, RankOutputs):
                 outputs = self._outputs.setdefault(event.step, {})
                 outputs.update(arrays_from_bytes(event.arrays))
@@ -316,6 +327,7 @@ class RemoteSession(_Watched):
 
     def run(self, steps: int) -> Iterator[dict[str, Array]]:
         """Run steps that need no feeds, ahead of the reader; each step's outputs."""
+        steps = whole_number("the number of steps", steps)
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
         check_feeds(self._job, {})
@@ -435,7 +447,7 @@ def check_feeds(job: Job, feeds: Mapping[str, object]) -> dict[str, Array]:
 
 
 def _folder(directory: Folder | None) -> str:
-    return "" if directory is None else fspath(directory)
+    return "" if directory is None else str(folder_path("the folder of a checkpoint", directory))
 
 
 def _call(

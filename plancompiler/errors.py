@@ -197,6 +197,12 @@ class TracingError(PlanCompilerError):
     code = "E127"
 
 
+class MicrobatchError(PlanCompilerError):
+    """A job cannot be cut into the micro-batches and pipeline stages that were asked for."""
+
+    code = "E128"
+
+
 class FeedError(PlanCompilerError):
     """A value fed to an input has a wrong name, shape or dtype, or is missing."""
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from plancompiler.blas import one_blas_thread
+from plancompiler.cache.plan_cache import open_cache
 from plancompiler.client import Client
 from plancompiler.errors import (
     DeadlineError,
@@ -32,9 +33,13 @@ from plancompiler.executor.checkpoint import (
     write_index,
 )
 from plancompiler.executor.local_run import LocalWorld
+from plancompiler.executor.timeline import Timeline
+from plancompiler.executor.trace import Recording
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
-from plancompiler.lower.compile import compile_plans, resolve_mode
+from plancompiler.ir.arguments import folder_path, whole_number
+from plancompiler.lower.cached import plans_of_job
+from plancompiler.lower.compile import resolve_mode
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
 from plancompiler.worker_processes import WorkerProcesses
@@ -60,6 +65,7 @@ class World(Protocol):
     """All ranks of a running job, behind one door."""
 
     compile_seconds: float
+    cached: bool
     digest: str
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
@@ -83,6 +89,7 @@ def world_size_of(job: Job, ranks: int | None = None) -> int:
     needed = job.world_size
     if ranks is None:
         return needed
+    ranks = whole_number("the number of ranks", ranks)
     if ranks < needed:
         op = next(op for op in job.ops if needed - 1 in op.placement.rank_list)
         raise RankError(
@@ -104,6 +111,9 @@ def run(
     mode: str | None = None,
     restore: Folder | None = None,
     allow_ops: Sequence[str] = (),
+    trace: Folder | None = None,
+    record: bool = False,
+    cache: bool = True,
 ) -> Session:
     """Compile `job` and start its ranks on this machine.
 
@@ -112,35 +122,55 @@ def run(
     environment's PLANCOMPILER_COMPILE_MODE, else `rank_per_iter` with threads and
     `rank_per_process` with processes. `restore` is a checkpoint folder of any layout and number of
     ranks. `allow_ops` names the top-level modules from which worker processes may import custom
-    ops; they find them where this process does. While a session is open, BLAS uses one thread per
-    rank unless the environment says otherwise. Use the session as a context manager, or close it.
+    ops; they find them where this process does. `trace` names a file: when the session closes, the
+    timeline of the run is written to it as a Chrome trace (JSON), for Perfetto or chrome://tracing.
+    `record` records without a file, for `Session.timelines`. Plans of an unchanged job come from
+    the plan cache; without `cache` everything is compiled, and kept nowhere. While a session is
+    open, BLAS uses one thread per rank unless the environment says otherwise. Use the session as a
+    context manager, or close it.
     """
     if backend not in BACKENDS:
         raise UsageError("unknown backend", got=repr(backend), expected=" or ".join(BACKENDS))
     chosen = resolve_mode(mode, default=DEFAULT_MODES[backend])
     world_size = world_size_of(as_job(job), ranks)
-    folder = None if restore is None else Path(restore)
+    folder = None if restore is None else folder_path("restore", restore)
+    recording = None
+    if trace is not None or record:
+        recording = Recording(None if trace is None else folder_path("trace", trace))
     world: World
     if backend == "threads":
-        world = _ThreadWorld(job, world_size, chosen, folder)
+        world = _ThreadWorld(job, world_size, chosen, folder, recording, cache)
     else:
-        world = _ProcessWorld(job, world_size, chosen, folder, allow_ops)
-    return Session(job, world_size, backend, chosen, world)
+        world = _ProcessWorld(job, world_size, chosen, folder, allow_ops, recording, cache)
+    return Session(job, world_size, backend, chosen, world, recording, cache)
 
 
 class Session:
     """A job that is ready to step. Made by `run`."""
 
-    def __init__(self, job: Job, ranks: int, backend: str, mode: str, world: World) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ranks: int,
+        backend: str,
+        mode: str,
+        world: World,
+        recording: Recording | None = None,
+        cache: bool = True,
+    ) -> None:
         self.job = job
         self.ranks = ranks
         self.backend = backend
         self.mode = mode
         self._world: World | None = world
+        self._recording = recording
+        self._cache = cache
         self._turn = threading.Lock()
         """Ranks do one thing at a time; callers from several threads take turns."""
         self.compile_seconds: float = world.compile_seconds
         """Wall time from the job to verified plans on all ranks."""
+        self.cached: bool = world.cached
+        """Whether all plans came from the plan cache."""
         self.digest: str = world.digest
         """One hash over the text form of all plans; equal in all modes and with both backends."""
         self.step_seconds: list[float] = []
@@ -149,10 +179,11 @@ class Session:
 
     @cached_property
     def plans(self) -> dict[int, Plan]:
-        """Every rank's plan. With processes they are in the workers and compiled again here."""
+        """Every rank's plan. With processes they are in the workers and made again here."""
         if isinstance(self._world, _ThreadWorld):
             return self._world.plans
-        return compile_plans(self.job, self.ranks, "rank_per_iter").plans
+        cache = open_cache() if self._cache else None
+        return dict(plans_of_job(self.job, self.ranks, "rank_per_iter", cache).plans)
 
     def step(self, /, **feeds: Any) -> Outputs:
         """Run one step with every input of the job fed by name; the step's outputs by name.
@@ -180,8 +211,12 @@ class Session:
         Ranks run ahead of the reader for about a tenth of a second, so a reader that stops early
         may find more steps done than it has seen. After an error the session is closed.
         """
+        steps = whole_number("the number of steps", steps)
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
+        return self._steps(steps)
+
+    def _steps(self, steps: int) -> Iterator[Outputs]:
         count = 1
         while steps:
             count = min(count, steps)
@@ -204,15 +239,24 @@ class Session:
 
     def save(self, folder: Folder) -> None:
         """Write the variables as safetensors shards with an index, loadable on any layout."""
-        if not str(folder):
-            raise UsageError("a checkpoint needs a folder", got="an empty path")
+        path = folder_path("the folder of a checkpoint", folder)
         with self._turn:
-            self._open().save(Path(folder))
+            self._open().save(path)
 
     def variables(self) -> dict[str, Array]:
         """Parameters and optimizer state as global arrays by name."""
         with self._turn:
             return self._open().variables()
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """What each rank did and when, so far; of an open session with `trace` or `record`."""
+        with self._turn:
+            self._open()
+            if self._recording is None:
+                raise UsageError(
+                    "the session records nothing", hint="open it with pc.run(job, record=True)"
+                )
+            return self._recording.timelines()
 
     def close(self) -> None:
         """Stop every rank and everything that was started for them. Safe to call again."""
@@ -264,23 +308,39 @@ threading._register_atexit(_close_open_worlds)  # type: ignore[attr-defined]  # 
 class _ThreadWorld:
     """Ranks as threads of this process."""
 
-    def __init__(self, job: Job, world_size: int, mode: str, restore: Path | None) -> None:
-        begin = time.perf_counter()
-        compilation = compile_plans(job, world_size, mode)
-        self.compile_seconds = time.perf_counter() - begin
-        self.plans = compilation.plans
-        self.digest = compilation.digest
-        self._step = 0
-        variables = None
-        if restore is not None:
-            loaded = {rank: load_shards(restore, plan) for rank, plan in self.plans.items()}
-            variables = {rank: arrays for rank, (arrays, _) in loaded.items()}
-            self._step = loaded[0][1]
+    def __init__(
+        self,
+        job: Job,
+        world_size: int,
+        mode: str,
+        restore: Path | None,
+        recording: Recording | None,
+        cache: bool,
+    ) -> None:
         self._parts = ExitStack()
         try:
+            if recording is not None:
+                self._parts.enter_context(recording)
+            begin = time.perf_counter()
+            made = plans_of_job(job, world_size, mode, open_cache() if cache else None)
+            self.compile_seconds = time.perf_counter() - begin
+            self.cached = made.cached
+            self.plans = dict(made.plans)
+            self.digest = made.digest
+            self._step = 0
+            variables = None
+            if restore is not None:
+                loaded = {rank: load_shards(restore, plan) for rank, plan in self.plans.items()}
+                variables = {rank: arrays for rank, (arrays, _) in loaded.items()}
+                self._step = loaded[0][1]
             self._parts.enter_context(one_blas_thread())
             self._local = self._parts.enter_context(
-                LocalWorld(self.plans, variables=variables, first_step=self._step)
+                LocalWorld(
+                    self.plans,
+                    variables=variables,
+                    first_step=self._step,
+                    record=None if recording is None else recording.folder,
+                )
             )
         except BaseException:
             self._parts.close()
@@ -321,18 +381,30 @@ class _ProcessWorld:
         mode: str,
         restore: Path | None,
         allow_ops: Sequence[str],
+        recording: Recording | None,
+        cache: bool,
     ) -> None:
         self._parts = ExitStack()
         self._busy = True
         try:
+            if recording is not None:
+                self._parts.enter_context(recording)
             server = self._parts.enter_context(MasterServer("127.0.0.1:0", world_size, mode=mode))
-            workers = WorkerProcesses(server.address, world_size, allow_ops)
+            workers = WorkerProcesses(
+                server.address,
+                world_size,
+                allow_ops,
+                None if recording is None else recording.folder,
+            )
             self._parts.callback(workers.close)
             client = self._parts.enter_context(Client(server.address))
             with workers.explained():
                 _await_workers(client, workers, world_size)
                 self._remote = client.open(
-                    job, mode=mode, restore=None if restore is None else restore.resolve()
+                    job,
+                    mode=mode,
+                    restore=None if restore is None else restore.resolve(),
+                    cache=cache,
                 )
         except BaseException:
             self._parts.close()
@@ -341,6 +413,7 @@ class _ProcessWorld:
         self._workers = workers
         self._busy = False
         self.compile_seconds = self._remote.compile_seconds or 0.0
+        self.cached = bool(self._remote.cached)
         self.digest = self._remote.digest or ""
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:

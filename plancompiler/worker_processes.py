@@ -72,11 +72,19 @@ class WorkerProcesses:
     a terminal reaches it through this process only.
 
     Workers may import custom ops of the top-level modules `allow_ops`, which they find where this
-    process does.
+    process does. They record timelines in the folder `record`.
     """
 
-    def __init__(self, address: str, count: int, allow_ops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        address: str,
+        count: int,
+        allow_ops: Sequence[str] = (),
+        record: Path | None = None,
+    ) -> None:
         self._options = [word for module in allow_ops for word in ("--allow-ops", module)]
+        if record is not None:
+            self._options += ["--record", str(record)]
         self._environment = worker_environment(allow_ops)
         self._children: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []

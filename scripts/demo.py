@@ -39,7 +39,10 @@ def train(job: pc.Job, mode: str, steps: int) -> Trained:
     """Run the job's steps with plans compiled in `mode`."""
     losses = []
     accuracy = 0.0
-    with pc.run(job, RANKS, mode=mode) as session, progress(f"{mode}: step", steps) as advance:
+    with (
+        pc.run(job, RANKS, mode=mode, cache=False) as session,
+        progress(f"{mode}: step", steps) as advance,
+    ):
         begin = time.perf_counter()
         for outputs in session.run(steps):
             losses.append(float(outputs["loss"]))

@@ -1,8 +1,35 @@
-"""What the suite says at its end: figures that tests recorded."""
+"""What holds for all tests, and what the suite says at its end: figures that tests recorded."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+
+from plancompiler.cache import keys
+from plancompiler.cache.store import FOLDER_VARIABLE
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_plan_cache() -> Iterator[None]:
+    """No test, and no process that a test starts, reads or writes the user's plan cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, "0")
+        yield
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Switches the plan cache on, in an empty folder of its own."""
+    folder = tmp_path / "plan_cache"
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    # A tree that is edited while its tests run would switch the cache off.
+    monkeypatch.setattr(keys, "LOADED", time.time())
+    keys.software_digest.cache_clear()
+    yield folder
+    keys.software_digest.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

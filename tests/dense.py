@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.ir import Job, Op, TensorType
+from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import KernelContext, op_def
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -67,7 +68,8 @@ class DenseRun:
         context = self._contexts[op.name]
         context.step = self.steps_done
         outputs = [_unset(value.type) for value in op.outputs]
-        op_def(op.kind).kernel(context, inputs, outputs)
+        dtypes = [array.dtype for array in (*inputs, *outputs)]
+        kernel_for(op_def(op.kind), dtypes)(context, inputs, outputs)
         return outputs
 
 

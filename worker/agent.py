@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -62,13 +63,15 @@ def run_worker(
     host: str | None = None,
     version: str | None = None,
     silence_seconds: float = 10.0,
+    record: Path | None = None,
 ) -> None:
     """Serve jobs as one rank of the master at `master` until `stop` is set.
 
     `rank` None takes the lowest free one. `timeout` (seconds) bounds the first contact; `host` and
-    `version` are what the worker says of itself, by default the truth. Raises
-    MasterUnreachableError where no master answers or it is lost later, RegistrationError, RankError
-    or VersionError where it refuses the worker.
+    `version` are what the worker says of itself, by default the truth. `record` is a folder where
+    the timeline of each job is recorded, over that of the job before. Raises MasterUnreachableError
+    where no master answers or it is lost later, RegistrationError, RankError or VersionError where
+    it refuses the worker.
     """
     if device != "cpu":
         raise DeviceError(
@@ -80,7 +83,8 @@ def run_worker(
     channel = open_channel(master, tls)
     try:
         await_master(channel, master, timeout)
-        _Agent(channel, master, register, stop or threading.Event(), silence_seconds).serve()
+        stop = stop or threading.Event()
+        _Agent(channel, master, tls, register, stop, silence_seconds, record).serve()
     finally:
         channel.close()
 
@@ -92,9 +96,11 @@ class _Agent:
         self,
         channel: grpc.Channel,
         master: str,
+        tls: TlsFiles | None,
         register: Register,
         stop: threading.Event,
         silence_seconds: float,
+        record: Path | None,
     ) -> None:
         self._master = master
         self._stop = stop
@@ -103,7 +109,7 @@ class _Agent:
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
         self._outbox.put(register)
         self._call: Any = stub.Connect(self._requests())
-        self._runner = JobRunner(stub, master, self._events.put, self._outbox.put)
+        self._runner = JobRunner(stub, master, tls, self._events.put, self._outbox.put, record)
         self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
         self._state = WorkerState(time.monotonic(), silence_seconds)
 

@@ -5,27 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
-import grpc
-
-from plancompiler.boxing.serde import slice_from_bytes
-from plancompiler.cluster.channel import CALL_SECONDS, call_error, report_of
+from plancompiler.cache.plan_cache import open_cache
+from plancompiler.cluster.channel import TlsFiles, report_of
 from plancompiler.cluster.chunks import (
     MAX_ARRAYS_BYTES,
     MAX_JOB_BYTES,
     Array,
     arrays_from_bytes,
     arrays_to_bytes,
-    from_chunks,
     to_chunks,
 )
 from plancompiler.cluster.messages import (
     Collect,
     Compile,
     Compiled,
+    Fetched,
     OperationDone,
     Outputs,
     Prepare,
@@ -39,7 +36,7 @@ from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError
 from plancompiler.executor.checkpoint import load_shards, save_shards, shards_to_bytes, write_index
 from plancompiler.executor.comm.host import HostTransport
 from plancompiler.executor.runtime import Runtime
-from plancompiler.lower.rank import compile_rank
+from plancompiler.lower.rank import plan_of_slice
 from plancompiler.plan.digest import cross_rank_facts, plan_digest
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.serde import plan_from_bytes
@@ -47,9 +44,8 @@ from plancompiler.plan.verify import verify_plan
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
 from plancompiler.worker.events import Closed, Work, WorkDone, WorkerEvent, WorkFailed
-
-TRANSFER_SECONDS = 600.0
-"""Deadline of one transfer of a slice, plan, feeds or variables."""
+from plancompiler.worker.local_copy import OfferedCopy, read_copy
+from plancompiler.worker.transfer import Interruption, Transfers
 
 _log = logging.getLogger(__name__)
 
@@ -61,21 +57,26 @@ class JobRunner:
         self,
         stub: WorkerStub,
         address: str,
+        tls: TlsFiles | None,
         report: Callable[[WorkerEvent], None],
         send: Callable[[WorkerMessage], None],
+        record: Path | None = None,
     ) -> None:
         self.rank = 0
         self.token = b""
         """Both as the master gave them."""
         self._stub = stub
-        self._address = address
         self._report = report
         self._send = send
+        self._record = record
+        self._cache = open_cache()
         self._orders: SimpleQueue[Work | int | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._interrupted: PlanCompilerError | None = None
+        self._interruption = Interruption()
+        self._transfers = Transfers(address, tls, self._interruption)
+        self._copy: OfferedCopy | None = None
+        """Of the slice or plan, until all ranks have theirs."""
         self._runtime: Runtime | None = None
-        self._call: Any = None
         self._plan: Plan | None = None
         self._outputs: dict[int, dict[str, Array]] = {}
         self._thread = threading.Thread(target=self._work, name="plancompiler-job", daemon=True)
@@ -89,11 +90,9 @@ class JobRunner:
 
     def interrupt(self, error: PlanCompilerError) -> None:
         """Make the work at hand fail soon."""
+        self._interruption.interrupt(error)
         with self._lock:
-            self._interrupted = error
-            runtime, call = self._runtime, self._call
-        if call is not None:
-            call.cancel()
+            runtime = self._runtime
         if runtime is not None:
             runtime.abort(AbortedError("the job was stopped", rank=self.rank, got=str(error)))
 
@@ -113,6 +112,7 @@ class JobRunner:
             order = self._orders.get()
             if order is None:
                 self._let_go()
+                self._transfers.close()
                 return
             if isinstance(order, int):
                 self._let_go()
@@ -127,7 +127,8 @@ class JobRunner:
                 self._report(WorkDone(order.job_id, reply))
 
     def _do(self, work: Work) -> WorkerMessage:
-        self._check_interrupt()
+        self._interruption.rank = self.rank
+        self._interruption.check()
         match work:
             case Compile():
                 return self._compile(work)
@@ -149,9 +150,10 @@ class JobRunner:
         return OperationDone(work.job_id, work.ticket)
 
     def _compile(self, work: Compile) -> Compiled:
-        data = self._fetch(work.job_id, 0, "the rank's slice or plan", MAX_JOB_BYTES)
+        data = self._slice_or_plan(work)
+        cached = True  # a plan that the master sent costs nothing here
         if work.mode == "rank_per_process":
-            plan = compile_rank(slice_from_bytes(data), self.rank)
+            plan, cached = plan_of_slice(data, self.rank, self._cache if work.cache else None)
         else:
             plan = plan_from_bytes(data)
             verify_plan(plan)
@@ -162,11 +164,34 @@ class JobRunner:
                 expected=f"rank {self.rank} of {work.world_size}",
             )
         self._plan = plan
-        return Compiled(
-            work.job_id, plan_digest(plan), bool(plan.outputs), tuple(cross_rank_facts(plan))
-        )
+        facts = tuple(cross_rank_facts(plan))
+        return Compiled(work.job_id, plan_digest(plan), bool(plan.outputs), facts, cached)
+
+    def _slice_or_plan(self, work: Compile) -> bytes:
+        """From a worker of this host that has it, where there is one; else from the master."""
+        data = None
+        if work.copy is not None:
+            data = read_copy(work.copy, work.digest, MAX_JOB_BYTES)
+            if data is None:
+                _log.warning("rank %d: no copy on this host, so the master is asked", self.rank)
+        if data is None:
+            request = pb.FetchRequest(token=self.token, job_id=work.job_id, digest=work.digest)
+            data = self._transfers.fetch(request, "the rank's slice or plan", MAX_JOB_BYTES)
+        if work.share:
+            try:
+                self._copy = OfferedCopy(data)
+            except OSError as error:
+                _log.warning("rank %d can share nothing on this host: %s", self.rank, error)
+        self._send(Fetched(work.job_id, None if self._copy is None else self._copy.place))
+        return data
+
+    def _drop_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.close()
 
     def _prepare(self, work: Prepare) -> None:
+        self._drop_copy()
         plan = self._plan
         if plan is None:
             raise ClusterError("the master asked to prepare a job that was not compiled")
@@ -189,19 +214,20 @@ class JobRunner:
             variables=variables,
             first_step=step,
             on_outputs=on_output,
+            record=self._record,
         )
         with self._lock:
             self._runtime = runtime
-        self._check_interrupt()
+        self._interruption.check()
         runtime.prepare()
 
     def _run(self, work: Run) -> None:
         runtime = self._prepared()
         if work.fed:
-            data = work.feeds or self._fetch(
-                work.job_id, work.ticket, "the feeds", MAX_ARRAYS_BYTES
+            request = pb.FetchRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)
+            feeds = arrays_from_bytes(
+                work.feeds or self._transfers.fetch(request, "the feeds", MAX_ARRAYS_BYTES)
             )
-            feeds = arrays_from_bytes(data)
             runtime.feed({name: feeds[name] for name in runtime.input_names if name in feeds})
         runtime.run(work.steps)
 
@@ -213,7 +239,8 @@ class JobRunner:
     def _let_go(self) -> None:
         with self._lock:
             runtime, self._runtime = self._runtime, None
-            self._interrupted = None
+        self._interruption.clear()
+        self._drop_copy()
         if runtime is not None:
             try:
                 runtime.close()
@@ -221,17 +248,6 @@ class JobRunner:
                 _log.exception("rank %d could not close its runtime", self.rank)
         self._plan = None
         self._outputs.clear()
-
-    # --- transfers ------------------------------------------------------------------------------
-
-    def _fetch(self, job_id: int, ticket: int, what: str, limit: int) -> bytes:
-        request = pb.FetchRequest(token=self.token, job_id=job_id, ticket=ticket)
-        try:
-            call = self._stub.Fetch(request, timeout=TRANSFER_SECONDS)
-            with self._cancellable(call):
-                return from_chunks(call, what, limit)
-        except grpc.RpcError as error:
-            raise self._call_failed(error) from error
 
     def _upload(self, work: Collect) -> None:
         runtime = self._prepared()
@@ -242,36 +258,4 @@ class JobRunner:
             for chunk in chunks:
                 yield pb.UploadRequest(chunk=chunk)
 
-        try:
-            call = self._stub.Upload.future(requests(), timeout=TRANSFER_SECONDS)
-            with self._cancellable(call):
-                call.result(timeout=TRANSFER_SECONDS + CALL_SECONDS)
-        except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError) as error:
-            raise self._call_failed(error) from error
-
-    @contextmanager
-    def _cancellable(self, call: Any) -> Iterator[None]:
-        """Let `interrupt` cancel this call."""
-        with self._lock:
-            self._call = call
-        try:
-            self._check_interrupt()
-            yield
-        finally:
-            with self._lock:
-                self._call = None
-
-    def _call_failed(self, error: BaseException) -> PlanCompilerError:
-        with self._lock:
-            interrupted = self._interrupted
-        if interrupted is not None:
-            return AbortedError("a transfer was stopped", rank=self.rank, got=str(interrupted))
-        if isinstance(error, grpc.RpcError):
-            return call_error(error, self._address)
-        return ClusterError("a transfer to the master did not end", got=type(error).__name__)
-
-    def _check_interrupt(self) -> None:
-        with self._lock:
-            interrupted = self._interrupted
-        if interrupted is not None:
-            raise AbortedError("the job was stopped", rank=self.rank, got=str(interrupted))
+        self._transfers.upload(self._stub.Upload, requests())

@@ -40,7 +40,7 @@ class GroupKey(NamedTuple):
 
 
 class GroupDesc(NamedTuple):
-    """A group and a digest of the collectives that it runs in a step."""
+    """A group and a digest of the collectives that it runs in a step, in the order of the slots."""
 
     key: GroupKey
     digest: str
@@ -119,6 +119,7 @@ def publication_of(plan: Plan) -> Publication:
     peers: set[int] = {unpack_id(remote.producer).rank for remote in plan.remote_registers}
     shared_blocks = {block.index for block in plan.blocks if block.shared}
     lines: dict[GroupKey, list[str]] = {}
+    families: dict[GroupKey, dict[int, list[int]]] = {}
     for register in plan.registers:
         readers = {unpack_id(task).rank for task in register.consumers} - {plan.rank}
         peers |= readers
@@ -136,9 +137,19 @@ def publication_of(plan: Plan) -> Publication:
             for output in outputs:
                 if output.block in shared_blocks:
                     published[output.id] = output
-            lines.setdefault(GroupKey(ranks, occurrence, str(task.stream)), []).append(
-                f"{unpack_id(task.id).family} {spec.primitive} {spec.reduction} "
+            key = GroupKey(ranks, occurrence, str(task.stream))
+            family = unpack_id(task.id).family
+            families.setdefault(key, {}).setdefault(task.segment, []).append(family)
+            lines.setdefault(key, []).append(
+                f"{family} {spec.primitive} {spec.reduction} "
                 f"{spec.src_axis} {spec.dst_axis} {[str(output.dtype) for output in outputs]}"
+            )
+    if plan.microbatches > 1:
+        for key, by_segment in families.items():
+            lines[key] += (
+                f"{slot.microbatch} {by_segment[slot.segment]}"
+                for slot in plan.slots
+                if slot.segment in by_segment
             )
     groups = tuple(
         GroupDesc(key, hashlib.sha256("\n".join(text).encode()).hexdigest())

@@ -44,7 +44,7 @@ def bind_collective(
     ]
     period = math.lcm(*map(len, pairs))
     programs = tuple(
-        _together([pair[step % len(pair)] for pair in pairs]) for step in range(period)
+        _together([pair[version % len(pair)] for pair in pairs]) for version in range(period)
     )
     label = f"{spec.primitive} of {task.name!r} (family {unpack_id(task.id).family})"
     labels = tuple(f"{label}, {phase}" for phase in ("entering", "leaving"))
@@ -73,10 +73,11 @@ def _bind_pair(
     own_published = transport.peer_register(plan.rank, target) is not None
     shared = own_published and all(slots is not None for slots in outputs)
     programs = []
-    for step in range(math.lcm(len(memory.slots(target)), *map(len, inputs))):
-        sources = [slots[step % len(slots)] for slots in inputs]
-        targets = [slots[step % len(slots)] for slots in outputs if slots is not None]
-        own = memory.slots(target)[step % len(memory.slots(target))]
+    own_slots = memory.slots(target)
+    for version in range(math.lcm(len(own_slots), *map(len, inputs))):
+        sources = [slots[version % len(slots)] for slots in inputs]
+        targets = [slots[version % len(slots)] for slots in outputs if slots is not None]
+        own = own_slots[version % len(own_slots)]
         programs.append(
             _program(plan, task, spec, group, sources, own, targets if shared else None)
         )
@@ -106,9 +107,9 @@ class _Collective:
         self._period = len(programs)
         self._entering, self._leaving = labels
 
-    def __call__(self, step: int) -> None:
+    def __call__(self, version: int) -> None:
         barrier = self._group.barrier
-        phases, epilogue = self._programs[step % self._period]
+        phases, epilogue = self._programs[version % self._period]
         for phase in phases:
             barrier(self._entering)
             for move in phase:

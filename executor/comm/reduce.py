@@ -1,8 +1,8 @@
 """Elementwise reductions over arrays of several ranks, in rank order.
 
 Every element is reduced in the order of the communicator's ranks, wherever it is computed, so that
-all ranks get the same bits. float16 is accumulated in float32; whole numbers are averaged in 64
-bits and rounded down; bool counts as 0 and 1 (sum is "or", prod is "and").
+all ranks get the same bits. float16 and bfloat16 are accumulated in float32; whole numbers are
+averaged in 64 bits and rounded down; bool counts as 0 and 1 (sum is "or", prod is "and").
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def identity_of(reduction: Reduction, dtype: DType) -> int | float | bool:
 
 def accumulator(reduction: Reduction, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """The dtype in which a reduction is computed."""
-    if dtype == np.float16 and reduction in (Reduction.SUM, Reduction.AVG, Reduction.PROD):
+    sums = reduction in (Reduction.SUM, Reduction.AVG, Reduction.PROD)
+    if sums and DType.parse(dtype).is_half:
         return np.dtype(np.float32)
     if dtype.kind in "iub" and reduction is Reduction.AVG:
         return np.dtype(np.int64)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from plancompiler.boxing.exchange import plan_boxing
 from plancompiler.boxing.graph import (
@@ -18,7 +20,9 @@ from plancompiler.boxing.graph import (
 )
 from plancompiler.boxing.planner import BoxingStep
 from plancompiler.errors import IdOverflowError, JobError, RankError
-from plancompiler.ir import NdSbp, Op, Placement, Value
+from plancompiler.ir import NdSbp, Op, Placement, Split, Value
+from plancompiler.ir.pipeline import WHOLE_STEP, Pipeline
+from plancompiler.ir.shard import piece_shape
 from plancompiler.ir.task import CONTROL_SLOT, Primitive, TaskKind
 from plancompiler.ops.registry import op_def
 from plancompiler.ops.rule import NdSignature
@@ -33,7 +37,7 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
 
     A boxing stands right after its value's producer, so that reductions of gradients start early,
     unless a redistribute asks for a late one. Ops that update variables stand after everything
-    that reads the old values.
+    that reads the old values. With several micro-batches, families are numbered segment by segment.
     """
     job = graph.job
     if job.world_size > world_size:
@@ -47,7 +51,7 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
             hint=f"run on {job.world_size} ranks, or change the job's placements",
         )
     ordered = _updates_last(tuple(zip(job.ops, graph.signatures, strict=True)))
-    builder = _Builder(ordered)
+    builder = _Builder(ordered, job.pipeline)
     for op, signature in ordered:
         builder.add(op, signature)
     return BoxingTaskGraph(
@@ -56,6 +60,7 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
         world_size=world_size,
         ops=tuple(builder.placed),
         families=tuple(builder.boundary_families()),
+        pipeline=job.pipeline,
     )
 
 
@@ -148,30 +153,54 @@ def _late_boxings(
     return found
 
 
+class _Boxing(NamedTuple):
+    """A value that is wanted in another layout than it was made in."""
+
+    op: Op
+    value: Value
+    """As it is there for one micro-batch."""
+    sbp: NdSbp
+    made: FamilyOutput
+    target: Target
+
+
+def _segment_of(op: Op) -> int:
+    return 0 if op.micro is None else op.micro.segment
+
+
 class _Builder:
-    def __init__(self, ops: Sequence[tuple[Op, NdSignature]]) -> None:
+    def __init__(self, ops: Sequence[tuple[Op, NdSignature]], pipeline: Pipeline | None) -> None:
         self.placed: list[PlacedOp] = []
+        self._segments = (WHOLE_STEP,) if pipeline is None else pipeline.segments
+        self._microbatches = 1 if pipeline is None else pipeline.microbatches
+        self._segment = 0
+        self._waiting: dict[int, list[_Boxing]] = {}
+        """Boxings whose segment is still to come, by segment."""
+        self._reader_segment: dict[tuple[str, Target], int] = {}
+        """The first segment that wants a value at a target."""
         self._families: dict[int, TaskFamily] = {}
         self._transport: set[int] = set()
         self._next = 0
         self._located: dict[tuple[str, Target], FamilyOutput] = {}
         self._targets: dict[str, dict[Target, None]] = {}
-        self._made: dict[str, tuple[Op, NdSbp, FamilyOutput]] = {}
+        self._made: dict[str, tuple[Op, Value, NdSbp, FamilyOutput]] = {}
         self._late: dict[str, FamilyOutput] = {}
         self._late_before = _late_boxings(ops)
         late = {op.name for boxings in self._late_before.values() for op, _ in boxings}
         for op, signature in ops:
             if op.name not in late:
                 for value, sbp in zip(op.inputs, signature.inputs, strict=True):
-                    self._targets.setdefault(value.name, {})[(op.placement, sbp)] = None
+                    target = (op.placement, sbp)
+                    self._targets.setdefault(value.name, {})[target] = None
+                    self._reader_segment.setdefault((value.name, target), _segment_of(op))
 
     def add(self, op: Op, signature: NdSignature) -> None:
         """Number the late boxings that start here, the op's family, then those that box its
         outputs.
         """
+        self._enter(_segment_of(op))
         for reader, wanted in self._late_before.get(op.name, ()):
-            value = reader.inputs[0]
-            maker, sbp, made = self._made[value.name]
+            maker, value, sbp, made = self._made[reader.inputs[0].name]
             target = (reader.placement, wanted.inputs[0])
             self._late[reader.name] = self._box(maker, value, sbp, made, target, late=True)
         if op.name in self._late:
@@ -190,6 +219,7 @@ class _Builder:
                 expected=f"at most {CONTROL_SLOT}",
             )
         number = self._number()
+        pieces = self._pieces(op)
         self.placed.append(PlacedOp(op, signature, number, inputs))
         self._families[number] = TaskFamily(
             number=number,
@@ -199,17 +229,72 @@ class _Builder:
             inputs=inputs,
             outputs=tuple(
                 TensorLayout(value.shape, value.dtype, sbp)
-                for value, sbp in zip(op.outputs, signature.outputs, strict=True)
+                for value, sbp in zip(pieces, signature.outputs, strict=True)
             ),
             source=op.source,
+            segment=self._segment,
+            per_microbatch=self._per_microbatch and not op_def(op.kind).collects,
         )
-        for slot, (value, sbp) in enumerate(zip(op.outputs, signature.outputs, strict=True)):
+        for slot, (value, sbp) in enumerate(zip(pieces, signature.outputs, strict=True)):
             made = FamilyOutput(number, slot)
             self._located[value.name, (op.placement, sbp)] = made
-            self._made[value.name] = (op, sbp, made)
+            self._made[value.name] = (op, value, sbp, made)
             for target in self._targets.get(value.name, ()):
                 if target != (op.placement, sbp):
-                    self._located[value.name, target] = self._box(op, value, sbp, made, target)
+                    boxing = _Boxing(op, value, sbp, made, target)
+                    segment = self._boxing_segment(boxing)
+                    if segment == self._segment:
+                        self._place(boxing)
+                    else:
+                        if not op_def(op.kind).collects:
+                            # What the producer's ranks do to it is work of their own stage.
+                            self._steps_before(boxing)
+                        self._waiting.setdefault(segment, []).append(boxing)
+
+    @property
+    def _per_microbatch(self) -> bool:
+        return self._segments[self._segment].kind.per_microbatch
+
+    def _enter(self, segment: int) -> None:
+        """Go on to a segment; boxings that belong there, such as receives, are its first tasks."""
+        while self._segment < segment:
+            self._segment += 1
+            for boxing in self._waiting.pop(self._segment, ()):
+                self._place(boxing)
+
+    def _place(self, boxing: _Boxing) -> None:
+        op, value, sbp, made, target = boxing
+        self._located[value.name, target] = self._box(op, value, sbp, made, target)
+
+    def _steps_before(self, boxing: _Boxing) -> FamilyOutput:
+        """The value after what is done on its own placement before it is exchanged."""
+        op, value, sbp, made, (placement, wanted) = boxing
+        plan = plan_boxing(op.placement, sbp, placement, wanted, value.shape, value.dtype)
+        for step in plan.before:
+            shared = (value.name, (op.placement, step.after))
+            made = self._located.get(shared) or self._step(op, value, made, step)
+            self._located[shared] = made
+        return made
+
+    def _boxing_segment(self, boxing: _Boxing) -> int:
+        """Where a boxing runs: with its producer; where the values of all micro-batches are
+        collected first, or ranks of another stage take part, with its first reader.
+        """
+        op, value, _, _, target = boxing
+        if op_def(op.kind).collects or (self._per_microbatch and target[0] != op.placement):
+            return self._reader_segment[value.name, target]
+        return self._segment
+
+    def _pieces(self, op: Op) -> tuple[Value, ...]:
+        """The op's outputs as they are there for one micro-batch."""
+        if op.micro is None or not self._per_microbatch:
+            return op.outputs
+        return tuple(
+            replace(value, shape=piece_shape(value.shape, over.axis, self._microbatches))
+            if isinstance(over, Split)
+            else value
+            for value, over in zip(op.outputs, op.micro.outputs, strict=True)
+        )
 
     def boundary_families(self) -> list[TaskFamily]:
         """Transport families and the compute families they touch, in global order."""
@@ -236,13 +321,11 @@ class _Builder:
     ) -> FamilyOutput:
         placement, wanted = target
         plan = plan_boxing(op.placement, sbp, placement, wanted, value.shape, value.dtype)
-        for step in plan.before:
-            shared = (value.name, (op.placement, step.after))
-            if late:
+        if late:
+            for step in plan.before:
                 made = self._step(op, value, made, step, late)
-            else:
-                made = self._located.get(shared) or self._step(op, value, made, step)
-                self._located[shared] = made
+        else:
+            made = self._steps_before(_Boxing(op, value, sbp, made, target))
         if plan.exchange is None:
             return made
         if op.kind == "variable" and self._families[made.family].kind is TaskKind.VARIABLE:
@@ -316,6 +399,15 @@ class _Builder:
         number = self._number()
         self._transport.add(number)
         self._families[number] = TaskFamily(
-            number, kind, name, placement, inputs, (output,), transfer, op.source
+            number=number,
+            kind=kind,
+            name=name,
+            placement=placement,
+            inputs=inputs,
+            outputs=(output,),
+            transfer=transfer,
+            source=op.source,
+            segment=self._segment,
+            per_microbatch=self._per_microbatch,
         )
         return FamilyOutput(number, 0)

@@ -123,6 +123,7 @@ def _bucket_key(family: TaskFamily) -> object:
     transfer = family.transfer
     assert transfer is not None
     return (
+        family.segment,
         family.placement,
         transfer.mesh_axes,
         transfer.primitive,

@@ -29,8 +29,8 @@ from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
 from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, Value
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.registry import mesh_signatures, op_def
-from plancompiler.ops.rule import NdSignature
+from plancompiler.ops.registry import mesh_signatures, op_def, piece_signatures
+from plancompiler.ops.rule import NdSignature, Signature
 
 logger = logging.getLogger("plancompiler.boxing")
 
@@ -46,11 +46,12 @@ Price = tuple[float, float, float, int]
 
 def infer_sbp(job: Job) -> OpGraph:
     """The job with a signature per op."""
+    microbatches = 1 if job.pipeline is None else job.pipeline.microbatches
     boxed: dict[str, frozenset[NdSbp]] = {}
     signatures: tuple[NdSignature, ...] = ()
     choices: dict[object, NdSignature] = {}
     for _ in range(_WALKS):
-        layouts = _Layouts(boxed, choices)
+        layouts = _Layouts(boxed, choices, microbatches)
         walked = tuple(_walk(job, layouts))
         if walked == signatures:
             break
@@ -73,9 +74,13 @@ class _Layouts:
     """Layouts known so far: where each value was made, and what it is boxed to."""
 
     def __init__(
-        self, boxed: Mapping[str, frozenset[NdSbp]], choices: dict[object, NdSignature]
+        self,
+        boxed: Mapping[str, frozenset[NdSbp]],
+        choices: dict[object, NdSignature],
+        microbatches: int,
     ) -> None:
         self.made: dict[str, NdSbp] = {}
+        self.microbatches = microbatches
         self.choices = choices
         """Signatures chosen so far, by all that the choice depends on: repeated layers cost once.
         """
@@ -138,14 +143,24 @@ def _signature_of(op: Op, layouts: _Layouts) -> NdSignature:
 
 
 def _redistributed(op: Op, layouts: _Layouts) -> NdSbp:
-    """The demanded layout; else the input's own, reduced, if the new mesh has as many axes."""
+    """The demanded layout; else, and along mesh axes for which nothing is demanded, the input's
+    own, reduced, if the new mesh has as many axes.
+    """
+    along = op.attr("along")
     if op.sbp is not None:
-        return op.sbp.check(op.placement.ndim, len(op.outputs[0].shape))
+        demanded = op.sbp.check(op.placement.ndim, len(op.outputs[0].shape))
+        if along is None:
+            return demanded
     value = op.inputs[0]
-    got = layouts.made[value.name]
-    if value.placement.ndim != op.placement.ndim:
-        return NdSbp.broadcast(op.placement.ndim)
-    return NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in got))
+    if value.placement.ndim == op.placement.ndim:
+        got = layouts.made[value.name]
+        own = NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in got))
+    else:
+        own = NdSbp.broadcast(op.placement.ndim)
+    if op.sbp is None:
+        return own
+    position = (op.placement.axes or ()).index(str(along))
+    return own.replace(position, demanded[position])
 
 
 def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
@@ -154,6 +169,7 @@ def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
         op.attrs,
         op.sbp,
         op.placement.hierarchy,
+        _over(op),
         tuple((value.type, layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
         tuple(value.type for value in op.outputs),
     )
@@ -163,11 +179,25 @@ def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
     return known
 
 
+def _over(op: Op) -> Signature | None:
+    """An op's signature over micro-batches; None where it does not see them."""
+    micro = op.micro
+    if micro is None or all(sbp is BROADCAST for sbp in (*micro.inputs, *micro.outputs)):
+        return None
+    return Signature(micro.inputs, micro.outputs)
+
+
 def _choose(op: Op, layouts: _Layouts) -> NdSignature:
     input_types = tuple(value.type for value in op.inputs)
     output_types = tuple(value.type for value in op.outputs)
     hierarchy = op.placement.hierarchy
-    candidates = mesh_signatures(op.kind, input_types, output_types, op.attrs, hierarchy)
+    over = _over(op)
+    if over is None:
+        candidates = mesh_signatures(op.kind, input_types, output_types, op.attrs, hierarchy)
+    else:
+        candidates = piece_signatures(
+            op.kind, input_types, output_types, op.attrs, hierarchy, over, layouts.microbatches
+        )
     demanded = None if op.sbp is None else canonical(op.sbp, hierarchy)
     mutates = op_def(op.kind).mutates
     best: NdSignature | None = None

@@ -13,6 +13,8 @@ from plancompiler.boxing.graph import (
     TensorLayout,
     Transfer,
 )
+from plancompiler.ir import Micro, NdSbp
+from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.wire import (
     DTYPES,
     PRIMITIVES,
@@ -50,8 +52,8 @@ def graph_from_bytes(data: bytes) -> BoxingTaskGraph:
     unseal(MessageKind.BOXING_TASK_GRAPH, data, message)
     with reading(MessageKind.BOXING_TASK_GRAPH):
         body = message.body
-        ops, families = _read(body, len(data))
-        return BoxingTaskGraph(body.job_name, body.seed, body.world_size, ops, families)
+        ops, families, pipeline = _read(body, len(data))
+        return BoxingTaskGraph(body.job_name, body.seed, body.world_size, ops, families, pipeline)
 
 
 def slice_to_bytes(rank_slice: RankSlice) -> bytes:
@@ -68,8 +70,8 @@ def slice_from_bytes(data: bytes) -> RankSlice:
     unseal(MessageKind.RANK_SLICE, data, message)
     with reading(MessageKind.RANK_SLICE):
         body = message.body
-        ops, families = _read(body, len(data))
-        return RankSlice(body.job_name, body.seed, body.world_size, ops, families)
+        ops, families, pipeline = _read(body, len(data))
+        return RankSlice(body.job_name, body.seed, body.world_size, ops, families, pipeline)
 
 
 def _write(body: graph_pb2.PlacedGraph, graph: BoxingTaskGraph | RankSlice) -> None:
@@ -85,7 +87,54 @@ def _write(body: graph_pb2.PlacedGraph, graph: BoxingTaskGraph | RankSlice) -> N
     body.op_source_slot.extend([one.slot for each in placed for one in each.inputs])
     _write_signatures(body, tables, [each.signature for each in placed])
     _write_families(body, tables, graph.families)
+    if graph.pipeline is not None:
+        _write_pipeline(body, tables, graph, graph.pipeline)
     tables.write(body.tables)
+
+
+def _write_pipeline(
+    body: graph_pb2.PlacedGraph,
+    tables: TableWriter,
+    graph: BoxingTaskGraph | RankSlice,
+    pipeline: Pipeline,
+) -> None:
+    body.schedule = pipeline.schedule
+    body.microbatches = pipeline.microbatches
+    body.stages = pipeline.stages
+    body.chunks = pipeline.chunks
+    distinct: dict[Micro, int] = {}
+    body.op_micro.extend(
+        [
+            0 if each.op.micro is None else 1 + distinct.setdefault(each.op.micro, len(distinct))
+            for each in graph.ops
+        ]
+    )
+    body.micro_segment.extend([micro.segment for micro in distinct])
+    body.micro_inputs.extend([len(micro.inputs) for micro in distinct])
+    body.micro_outputs.extend([len(micro.outputs) for micro in distinct])
+    body.micro_sbp.extend(
+        [tables.sbp(NdSbp((sbp,))) for micro in distinct for sbp in (*micro.inputs, *micro.outputs)]
+    )
+    body.family_segment.extend([family.segment for family in graph.families])
+    body.family_per_microbatch.extend([int(family.per_microbatch) for family in graph.families])
+
+
+def _read_pipeline(body: graph_pb2.PlacedGraph) -> Pipeline | None:
+    if not body.schedule:
+        return None
+    pipeline = Pipeline(body.schedule, body.microbatches, body.stages, body.chunks)
+    pipeline.check()
+    return pipeline
+
+
+def _read_micros(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[Micro | None]:
+    counts = [
+        count for pair in zip(body.micro_inputs, body.micro_outputs, strict=True) for count in pair
+    ]
+    sbps = [sbp.entries[0] for sbp in pick(tables.sbps, body.micro_sbp[:])]
+    operands = split(sbps, counts)
+    places = build(Micro, body.micro_segment[:], operands[::2], operands[1::2])
+    return pick_optional(places, body.op_micro[:])
 
 
 def _write_signatures(
@@ -135,17 +184,41 @@ def _write_families(
 
 def _read(
     body: graph_pb2.PlacedGraph, data_bytes: int
-) -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
+) -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...], Pipeline | None]:
     tables = TableReader(body.tables, data_bytes)
+    pipeline = _read_pipeline(body)
+    micros = None if pipeline is None else _read_micros(body, tables)
     sources = build(FamilyOutput, body.op_source_family[:], body.op_source_slot[:])
     ops = build(
         PlacedOp,
-        read_ops(body.ops, tables),
+        read_ops(body.ops, tables, micros),
         pick(_read_signatures(body, tables), body.op_signature[:]),
         body.op_family[:],
         split(sources, body.op_sources[:]),
     )
-    return tuple(ops), tuple(_read_families(body, tables))
+    families = tuple(_read_families(body, tables))
+    if pipeline is not None:
+        _check_segments(pipeline, ops, families)
+    return tuple(ops), families, pipeline
+
+
+def _check_segments(
+    pipeline: Pipeline, ops: Sequence[PlacedOp], families: Sequence[TaskFamily]
+) -> None:
+    """Segments are indices; columns of the wire are only numbers."""
+    named = {family.segment for family in families}
+    for placed in ops:
+        micro = placed.op.micro
+        if micro is None:
+            raise ValueError("an op has no place among the micro-batches")
+        named.add(micro.segment)
+        if (len(micro.inputs), len(micro.outputs)) != (
+            len(placed.op.inputs),
+            len(placed.op.outputs),
+        ):
+            raise ValueError("an op's layouts over micro-batches do not fit its operands")
+    if named and max(named) >= len(pipeline.segments):
+        raise ValueError("a segment is not one of the pipeline's")
 
 
 def _read_signatures(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[NdSignature]:
@@ -191,4 +264,8 @@ def _read_families(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[Tas
         split(outputs, body.family_outputs[:]),
         [next(transfers) if flag else None for flag in body.family_transfers],
         pick(tables.sources, body.family_source[:]),
+        body.family_segment[:] if body.schedule else [0] * len(body.family_number),
+        [bool(flag) for flag in body.family_per_microbatch]
+        if body.schedule
+        else [False] * len(body.family_number),
     )

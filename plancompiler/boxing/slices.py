@@ -62,6 +62,7 @@ class Slicer:
             world_size=graph.world_size,
             ops=tuple(placed for placed in graph.ops if rank in placed.op.placement),
             families=tuple(kept[number] for number in sorted(kept)),
+            pipeline=graph.pipeline,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plancompiler.boxing.graph import BoxingTaskGraph, OpGraph, PlacedOp, RankSlice, TaskFamily
+from plancompiler.ir import Op
 
 
 def format_op_graph(graph: OpGraph) -> str:
@@ -44,8 +45,17 @@ def _format_op(placed: PlacedOp) -> str:
     inputs = ", ".join(f"{source.family}.{source.slot}" for source in placed.inputs)
     return (
         f"  {placed.family}: {placed.op.kind} {placed.op.name}({inputs}) "
-        f"@{placed.op.placement}: {placed.signature}"
+        f"@{placed.op.placement}: {placed.signature}{_micro(placed.op)}"
     )
+
+
+def _micro(op: Op) -> str:
+    """An op's segment, and its layouts over micro-batches."""
+    micro = op.micro
+    if micro is None:
+        return ""
+    inputs, outputs = (", ".join(map(str, sbps)) for sbps in (micro.inputs, micro.outputs))
+    return f" in segment {micro.segment}, over micro-batches {inputs} -> {outputs}"
 
 
 def _format_family(family: TaskFamily) -> str:
@@ -61,5 +71,7 @@ def _format_family(family: TaskFamily) -> str:
             what += f" along {transfer.mesh_axes}"
         if transfer.src_placement is not None:
             what += f" from {transfer.src_placement} {transfer.src_sbp}"
+    if family.segment:
+        what += f" in segment {family.segment}"
     head = f"  {family.number}: {family.kind}{what} {family.name}"
     return f"{head}({inputs}) @{family.placement}: {outputs}"

@@ -18,7 +18,12 @@ import click
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.report import TransferCost, boxing_costs
 from plancompiler.boxing.serde import graph_to_bytes
-from plancompiler.cli.explain import explain, print_explained
+from plancompiler.cli.explain import (
+    explain,
+    explain_pipeline,
+    print_explained,
+    print_explained_pipeline,
+)
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
@@ -104,8 +109,11 @@ def compile_command(
     if costs:
         summary["transfers"] = [plain_data(each) for each in transfers]
     steps = list(explain(job, world_size)) if explaining else []
+    stages = explain_pipeline(compilation.graph.pipeline, compilation.plans) if explaining else []
     if explaining:
         summary["explain"] = [plain_data(each) for each in steps]
+    if stages:
+        summary["pipeline"] = [plain_data(each) for each in stages]
     if out is not None:
         write_plans(compilation, summary, out)
     if as_json:
@@ -118,6 +126,9 @@ def compile_command(
     if explaining and not as_json:
         click.echo()
         print_explained(steps)
+    if stages and not as_json:
+        click.echo()
+        print_explained_pipeline(stages)
 
 
 def summarize(compilation: Compilation, trace_seconds: float) -> dict[str, Any]:

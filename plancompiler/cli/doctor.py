@@ -22,6 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_table
+from plancompiler.ir import DType
 
 DISTRIBUTIONS = (
     "plancompiler",
@@ -33,6 +34,7 @@ DISTRIBUTIONS = (
     "click",
     "rich",
     "threadpoolctl",
+    "zstandard",
 )
 LOOPBACK_DEADLINE_SECONDS = 10.0
 
@@ -83,6 +85,7 @@ def examine() -> list[Check]:
         _needed("shared memory", _shared_memory),
         _needed("abstract sockets", _abstract_socket),
         _needed("grpc loopback", _grpc_loopback),
+        _optional("bfloat16", _bfloat16),
         _optional("cupy", _cupy),
         _optional("nccl", _nccl),
         _optional("mpi", _mpi),
@@ -171,6 +174,11 @@ def _optional_module(name: str) -> Any:
     if importlib.util.find_spec(name) is None:
         raise ModuleNotFoundError(f"{name} is not installed")
     return importlib.import_module(name)
+
+
+def _bfloat16() -> str:
+    dtype = DType.BFLOAT16.numpy
+    return f"ml_dtypes {importlib.metadata.version('ml_dtypes')}, {8 * dtype.itemsize} bits"
 
 
 def _cupy() -> str:

@@ -1,4 +1,5 @@
-"""`plancompiler compile --explain`: what each pass did to a job, and what came of it.
+"""`plancompiler compile --explain`: what each pass did to a job, and what came of it; and what each
+stage of a pipeline does in a step.
 
 After each pass the job is given layouts and transport as if it were the last, so that rows can be
 compared. That repeats the compiler's work per pass, which only this command does.
@@ -6,7 +7,7 @@ compared. That repeats the compiler's work per pass, which only this command doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import click
@@ -19,9 +20,15 @@ from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.cli.output import format_bytes, print_table
 from plancompiler.ir import Job
+from plancompiler.ir.pipeline import Pipeline, SegmentKind
 from plancompiler.ir.task import TaskKind
 from plancompiler.lower.compile import compile_rank, slice_for_rank, with_chosen_regions
 from plancompiler.passes import each_pass
+from plancompiler.plan.plan import Plan
+from plancompiler.simulate import simulate, slot_cost
+
+SLOTS_SHOWN = 24
+"""Slots of a stage that a table shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +109,87 @@ def print_explained(steps: list[Explained]) -> None:
         click.echo(f"{each.name}: {each.summary}")
         for note in each.notes:
             click.echo(f"  - {note}")
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedStage:
+    """A stage of a job's pipeline."""
+
+    stage: int
+    schedule: str
+    slots: str
+    """`F0 F1 B0`: forward, backward and weight slots by micro-batch; where a stage has several
+    chunks, by chunk and micro-batch: `F2.0`."""
+    in_flight: int
+    """Most micro-batches (of each chunk) begun and not finished at once."""
+    bubble_fraction: float | None
+    """Share of the micro-batches' time in which its ranks idle, simulated with slots that all take
+    as long, but a backward with its weight part twice as long; None without the plans of all ranks.
+    """
+
+
+def explain_pipeline(pipeline: Pipeline | None, plans: Mapping[int, Plan]) -> list[ExplainedStage]:
+    """What each stage does in a step; nothing for a job without a pipeline."""
+    if pipeline is None:
+        return []
+    bubbles = _bubbles(pipeline, plans)
+    return [
+        ExplainedStage(
+            stage=stage,
+            schedule=pipeline.schedule,
+            slots=" ".join(_letters(pipeline, stage)),
+            in_flight=pipeline.activations(stage),
+            bubble_fraction=bubbles.get(stage),
+        )
+        for stage in range(pipeline.stages)
+    ]
+
+
+def _letters(pipeline: Pipeline, stage: int) -> Iterator[str]:
+    for number, microbatch in pipeline.slots(stage):
+        segment = pipeline.segments[number]
+        if segment.kind.per_microbatch:
+            chunk = f"{segment.chunk}." if pipeline.chunks > pipeline.stages else ""
+            yield f"{segment.kind.name[0]}{chunk}{microbatch}"
+
+
+def _bubbles(pipeline: Pipeline, plans: Mapping[int, Plan]) -> dict[int, float]:
+    """Stage → bubble fraction of its ranks; empty where ranks are missing."""
+    if any(len(plans) < plan.world_size for plan in plans.values()):
+        return {}
+    ranks: dict[int, list[int]] = {}
+    for rank, plan in plans.items():
+        stages = {each.chunk % pipeline.stages for each in plan.segments if each.chunk >= 0}
+        for stage in stages:
+            ranks.setdefault(stage, []).append(rank)
+    weights_apart = pipeline.schedule == "zero_bubble"
+    seconds = {
+        SegmentKind.FORWARD: 1.0,
+        SegmentKind.BACKWARD: 1.0 if weights_apart else 2.0,
+        SegmentKind.WEIGHT: 1.0,
+    }
+    simulation = simulate(plans, slot_cost(plans, seconds))
+    return {stage: simulation.bubble_fraction(ranks=those) for stage, those in ranks.items()}
+
+
+def print_explained_pipeline(stages: list[ExplainedStage]) -> None:
+    """A line for each stage."""
+    print_table(
+        (">stage", "schedule", "slots", ">in flight", ">simulated bubble"),
+        (
+            (
+                each.stage,
+                each.schedule,
+                _shortened(each.slots),
+                each.in_flight,
+                "-" if each.bubble_fraction is None else f"{each.bubble_fraction:.1%}",
+            )
+            for each in stages
+        ),
+    )
+
+
+def _shortened(slots: str) -> str:
+    found = slots.split()
+    more = len(found) - SLOTS_SHOWN
+    return slots if more <= 0 else f"{' '.join(found[:SLOTS_SHOWN])} ... {more} more"

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from plancompiler.cli.cache import cache_command
 from plancompiler.cli.compile import compile_command
 from plancompiler.cli.doctor import doctor_command
 from plancompiler.cli.inspect import inspect_command
@@ -93,6 +94,7 @@ for _command in (
     worker_command,
     submit_command,
     ops_command,
+    cache_command,
     doctor_command,
 ):
     cli.add_command(_command)

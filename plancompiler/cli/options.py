@@ -84,9 +84,21 @@ def mode_option(command: Command) -> Command:
     )(command)
 
 
+def cache_option(command: Command) -> Command:
+    """--no-cache, as the parameter `cache`"""
+    return click.option(
+        "--no-cache",
+        "cache",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help="Compile everything, and keep nothing in the plan cache.",
+    )(command)
+
+
 def config_options(command: Command) -> Command:
-    """--pass --zero --fuse-bytes --recompute --precision as one parameter `config`: the settings
-    that were given, to change a job's own.
+    """--pass --zero --sequence-parallel --microbatches --schedule --fuse-bytes --recompute
+    --precision as one parameter `config`: the settings that were given, to change a job's own.
     """
 
     @functools.wraps(command)
@@ -94,6 +106,9 @@ def config_options(command: Command) -> Command:
         *args: Any,
         passes: tuple[str, ...],
         zero: int | None,
+        sequence_parallel: bool | None,
+        microbatches: int | None,
+        schedule: str | None,
         fuse_bytes: int | None,
         recompute: str | None,
         precision: str | None,
@@ -102,6 +117,9 @@ def config_options(command: Command) -> Command:
         given = {
             "passes": passes or None,
             "zero": zero,
+            "sequence_parallel": sequence_parallel,
+            "microbatches": microbatches,
+            "schedule": schedule,
             "fuse_bytes": fuse_bytes,
             "recompute": recompute,
             "precision": precision,
@@ -119,6 +137,13 @@ def config_options(command: Command) -> Command:
             help="Run only this pass; repeatable.",
         ),
         click.option("--zero", type=int, help="ZeRO stage: 0, 1, 2 or 3."),
+        click.option(
+            "--sequence-parallel/--no-sequence-parallel",
+            default=None,
+            help="Split activations between tensor-parallel blocks along the sequence.",
+        ),
+        click.option("--microbatches", type=int, help="Pieces that each batch is cut into."),
+        click.option("--schedule", help="Order of the micro-batches on the stages of a pipeline."),
         click.option("--fuse-bytes", type=int, help="Largest bucket of fused reductions."),
         click.option("--recompute", help="What is computed again for backward: none or auto."),
         click.option("--precision", help="Dtype of most of the computation."),

@@ -64,7 +64,7 @@ def _rank_cluster(plan: Plan) -> Iterator[str]:
         yield f"    subgraph cluster_{plan.rank}_{stream} {{"
         yield f'      label="{stream}"; style=filled; color="#eeeeee";'
         for task in tasks:
-            yield f"      {_node(task.id)} [label={_quote(_label(task))}];"
+            yield f"      {_node(task.id)} [label={_quote(_label(plan, task))}];"
         for before, after in pairwise(tasks):
             yield f'      {_node(before.id)} -> {_node(after.id)} [color="#bbbbbb", weight=4];'
         yield "    }"
@@ -89,9 +89,10 @@ def _edges(plan: Plan, drawn: set[int]) -> Iterator[str]:
             yield f"{_node(producer)} -> {_node(task.id)} [style=dotted];"
 
 
-def _label(task: Task) -> str:
+def _label(plan: Plan, task: Task) -> str:
     source = f"\n{task.source}" if task.source.file else ""
-    return f"{task.kind} {format_id(task.id)}\n{task.name}{source}"
+    segment = f"\n{plan.segments[task.segment]}" if plan.schedule else ""
+    return f"{task.kind} {format_id(task.id)}\n{task.name}{segment}{source}"
 
 
 def _node(task_id: int) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+import click
 import numpy as np
 
 from plancompiler.cli.output import print_json, print_table
 from plancompiler.errors import FeedError
+from plancompiler.executor.timeline import Timeline, rank_shares, task_shares
 from plancompiler.ir import Job
 
 LOSS = "loss"
 """The output that is reported as the loss, where a job has several."""
+LONGEST_TASKS = 12
+"""How many tasks a profile lists."""
 
 
 class Record:
@@ -40,30 +45,37 @@ class Record:
         steps: int,
         step_seconds: list[float],
         compile_seconds: float,
+        cached: bool,
         digest: str,
+        timelines: Sequence[Timeline] | None = None,
         as_json: bool,
     ) -> None:
-        """Print the whole run on stdout."""
+        """Print the whole run on stdout; with `timelines`, also where the time of ranks went."""
         median = statistics.median(step_seconds)
         p90 = float(np.percentile(step_seconds, 90))
         if as_json:
-            print_json(
-                {
-                    "ranks": ranks,
-                    "backend": backend,
-                    "mode": mode,
-                    "steps": steps,
-                    "losses": self.losses,
-                    "step_seconds": {"median": median, "p90": p90},
-                    "compile_seconds": compile_seconds,
-                    "digest": digest,
+            value: dict[str, Any] = {
+                "ranks": ranks,
+                "backend": backend,
+                "mode": mode,
+                "steps": steps,
+                "losses": self.losses,
+                "step_seconds": {"median": median, "p90": p90},
+                "compile_seconds": compile_seconds,
+                "digest": digest,
+                "cached": cached,
+            }
+            if timelines is not None:
+                value["profile"] = {
+                    "ranks": [asdict(share) for share in rank_shares(timelines)],
+                    "tasks": [asdict(share) for share in task_shares(timelines)],
                 }
-            )
+            print_json(value)
             return
         rows = [
             ("ranks", f"{ranks} ({backend})"),
             ("mode", mode or "the master's default"),
-            ("compile", f"{compile_seconds:.3f} s"),
+            ("compile", f"{compile_seconds:.3f} s{', cached' if cached else ''}"),
             ("digest", digest),
             ("steps", str(steps)),
             ("step time", f"median {median * 1e3:.2f} ms, p90 {p90 * 1e3:.2f} ms"),
@@ -76,6 +88,41 @@ class Record:
             if name != LOSS
         ]
         print_table(("what", "value"), rows)
+        if timelines is not None:
+            _print_profile(timelines)
+
+
+def _print_profile(timelines: Sequence[Timeline]) -> None:
+    click.echo()
+    print_table(
+        (">rank", ">seconds", ">kernels", ">communication", ">both", ">waiting"),
+        (
+            (
+                share.rank,
+                f"{share.seconds:.3f}",
+                *(
+                    f"{part:.1%}"
+                    for part in (share.kernels, share.communication, share.both, share.waiting)
+                ),
+            )
+            for share in rank_shares(timelines)
+        ),
+    )
+    click.echo()
+    print_table(
+        (">share", ">seconds", ">actions", "task", "what", "source"),
+        (
+            (
+                f"{share.share:.1%}",
+                f"{share.seconds:.3f}",
+                share.actions,
+                share.name,
+                share.op or share.kind,
+                share.source,
+            )
+            for share in task_shares(timelines)[:LONGEST_TASKS]
+        ),
+    )
 
 
 def require_own_data(job: Job) -> None:

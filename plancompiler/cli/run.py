@@ -12,6 +12,7 @@ from plancompiler.cli.job_file import job_folder_on_path, load_job
 from plancompiler.cli.options import (
     Setting,
     allow_ops_option,
+    cache_option,
     config_options,
     configured,
     job_argument,
@@ -22,6 +23,7 @@ from plancompiler.cli.options import (
 )
 from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.record import Record, require_own_data
+from plancompiler.executor.checkpoint import make_folder
 from plancompiler.session import BACKENDS, run
 
 
@@ -45,6 +47,13 @@ from plancompiler.session import BACKENDS, run
     help="Start from this checkpoint, whatever layout it was saved from.",
 )
 @click.option("--save", type=click.Path(path_type=Path), help="Write a checkpoint at the end.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Write the run's timeline as a Chrome trace, for Perfetto.",
+)
+@click.option("--profile", is_flag=True, help="Show where each rank's time went.")
+@cache_option
 @allow_ops_option
 @config_options
 @settings_option
@@ -57,6 +66,9 @@ def run_command(
     steps: int,
     restore: Path | None,
     save: Path | None,
+    trace: Path | None,
+    profile: bool,
+    cache: bool,
     allow_ops: tuple[str, ...],
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
@@ -68,19 +80,31 @@ def run_command(
     Example:
       plancompiler run examples/mlp.py --ranks 4 -D layout=dp_tp --steps 50
       plancompiler run examples/gpt.py -D preset=tiny -D dp=2 --backend processes --save model
+      plancompiler run examples/mlp.py --ranks 2 --steps 20 --trace run.json --profile
     """
     job = configured(load_job(target, settings, ranks), config)
     require_own_data(job)
+    if save is not None:
+        make_folder(save)
     record = Record()
     with (
         job_folder_on_path(target),
         run(
-            job, ranks, backend=backend, mode=mode, restore=restore, allow_ops=allow_ops
+            job,
+            ranks,
+            backend=backend,
+            mode=mode,
+            restore=restore,
+            allow_ops=allow_ops,
+            trace=trace,
+            record=profile,
+            cache=cache,
         ) as session,
     ):
         print_note(
-            f"compiled {job.name} for {session.ranks} ranks in {session.compile_seconds:.2f} s "
-            f"({session.mode})"
+            f"{'read' if session.cached else 'compiled'} the plans of {job.name} for "
+            f"{session.ranks} ranks in {session.compile_seconds:.2f} s "
+            f"({'cached' if session.cached else session.mode})"
         )
         with progress("step", steps) as advance:
             for outputs in session.run(steps):
@@ -88,6 +112,9 @@ def run_command(
         if save is not None:
             session.save(save)
             print_note(f"wrote a checkpoint to {save}")
+        timelines = session.timelines() if profile else None
+    if trace is not None:
+        print_note(f"wrote the timeline to {trace}")
     record.report(
         ranks=session.ranks,
         backend=backend,
@@ -95,6 +122,8 @@ def run_command(
         steps=steps,
         step_seconds=session.step_seconds,
         compile_seconds=session.compile_seconds,
+        cached=session.cached,
         digest=session.digest,
+        timelines=timelines,
         as_json=as_json,
     )

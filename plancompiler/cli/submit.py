@@ -14,6 +14,7 @@ import click
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
+    cache_option,
     config_options,
     configured,
     job_argument,
@@ -46,6 +47,7 @@ from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
     show_default=True,
     help="Seconds to wait for the master's first answer.",
 )
+@cache_option
 @tls_options
 @config_options
 @settings_option
@@ -58,6 +60,7 @@ def submit_command(
     restore: Path | None,
     save: Path | None,
     timeout: float,
+    cache: bool,
     tls: TlsFiles | None,
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
@@ -80,7 +83,13 @@ def submit_command(
         job = configured(load_job(target, settings, ranks), config)
         require_own_data(job)
         handle = client.submit(
-            job, steps, mode=wished, restore=restore, save=save, on_phase=_say_phase
+            job,
+            steps,
+            mode=wished,
+            restore=restore,
+            save=save,
+            cache=cache,
+            on_phase=_say_phase,
         )
         print_note(f"job {handle.job_id}")
         try:
@@ -105,6 +114,7 @@ def submit_command(
         steps=steps,
         step_seconds=seconds,
         compile_seconds=handle.compile_seconds or 0.0,
+        cached=bool(handle.cached),
         digest=handle.digest or "",
         as_json=as_json,
     )

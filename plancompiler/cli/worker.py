@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 
@@ -28,6 +29,7 @@ from plancompiler.worker.agent import run_worker
 )
 @allow_ops_option
 @click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
+@click.option("--record", type=click.Path(path_type=Path), hidden=True)
 @tls_options
 @json_option
 @click.pass_context
@@ -39,6 +41,7 @@ def worker_command(
     timeout: float,
     allow_ops: tuple[str, ...],
     with_stdin: bool,
+    record: Path | None,
     tls: TlsFiles | None,
     as_json: bool,
 ) -> None:
@@ -57,7 +60,7 @@ def worker_command(
         if with_stdin:
             stop_with_stdin(stop)
         print_note(f"worker of the master at {master}; Ctrl-C stops it")
-        run_worker(master, rank, device, stop=stop.event, tls=tls, timeout=timeout)
+        run_worker(master, rank, device, stop=stop.event, tls=tls, timeout=timeout, record=record)
     if as_json:
         seconds = time.monotonic() - begin
         print_json({"master": master, "rank": rank, "device": device, "seconds": seconds})

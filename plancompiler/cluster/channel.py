@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES = 4 << 20
 """Of one gRPC message, either way; anything larger goes in chunks."""
 CALL_SECONDS = 30.0
 """Deadline of a call that is not a stream."""
+TRANSFER_SERVICE = "plancompiler.proto.Transfer"
+FETCH_METHOD = "Fetch"
+"""Called without generated code, so that chunks stay serialised."""
 _REPORT_KEY = "plancompiler-report-bin"
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [

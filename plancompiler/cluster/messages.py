@@ -47,6 +47,8 @@ class JobRequest:
     """Checkpoint directory to start from, on the workers' host."""
     save: str = ""
     """Checkpoint directory to write at the end, on the workers' host."""
+    cache: bool = True
+    """Whether plans may come from the plan caches of master and workers, and go there."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -69,6 +71,24 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """Where a worker holds bytes in memory that other workers of its host need too."""
+
+    process: int
+    descriptor: int
+    """Under which that process has them open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A rank has its slice or plan."""
+
+    job_id: int
+    copy: LocalCopy | None = None
+    """For the other workers of its host; None where it has none to offer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Compiled:
     """A rank has its plan."""
 
@@ -78,6 +98,8 @@ class Compiled:
     reports: bool
     """Whether this rank has outputs to report after each step."""
     facts: tuple[CrossRankFact, ...]
+    cached: bool = False
+    """Whether the rank compiled nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +142,9 @@ class Idle:
     job_id: int
 
 
-WorkerMessage = Register | Heartbeat | Compiled | Prepared | Outputs | OperationDone | Failed | Idle
+WorkerMessage = (
+    Register | Heartbeat | Fetched | Compiled | Prepared | Outputs | OperationDone | Failed | Idle
+)
 
 
 # --- master to worker -----------------------------------------------------------------------------
@@ -152,6 +176,14 @@ class Compile:
     job_id: int
     mode: str
     world_size: int
+    cache: bool = True
+    """Whether the plan may come from the worker's plan cache, and goes there."""
+    digest: bytes = b""
+    """SHA-256 of the rank's slice or plan."""
+    share: bool = False
+    """Other workers of this host need the same bytes: keep a copy for them."""
+    copy: LocalCopy | None = None
+    """Where another worker of this host has the bytes; None: fetch them from the master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +284,18 @@ class CompileFinished:
 
     digest: str
     seconds: float
+    cached: bool = False
+    """Whether nobody compiled anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """So many ranks have their slice or plan."""
+
+    ranks: int
+    world_size: int
+    sent_bytes: int = 0
+    """What the master has sent for this job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +328,9 @@ class StepsDropped:
     count: int
 
 
-JobEvent = PhaseChanged | CompileFinished | RankOutputs | StepDone | TicketDone | StepsDropped
+JobEvent = (
+    PhaseChanged | CompileFinished | Shipped | RankOutputs | StepDone | TicketDone | StepsDropped
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +354,10 @@ class JobStatus:
     phase: Phase
     seconds: float
     error: ErrorReport | None
+    fetched_ranks: int = 0
+    """Ranks that have their slice or plan."""
+    sent_bytes: int = 0
+    """What the master has sent of slices, plans and feeds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ from plancompiler.cluster.messages import (
     Compiled,
     CompileFinished,
     Failed,
+    Fetched,
     Finish,
     Heartbeat,
     Idle,
     JobEvent,
     JobStatus,
+    LocalCopy,
     MasterMessage,
     OperationDone,
     Outputs,
@@ -35,6 +37,7 @@ from plancompiler.cluster.messages import (
     Registered,
     Run,
     Save,
+    Shipped,
     StepDone,
     StepsDropped,
     TicketDone,
@@ -96,10 +99,12 @@ def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessag
             yield pb.WorkerMessage(register=register)
         case Heartbeat():
             yield pb.WorkerMessage(heartbeat=pb.Heartbeat())
-        case Compiled(job_id, digest, reports, facts):
+        case Fetched(job_id, copy):
+            yield pb.WorkerMessage(fetched=pb.Fetched(job_id=job_id, copy=_copy_to_proto(copy)))
+        case Compiled(job_id, digest, reports, facts, cached):
             for start in range(0, len(facts), _FACTS_PER_MESSAGE):
                 yield _facts_to_proto(job_id, facts[start : start + _FACTS_PER_MESSAGE])
-            compiled = pb.CompileDone(job_id=job_id, digest=digest, reports=reports)
+            compiled = pb.CompileDone(job_id=job_id, digest=digest, reports=reports, cached=cached)
             yield pb.WorkerMessage(compiled=compiled)
         case Prepared(job_id):
             yield pb.WorkerMessage(prepared=pb.JobDone(job_id=job_id))
@@ -115,6 +120,18 @@ def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessag
             yield pb.WorkerMessage(failed=failed)
         case Idle(job_id):
             yield pb.WorkerMessage(idle=pb.JobDone(job_id=job_id))
+
+
+def _copy_to_proto(copy: LocalCopy | None) -> pb.LocalCopy | None:
+    if copy is None:
+        return None
+    return pb.LocalCopy(process=copy.process, descriptor=copy.descriptor)
+
+
+def _copy_from_proto(message: pb.Compile | pb.Fetched) -> LocalCopy | None:
+    if not message.HasField("copy"):
+        return None
+    return LocalCopy(message.copy.process, message.copy.descriptor)
 
 
 def _facts_to_proto(job_id: int, facts: Sequence[CrossRankFact]) -> pb.WorkerMessage:
@@ -150,10 +167,12 @@ class WorkerReader:
             case "facts":
                 self._add_facts(message.facts)
                 return None
+            case "fetched":
+                return Fetched(message.fetched.job_id, _copy_from_proto(message.fetched))
             case "compiled":
                 facts, self._facts = tuple(self._facts), []
                 done = message.compiled
-                return Compiled(done.job_id, done.digest, done.reports, facts)
+                return Compiled(done.job_id, done.digest, done.reports, facts, done.cached)
             case "prepared":
                 return Prepared(message.prepared.job_id)
             case "outputs":
@@ -200,8 +219,16 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
             return pb.MasterMessage(refused=report_to_proto(error))
         case Heartbeat():
             return pb.MasterMessage(heartbeat=pb.Heartbeat())
-        case Compile(job_id, mode, world_size):
-            compile_ = pb.Compile(job_id=job_id, mode=mode, world_size=world_size)
+        case Compile(job_id, mode, world_size, cache, digest, share, copy):
+            compile_ = pb.Compile(
+                job_id=job_id,
+                mode=mode,
+                world_size=world_size,
+                cache=cache,
+                digest=digest,
+                share=share,
+                copy=_copy_to_proto(copy),
+            )
             return pb.MasterMessage(compile=compile_)
         case Prepare(job_id, token, restore):
             prepare = pb.Prepare(job_id=job_id, transport_token=token, restore=restore)
@@ -237,7 +264,15 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
             return Heartbeat()
         case "compile":
             compile_ = message.compile
-            return Compile(compile_.job_id, compile_.mode, compile_.world_size)
+            return Compile(
+                compile_.job_id,
+                compile_.mode,
+                compile_.world_size,
+                compile_.cache,
+                compile_.digest,
+                compile_.share,
+                _copy_from_proto(compile_),
+            )
         case "prepare":
             prepare = message.prepare
             return Prepare(prepare.job_id, prepare.transport_token, prepare.restore)
@@ -269,8 +304,12 @@ def event_to_protos(event: JobEvent) -> Iterator[pb.JobEvent]:
             if error is not None:
                 change.error.CopyFrom(report_to_proto(error))
             yield pb.JobEvent(phase=change)
-        case CompileFinished(digest, seconds):
-            yield pb.JobEvent(compiled=pb.Compiled(digest=digest, seconds=seconds))
+        case Shipped(ranks, world_size, sent_bytes):
+            shipped = pb.Shipped(ranks=ranks, world_size=world_size, sent_bytes=sent_bytes)
+            yield pb.JobEvent(shipped=shipped)
+        case CompileFinished(digest, seconds, cached):
+            compiled = pb.Compiled(digest=digest, seconds=seconds, cached=cached)
+            yield pb.JobEvent(compiled=compiled)
         case RankOutputs(step, rank, arrays):
             for chunk in to_chunks(arrays):
                 yield pb.JobEvent(outputs=pb.StepOutputs(step=step, rank=rank, chunk=chunk))
@@ -295,8 +334,12 @@ class EventReader:
                 change = message.phase
                 error = report_from_proto(change.error) if change.HasField("error") else None
                 return PhaseChanged(_phase(change.phase), change.seconds, error)
+            case "shipped":
+                shipped = message.shipped
+                return Shipped(shipped.ranks, shipped.world_size, shipped.sent_bytes)
             case "compiled":
-                return CompileFinished(message.compiled.digest, message.compiled.seconds)
+                compiled = message.compiled
+                return CompileFinished(compiled.digest, compiled.seconds, compiled.cached)
             case "outputs":
                 outputs = message.outputs
                 arrays = self._outputs.add(outputs.chunk)
@@ -339,6 +382,8 @@ def status_to_proto(status: ClusterStatus) -> pb.StatusReply:
             phase=each.phase.value,
             seconds=each.seconds,
             error=None if each.error is None else report_to_proto(each.error),
+            fetched_ranks=each.fetched_ranks,
+            sent_bytes=each.sent_bytes,
         )
         for each in status.jobs
     ]
@@ -360,6 +405,8 @@ def status_from_proto(message: pb.StatusReply) -> ClusterStatus:
             _phase(each.phase),
             each.seconds,
             report_from_proto(each.error) if each.HasField("error") else None,
+            each.fetched_ranks,
+            each.sent_bytes,
         )
         for each in message.jobs
     ]

@@ -2,7 +2,7 @@
 
 The ops between the wanted values and the loss are walked backwards; each op's own gradient function
 (one definition serves compiled and eager execution) records the ops of its gradients, which carry
-the user's line of their forward op.
+the user's line of their forward op, and its pipeline stage.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from plancompiler.errors import GradientError
 from plancompiler.frontend.trace import JobBuilder, current_builder
-from plancompiler.ir import Op, Phase, Value
+from plancompiler.ir import Op, Origin, Phase, Value
 from plancompiler.ops.registry import op_def
 
 
@@ -43,7 +43,8 @@ def gradients(loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
             if any(value.name in found for value in op.outputs) and any(
                 value.name in reached for value in op.inputs
             ):
-                with builder.lines_of(op.source):
+                origin = Origin(Phase.BACKWARD, stage=op.origin.stage)
+                with builder.lines_of(op.source), builder.originating(origin):
                     _accumulate(builder, op, reached, found)
     return [found.get(value.name) for value in wrt]
 

@@ -392,7 +392,12 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return matmul(weights, value)
 
 
-_FAR_BELOW = {DType.FLOAT16: -6e4, DType.FLOAT32: -1e30, DType.FLOAT64: -1e30}
+_FAR_BELOW = {
+    DType.FLOAT16: -6e4,
+    DType.BFLOAT16: -1e30,
+    DType.FLOAT32: -1e30,
+    DType.FLOAT64: -1e30,
+}
 """Scores of hidden positions, per dtype: exp of them is zero, and differences do not overflow."""
 
 

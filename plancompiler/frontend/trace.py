@@ -225,7 +225,11 @@ class JobBuilder:
 
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
         """Ops recorded inside belong to this phase of the step, and to no region."""
-        return self.originating(Origin(phase))
+        return self.originating(Origin(phase, stage=self._origin.stage))
+
+    def stage(self, number: int) -> AbstractContextManager[None]:
+        """Ops recorded inside belong to this pipeline stage; the innermost counts."""
+        return self.originating(replace(self._origin, stage=number))
 
     @contextmanager
     def region(self, name: str, checkpoint: bool) -> Iterator[None]:
@@ -353,6 +357,21 @@ def current_builder() -> JobBuilder:
             hint="put the code inside `with pc.job(...)`",
         )
     return tracer
+
+
+def stage(number: int) -> AbstractContextManager[None]:
+    """Ops recorded inside are on this pipeline stage: `with pc.stage(1): x = block(x)`.
+
+    Stages count from 0 and may be named in any order; the innermost `with` counts, and gradients
+    are on the stage of what they differentiate. Where no op of a job is named, its placements say
+    what its stages are. With the schedule `interleaved` this numbers the chunks of the model.
+    Raises UsageError for what is no stage, and TracingError outside a job.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise UsageError(
+            "a pipeline stage is a whole number", got=repr(number), expected="0, 1, 2, ..."
+        )
+    return current_builder().stage(number)
 
 
 def input(

@@ -14,8 +14,10 @@ PASS_NAMES = (
     "prune_scaling",
     "recompute",
     "zero",
+    "sequence_parallel",
     "fuse_elementwise",
     "dce",
+    "microbatch",
 )
 """Every pass over jobs, in the order in which they run (`plancompiler.passes.PASSES`)."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
@@ -23,8 +25,16 @@ RECOMPUTE = ("none", "auto")
 PRECISIONS = ("float32", "float16", "bfloat16")
 FUSE_BYTES = 32 << 20
 
-PASS_OF = {"zero": "zero", "recompute": "recompute", "precision": "mixed_precision"}
+PASS_OF = {
+    "zero": "zero",
+    "recompute": "recompute",
+    "precision": "mixed_precision",
+    "sequence_parallel": "sequence_parallel",
+    "microbatches": "microbatch",
+    "schedule": "microbatch",
+}
 """Settings that one pass carries out."""
+_NAME_LISTS = ("passes", "dp_axes", "tp_axes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +65,17 @@ class Config:
     """With precision=float16, what gradients are multiplied by at first; 0: 65536."""
     loss_scale_steps: int = 2000
     """With precision=float16, steps without overflow after which the scale is doubled."""
+    sequence_parallel: bool = False
+    """Whether activations between tensor-parallel blocks are split along the sequence."""
     dp_axes: tuple[str, ...] = ("dp",)
     """Mesh axes that are data-parallel."""
+    tp_axes: tuple[str, ...] = ("tp",)
+    """Mesh axes that are tensor-parallel."""
 
     def __post_init__(self) -> None:
-        for name in ("passes", "dp_axes"):
+        for name in _NAME_LISTS:
             _check_names(name, getattr(self, name))
+        _check_flag("sequence_parallel", self.sequence_parallel)
         for name in self.passes or ():
             if name not in PASS_NAMES:
                 raise UsageError(
@@ -84,13 +99,15 @@ class Config:
                 got=f"memory_bytes={self.memory_bytes} recompute={self.recompute}",
                 expected="recompute=auto",
             )
-        if self.loss_scale and self.precision == "float32":
-            raise UsageError(
-                "losses are scaled for the range of float16 only",
-                got=f"loss_scale={self.loss_scale} precision={self.precision}",
-                expected="precision=float16",
-                hint="leave loss_scale out",
-            )
+        for name in ("loss_scale", "loss_scale_steps"):
+            value = getattr(self, name)
+            if self.precision != "float16" and value != _DEFAULTS[name]:
+                raise UsageError(
+                    "losses are scaled for the range of float16 only",
+                    got=f"{name}={value} precision={self.precision}",
+                    expected="precision=float16",
+                    hint=f"leave {name} out",
+                )
         for name, needed in PASS_OF.items():
             value = getattr(self, name)
             if self.passes is not None and needed not in self.passes and value != _DEFAULTS[name]:
@@ -142,12 +159,17 @@ _DEFAULTS: dict[str, object] = {each.name: each.default for each in fields(Confi
 
 
 def _format(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _read(name: str, text: str) -> object:
-    if name in ("passes", "dp_axes"):
+    if name in _NAME_LISTS:
         return tuple(part for part in text.split(",") if part)
+    if isinstance(_DEFAULTS[name], bool):
+        found = {"0": False, "1": True}.get(text)
+        return text if found is None else found
     if isinstance(_DEFAULTS[name], int):
         try:
             return int(text)
@@ -165,6 +187,11 @@ def _check_names(name: str, value: object) -> None:
         raise UsageError(f"{name} must be a tuple of names", got=repr(value))
     if len(set(value)) != len(value):
         raise UsageError(f"{name} holds a name twice", got=repr(value))
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is on or off", got=repr(value), expected="True or False")
 
 
 def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Element types, by the names NumPy gives them."""
+"""Element types, by the names NumPy gives them; bfloat16 by that of `ml_dtypes`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import enum
 import numpy as np
 
 from plancompiler.errors import DTypeError
+from plancompiler.ir.bfloat16 import bfloat16
 
 
 class DType(enum.Enum):
@@ -21,35 +22,58 @@ class DType(enum.Enum):
     FLOAT16 = "float16"
     FLOAT32 = "float32"
     FLOAT64 = "float64"
+    BFLOAT16 = "bfloat16"
 
     itemsize: int
     """Bytes of one element."""
-    numpy: np.dtype[np.generic]
-    """The NumPy dtype."""
+    is_floating: bool
+    is_integer: bool
+    is_signed: bool
+    """Whether it has negative numbers."""
 
     def __init__(self, name: str) -> None:
-        self.numpy = np.dtype(name)
-        self.itemsize = self.numpy.itemsize
+        self._numpy = None if name == "bfloat16" else np.dtype(name)
+        kind = "f" if self._numpy is None else self._numpy.kind
+        self.itemsize = 2 if self._numpy is None else self._numpy.itemsize
+        self.is_floating = kind == "f"
+        self.is_integer = kind in "iu"
+        self.is_signed = kind in "if"
 
     @property
-    def is_floating(self) -> bool:
-        return self.numpy.kind == "f"
+    def numpy(self) -> np.dtype[np.generic]:
+        """The NumPy dtype. DTypeError for bfloat16 where the package for it is missing."""
+        return bfloat16() if self._numpy is None else self._numpy
 
     @property
-    def is_integer(self) -> bool:
-        return self.numpy.kind in "iu"
+    def is_half(self) -> bool:
+        """Whether it is a floating dtype of 16 bits, on which arithmetic is done in float32."""
+        return self in (DType.FLOAT16, DType.BFLOAT16)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least positive normal number and the greatest finite one, of a floating dtype."""
+        if self is DType.BFLOAT16:
+            return 2.0**-126, (2.0 - 2.0**-7) * 2.0**127
+        limits = np.finfo(self.value)
+        return float(limits.tiny), float(limits.max)
 
     @classmethod
     def parse(cls, value: DType | str | np.dtype[np.generic] | type) -> DType:
-        """The DType named by a string, a NumPy dtype or a NumPy scalar type."""
+        """The DType named by a string, a NumPy dtype or a NumPy scalar type.
+
+        DTypeError for what is none, and for bfloat16 where the package for it is missing.
+        """
         if isinstance(value, DType):
             return value
         try:
-            return _BY_NAME[value if isinstance(value, str) else np.dtype(value).name]
+            found = _BY_NAME[value if isinstance(value, str) else np.dtype(value).name]
         except (KeyError, TypeError):
             raise DTypeError(
                 "unknown dtype", got=repr(value), expected="one of " + ", ".join(_BY_NAME)
             ) from None
+        if found is DType.BFLOAT16:
+            bfloat16()
+        return found
 
     def __str__(self) -> str:
         return str(self.value)

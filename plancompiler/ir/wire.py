@@ -297,6 +297,7 @@ class TableWriter:
         message.origin_phase.extend(PHASES.encode(each.phase for each in origins))
         message.origin_region.extend([strings[each.region] for each in origins])
         message.origin_checkpoint.extend([int(each.checkpoint) for each in origins])
+        message.origin_stage.extend([each.stage for each in origins])
         self._write_attrs(message)
         message.strings.extend(self.strings)
 
@@ -372,7 +373,8 @@ class TableReader:
         self.sources = build(SourceLine, files, message.source_line[:])
         regions = pick(self.strings, message.origin_region[:])
         marked = [bool(flag) for flag in message.origin_checkpoint[:]]
-        self.origins = build(Origin, PHASES.decode(message.origin_phase[:]), regions, marked)
+        phases = PHASES.decode(message.origin_phase[:])
+        self.origins = build(Origin, phases, regions, marked, message.origin_stage[:])
         self.attr_sets = self._attr_sets(message)
 
     def _placements(self, message: Any, data_bytes: int) -> list[Placement]:

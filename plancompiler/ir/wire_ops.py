@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from plancompiler.ir.op import Micro
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.value import Op, Value
 from plancompiler.ir.wire import (
@@ -58,8 +59,10 @@ def write_ops(message: Any, tables: TableWriter, ops: Sequence[Op]) -> None:
     message.op_origin.extend([tables.origins[op.origin] for op in ops])
 
 
-def read_ops(message: Any, tables: TableReader) -> list[Op]:
-    """The ops of an `Ops` message."""
+def read_ops(
+    message: Any, tables: TableReader, micros: Sequence[Micro | None] | None = None
+) -> list[Op]:
+    """The ops of an `Ops` message; `micros` are their places in a step of several micro-batches."""
     placements: Sequence[Placement] = tables.placements
     values = build(
         Value,
@@ -79,4 +82,5 @@ def read_ops(message: Any, tables: TableReader) -> list[Op]:
         pick_optional(tables.sbps, message.op_sbp[:]),
         pick(tables.sources, message.op_source[:]),
         pick(tables.origins, message.op_origin[:]),
+        [None] * len(message.op_name) if micros is None else micros,
     )

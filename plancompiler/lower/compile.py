@@ -33,6 +33,7 @@ from plancompiler.lower.naive import expand_all_ranks
 from plancompiler.lower.rank import compile_rank
 from plancompiler.lower.rank_process import compile_in_processes
 from plancompiler.lower.recompute import choose_regions
+from plancompiler.lower.step_check import check_step
 from plancompiler.passes import PassRecord, run_passes
 from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
@@ -122,6 +123,7 @@ def build_graph(
     with _timed(seconds, "boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
         graph, _ = fuse_reductions(graph, job.config.fuse_bytes)
+        check_step(graph)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
     return graph
 

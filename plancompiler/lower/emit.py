@@ -10,7 +10,7 @@ from plancompiler.lower.schedule import (
     COMPUTE,
     STREAMS,
     Schedule,
-    close_step,
+    close_segments,
     guard_updates,
     schedule_tasks,
 )
@@ -43,12 +43,14 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
     storage = group_views(schedule, graph)
     guard_updates(schedule, graph, storage.members)
     group_in_place(schedule, graph, storage, schedule.order())
-    close_step(schedule)
+    close_segments(schedule)
     hold_roots(schedule, graph, storage)
     shared = _shared_roots(graph, storage)
-    memory = _place_arena(schedule, graph, storage)
+    counts = {root: slots_of(schedule, graph, members) for root, members in storage.members.items()}
+    memory = _place_arena(schedule, graph, storage, counts)
     variable_offsets, variable_bytes = _place_variables(graph)
-    registers = _register_descs(schedule, graph, storage, memory, variable_offsets)
+    registers = _register_descs(schedule, graph, storage, counts, memory, variable_offsets)
+    parts = schedule.parts
     return Plan(
         job=graph.rank_slice.job_name,
         rank=graph.rank,
@@ -79,6 +81,10 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
         ),
         outputs=tuple(OutputDesc(name, task, register) for name, task, register in graph.outputs),
         peak_live_bytes=memory.peak_live_bytes,
+        schedule=parts.schedule,
+        microbatches=parts.microbatches,
+        segments=parts.segments,
+        slots=parts.slots,
     )
 
 
@@ -99,24 +105,39 @@ def _shared_roots(graph: RankTaskGraph, storage: Storage) -> frozenset[int]:
     )
 
 
-def _place_arena(schedule: Schedule, graph: RankTaskGraph, storage: Storage) -> MemoryPlan:
+def _place_arena(
+    schedule: Schedule, graph: RankTaskGraph, storage: Storage, counts: dict[int, int]
+) -> MemoryPlan:
+    """Offsets of all but variables: by lifetime within a segment, of their own where they cross."""
+    order = schedule.order()
     requests = []
     for root, members in storage.members.items():
         if root in storage.variables:
             continue
         register = graph.registers[root]
-        slots = slots_of(schedule, register)
+        producer = schedule.position[register.producer]
+        users = tuple(schedule.users_of(graph, members))
         crossing = any(graph.registers[member].remote_consumers for member in members)
+        segment = schedule.segment[producer]
+        repeated = schedule.parts.segments[segment].kind.per_microbatch
+        # What is collected over micro-batches is kept between the slots of its segment.
+        local = {schedule.segment[user] for user in users} == {segment} and (
+            register.per_microbatch == repeated
+        )
         requests.append(
             StorageRequest(
                 key=root,
-                nbytes=nbytes_of(register) * slots,
-                users=tuple(schedule.users_of(graph, members)),
-                producers=(schedule.position[register.producer],),
-                dedicated=crossing or slots > 1,
+                nbytes=nbytes_of(register) * counts[root],
+                users=users,
+                producers=(producer,),
+                dedicated=crossing
+                or counts[root] > 1
+                or not local
+                or not schedule.knows_segment_free(order, producer),
+                area=segment,
             )
         )
-    return plan_memory(schedule.order(), COMPUTE, requests)
+    return plan_memory(order, COMPUTE, requests)
 
 
 def _place_variables(graph: RankTaskGraph) -> tuple[dict[int, int], int]:
@@ -137,6 +158,7 @@ def _register_descs(
     schedule: Schedule,
     graph: RankTaskGraph,
     storage: Storage,
+    counts: dict[int, int],
     memory: MemoryPlan,
     variable_offsets: dict[int, int],
 ) -> tuple[RegisterDesc, ...]:
@@ -147,7 +169,6 @@ def _register_descs(
             block, offset = VARIABLES, variable_offsets[root]
         else:
             block, offset = ARENA, memory.offsets[root]
-        slots = slots_of(schedule, register)
         found.append(
             RegisterDesc(
                 id=key,
@@ -160,10 +181,11 @@ def _register_descs(
                 block=block,
                 offset=offset,
                 nbytes=nbytes_of(register),
-                register_count=slots,
+                register_count=counts[root],
                 inplace_of=storage.taken_from.get(key, -1),
                 is_view=key in storage.taken_from and key not in storage.overwrites,
                 sync_id=register.sync_id,
+                per_microbatch=register.per_microbatch,
             )
         )
     for before, waiting in schedule.controls.items():
@@ -178,6 +200,9 @@ def _register_descs(
                 producer=task.id,
                 consumers=tuple(schedule.tasks[after].id for after in sorted(waiting)),
                 block=-1,
+                per_microbatch=schedule.parts.segments[
+                    schedule.segment[before]
+                ].kind.per_microbatch,
             )
         )
     found.sort(key=lambda register: register.id)
@@ -204,6 +229,7 @@ def _tasks(schedule: Schedule) -> tuple[Task, ...]:
             ),
             controls_out=(_control_register(task.id),) if place in schedule.controls else (),
             source=task.source,
+            segment=schedule.segment[place],
         )
         for place, task in enumerate(schedule.tasks)
     )

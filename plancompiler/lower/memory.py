@@ -63,6 +63,8 @@ class StorageRequest:
     """Those of `users` that must not start before the bytes are free."""
     dedicated: bool = False
     """Never share: several slots, or read by tasks whose end this rank does not learn."""
+    area: int = 0
+    """Requests of different areas are never alive at once: areas lie on the same bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def plan_memory(
     order windows are measured. The result depends on the arguments alone.
     """
     offsets: dict[int, int] = {}
-    keys, starts, ends, sizes = [], [], [], []
+    areas: dict[int, list[tuple[int, int, int, int]]] = {}
     dedicated = []
     windows = storage_windows(order, compute_stream, requests)
     for request, window in zip(requests, windows, strict=True):
@@ -100,12 +102,13 @@ def plan_memory(
         elif window is None:
             dedicated.append(request)
         else:
-            keys.append(request.key)
-            starts.append(window[0])
-            ends.append(window[1])
-            sizes.append(align(request.nbytes))
-    placed, top, peak = place_windows(starts, ends, sizes)
-    offsets.update(zip(keys, placed, strict=True))
+            areas.setdefault(request.area, []).append((request.key, *window, align(request.nbytes)))
+    top = peak = 0
+    for area in areas.values():
+        starts, ends, sizes = ([each[column] for each in area] for column in (1, 2, 3))
+        placed, size, alive = place_windows(starts, ends, sizes)
+        offsets.update((each[0], offset) for each, offset in zip(area, placed, strict=True))
+        top, peak = max(top, size), max(peak, alive)
     own = 0
     for request in dedicated:
         offsets[request.key] = top + own

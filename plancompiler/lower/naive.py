@@ -41,4 +41,5 @@ def _members_of(graph: BoxingTaskGraph, rank: int) -> RankSlice:
         world_size=graph.world_size,
         ops=tuple(placed for placed in graph.ops if rank in placed.op.placement),
         families=graph.families,
+        pipeline=graph.pipeline,
     )

@@ -1,12 +1,18 @@
-"""`compile_rank`: the whole work of one worker's compiler, from its slice to its verified plan."""
+"""A worker's whole compiler, from its slice to its verified plan."""
 
 from __future__ import annotations
 
+import logging
+
 from plancompiler.boxing.graph import RankSlice
+from plancompiler.boxing.serde import slice_from_bytes
+from plancompiler.cache.plan_cache import PlanCache
 from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.rank_task_graph import rebuild_rank_task_graph
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.verify import verify_plan
+
+_log = logging.getLogger(__name__)
 
 
 def compile_rank(rank_slice: RankSlice, rank: int) -> Plan:
@@ -14,3 +20,18 @@ def compile_rank(rank_slice: RankSlice, rank: int) -> Plan:
     plan = emit_plan(rebuild_rank_task_graph(rank_slice, rank))
     verify_plan(plan)
     return plan
+
+
+def plan_of_slice(data: bytes, rank: int, cache: PlanCache | None = None) -> tuple[Plan, bool]:
+    """The rank's plan from its slice's wire form, compiled unless the cache has it; and whether it
+    had.
+    """
+    plan = None if cache is None else cache.plan(data, rank)
+    if plan is not None:
+        _log.info("plan of rank %d: cached", rank)
+        return plan, True
+    plan = compile_rank(slice_from_bytes(data), rank)
+    if cache is not None:
+        cache.keep_plan(data, plan)
+    _log.info("plan of rank %d: compiled", rank)
+    return plan, False

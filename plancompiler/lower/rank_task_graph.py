@@ -7,7 +7,7 @@ built.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from plancompiler.boxing.exchange import Exchange, exchange_readers, exchange_sources
@@ -21,9 +21,29 @@ from plancompiler.boxing.graph import (
     task_kind_of,
 )
 from plancompiler.errors import VerifyError
-from plancompiler.ir import DType, NdSbp, Partial, Placement, Reduction, SourceLine
-from plancompiler.ir.shard import Region, local_shape, rank_region, region_shape, relative
+from plancompiler.ir import (
+    DType,
+    NdSbp,
+    Op,
+    Partial,
+    Placement,
+    Reduction,
+    Sbp,
+    SourceLine,
+    Split,
+    Value,
+)
+from plancompiler.ir.pipeline import WHOLE_STEP
+from plancompiler.ir.shard import (
+    Region,
+    local_shape,
+    piece_shape,
+    rank_region,
+    region_shape,
+    relative,
+)
 from plancompiler.ir.task import Primitive, TaskKind, pack_register_id, pack_task_id
+from plancompiler.ops.registry import op_def
 from plancompiler.plan.plan import (
     CollectiveSpec,
     ComputeSpec,
@@ -54,6 +74,8 @@ class RankTask:
     source: SourceLine
     late: bool = False
     """Whether it waits for the compute task before it in plan order."""
+    segment: int = 0
+    """Index into the segments of the job's pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +93,7 @@ class RankRegister:
     remote_consumers: tuple[int, ...] = ()
     """CopyCommNet tasks of other ranks, by id."""
     sync_id: int = -1
+    per_microbatch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +211,9 @@ class _Builder:
         self._group_index: dict[tuple[int, ...], int] = {}
         self._variables: list[RankVariable] = []
         self._outputs: list[tuple[str, int, int]] = []
+        pipeline = rank_slice.pipeline
+        self._segments = (WHOLE_STEP,) if pipeline is None else pipeline.segments
+        self._microbatches = 1 if pipeline is None else pipeline.microbatches
 
     def add_op(self, placed: PlacedOp) -> None:
         op, rank = placed.op, self._rank
@@ -197,27 +223,45 @@ class _Builder:
         task = pack_task_id(rank, placed.family)
         inputs = tuple(self._local_register(source) for source in placed.inputs)
         outputs = []
+        micro = op.micro
+        segment = 0 if micro is None else micro.segment
+        repeated = self._segments[segment].kind.per_microbatch
+        per_microbatch = repeated and not op_def(op.kind).collects
+        input_axes = _split_axes(micro.inputs if micro and repeated else (), len(op.inputs))
+        output_axes = _split_axes(micro.outputs if micro and repeated else (), len(op.outputs))
+        input_regions = self._regions(op.inputs, input_axes, op, placed.signature.inputs)
+        output_regions = self._regions(op.outputs, output_axes, op, placed.signature.outputs)
         for slot, (value, sbp) in enumerate(zip(op.outputs, placed.signature.outputs, strict=True)):
             layout = TensorLayout(value.shape, value.dtype, sbp)
-            shape = local_shape(value.shape, op.placement, sbp, rank)
+            shape = region_shape(output_regions[slot])
+            output = FamilyOutput(placed.family, slot)
             outputs.append(
-                self._register(FamilyOutput(placed.family, slot), value.name, layout, shape, task)
+                self._register(
+                    output, value.name, layout, shape, task, per_microbatch=per_microbatch
+                )
             )
         spec = ComputeSpec(
             kind=op.kind,
             attrs=op.attrs,
             input_shapes=tuple(value.shape for value in op.inputs),
             output_shapes=tuple(value.shape for value in op.outputs),
-            input_regions=tuple(
-                rank_region(value.shape, op.placement, sbp, rank)
-                for value, sbp in zip(op.inputs, placed.signature.inputs, strict=True)
-            ),
-            output_regions=tuple(
-                rank_region(value.shape, op.placement, sbp, rank)
-                for value, sbp in zip(op.outputs, placed.signature.outputs, strict=True)
-            ),
+            input_regions=input_regions,
+            output_regions=output_regions,
+            input_pieces=input_axes if repeated else (),
+            output_pieces=output_axes if repeated else (),
         )
-        self._task(task, placed.family, kind, op.name, op.kind, inputs, outputs, spec, op.source)
+        self._task(
+            task,
+            placed.family,
+            kind,
+            op.name,
+            op.kind,
+            inputs,
+            outputs,
+            spec,
+            op.source,
+            segment=segment,
+        )
         if kind is TaskKind.VARIABLE:
             value = op.outputs[0]
             self._variables.append(
@@ -234,6 +278,17 @@ class _Builder:
             )
         elif kind is TaskKind.OUTPUT:
             self._outputs.append((str(op.attr("name")), task, inputs[0]))
+
+    def _regions(
+        self, values: Sequence[Value], axes: tuple[int, ...], op: Op, sbps: Sequence[NdSbp]
+    ) -> tuple[Region, ...]:
+        """This rank's box of each value, of its first piece where micro-batches have pieces."""
+        return tuple(
+            rank_region(
+                piece_shape(value.shape, axis, self._microbatches), op.placement, sbp, self._rank
+            )
+            for value, axis, sbp in zip(values, axes, sbps, strict=True)
+        )
 
     def add_transport(self, family: TaskFamily) -> None:
         if family.kind is TaskKind.COPY_COMM_NET:
@@ -293,6 +348,7 @@ class _Builder:
                 region_shape(piece.source),
                 task,
                 lane=piece.parallel_id,
+                per_microbatch=family.per_microbatch,
             )
             self._task(
                 task,
@@ -319,6 +375,7 @@ class _Builder:
                 dtype=layout.dtype,
                 producer=pack_task_id(rank, source.family),
                 consumers=readers,
+                per_microbatch=producer.per_microbatch,
             )
         return register
 
@@ -390,6 +447,7 @@ class _Builder:
                 layout,
                 local_shape(layout.shape, family.placement, layout.sbp, self._rank),
                 task,
+                per_microbatch=family.per_microbatch,
             )
             for slot, layout in enumerate(family.outputs)
         ]
@@ -408,6 +466,7 @@ class _Builder:
         shape: tuple[int, ...],
         task: int,
         lane: int = 0,
+        per_microbatch: bool = False,
     ) -> int:
         register = pack_register_id(self._rank, output.family, lane, output.slot)
         readers = self._remote_readers(output, self._rank)
@@ -420,6 +479,7 @@ class _Builder:
             producer=task,
             remote_consumers=readers,
             sync_id=sync_id_of(readers),
+            per_microbatch=per_microbatch,
         )
         return register
 
@@ -434,14 +494,36 @@ class _Builder:
         outputs: list[int],
         spec: TaskSpec,
         source: SourceLine,
+        segment: int | None = None,
     ) -> None:
         for register in inputs:
             self._consumers.setdefault(register, {})[task] = None
         known = self._family.get(family)
         late = known is not None and known.transfer is not None and known.transfer.late
+        if segment is None:
+            segment = 0 if known is None else known.segment
         self._tasks.append(
-            RankTask(task, family, kind, name, op_kind, inputs, tuple(outputs), spec, source, late)
+            RankTask(
+                id=task,
+                family=family,
+                kind=kind,
+                name=name,
+                op_kind=op_kind,
+                inputs=inputs,
+                outputs=tuple(outputs),
+                spec=spec,
+                source=source,
+                late=late,
+                segment=segment,
+            )
         )
+
+
+def _split_axes(over: Sequence[Sbp], count: int) -> tuple[int, ...]:
+    """Per operand, the axis along which micro-batches split it, or -1."""
+    if not over:
+        return (-1,) * count
+    return tuple(sbp.axis if isinstance(sbp, Split) else -1 for sbp in over)
 
 
 def _transfer_of(family: TaskFamily) -> Transfer:

@@ -7,18 +7,22 @@ input that nobody reads any more). A group is one request to the memory planner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import TaskKind
 from plancompiler.lower.rank_task_graph import RankRegister, RankTask, RankTaskGraph
-from plancompiler.lower.schedule import COMPUTE, DATA, Schedule
+from plancompiler.lower.schedule import COMPUTE, COPY, DATA, Schedule
 from plancompiler.ops.registry import op_def
 from plancompiler.plan.order import StepOrder, covers
 from plancompiler.plan.plan import SliceSpec
 
 DATA_SLOTS = 2
 """Slots of a register that a data source fills: it reads one step ahead."""
+CROSSING_SLOTS = 2
+"""Least slots of a micro-batch's register that other ranks read: one is filled while they read the
+other."""
 
 
 @dataclass
@@ -54,23 +58,40 @@ def nbytes_of(register: RankRegister) -> int:
     return element_count(register.shape) * register.dtype.itemsize
 
 
-def slots_of(schedule: Schedule, register: RankRegister) -> int:
-    """Slots of a register: data sources run ahead, unless another rank reads them."""
-    on_data = schedule.streams[schedule.position[register.producer]] == DATA
-    return DATA_SLOTS if on_data and not register.remote_consumers else 1
+def slots_of(schedule: Schedule, graph: RankTaskGraph, members: Sequence[int]) -> int:
+    """Slots of registers that share their bytes; the first of them is their root.
+
+    As many micro-batches as are under way between the root's segment and the last that reads one.
+    Data sources and copies run ahead of that by one, where no other rank needs the slot.
+    """
+    root = graph.registers[members[0]]
+    producer = schedule.position[root.producer]
+    ahead = schedule.streams[producer] == DATA and not root.remote_consumers
+    if not schedule.parts.schedule:
+        return DATA_SLOTS if ahead else 1
+    if not root.per_microbatch:
+        return 1
+    last = max(schedule.segment[user] for user in schedule.users_of(graph, members))
+    count = schedule.parts.in_flight(schedule.segment[producer], last)
+    if schedule.streams[producer] in (DATA, COPY):
+        count += 1
+    if root.remote_consumers:
+        count = max(count, CROSSING_SLOTS)
+    return min(count, schedule.parts.microbatches)
 
 
 def group_views(schedule: Schedule, graph: RankTaskGraph) -> Storage:
     """Groups made by views and by updates of variables, which do not depend on time."""
     storage = Storage()
     overwritten = _overwritten_at(schedule)
+    order = schedule.order()
     for task in schedule.tasks:
         taken: dict[int, tuple[int, bool]] = {}
         if task.op_kind:
             for target, source in op_def(task.op_kind).mutates:
                 taken[task.outputs[target]] = (task.inputs[source], True)
         for target, source in _views(task, graph):
-            if _can_view(schedule, graph, source, target) and (
+            if _can_view(schedule, graph, storage, order, source, target) and (
                 storage.root[source] not in overwritten
                 or _last_use(schedule, graph, target) <= overwritten[storage.root[source]]
             ):
@@ -130,17 +151,28 @@ def _views(task: RankTask, graph: RankTaskGraph) -> list[tuple[int, int]]:
     return []
 
 
-def _can_view(schedule: Schedule, graph: RankTaskGraph, source: int, target: int) -> bool:
+def _can_view(
+    schedule: Schedule,
+    graph: RankTaskGraph,
+    storage: Storage,
+    order: StepOrder,
+    source: int,
+    target: int,
+) -> bool:
     """Whether a view may stand for a copy.
 
     Not for a register that another rank reads: its credits would not protect the bytes' first
-    owner. Not from a register with several slots: the view has one.
+    owner. Not from a register with slots that are filled ahead: its own readers' credits would be
+    all that protects them.
     """
     before, after = graph.registers[source], graph.registers[target]
-    return (
-        not after.remote_consumers
-        and slots_of(schedule, before) == 1
-        and nbytes_of(before) == nbytes_of(after)
+    if after.remote_consumers or nbytes_of(before) != nbytes_of(after):
+        return False
+    if not schedule.parts.schedule:
+        return slots_of(schedule, graph, (source,)) == 1
+    root = graph.registers[storage.root[source]]
+    return before.per_microbatch == after.per_microbatch and schedule.knows_last_version_free(
+        order, schedule.position[root.producer], per_microbatch=root.per_microbatch
     )
 
 
@@ -155,7 +187,7 @@ def group_in_place(
             register, old = task.outputs[target], task.inputs[source]
             if storage.root[register] != register or len(storage.members[register]) > 1:
                 continue
-            if _is_dead(schedule, graph, storage, order, old, place) and _same_bytes(
+            if _is_dead(schedule, graph, storage, order, old, place) and _can_replace(
                 graph.registers[old], graph.registers[register]
             ):
                 del storage.members[register]
@@ -163,8 +195,13 @@ def group_in_place(
                 break
 
 
-def _same_bytes(old: RankRegister, new: RankRegister) -> bool:
-    return old.shape == new.shape and old.dtype == new.dtype and not new.remote_consumers
+def _can_replace(old: RankRegister, new: RankRegister) -> bool:
+    return (
+        old.shape == new.shape
+        and old.dtype == new.dtype
+        and old.per_microbatch == new.per_microbatch
+        and not new.remote_consumers
+    )
 
 
 def _is_dead(
@@ -182,7 +219,14 @@ def _is_dead(
     members = storage.members[root]
     if any(graph.registers[member].remote_consumers for member in members):
         return False
-    if slots_of(schedule, graph.registers[root]) > 1:
+    if not schedule.parts.schedule:
+        if slots_of(schedule, graph, members) > 1:
+            return False
+    elif not schedule.knows_last_version_free(
+        order,
+        schedule.position[graph.registers[root].producer],
+        per_microbatch=graph.registers[root].per_microbatch,
+    ):
         return False
     return all(
         user == place or order.happens_before(user, place)
@@ -195,8 +239,11 @@ def hold_roots(schedule: Schedule, graph: RankTaskGraph, storage: Storage) -> No
 
     Its own consumers give their credits back early when later registers share the bytes. A producer
     that knows of the step before (through the compute stream) needs nothing; for others a control
-    edge to the last user on each stream makes a credit of it.
+    edge to the last user on each stream makes a credit of it. With several micro-batches only
+    producers that know have groups.
     """
+    if schedule.parts.schedule:
+        return
     order = schedule.order()
     for root, members in storage.members.items():
         if len(members) == 1 or root in storage.variables:

@@ -82,8 +82,8 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, Tensor
             got=f"{length} queries and {keys} keys of {width} features"
             + (", causal" if causal else ""),
         )
-    # A normaliser is the exponent of all weights of its query: float16 would be too coarse.
-    kept = DType.FLOAT32 if query.dtype is DType.FLOAT16 else query.dtype
+    # A normaliser is the exponent of all weights of its query: 16 bits would be too coarse.
+    kept = DType.FLOAT32 if query.dtype.is_half else query.dtype
     return (
         TensorType((batch, heads, length, value.shape[3]), query.dtype),
         TensorType((batch, heads, length), kept),

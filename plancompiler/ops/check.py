@@ -15,7 +15,7 @@ from plancompiler.ops.registry import AttrMap, Types
 FLOATS = frozenset(dtype for dtype in DType if dtype.is_floating)
 INTEGERS = frozenset(dtype for dtype in DType if dtype.is_integer)
 NUMBERS = FLOATS | INTEGERS
-SIGNED = frozenset(dtype for dtype in NUMBERS if dtype.numpy.kind != "u")
+SIGNED = frozenset(dtype for dtype in NUMBERS if dtype.is_signed)
 ANY = frozenset(DType)
 
 _MISSING = object()

@@ -31,6 +31,7 @@ from plancompiler.ops.check import (
     shape_attr,
     str_attr,
 )
+from plancompiler.ops.kernel import of_box
 from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -252,12 +253,13 @@ def _constant_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
     region = context.output_regions[0]
-    found = context.state.get("found")
-    if found is None:
+
+    def found() -> Array:
         dtype = dtype_attr(context.attrs).numpy
         whole = np.array(context.attrs["values"], dtype).reshape(context.output_shapes[0])
-        found = context.state["found"] = whole[region_index(region)].reshape(region_shape(region))
-    np.copyto(outputs[0], found)
+        return whole[region_index(region)].reshape(region_shape(region))
+
+    np.copyto(outputs[0], of_box(context, "found", region, found))
 
 
 register(

@@ -21,7 +21,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
-from plancompiler.ops.kernel import copy_unless_shared
+from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -167,13 +167,14 @@ def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None
         return inputs
 
     def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        mask = context.state.get("mask")
-        if mask is None:
-            rows, columns = (
-                np.arange(start, stop) for start, stop in context.output_regions[0][-2:]
-            )
-            mask = outside(columns - rows[:, None], int_attr(context.attrs, "diagonal"))
-            context.state["mask"] = mask
+        box = context.output_regions[0][-2:]
+
+        def masked() -> Array:
+            rows, columns = (np.arange(start, stop) for start, stop in box)
+            away: Array = outside(columns - rows[:, None], int_attr(context.attrs, "diagonal"))
+            return away
+
+        mask = of_box(context, "mask", box, masked)
         copy_unless_shared(inputs[0], outputs[0])
         np.copyto(outputs[0], 0, where=mask)
 

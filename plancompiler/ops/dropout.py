@@ -17,7 +17,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
-from plancompiler.ops.kernel import contiguous, copy_unless_shared
+from plancompiler.ops.kernel import contiguous, copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -86,9 +86,8 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
     if rate == 0.0 or x.size == 0:
         copy_unless_shared(x, out)
         return
-    mask = context.state.get("mask")
-    if mask is None:
-        mask = context.state["mask"] = _Mask(context.input_shapes[0], context.input_regions[0])
+    shape, region = context.input_shapes[0], context.input_regions[0]
+    mask = of_box(context, "mask", region, lambda: _Mask(shape, region))
     start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
     source, target = x.reshape(-1, mask.width), out.reshape(-1, mask.width)
     scale = 1.0 / (1.0 - rate)

@@ -508,6 +508,7 @@ register(
         gradient=_cast_gradient,
         extra=_cast_extra,
         inplace=((0, 0),),
+        takes_bfloat16=True,
         doc="The same values as another dtype; linear between floating dtypes.",
     )
 )

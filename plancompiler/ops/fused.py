@@ -22,6 +22,7 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
 from plancompiler.ir.sbp import BROADCAST, Partial, Reduction, Sbp
 from plancompiler.ops.check import only_attrs
+from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -252,7 +253,9 @@ class _Bound:
                     free.setdefault(types[number].dtype, []).append(buffers.pop(number))
             nothing: tuple[Any, ...] = ((),) * len(instruction.operands)
             context = KernelContext(attrs, nothing, ((),), nothing, ((),))
-            steps.append(_Step(definition.kernel, context, instruction.operands, buffer))
+            operands = [types[number].dtype.numpy for number in instruction.operands]
+            kernel = kernel_for(definition, (*operands, made.dtype.numpy))
+            steps.append(_Step(kernel, context, instruction.operands, buffer))
             buffers[len(types)] = buffer
             types.append(made)
         widest = max(each.dtype.itemsize for each in types)
@@ -329,6 +332,7 @@ register(
         extra=_extra,
         flops=_flops,
         inplace=((0, 0),),
+        takes_bfloat16=True,
         doc="A program of elementwise ops on tensors of one shape, block by block in cache; made "
         "by the pass fuse_elementwise.",
     )

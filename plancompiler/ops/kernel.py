@@ -8,12 +8,15 @@ the last write leave the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from plancompiler.ops.registry import Array, Kernel, KernelContext
+from plancompiler.ir.dtype import DType
+from plancompiler.ops.registry import Array, Kernel, KernelContext, OpDef
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one array's piece: smaller ones lose to the cost of calls, larger ones to memory."""
@@ -29,6 +32,17 @@ def scratch(
         buffer = context.state[name] = np.empty(size, dtype)
     view: Array = buffer[:size].reshape(shape)
     return view
+
+
+def of_box(context: KernelContext, name: str, box: Hashable, make: Callable[[], T]) -> T:
+    """What a kernel makes once for a box of the global tensor and keeps in the context.
+
+    Each micro-batch of a step has boxes of its own.
+    """
+    known: dict[Hashable, T] = context.state.setdefault(name, {})
+    if box not in known:
+        known[box] = make()
+    return known[box]
 
 
 def blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
@@ -82,18 +96,39 @@ def contiguous(kernel: Kernel) -> Kernel:
 
 def in_float32(kernel: Kernel) -> Kernel:
     """The kernel, computing float16 in float32: NumPy's float16 is slow, and its sums are poor."""
+    wide = _through_float32(kernel, np.dtype(np.float16))
 
     def widened(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        if not any(array.dtype == np.float16 for array in (*inputs, *outputs)):
+        if any(array.dtype == np.float16 for array in (*inputs, *outputs)):
+            wide(context, inputs, outputs)
+        else:
             kernel(context, inputs, outputs)
-            return
-        wide = [np.empty(array.shape, _widened(array)) for array in outputs]
-        kernel(context, [array.astype(_widened(array), copy=False) for array in inputs], wide)
-        for source, target in zip(wide, outputs, strict=True):
-            np.copyto(target, source, casting="same_kind")
 
     return widened
 
 
-def _widened(array: Array) -> np.dtype[Any]:
-    return np.dtype(np.float32) if array.dtype == np.float16 else array.dtype
+def kernel_for(definition: OpDef, dtypes: Iterable[np.dtype[Any]]) -> Kernel:
+    """An op's kernel for arrays of these dtypes.
+
+    The arithmetic of bfloat16 is that of float32, rounded once at the end: what `ml_dtypes` has for
+    its dtype is slower, incomplete, and sums in 8 bits.
+    """
+    native = definition.takes_bfloat16 or definition.view
+    if native or not any(dtype.name == str(DType.BFLOAT16) for dtype in dtypes):
+        return definition.kernel
+    return _through_float32(definition.kernel, DType.BFLOAT16.numpy)
+
+
+def _through_float32(kernel: Kernel, narrow: np.dtype[Any]) -> Kernel:
+    """The kernel, given float32 in place of a narrower dtype."""
+
+    def wide_of(array: Array) -> np.dtype[Any]:
+        return np.dtype(np.float32) if array.dtype == narrow else array.dtype
+
+    def widened(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        wide = [np.empty(array.shape, wide_of(array)) for array in outputs]
+        kernel(context, [array.astype(wide_of(array), copy=False) for array in inputs], wide)
+        for source, target in zip(wide, outputs, strict=True):
+            np.copyto(target, source, casting="same_kind")
+
+    return widened

@@ -20,6 +20,7 @@ from plancompiler.ir.sbp import PARTIAL_SUM
 from plancompiler.ir.shard import Region
 from plancompiler.ops.check import axes_attr, expect_inputs, ints_attr, only_attrs, shape_attr
 from plancompiler.ops.elementwise import check_scalar
+from plancompiler.ops.kernel import of_box
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -107,12 +108,8 @@ def moving_kernel(maps: Maps, fill: Callable[[AttrMap], Any] = lambda attrs: 0) 
 
     def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         (x,), (out,) = inputs, outputs
-        planned = context.state.get("copies")
-        if planned is None:
-            planned = context.state["copies"] = _copies(
-                context.input_regions[0], context.output_regions[0], maps(context)
-            )
-        copies, gaps = planned
+        boxes = context.input_regions[0], context.output_regions[0]
+        copies, gaps = of_box(context, "copies", boxes, lambda: _copies(*boxes, maps(context)))
         if gaps:
             out.fill(fill(context.attrs))
         for target, source in copies:

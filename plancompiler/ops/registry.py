@@ -14,7 +14,7 @@ import numpy as np
 from plancompiler.errors import AttributeValueError, UnknownOpError
 from plancompiler.ir.op import Attrs, AttrValue, TensorType
 from plancompiler.ir.operators import TensorOperators
-from plancompiler.ir.sbp import Reduction
+from plancompiler.ir.sbp import NdSbp, Reduction
 from plancompiler.ir.shard import Region, element_count
 from plancompiler.ops.rule import (
     NdSignature,
@@ -134,6 +134,9 @@ class OpDef:
     storage."""
     collects: bool = False
     """Runs once per micro-batch and makes one value per step, complete after the last."""
+    takes_bfloat16: bool = False
+    """The kernel works on arrays of bfloat16 as they are; else it is given float32 in their place,
+    and what it makes is rounded (`ops.kernel.kernel_for`)."""
     source: bool = False
     """Makes data from outside the job (inputs, data files): may run ahead of the step."""
     doc: str = ""
@@ -305,4 +308,38 @@ def mesh_signatures(
         signature
         for signature in found
         if definition.legal(inputs, outputs, named, signature, hierarchy)
+    )
+
+
+@lru_cache(maxsize=16384)
+def piece_signatures(
+    kind: str,
+    inputs: Types,
+    outputs: Types,
+    attrs: Attrs,
+    hierarchy: tuple[int, ...],
+    over: Signature,
+    microbatches: int,
+) -> tuple[NdSignature, ...]:
+    """The legal signatures on a mesh of an op that works on one micro-batch at a time.
+
+    Micro-batches are the outermost mesh axis, along which the signature is given: `over`.
+    """
+    definition = op_def(kind)
+    per_axis = [axis_signatures(kind, inputs, outputs, attrs, parts) for parts in hierarchy]
+    whole = (microbatches, *hierarchy)
+    found = nd_signatures([(over,), *per_axis], whole)
+    if definition.legal is not None:
+        named = dict(attrs)
+        found = tuple(
+            signature
+            for signature in found
+            if definition.legal(inputs, outputs, named, signature, whole)
+        )
+    return tuple(
+        NdSignature(
+            tuple(NdSbp(sbp.entries[1:]) for sbp in signature.inputs),
+            tuple(NdSbp(sbp.entries[1:]) for sbp in signature.outputs),
+        )
+        for signature in found
     )

@@ -20,7 +20,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
-from plancompiler.ops.kernel import contiguous, in_float32, scratch
+from plancompiler.ops.kernel import contiguous, in_float32, of_box, scratch
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -51,17 +51,18 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
 
 def _turns(context: KernelContext, width: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Cosines and sines [positions, width / 2] of the positions held here."""
-    found: tuple[Array, Array] | None = context.state.get("turns")
-    if found is None:
+    start, stop = context.input_regions[0][-2]
+
+    def turned() -> tuple[Array, Array]:
         attrs = context.attrs
-        start, stop = context.input_regions[0][-2]
         offset = int_attr(attrs, "offset", 0)
         positions = np.arange(start + offset, stop + offset, dtype=np.float64)
         rates = float_attr(attrs, "base") ** (np.arange(0, width, 2) / -max(width, 1))
         angles = np.outer(positions, rates)
         sines = np.sin(angles) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
-        found = context.state["turns"] = np.cos(angles).astype(dtype), sines.astype(dtype)
-    return found
+        return np.cos(angles).astype(dtype), sines.astype(dtype)
+
+    return of_box(context, "turns", (start, stop), turned)
 
 
 def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -98,6 +98,7 @@ register(
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
+        takes_bfloat16=True,
         doc="Axes permuted.",
     )
 )
@@ -137,6 +138,7 @@ register(
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
+        takes_bfloat16=True,
         doc="The tensor broadcast to a shape, as NumPy does.",
     )
 )
@@ -206,6 +208,7 @@ register(
         gradient=_concat_gradient,
         extra=_concat_extra,
         flops=no_flops,
+        takes_bfloat16=True,
         doc="Tensors one after another along an axis, which stays whole; linear in all together.",
     )
 )
@@ -320,6 +323,7 @@ register(
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
+        takes_bfloat16=True,
         doc="The box from starts to stops; an axis that is cut stays whole.",
     )
 )

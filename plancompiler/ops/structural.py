@@ -171,8 +171,9 @@ register(
 
 def _redistribute_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("redistribute", inputs, 1)
-    only_attrs("redistribute", attrs, "late")
+    only_attrs("redistribute", attrs, "late", "along")
     str_attr(attrs, "late", "")
+    str_attr(attrs, "along", "")
     return inputs
 
 
@@ -200,7 +201,8 @@ register(
         doc="The same value in another layout: boxing before this op does the work. It stands "
         "right after the value's producer and serves all who want the layout; with `late` it "
         "stands right before the op of that name (before this one, if there is none) and serves "
-        "this op alone.",
+        "this op alone. With `along`, the layout is demanded along the mesh axis of that name "
+        "only; along others the input keeps its own, reduced.",
     )
 )
 

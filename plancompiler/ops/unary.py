@@ -270,7 +270,7 @@ register(
 
 def _replacements(attrs: AttrMap, dtype: np.dtype[Any]) -> tuple[float, float, float]:
     """What stands for NaN, infinity and minus infinity."""
-    largest = float(np.finfo(dtype).max)
+    largest = DType.parse(dtype).range[1]
     found = []
     for name, default in (("nan", 0.0), ("posinf", largest), ("neginf", -largest)):
         value = attrs.get(name, default)
@@ -321,6 +321,7 @@ register(
         kernel=_nan_to_num_kernel,
         gradient=_nan_to_num_gradient,
         inplace=((0, 0),),
+        takes_bfloat16=True,
         doc="x with `nan`, `posinf` and `neginf` (by default 0 and the largest finite numbers) in "
         "place of what is not finite; no gradient flows there.",
     )

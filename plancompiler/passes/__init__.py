@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plancompiler.errors import UsageError
 from plancompiler.ir import Job, verify_job
-from plancompiler.ir.config import DEFAULT_CONFIG, PASS_OF, Config
+from plancompiler.ir.config import Config
 from plancompiler.passes.base import Pass, PassRecord, PassResult
 from plancompiler.passes.cse import eliminate_common_subexpressions
 from plancompiler.passes.dce import eliminate_dead_code
 from plancompiler.passes.fold import fold_constants
 from plancompiler.passes.fuse_elementwise import fuse_elementwise
+from plancompiler.passes.microbatch import split_into_microbatches
 from plancompiler.passes.mixed_precision import lower_precision
 from plancompiler.passes.prune_scaling import prune_gradient_scaling
 from plancompiler.passes.recompute import recompute_regions
+from plancompiler.passes.sequence_parallel import split_sequences
 from plancompiler.passes.zero import split_training_state
 
 __all__ = ["PASSES", "Pass", "PassRecord", "PassResult", "chosen", "each_pass", "run_passes"]
@@ -29,11 +30,13 @@ PASSES: tuple[Pass, ...] = (
     Pass("prune_scaling", prune_gradient_scaling),
     Pass("recompute", recompute_regions),
     Pass("zero", split_training_state),
+    Pass("sequence_parallel", split_sequences),
     Pass("fuse_elementwise", fuse_elementwise, default=False),
     Pass("dce", eliminate_dead_code),
+    Pass("microbatch", split_into_microbatches),
 )
 """All passes in the order in which they run. Common subexpressions come before recomputation, whose
-copies they would merge again."""
+copies they would merge again. Micro-batches come last: no other pass knows of them."""
 
 
 def chosen(config: Config) -> tuple[Pass, ...]:
@@ -43,19 +46,8 @@ def chosen(config: Config) -> tuple[Pass, ...]:
     return tuple(each for each in PASSES if each.name in config.passes)
 
 
-def _refuse_unsupported(config: Config) -> None:
-    """Settings that nothing carries out must not be passed over in silence."""
-    known = {each.name for each in PASSES}
-    missing = [name for name, needed in PASS_OF.items() if needed not in known]
-    for name in (*missing, "schedule", "microbatches"):
-        value = getattr(config, name)
-        if value != getattr(DEFAULT_CONFIG, name):
-            raise UsageError(f"{name}={value} is not supported yet", hint=f"leave {name} out")
-
-
 def each_pass(job: Job) -> Iterator[tuple[PassRecord, Job]]:
     """Each pass of the job's config: what it did, and the job after it, verified."""
-    _refuse_unsupported(job.config)
     verify_job(job)
     for each in chosen(job.config):
         before = len(job.ops)

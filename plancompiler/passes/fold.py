@@ -23,6 +23,7 @@ import numpy as np
 from plancompiler.ir import AttrValue, DType, Job, Op, Value, freeze_attrs
 from plancompiler.ir.config import Config
 from plancompiler.ops.fused import ELEMENTWISE
+from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import KernelContext, op_def
 from plancompiler.passes.base import PassResult, counted, readers_of, rewired, with_ops
 
@@ -126,7 +127,8 @@ class _Folder:
             nothing = ((),) * len(arrays)
             context = KernelContext(dict(op.attrs), nothing, ((),), nothing, ((),))
             with np.errstate(all="ignore"):
-                op_def(op.kind).kernel(context, arrays, [out])
+                dtypes = [array.dtype for array in (*arrays, out)]
+                kernel_for(op_def(op.kind), dtypes)(context, arrays, [out])
             found = out.item()
         else:
             return None
@@ -200,7 +202,8 @@ def _plain(number: object) -> bool | int | float:
 def _is_exact(cast: Op) -> bool:
     """Whether a cast keeps every value: from a floating dtype to a wider one."""
     source, target = cast.inputs[0].dtype, cast.outputs[0].dtype
-    return source.is_floating and target.is_floating and target.itemsize >= source.itemsize
+    wider = target is source or target.itemsize > source.itemsize
+    return source.is_floating and target.is_floating and wider
 
 
 # --- chains: the attributes of one op for two of its kind, or None --------------------------------
@@ -232,8 +235,8 @@ def _factors(inner: Op, outer: Op, once: bool) -> dict[str, AttrValue] | None:
     assert isinstance(first, (int, float))
     assert isinstance(second, (int, float))
     product = float(first) * float(second)
-    limits = np.finfo(str(outer.outputs[0].dtype))
-    fits = float(limits.tiny) <= abs(product) <= float(limits.max)
+    least, most = outer.outputs[0].dtype.range
+    fits = least <= abs(product) <= most
     return {"scalar": product} if fits else None
 
 

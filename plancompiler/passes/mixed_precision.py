@@ -1,8 +1,8 @@
-"""Mixed precision (P. Micikevicius et al., 2018): float16 where it pays, float32 where it counts.
+"""Mixed precision (P. Micikevicius et al., 2018): 16 bits where they pay, float32 where it counts.
 
-    low        products and convolutions work on float16; their inputs are cast
+    low        products and convolutions work on float16 or bfloat16; their inputs are cast
     following  elementwise ops and changes of shape take the dtype of what they are fed, parameters
-               aside: float16 stays float16, a mixture becomes float32
+               aside: 16 bits stay 16 bits, a mixture becomes float32
     traced     all else (normalisation, softmax, losses, sums, updates) works as it was traced
 
 Variables stay as they are, so the parameters are float32 master weights.
@@ -11,6 +11,9 @@ float16 cannot hold small gradients, so the loss's gradient starts at a scale in
 leaves backward is cast to its traced dtype and divided by the scale. If anything in it is not
 finite, on any device, all updates of the step are skipped and the scale is halved; after enough
 good steps it is doubled. Scale and counter are variables.
+
+bfloat16 has the exponents of float32, so it holds whatever float32 holds, and nothing is scaled
+(D. Kalamkar et al., 2019): what leaves backward is cast, and updates are never skipped.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ LOW = frozenset(
         ),
     )
 )
-"""Kinds that work on float16."""
+"""Kinds that work on 16 bits."""
 
 _WIDE = {"attention_grad": (4,)}
 """Inputs of low ops that stay in float32: the normalisers of attention's softmax."""
@@ -91,33 +94,24 @@ FOLLOWING = frozenset(
 )
 """Kinds that take the dtype of what they are fed."""
 
-_SMALLEST, _LARGEST = 2.0**-14, 65504.0
-"""Normal numbers of float16."""
-
 
 def lower_precision(job: Job, config: Config) -> PassResult:
     """The job computing in `config.precision`.
 
-    Raises UsageError for bfloat16, for an update that cannot be skipped, and for gradients of
-    gradients.
+    With float16, raises UsageError for an update that cannot be skipped and for gradients of
+    gradients; with bfloat16, DTypeError where the package for that dtype is missing.
     """
     if config.precision == "float32":
         return PassResult(job, "off")
-    if config.precision != "float16":
-        op = next((op for op in job.ops if op.kind in LOW), job.ops[0])
-        raise UsageError(
-            f"there is no arithmetic in {config.precision} here: NumPy has no such dtype",
-            op=op.name,
-            source=op.source,
-            got=f"precision={config.precision}",
-            expected="float16 or float32",
-        )
-    rewrite = _Rewrite(job, config)
+    low = DType.parse(config.precision)
+    rewrite = _Rewrite(job, config, low)
     rewritten = with_ops(job, rewrite.ops())
     summary = (
-        f"{counted(rewrite.lowered, 'op')} of {len(job.ops)} in float16, with "
+        f"{counted(rewrite.lowered, 'op')} of {len(job.ops)} in {low}, with "
         f"{counted(rewrite.casts, 'cast')}; "
     )
+    if low is not DType.FLOAT16:
+        return PassResult(rewritten, summary + "no gradient is scaled")
     if rewrite.scale is None:
         return PassResult(rewritten, summary + "no gradient to scale")
     summary += (
@@ -130,8 +124,8 @@ def lower_precision(job: Job, config: Config) -> PassResult:
 class _Rewrite:
     """Walks the job once, in order, and keeps what it makes of each value by its traced name."""
 
-    def __init__(self, job: Job, config: Config) -> None:
-        self._job, self._config = job, config
+    def __init__(self, job: Job, config: Config, low: DType) -> None:
+        self._job, self._config, self._low = job, config, low
         self._traced = {value.name: op for op in job.ops for value in op.outputs}
         self._made: dict[str, Value] = {}
         """Each value as it is made now."""
@@ -140,13 +134,14 @@ class _Rewrite:
         self._done: list[Op] = []
         self._names = {op.name for op in job.ops}
         self.lowered = self.casts = self.checked = self.guarded = 0
-        """Ops in float16, casts, gradients looked at, updates that can be skipped."""
+        """Ops in 16 bits, casts, gradients looked at, updates that can be skipped."""
         self.scale: Value | None = None
-        """The variable; None where nothing is scaled."""
+        """The variable; None where nothing is scaled, as with bfloat16."""
         self._scales: dict[Placement, Value] = {}
         self._inverses: dict[Placement, Value] = {}
         self._scaled: dict[str, int] = {}
-        """Gradients in backward, by traced name, with how many uses of gradients came before."""
+        """Scaled gradients in backward, by traced name, with how many uses of gradients came
+        before."""
         self._uses = 0
         """Ops outside backward that use gradients."""
         self._finals: dict[str, Value] = {}
@@ -158,8 +153,8 @@ class _Rewrite:
         self._updated: set[str] = set()
 
     def ops(self) -> list[Op]:
-        """The ops of the job in float16."""
-        seeds = self._seeds()
+        """The ops of the job in 16 bits."""
+        seeds = self._seeds() if self._low is DType.FLOAT16 else {}
         if seeds:
             self._make_scale(next(iter(seeds.values())))
         for op in self._job.ops:
@@ -173,6 +168,9 @@ class _Rewrite:
                 self._lower(op)
             elif self.scale is not None and self._follows_backward(op):
                 self._leave_backward(op)
+            elif self._low is not DType.FLOAT16 and self._uses_gradients(op):
+                self._after_backward.update(value.name for value in op.outputs)
+                self._append_traced(op)
             else:
                 self._lower(op)
         if self.scale is not None:
@@ -194,15 +192,16 @@ class _Rewrite:
         operands = [value for value in (*op.inputs, *op.outputs) if value.dtype.is_floating]
         scalar = op.attr("scalar", 1.0)
         if isinstance(scalar, (int, float)) and scalar:
-            fits = _SMALLEST <= abs(scalar) <= _LARGEST
+            least, most = self._low.range
+            fits = least <= abs(scalar) <= most
         else:
             fits = True
         return bool(operands) and fits and all(one.dtype is DType.FLOAT32 for one in operands)
 
     def _is_fed_low(self, op: Op) -> bool:
-        """Whether all floating inputs are float16 already, parameters aside."""
+        """Whether all floating inputs have 16 bits already, parameters aside."""
         values = [value for value in op.inputs if value.dtype.is_floating]
-        low = [self._made[value.name].dtype is DType.FLOAT16 for value in values]
+        low = [self._made[value.name].dtype is self._low for value in values]
         return any(low) and all(
             is_low or self._traced[value.name].kind == "variable"
             for value, is_low in zip(values, low, strict=True)
@@ -211,7 +210,7 @@ class _Rewrite:
     def _append_low(self, op: Op) -> None:
         wide = _WIDE.get(op.kind, ())
         inputs = tuple(
-            self._as(value, DType.FLOAT16, op)
+            self._as(value, self._low, op)
             if value.dtype.is_floating and position not in wide
             else self._made[value.name]
             for position, value in enumerate(op.inputs)
@@ -374,6 +373,14 @@ class _Rewrite:
             return True
         return any(
             value.name in self._after_backward or value.name in self._scaled for value in op.inputs
+        )
+
+    def _uses_gradients(self, op: Op) -> bool:
+        """Whether an op outside backward belongs to an update, or works on gradients."""
+        return op.origin.phase is Phase.UPDATE or any(
+            value.name in self._after_backward
+            or self._traced[value.name].origin.phase is Phase.BACKWARD
+            for value in op.inputs
         )
 
     def _leave_backward(self, op: Op) -> None:

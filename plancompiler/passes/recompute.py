@@ -168,7 +168,7 @@ def _repeat(
             rewired(op, instead),
             name=op.name + AGAIN,
             outputs=tuple(map(_again, op.outputs)),
-            origin=Origin(Phase.BACKWARD),
+            origin=Origin(Phase.BACKWARD, stage=op.origin.stage),
         )
         for op in reversed(chosen)
     )

@@ -433,8 +433,9 @@ class _Rewrite:
             readers = [
                 op for op in self._readers[value.name] if op.origin.phase is not Phase.BACKWARD
             ]
-            window = self._config.prefetch
-            at = self._job.ops[later[window].start] if len(later) > window else readers[0]
+            starts = [visit.start for visit in later[self._config.prefetch :]]
+            # Layers may be visited after the update too, by what the program evaluates then.
+            at = self._job.ops[min((self._place[readers[0].name], *starts[:1]))]
             origin = Origin(Phase.BACKWARD)
             reduced = value
             if self._config.zero == 1:

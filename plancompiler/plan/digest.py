@@ -1,7 +1,8 @@
 """Digests of plans, and the facts that ranks must agree on before a job may run.
 
 Every rank compiles its plan alone. What it assumes about others is a list of `CrossRankFact`s: one
-per register that crosses ranks and one per communicator. The master compares them.
+per register that crosses ranks and one per communicator, with the micro-batches of both. The master
+compares them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plancompiler.errors import DigestMismatchError
-from plancompiler.ir.task import format_id, rank_of
-from plancompiler.plan.plan import Plan, RegisterDesc, RemoteRegister
+from plancompiler.ir.task import family_of, format_id, rank_of
+from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc, RemoteRegister
 from plancompiler.plan.text import format_plan, format_shape
 
 _HINT = "all ranks must compile the same job with the same version"
@@ -60,14 +61,16 @@ def digest_of_plans(plans: Mapping[int, Plan]) -> str:
 
 def cross_rank_facts(plan: Plan) -> tuple[CrossRankFact, ...]:
     """All that this rank's plan assumes about others: registers by sync id, then communicators."""
+    count = plan.microbatches
     facts = [
-        _register_fact(register, PRODUCER)
+        _register_fact(register, PRODUCER, count)
         for register in plan.registers
         if register.sync_id != -1 or any(rank_of(task) != plan.rank for task in register.consumers)
     ]
-    facts += [_register_fact(register, CONSUMER) for register in plan.remote_registers]
+    facts += [_register_fact(register, CONSUMER, count) for register in plan.remote_registers]
     facts.sort(key=lambda fact: (fact.sync_id, fact.name, fact.role))
-    for communicator in plan.communicators:
+    orders = collective_orders(plan) if count > 1 else {}
+    for index, communicator in enumerate(plan.communicators):
         ranks = ", ".join(map(str, communicator.ranks))
         facts.append(
             CrossRankFact(
@@ -76,13 +79,44 @@ def cross_rank_facts(plan: Plan) -> tuple[CrossRankFact, ...]:
                 name=f"communicator of ranks {ranks}",
                 role=MEMBER,
                 ranks=tuple(sorted(communicator.ranks)),
-                text=f"families {', '.join(map(str, communicator.families))}",
+                text=f"families {', '.join(map(str, communicator.families))}"
+                + _order_text(orders.get(index, ()), count),
             )
         )
     return tuple(facts)
 
 
-def _register_fact(register: RegisterDesc | RemoteRegister, role: str) -> CrossRankFact:
+def collective_orders(plan: Plan) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Communicator → its collectives over the step in order, as (family, micro-batch).
+
+    Segments may be cut differently on members of a communicator; this order must not differ.
+    """
+    families: dict[int, dict[int, list[int]]] = {}
+    for task in plan.tasks:
+        if isinstance(task.spec, CollectiveSpec):
+            by_segment = families.setdefault(task.spec.communicator, {})
+            by_segment.setdefault(task.segment, []).append(family_of(task.id))
+    return {
+        communicator: tuple(
+            (family, microbatch)
+            for segment, microbatch in plan.slots
+            for family in by_segment.get(segment, ())
+        )
+        for communicator, by_segment in families.items()
+    }
+
+
+def _order_text(order: Sequence[tuple[int, int]], microbatches: int) -> str:
+    """Which micro-batch's collectives follow which: long, so only a short hash of it."""
+    if microbatches == 1:
+        return ""
+    digest = text_digest(" ".join([f"{family}({microbatch})" for family, microbatch in order]))
+    return f" of {microbatches} micro-batches in the order {digest[:16]}"
+
+
+def _register_fact(
+    register: RegisterDesc | RemoteRegister, role: str, microbatches: int
+) -> CrossRankFact:
     home = rank_of(register.id)
     consumers = sorted(task for task in register.consumers if rank_of(task) != home)
     return CrossRankFact(
@@ -94,10 +128,18 @@ def _register_fact(register: RegisterDesc | RemoteRegister, role: str) -> CrossR
         text=(
             f"register {format_id(register.id)} sync {format_id(register.sync_id)}"
             f" {register.dtype}{format_shape(register.shape)}"
+            f"{_rate_text(register, microbatches)}"
             f" producer {format_id(register.producer)}"
             f" consumers {', '.join(map(format_id, consumers))}"
         ),
     )
+
+
+def _rate_text(register: RegisterDesc | RemoteRegister, microbatches: int) -> str:
+    if microbatches == 1 and not register.per_microbatch:
+        return ""
+    each = "each" if register.per_microbatch else "all"
+    return f" for {each} of {microbatches} micro-batches"
 
 
 def check_cross_rank_facts(facts_by_rank: Mapping[int, Sequence[CrossRankFact]]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from plancompiler.errors import VerifyError
 from plancompiler.ir.task import format_id, rank_of
@@ -11,6 +12,8 @@ from plancompiler.plan.order import StepOrder
 from plancompiler.plan.plan import Plan, RegisterDesc, RemoteRegister, Stream, Task
 
 STREAMS = tuple(Stream)
+COMPUTE = STREAMS.index(Stream.COMPUTE)
+DATA = STREAMS.index(Stream.DATA)
 _SHOWN = 4
 """Neighbours listed per kind in an error."""
 
@@ -48,8 +51,9 @@ class PlanIndex:
         return [task for task in register.consumers if rank_of(task) != rank]
 
     @cached_property
-    def order(self) -> StepOrder:
-        """Happens-before, with the credits of all registers of one slot."""
+    def _edges(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Per task, the places of those that it reads from, and of the readers of what it makes in
+        one slot (whose credits hold its next run back)."""
         registers, position = self.plan.register_by_id, self.position
         predecessors = []
         readers = []
@@ -67,7 +71,84 @@ class PlanIndex:
                     for consumer in self.local_consumers[register]
                 ]
             )
-        return StepOrder(self.streams, predecessors, readers)
+        return predecessors, readers
+
+    @cached_property
+    def order(self) -> StepOrder:
+        """Happens-before in plan order, with the credits of all registers of one slot.
+
+        Of several micro-batches it is the order of any one of them: streams run what they do for
+        one micro-batch in plan order, what is done once per step before or after it. Across the
+        step's end it says what a task's first run in a step knows of the whole step before.
+        """
+        return StepOrder(self.streams, *self._edges)
+
+    @cached_property
+    def segment_starts(self) -> list[int]:
+        """Place of the first task of each segment, and the number of tasks at the end."""
+        counts = [0] * (len(self.plan.segments) + 1)
+        for task in self.plan.tasks:
+            counts[task.segment + 1] += 1
+        return list(accumulate(counts))
+
+    @cached_property
+    def segment_orders(self) -> list[StepOrder]:
+        """Happens-before within one run of each segment; what StepOrder calls the step before is
+        the segment's run before. Tasks are named by their place less the segment's start."""
+        if len(self.plan.segments) == 1:
+            return [self.order]
+        predecessors, readers = self._edges
+        found = []
+        for start, end in pairwise(self.segment_starts):
+
+            def inside(
+                edges: list[list[int]], start: int = start, end: int = end
+            ) -> list[list[int]]:
+                return [
+                    [place - start for place in places if start <= place < end]
+                    for places in edges[start:end]
+                ]
+
+            found.append(StepOrder(self.streams[start:end], inside(predecessors), inside(readers)))
+        return found
+
+    @cached_property
+    def _tails(self) -> list[dict[int, int]]:
+        found: dict[int, int] = {}
+        tails = []
+        for start, end in pairwise(self.segment_starts):
+            found = found | {self.streams[place]: place for place in range(start, end)}
+            tails.append(found)
+        return tails
+
+    def tails(self, segment: int) -> dict[int, int]:
+        """Stream → place of its last task in this segment and those before it in plan order."""
+        return self._tails[segment]
+
+    def users(self, registers: Iterable[RegisterDesc]) -> list[int]:
+        """Places of all tasks of this rank that make or read one of the registers."""
+        places = []
+        for register in registers:
+            places.append(self.position[register.producer])
+            places += self.local_consumers[register.id]
+        return places
+
+    def home_segment(self, registers: Sequence[RegisterDesc]) -> int | None:
+        """The segment that registers on the same bytes never leave on this rank.
+
+        None where segments carry them to others, or from one run of a segment to the next.
+        """
+        tasks = self.plan.tasks
+        segments = {tasks[place].segment for place in self.users(registers)}
+        if len(segments) > 1:
+            return None
+        (segment,) = segments
+        repeated = self.plan.segments[segment].kind.per_microbatch
+        return segment if registers[0].per_microbatch is repeated else None
+
+    def is_repeated(self, task: Task) -> bool:
+        """Whether a task runs once per micro-batch."""
+        return self.plan.segments[task.segment].kind.per_microbatch
 
     @cached_property
     def groups(self) -> dict[int, list[RegisterDesc]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plancompiler.errors import UsageError
 from plancompiler.ir import Config, Job
 from plancompiler.ir.wire import (
     MessageKind,
@@ -17,7 +18,14 @@ from plancompiler.proto import job_pb2
 
 
 def job_to_bytes(job: Job) -> bytes:
-    """A job as a frame of the wire format."""
+    """A job as a frame of the wire format. Its passes run where it is compiled: a job after them
+    has no wire form.
+    """
+    if job.pipeline is not None:
+        raise UsageError(
+            f"job {job.name!r} has been cut into micro-batches and cannot be sent any more",
+            hint="send the job as it was traced",
+        )
     message = job_pb2.Job()
     with writing(MessageKind.JOB):
         message.name = job.name

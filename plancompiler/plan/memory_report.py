@@ -1,7 +1,9 @@
 """The memory report of a plan: how many arena bytes are alive at each task, and whose they are.
 
 Time is plan order. Streams may run apart from it, which is why the arena's own lower bound
-(`peak_live_bytes`) can be higher than the peak along this one order.
+(`peak_live_bytes`) can be higher than the peak along this one order. Of several micro-batches the
+order is that of one: what segments carry to others counts with all its slots, from the start of the
+first segment to the end of the last, for other micro-batches hold them meanwhile.
 """
 
 from __future__ import annotations
@@ -61,6 +63,10 @@ def memory_report(plan: Plan) -> MemoryReport:
             continue
         root[register.id] = root.get(register.inplace_of, register.id)
         groups.setdefault(root[register.id], []).append(register)
+    held: dict[int, tuple[int, int]] = {}
+    """Segment → places of its first and last task."""
+    for place, task in enumerate(plan.tasks):
+        held[task.segment] = held.get(task.segment, (place, place))[0], place
     change = [0] * (len(plan.tasks) + 1)
     spans = []
     for members in groups.values():
@@ -72,9 +78,14 @@ def memory_report(plan: Plan) -> MemoryReport:
         ]
         first, last = min(users), max(users)
         nbytes = members[0].nbytes * members[0].register_count
-        change[first] += nbytes
-        change[last + 1] -= nbytes
-        spans.append((nbytes, first, last, members[0]))
+        start, end = held[plan.tasks[first].segment], held[plan.tasks[last].segment]
+        begin, stop = first, last
+        repeated = plan.segments[plan.tasks[first].segment].kind.per_microbatch
+        if start != end or members[0].per_microbatch is not repeated:
+            begin, stop = start[0], end[1]
+        change[begin] += nbytes
+        change[stop + 1] -= nbytes
+        spans.append((nbytes, begin, stop, members[0], first, last))
     live = tuple(accumulate(change[:-1]))
     peak = max(range(len(live)), key=live.__getitem__, default=0)
     at_peak = sorted(
@@ -97,6 +108,6 @@ def memory_report(plan: Plan) -> MemoryReport:
                 first,
                 last,
             )
-            for nbytes, first, last, register in at_peak
+            for nbytes, _, _, register, first, last in at_peak
         ),
     )

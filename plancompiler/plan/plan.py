@@ -279,6 +279,11 @@ class Plan:
         return {task.id: task for task in self.tasks}
 
     @property
+    def is_idle(self) -> bool:
+        """Whether this rank has nothing to do, as there are more ranks than the job needs."""
+        return all(task.kind is TaskKind.STEP_END for task in self.tasks)
+
+    @property
     def arena_bytes(self) -> int:
         """Bytes of all arenas (variables not included)."""
         return sum(block.nbytes for block in self.blocks if block.purpose == "arena")

@@ -1,16 +1,15 @@
-"""Rules about memory: sizes, registers that take others' bytes over, variables, overlap."""
+"""Rules about memory: sizes, registers that take others' bytes over, variables."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from plancompiler.errors import MemoryOverlapError, VerifyError
 from plancompiler.ir.shard import element_count, rank_region, region_shape
 from plancompiler.ir.task import TaskKind
 from plancompiler.plan.index import PlanIndex, format_ids
 from plancompiler.plan.order import Clock, covers
-from plancompiler.plan.plan import Plan, RegisterDesc, VariableDesc
+from plancompiler.plan.plan import RegisterDesc, VariableDesc
+from plancompiler.plan.rules_segments import last_done
 from plancompiler.plan.text import format_region, format_shape
 
 ALIGNMENT = 64
@@ -57,7 +56,8 @@ def check_sizes(index: PlanIndex) -> None:
 
 
 def check_takeovers(index: PlanIndex) -> None:
-    """A register that takes over memory has exactly the bytes of an input of its producer."""
+    """A register that takes over memory has exactly the bytes of an input of its producer, slot by
+    slot; what lasts for a step is not taken over once per micro-batch."""
     plan = index.plan
     for register in plan.registers:
         if register.inplace_of == -1:
@@ -79,30 +79,46 @@ def check_takeovers(index: PlanIndex) -> None:
                 got=index.register_name(register.inplace_of),
                 expected=f"one of the inputs {format_ids(task.inputs)}",
             )
-        if _extent(register) != _extent(old) or (register.register_count, old.register_count) != (
-            1,
-            1,
-        ):
+        if _extent(register) != _extent(old):
             raise index.broken(
                 f"register {register.name!r} has other bytes than {old.name!r}, whose memory it "
                 "takes",
                 register=register,
-                got=_extent_text(register),
-                expected=f"{_extent_text(old)}, one slot",
+                got=f"{extent_text(register)}, {register.register_count} slots",
+                expected=f"{extent_text(old)}, {old.register_count} slots",
+            )
+        if register.per_microbatch is not old.per_microbatch or (
+            index.is_repeated(task) and not register.per_microbatch
+        ):
+            raise index.broken(
+                f"register {register.name!r} takes the memory of {old.name!r}, which has versions "
+                "at other times",
+                register=register,
+                got=f"{_rate(register)} on {_rate(old)}, made once per "
+                f"{'micro-batch' if index.is_repeated(task) else 'step'}",
+                expected="as many versions of both as the task makes",
             )
 
 
-def _extent(register: RegisterDesc) -> tuple[int, int, int]:
-    return register.block, register.offset, register.nbytes
+def _rate(register: RegisterDesc) -> str:
+    return f"one version per {'micro-batch' if register.per_microbatch else 'step'}"
 
 
-def _extent_text(register: RegisterDesc) -> str:
+def _extent(register: RegisterDesc) -> tuple[int, int, int, int]:
+    return register.block, register.offset, register.nbytes, register.register_count
+
+
+def extent_text(register: RegisterDesc) -> str:
     start, end = register.offset, register.offset + register.nbytes * register.register_count
     return f"bytes {start} to {end} of block {register.block}"
 
 
 def check_overwriting(index: PlanIndex) -> None:
-    """A value is overwritten only when no task can still read it, in this step or from the last."""
+    """A value is overwritten only when no task can still read it.
+
+    Among the values of one version this is the order of one micro-batch. The next version in the
+    same slot may come in the same step or the next.
+    """
     for root, members in index.groups.items():
         if len(members) > 1:
             _check_versions(index, index.plan.register_by_id[root], members)
@@ -131,7 +147,7 @@ def _check_versions(index: PlanIndex, root: RegisterDesc, members: list[Register
         version_of[register.id] = version
         versions[version].append(register)
     for (writer, register), old in zip(writers, versions, strict=False):
-        users = [user for user in _users(index, old) if user != writer]
+        users = [user for user in index.users(old) if user != writer]
         if not covers(order.clocks[writer], order.clock_of(users)):
             late = next(user for user in users if not order.happens_before(user, writer))
             raise index.broken(
@@ -141,40 +157,42 @@ def _check_versions(index: PlanIndex, root: RegisterDesc, members: list[Register
                 got="no order between the two tasks",
                 expected=f"{index.place_name(late)} done before",
             )
-    _check_next_step(index, root, versions, writers)
+    _check_next_version(index, root, members, versions, writers)
 
 
-def _check_next_step(
+def _check_next_version(
     index: PlanIndex,
     root: RegisterDesc,
+    members: list[RegisterDesc],
     versions: list[list[RegisterDesc]],
     writers: list[tuple[int, RegisterDesc]],
 ) -> None:
-    """The next step's first writer must find the last value's readers done.
+    """The next version's first writer must find the last value's users done.
 
     A variable's task writes nothing, but it must find the updates done.
     """
-    order = index.order
     first = index.position[root.producer]
     kept = index.plan.task_by_id[root.producer].kind is TaskKind.VARIABLE
     if kept and not writers:
         return
-    last_users = _users(index, versions[-1])
+    last_users = index.users(versions[-1])
+    checks = [(first, last_users)]
     if kept:
         updates = [writer for writer, _ in writers]
         checks = [(first, updates), (updates[0], last_users)]
-    else:
-        checks = [(first, last_users)]
     for task, users in checks:
-        for user in users:
-            if not order.previous_step_done(user, task):
-                raise index.broken(
-                    f"{index.place_name(task)} of the next step may start while "
-                    f"{index.place_name(user)} still uses the bytes of {root.name!r}",
-                    register=root,
-                    got="no order between the two tasks across the step's end",
-                    expected=f"{index.place_name(user)} done before",
-                )
+        late = _late_user(index, root, members, task, users)
+        if late is not None:
+            when = "for a later micro-batch" if root.per_microbatch else "of the next step"
+            raise index.broken(
+                f"{index.place_name(task)} {when} may start while "
+                f"{index.place_name(late)} still uses the bytes of {root.name!r}",
+                register=root,
+                got="no order between the two tasks across the step's end"
+                if not root.per_microbatch
+                else "no order between the two tasks across micro-batches",
+                expected=f"{index.place_name(late)} done before",
+            )
     # Credits make the producer of a register wait for its readers on other ranks.
     protected = versions[-1][0] if len(writers) == (1 if kept else 0) else None
     for register in versions[-1]:
@@ -187,12 +205,64 @@ def _check_next_step(
             )
 
 
-def _users(index: PlanIndex, registers: list[RegisterDesc]) -> list[int]:
-    """Places of all tasks of this rank that make or read one of the registers."""
-    places = [index.position[register.producer] for register in registers]
-    for register in registers:
-        places += index.local_consumers[register.id]
-    return places
+def _late_user(
+    index: PlanIndex,
+    root: RegisterDesc,
+    members: list[RegisterDesc],
+    task: int,
+    users: Iterable[int],
+) -> int | None:
+    """A user of one version that may not be done when `task` writes the next one in its slot."""
+    segment = index.home_segment(members)
+    if segment is not None and not index.plan.segments[segment].kind.per_microbatch:
+        segment = None  # It runs once per step, so all that the step knows counts.
+    if root.register_count == 1 and (segment is not None or not root.per_microbatch):
+        # The next version is that of the next run: of the segment, else of the step.
+        order = index.order if segment is None else index.segment_orders[segment]
+        start = 0 if segment is None else index.segment_starts[segment]
+        for user in users:
+            if not order.previous_step_done(user - start, task - start):
+                return user
+        return None
+    known = _known_of_slot(index, root, task)
+    order = index.order
+    for user in users:
+        if known[order.streams[user]] <= order.positions[user]:
+            return user
+    return None
+
+
+def _known_of_slot(index: PlanIndex, root: RegisterDesc, writer: int) -> Clock:
+    """What the writer of a new version in a slot knows, when it starts, to be done for the version
+    that the slot held before, which is `root.register_count` versions older.
+
+    Its own stream and the streams that it waited for in this run of its segment have come through
+    all slots before (`last_done`), and their last tasks there knew more. Its own credits add the
+    readers of its registers on other streams.
+    """
+    order, plan = index.order, index.plan
+    task = plan.tasks[writer]
+    local = index.segment_orders[task.segment].clocks[writer - index.segment_starts[task.segment]]
+    done = [
+        tail
+        for stream, tail in index.tails(last_done(plan, task.segment, root.register_count)).items()
+        if stream == order.streams[writer] or (stream < len(local) and local[stream])
+    ]
+    for key in (*task.outputs, *task.controls_out):
+        register = plan.register_by_id[key]
+        if (
+            register.register_count <= root.register_count
+            and register.per_microbatch is root.per_microbatch
+        ):
+            done += [
+                place
+                for place in index.local_consumers[key]
+                if order.streams[place] != order.streams[writer]
+            ]
+    known = order.clock_of(done)
+    for place in done:
+        known = tuple(map(max, known, order.clocks[place]))
+    return known
 
 
 def check_variables(index: PlanIndex) -> None:
@@ -256,155 +326,3 @@ def _check_shard(index: PlanIndex, variable: VariableDesc, register: RegisterDes
             expected=f"{variable.dtype}{format_shape(region_shape(region))}, "
             f"box {format_region(region)}",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Storage:
-    """The bytes of a group of registers."""
-
-    root: RegisterDesc
-    start: int
-    end: int
-    producer: int
-    """Place of the task that first writes them."""
-    users: list[int]
-    needed: Clock | None
-    """What must be known for all users to be done; None where that is never known."""
-
-
-def check_overlap(index: PlanIndex) -> None:
-    """Registers on the same bytes are never alive at once, whatever the streams' interleaving.
-
-    Producers are walked in plan order while a map from bytes to their last owner is kept. Order is
-    transitive, so comparing each storage with the owners it displaces is enough, and across the
-    step's end the last owner of a byte with its first.
-    """
-    by_block: dict[int, list[_Storage]] = {}
-    for root, members in index.groups.items():
-        register = index.plan.register_by_id[root]
-        if register.nbytes > 0:
-            by_block.setdefault(register.block, []).append(_storage(index, register, members))
-    for _, storages in sorted(by_block.items()):
-        _check_block(index, storages)
-
-
-def _storage(index: PlanIndex, root: RegisterDesc, members: list[RegisterDesc]) -> _Storage:
-    users = _users(index, members)
-    never = (
-        index.plan.blocks[root.block].purpose == "variables"
-        or root.register_count > 1
-        or any(len(index.local_consumers[one.id]) < len(one.consumers) for one in members)
-    )
-    return _Storage(
-        root=root,
-        start=root.offset,
-        end=root.offset + root.nbytes * root.register_count,
-        producer=index.position[root.producer],
-        users=users,
-        needed=None if never else index.order.clock_of(users),
-    )
-
-
-def _check_block(index: PlanIndex, storages: list[_Storage]) -> None:
-    order = index.order
-    last = _ByteMap()
-    first = _ByteMap()
-    for storage in storages:
-        pieces = last.replace(storage)
-        for start, end, owner in pieces:
-            if owner is None:
-                first.add(start, end, storage)
-            elif (
-                owner.needed is None
-                or storage.needed is None
-                or not covers(order.clocks[storage.producer], owner.needed)
-            ):
-                raise _overlap(index, owner, storage, across=False)
-    for start, end, owner in first.pieces():
-        for final in last.owners(start, end):
-            if final is not owner and not (
-                final.needed is not None
-                and covers(order.previous_clock(owner.producer), final.needed)
-            ):
-                raise _overlap(index, final, owner, across=True)
-
-
-class _ByteMap:
-    """Disjoint ranges of bytes with their owners, sorted."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._owners: list[_Storage] = []
-
-    def add(self, start: int, end: int, owner: _Storage) -> None:
-        """A range that overlaps none."""
-        at = bisect_left(self._starts, start)
-        self._starts.insert(at, start)
-        self._ends.insert(at, end)
-        self._owners.insert(at, owner)
-
-    def replace(self, owner: _Storage) -> list[tuple[int, int, _Storage | None]]:
-        """Give the owner its bytes; the ranges it displaces, None where nobody owned them."""
-        start, end = owner.start, owner.end
-        low, high = bisect_right(self._ends, start), bisect_left(self._starts, end)
-        displaced: list[tuple[int, int, _Storage | None]] = []
-        kept: list[tuple[int, int, _Storage]] = []
-        free = start
-        for at in range(low, high):
-            old_start, old_end, old = self._starts[at], self._ends[at], self._owners[at]
-            if free < old_start:
-                displaced.append((free, old_start, None))
-            displaced.append((max(start, old_start), min(end, old_end), old))
-            free = old_end
-            if old_start < start:
-                kept.append((old_start, start, old))
-            if old_end > end:
-                kept.append((end, old_end, old))
-        if free < end:
-            displaced.append((free, end, None))
-        merged = sorted([*kept, (start, end, owner)], key=lambda piece: piece[0])
-        self._starts[low:high] = [piece[0] for piece in merged]
-        self._ends[low:high] = [piece[1] for piece in merged]
-        self._owners[low:high] = [piece[2] for piece in merged]
-        return displaced
-
-    def pieces(self) -> list[tuple[int, int, _Storage]]:
-        return list(zip(self._starts, self._ends, self._owners, strict=True))
-
-    def owners(self, start: int, end: int) -> list[_Storage]:
-        """Owners of any byte of a range."""
-        return self._owners[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
-
-
-def _overlap(index: PlanIndex, old: _Storage, new: _Storage, *, across: bool) -> VerifyError:
-    order = index.order
-    when = " of the next step" if across else ""
-    reason = _never_done(index.plan, old) or _never_done(index.plan, new)
-    if reason is None:
-        done = order.previous_step_done if across else order.happens_before
-        late = next(user for user in old.users if not done(user, new.producer))
-        reason = (
-            f"{index.place_name(late)} may still use {old.root.name!r} when "
-            f"{index.place_name(new.producer)}{when} writes {new.root.name!r}"
-        )
-    return index.broken(
-        f"registers {old.root.name!r} and {new.root.name!r} are alive at once and share memory: "
-        f"{reason}",
-        register=new.root,
-        got=f"{old.root.name!r} at {_extent_text(old.root)}, "
-        f"{new.root.name!r} at {_extent_text(new.root)}",
-        expected="bytes that do not overlap",
-        error=MemoryOverlapError,
-    )
-
-
-def _never_done(plan: Plan, storage: _Storage) -> str | None:
-    """Why the end of a storage's use is never known on its rank; None where it is."""
-    if storage.needed is not None:
-        return None
-    if plan.blocks[storage.root.block].purpose == "variables":
-        return f"{storage.root.name!r} is kept from step to step"
-    if storage.root.register_count > 1:
-        return f"{storage.root.name!r} has several slots"
-    return f"{storage.root.name!r} is read by other ranks"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 
 from plancompiler.errors import DeadlockError, VerifyError
 from plancompiler.ir.task import TaskKind, format_id, rank_of
+from plancompiler.plan.digest import collective_orders
 from plancompiler.plan.index import PlanIndex, format_ids
 from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc, RemoteRegister, Task
 from plancompiler.plan.rules_tasks import collective_extents
@@ -19,11 +21,22 @@ class PlansIndex:
     def __init__(self, plans: Mapping[int, Plan]) -> None:
         self.ranks = {rank: PlanIndex(plan) for rank, plan in sorted(plans.items())}
         self.rule = ""
+        self._collective_orders: dict[int, dict[tuple[int, ...], Sequence[tuple[int, int]]]] = {}
 
     @cached_property
     def graph(self) -> StepGraph:
         """What waits for what in one step."""
         return StepGraph(self.ranks)
+
+    def collective_order(self, rank: int, ranks: tuple[int, ...]) -> Sequence[tuple[int, int]]:
+        """A rank's collectives among these ranks over a step, as (family, micro-batch)."""
+        if rank not in self._collective_orders:
+            plan = self.ranks[rank].plan
+            self._collective_orders[rank] = {
+                plan.communicators[index].ranks: order
+                for index, order in collective_orders(plan).items()
+            }
+        return self._collective_orders[rank].get(ranks, ())
 
     def broken(
         self,
@@ -54,13 +67,19 @@ def check_same_job(index: PlansIndex) -> None:
                 got=f"plan of rank {plan.rank} of {plan.world_size}",
                 expected=f"a plan of rank {rank}",
             )
-        if (plan.job, plan.world_size, plan.seed) != (first.job, first.world_size, first.seed):
+        ours, theirs = _job_terms(plan), _job_terms(first)
+        if ours != theirs:
             raise index.broken(
                 rank,
                 f"the plans of ranks {first.rank} and {rank} are of different jobs",
-                got=f"{plan.job!r} on {plan.world_size} ranks, seed {plan.seed}",
-                expected=f"{first.job!r} on {first.world_size} ranks, seed {first.seed}",
+                got=ours,
+                expected=theirs,
             )
+
+
+def _job_terms(plan: Plan) -> str:
+    schedule = f", {plan.schedule} of {plan.microbatches} micro-batches" if plan.schedule else ""
+    return f"{plan.job!r} on {plan.world_size} ranks, seed {plan.seed}{schedule}"
 
 
 def check_receives(index: PlansIndex) -> None:
@@ -88,6 +107,7 @@ def check_receives(index: PlansIndex) -> None:
                     else f"register {sent.name!r} sent to {format_ids(_away(sent))}",
                     expected=f"a register that lists {format_id(reader.id)}",
                 )
+            # Credits and arrivals are per version, so both sides must count the same versions.
             ours, theirs = _terms(remote, remote.consumers), _terms(sent, _away(sent))
             if ours != theirs:
                 raise index.broken(
@@ -110,6 +130,7 @@ def _terms(register: RegisterDesc | RemoteRegister, readers: Iterable[int]) -> s
         f"{register.dtype}{format_shape(register.shape)}, sync id {format_id(register.sync_id)}, "
         f"made by {format_id(register.producer)}, read by "
         f"{format_ids(task for task in readers if rank_of(task) != rank)}"
+        f"{', once per micro-batch' if register.per_microbatch else ''}"
     )
 
 
@@ -166,6 +187,32 @@ def check_collective_order(index: PlansIndex) -> None:
                 got=f"as number {at} rank {rank} runs {_family(index, rank, ranks, mine, at)}",
                 expected=f"{_family(index, first, ranks, theirs, at)}, as rank {first} does",
             )
+        if index.ranks[first].plan.microbatches > 1:
+            _check_slot_order(index, ranks, sorted(known))
+
+
+def _check_slot_order(index: PlansIndex, ranks: tuple[int, ...], members: list[int]) -> None:
+    """The same with micro-batches: whose collectives follow whose is the order of the slots."""
+    first, *others = members
+    expected = index.collective_order(first, ranks)
+    for rank in others:
+        found = index.collective_order(rank, ranks)
+        if found == expected:
+            continue
+        at = next(
+            place for place, pair in enumerate(zip_longest(found, expected)) if pair[0] != pair[1]
+        )
+        got, wanted = (
+            f"family {order[at][0]} for micro-batch {order[at][1]}" if at < len(order) else "none"
+            for order in (found, expected)
+        )
+        raise index.broken(
+            rank,
+            f"ranks {first} and {rank} run the collectives of ranks {', '.join(map(str, ranks))} "
+            "in different orders over the micro-batches",
+            got=f"as number {at} of the step rank {rank} runs {got}",
+            expected=f"{wanted}, as rank {first} does",
+        )
 
 
 def _communicators(
@@ -240,9 +287,11 @@ def _collective_terms(one: PlanIndex, task: Task) -> str:
 class StepGraph:
     """What waits for what in one step of all ranks; a collective is one node for all members.
 
-    Streams' order across the step's end and credits lead from a step to a later one only, because
-    a register has one slot or more. A circle would have to come back to its step, so it lies within
-    one step, and one step is the whole question.
+    Of a step with several micro-batches it is one of them, with what is done once per step before
+    and after; how they follow each other is another question (`rules_schedule`). Streams' order
+    across the step's end and credits lead from a step to a later one only, because a register has
+    one slot or more. A circle would have to come back to its step, so it lies within one step, and
+    one step is the whole question.
     """
 
     def __init__(self, ranks: Mapping[int, PlanIndex]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from plancompiler.ir.pipeline import Segment, SegmentKind, Slot
 from plancompiler.ir.task import pack_register_id
 from plancompiler.ir.wire import (
     DTYPES,
@@ -44,6 +45,7 @@ from plancompiler.plan.plan import (
 from plancompiler.proto import plan_pb2
 
 STREAMS = Codes(Stream)
+SEGMENT_KINDS = Codes(SegmentKind)
 _SPEC_KINDS: dict[type, int] = {
     type(None): 0,
     ComputeSpec: 1,
@@ -69,6 +71,7 @@ def plan_to_bytes(plan: Plan) -> bytes:
         _write_specs(message.tasks, tables, [task.spec for task in plan.tasks])
         _write_registers(message, tables, plan, base)
         _write_parts(message, tables, plan, base)
+        _write_schedule(message, plan)
         tables.write(message.tables)
     return seal(MessageKind.PLAN, message)
 
@@ -93,6 +96,12 @@ def plan_from_bytes(data: bytes) -> Plan:
             variables=_read_variables(message.variables, tables, base),
             outputs=_read_outputs(message.outputs, tables, base),
             peak_live_bytes=message.peak_live_bytes,
+            schedule=message.schedule,
+            microbatches=message.microbatches,
+            segments=_read_segments(message.segments),
+            slots=tuple(
+                build(Slot, message.segments.slot_segment[:], message.segments.slot_microbatch[:])
+            ),
         )
 
 
@@ -122,6 +131,7 @@ def _write_tasks(
         [each - base for task in tasks for each in task.controls_out]
     )
     message.source.extend([tables.source(task.source) for task in tasks])
+    message.segment.extend([task.segment for task in tasks])
 
 
 def _write_specs(message: plan_pb2.Tasks, tables: TableWriter, specs: Sequence[TaskSpec]) -> None:
@@ -146,6 +156,10 @@ def _write_specs(message: plan_pb2.Tasks, tables: TableWriter, specs: Sequence[T
     message.compute_output_region.extend(
         [regions[region] for spec in compute for region in spec.output_regions]
     )
+    message.compute_input_pieces.extend([len(spec.input_pieces) for spec in compute])
+    message.compute_output_pieces.extend([len(spec.output_pieces) for spec in compute])
+    message.compute_input_piece.extend(flatten(spec.input_pieces for spec in compute))
+    message.compute_output_piece.extend(flatten(spec.output_pieces for spec in compute))
     collective = [spec for spec in specs if type(spec) is CollectiveSpec]
     message.collective_primitive.extend(PRIMITIVES.encode(spec.primitive for spec in collective))  # type: ignore[arg-type]
     message.collective_communicator.extend([spec.communicator for spec in collective])
@@ -180,6 +194,7 @@ def _write_registers(message: plan_pb2.Plan, tables: TableWriter, plan: Plan, ba
     own.inplace_of.extend([each.inplace_of for each in registers])
     own.sync_id.extend([each.sync_id for each in registers])
     own.is_view.extend([each.is_view for each in registers])
+    own.per_microbatch.extend([each.per_microbatch for each in registers])
     far, remote = message.remote_registers, plan.remote_registers
     far.id.extend([each.id - base for each in remote])
     far.sync_id.extend([each.sync_id for each in remote])
@@ -189,6 +204,7 @@ def _write_registers(message: plan_pb2.Plan, tables: TableWriter, plan: Plan, ba
     far.producer.extend([each.producer - base for each in remote])
     far.consumers.extend([len(each.consumers) for each in remote])
     far.consumer.extend([one - base for each in remote for one in each.consumers])
+    far.per_microbatch.extend([each.per_microbatch for each in remote])
 
 
 def _write_parts(message: plan_pb2.Plan, tables: TableWriter, plan: Plan, base: int) -> None:
@@ -216,6 +232,16 @@ def _write_parts(message: plan_pb2.Plan, tables: TableWriter, plan: Plan, base: 
     outputs.register.extend([each.register - base for each in plan.outputs])
 
 
+def _write_schedule(message: plan_pb2.Plan, plan: Plan) -> None:
+    message.schedule = plan.schedule
+    message.microbatches = plan.microbatches
+    segments = message.segments
+    segments.kind.extend(SEGMENT_KINDS.encode(each.kind for each in plan.segments))  # type: ignore[arg-type]
+    segments.chunk.extend([each.chunk for each in plan.segments])
+    segments.slot_segment.extend([slot.segment for slot in plan.slots])
+    segments.slot_microbatch.extend([slot.microbatch for slot in plan.slots])
+
+
 # --- reading --------------------------------------------------------------------------------------
 
 
@@ -233,6 +259,7 @@ def _read_tasks(message: plan_pb2.Tasks, tables: TableReader, base: int) -> tupl
             split(_absolute(message.control_in_register[:], base), message.controls_in[:]),
             split(_absolute(message.control_out_register[:], base), message.controls_out[:]),
             pick(tables.sources, message.source[:]),
+            message.segment[:],
         )
     )
 
@@ -247,6 +274,8 @@ def _read_specs(message: plan_pb2.Tasks, tables: TableReader) -> list[TaskSpec]:
         split(pick(shapes, message.compute_output_shape[:]), message.compute_outputs[:]),
         split(pick(regions, message.compute_input_region[:]), message.compute_input_regions[:]),
         split(pick(regions, message.compute_output_region[:]), message.compute_output_regions[:]),
+        split(message.compute_input_piece[:], message.compute_input_pieces[:]),
+        split(message.compute_output_piece[:], message.compute_output_pieces[:]),
     )
     collective = build(
         CollectiveSpec,
@@ -296,6 +325,7 @@ def _read_registers(
             message.inplace_of[:],
             message.sync_id[:],
             message.is_view[:],
+            message.per_microbatch[:],
         )
     )
 
@@ -313,8 +343,13 @@ def _read_remote_registers(
             DTYPES.decode(message.dtype[:]),
             _absolute(message.producer[:], base),
             split(_absolute(message.consumer[:], base), message.consumers[:]),
+            message.per_microbatch[:],
         )
     )
+
+
+def _read_segments(message: plan_pb2.Segments) -> tuple[Segment, ...]:
+    return tuple(build(Segment, SEGMENT_KINDS.decode(message.kind[:]), message.chunk[:]))
 
 
 def _read_blocks(message: plan_pb2.Blocks, tables: TableReader) -> tuple[Block, ...]:

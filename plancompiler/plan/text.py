@@ -12,6 +12,16 @@ id; what belongs to other ranks is named by id, `rank.family.lane.slot`. For exa
 
 `[0]` is the place in plan order over all streams. A register without `at` holds the whole global
 tensor. After `->` come the consumers.
+
+A step of several micro-batches has two more lines at the top,
+
+    schedule 1f1b, 3 micro-batches
+    slots P F0(0) F0(1) B0(0) F0(2) B0(1) B0(2) E
+
+where a slot is its segment's letters (P prologue, F forward, B backward, FB both in one, W weight,
+E epilogue), its chunk, and in parentheses its micro-batch. Tasks of a stream stand below a line for
+their segment. An operand's box is that of micro-batch 0; `pieces along axis 0` says that the others
+take the next boxes along that axis, `whole` that they take the same one.
 """
 
 from __future__ import annotations
@@ -19,10 +29,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from plancompiler.ir.job import format_attr
 from plancompiler.ir.op import Attrs
+from plancompiler.ir.pipeline import WHOLE_STEP, Segment, SegmentKind, Slot
 from plancompiler.ir.sbp import NdSbp
 from plancompiler.ir.shard import Region
 from plancompiler.ir.task import format_id
@@ -41,6 +52,15 @@ from plancompiler.plan.plan import (
 
 _PLAIN = re.compile(r"[^\s\"'%,()\\]+")
 _INDENT = " " * 10
+_LETTERS = {
+    SegmentKind.STEP: "S",
+    SegmentKind.PROLOGUE: "P",
+    SegmentKind.FORWARD: "F",
+    SegmentKind.BACKWARD: "B",
+    SegmentKind.WEIGHT: "W",
+    SegmentKind.EPILOGUE: "E",
+    SegmentKind.FORWARD_BACKWARD: "FB",
+}
 
 
 def format_plan(plan: Plan) -> str:
@@ -61,6 +81,16 @@ def format_shape(shape: tuple[int, ...]) -> str:
 def format_region(region: Region) -> str:
     """`[0:32, 0:10]`."""
     return f"[{', '.join([f'{start}:{stop}' for start, stop in region])}]"
+
+
+def format_slot(segments: Sequence[Segment], slot: Slot) -> str:
+    """`F0(3)`, or `P` for a segment that runs once per step."""
+    if not 0 <= slot.segment < len(segments):
+        return f"?{slot.segment}({slot.microbatch})"
+    segment = segments[slot.segment]
+    once = not segment.kind.per_microbatch and slot.microbatch == 0
+    chunk = str(segment.chunk) if segment.chunk >= 0 else ""
+    return f"{_LETTERS[segment.kind]}{chunk}" + ("" if once else f"({slot.microbatch})")
 
 
 def format_bytes(nbytes: int) -> str:
@@ -85,6 +115,8 @@ class _PlanText:
         self.regions: dict[Region, str] = {}
         self.sbps: dict[NdSbp, str] = {}
         self.printed: set[int] = set()
+        self.parted = bool(plan.schedule) or plan.microbatches != 1
+        self.parted |= plan.segments != (WHOLE_STEP,) or plan.slots != (Slot(0, 0),)
 
     def lines(self) -> Iterator[str]:
         plan = self.plan
@@ -95,6 +127,9 @@ class _PlanText:
             f"{len(plan.tasks)} tasks, {len(plan.registers)} registers, "
             f"{len(plan.remote_registers)} remote registers"
         )
+        if self.parted:
+            yield f"schedule {format_name(plan.schedule)}, {plan.microbatches} micro-batches"
+            yield f"slots {' '.join([format_slot(plan.segments, slot) for slot in plan.slots])}"
         arena, peak = plan.arena_bytes, plan.peak_live_bytes
         ratio = f", ratio {arena / peak:.4f}" if peak > 0 else ""
         yield f"arenas {format_bytes(arena)}, peak live {format_bytes(peak)}{ratio}"
@@ -114,7 +149,8 @@ class _PlanText:
             yield (
                 f"remote {self.register(remote.id)} {format_id(remote.id)}"
                 f" {remote.dtype}{self.shape(remote.shape)} sync {format_id(remote.sync_id)}"
-                f" from {self.task(remote.producer)}{self.consumers(remote.consumers)}"
+                f" from {self.task(remote.producer)}{_rate(remote)}"
+                f"{self.consumers(remote.consumers)}"
             )
         by_stream: dict[Stream, list[tuple[int, Task]]] = {stream: [] for stream in Stream}
         for index, task in enumerate(plan.tasks):
@@ -122,7 +158,11 @@ class _PlanText:
         for stream, tasks in by_stream.items():
             if tasks:
                 yield f"stream {stream}, {len(tasks)} tasks"
+            segment = -1 if self.parted else 0
             for index, task in tasks:
+                if task.segment != segment:
+                    segment = task.segment
+                    yield f"  segment {self.segment(segment)}"
                 yield from self.task_lines(index, task)
         for register in plan.registers:
             if register.id not in self.printed:
@@ -144,7 +184,9 @@ class _PlanText:
         inputs, outputs = [""] * len(task.inputs), [""] * len(task.outputs)
         if isinstance(spec, ComputeSpec):
             inputs = self.boxes(task.inputs, spec.input_shapes, spec.input_regions)
+            inputs = _with_pieces(inputs, spec.input_pieces)
             outputs = self.boxes(task.outputs, spec.output_shapes, spec.output_regions)
+            outputs = _with_pieces(outputs, spec.output_pieces)
         elif isinstance(spec, SliceSpec):
             inputs = [f" as {position}" for position in range(len(inputs))]
         for register, box in zip(task.inputs, inputs, strict=True):
@@ -169,6 +211,10 @@ class _PlanText:
                 self.printed.add(register)
                 origin = "" if found.producer == task.id else f" from {self.task(found.producer)}"
                 yield f"{_INDENT}{word} {self.definition(found, box)}{origin}"
+
+    def segment(self, index: int) -> str:
+        segments = self.plan.segments
+        return str(segments[index]) if 0 <= index < len(segments) else str(index)
 
     def spec(self, task: Task) -> str:
         spec = task.spec
@@ -217,6 +263,7 @@ class _PlanText:
         parts = [head]
         if register.register_count != 1:
             parts.append(f", {register.register_count} slots")
+        parts.append(_rate(register))
         if register.inplace_of != -1:
             word = "view of" if register.is_view else "overwrites"
             parts.append(f", {word} {self.register(register.inplace_of)}")
@@ -256,6 +303,22 @@ class _PlanText:
 
     def attrs(self, attrs: Attrs) -> str:
         return "".join([f" {format_name(key)}={format_attr(value)}" for key, value in attrs])
+
+
+def _rate(register: RegisterDesc | RemoteRegister) -> str:
+    return ", per micro-batch" if register.per_microbatch else ""
+
+
+def _with_pieces(boxes: list[str], pieces: tuple[int, ...]) -> list[str]:
+    """Boxes with what micro-batches take of them; nothing where the task runs once per step."""
+    if not pieces:
+        return boxes
+    if len(pieces) != len(boxes):
+        return [f"{box}, pieces {pieces}" for box in boxes]
+    return [
+        f"{box}, whole" if axis == -1 else f"{box}, pieces along axis {axis}"
+        for box, axis in zip(boxes, pieces, strict=True)
+    ]
 
 
 def _labels(prefix: str, named: list[tuple[int, str]]) -> dict[int, str]:

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from plancompiler.plan import rules_memory as memory
+from plancompiler.plan import rules_overlap as overlap
 from plancompiler.plan import rules_ranks as ranks
 from plancompiler.plan import rules_registers as registers
+from plancompiler.plan import rules_schedule as schedule
+from plancompiler.plan import rules_segments as segments
 from plancompiler.plan import rules_tasks as tasks
 from plancompiler.plan.index import PlanIndex
 from plancompiler.plan.plan import Plan
@@ -36,14 +39,21 @@ PLAN_RULES = (
     # Structure: names resolve, in both directions.
     PlanRule("ids are unique and of their rank", registers.check_ids),
     PlanRule("all that is named exists", registers.check_references),
+    PlanRule("plan order is segment by segment", segments.check_segments),
+    PlanRule("slots run micro-batch after micro-batch", segments.check_slots),
     PlanRule("a register has one producer", registers.check_producers),
     PlanRule("producers come before readers", registers.check_plan_order),
     PlanRule("a register lists exactly its readers", registers.check_consumers),
     PlanRule("control registers carry no data", registers.check_controls),
     PlanRule("registers that cross ranks have their sync id", registers.check_sync_ids),
+    # Segments and slots.
+    PlanRule("what is read has been made as often", segments.check_rates),
+    PlanRule("segments end when all their streams do", segments.check_segment_ends),
+    PlanRule("slots suffice for the micro-batches in between", segments.check_register_counts),
     # Tasks: shapes fit what is done.
     PlanRule("a task has the spec of its kind", tasks.check_specs),
     PlanRule("ops compute on their registers' boxes", tasks.check_boxes),
+    PlanRule("micro-batches take equal pieces", segments.check_pieces),
     PlanRule("communicators list their collectives in plan order", tasks.check_communicators),
     PlanRule("collectives fit their registers", tasks.check_collectives),
     PlanRule("slices cover their output once", tasks.check_slices),
@@ -54,7 +64,7 @@ PLAN_RULES = (
     PlanRule("variables are their shard and are kept", memory.check_variables),
     PlanRule("memory is taken over from an input", memory.check_takeovers),
     PlanRule("only dead values are overwritten", memory.check_overwriting),
-    PlanRule("registers alive at once are disjoint", memory.check_overlap),
+    PlanRule("registers alive at once are disjoint", overlap.check_overlap),
 )
 
 PLANS_RULES = (
@@ -64,6 +74,8 @@ PLANS_RULES = (
     PlansRule("members run collectives in one order", ranks.check_collective_order),
     PlansRule("members agree about each collective", ranks.check_same_collectives),
     PlansRule("nothing waits in a circle", ranks.check_no_circle),
+    PlansRule("readers on other ranks run as often", schedule.check_rates_across),
+    PlansRule("the step runs to its end", schedule.check_slots_finish),
     PlansRule("remote readers come before overwriting", ranks.check_remote_readers),
 )
 

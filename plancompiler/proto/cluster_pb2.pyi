@@ -10,9 +10,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     COMPRESSION_NONE: _ClassVar[Compression]
-    COMPRESSION_ZLIB: _ClassVar[Compression]
+    COMPRESSION_ZSTD: _ClassVar[Compression]
 COMPRESSION_NONE: Compression
-COMPRESSION_ZLIB: Compression
+COMPRESSION_ZSTD: Compression
 
 class ErrorReport(_message.Message):
     __slots__ = ("code", "what", "op", "source", "rank", "got", "expected", "hint")
@@ -35,16 +35,18 @@ class ErrorReport(_message.Message):
     def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., op: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., got: _Optional[str] = ..., expected: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("data", "compression", "raw_bytes", "wire_bytes")
+    __slots__ = ("data", "compression", "raw_bytes", "wire_bytes", "digest")
     DATA_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     compression: Compression
     raw_bytes: int
     wire_bytes: int
-    def __init__(self, data: _Optional[bytes] = ..., compression: _Optional[_Union[Compression, str]] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ...) -> None: ...
+    digest: bytes
+    def __init__(self, data: _Optional[bytes] = ..., compression: _Optional[_Union[Compression, str]] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class JobRequest(_message.Message):
     __slots__ = ("job_id",)
@@ -61,20 +63,22 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
     open: bool
     restore: str
     save: str
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ...) -> None: ...
+    cache: bool
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("job_id", "world_size")
@@ -115,7 +119,7 @@ class CancelReply(_message.Message):
     def __init__(self, cancelled: _Optional[bool] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive")
+    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive", "shipped")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +127,7 @@ class JobEvent(_message.Message):
     OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
     DROPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    SHIPPED_FIELD_NUMBER: _ClassVar[int]
     phase: PhaseChange
     compiled: Compiled
     outputs: StepOutputs
@@ -130,7 +135,8 @@ class JobEvent(_message.Message):
     operation_done: int
     dropped_steps: int
     alive: bool
-    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ...) -> None: ...
+    shipped: Shipped
+    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ...) -> None: ...
 
 class PhaseChange(_message.Message):
     __slots__ = ("phase", "seconds", "error")
@@ -143,12 +149,24 @@ class PhaseChange(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
 class Compiled(_message.Message):
-    __slots__ = ("digest", "seconds")
+    __slots__ = ("digest", "seconds", "cached")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     digest: str
     seconds: float
-    def __init__(self, digest: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    cached: bool
+    def __init__(self, digest: _Optional[str] = ..., seconds: _Optional[float] = ..., cached: _Optional[bool] = ...) -> None: ...
+
+class Shipped(_message.Message):
+    __slots__ = ("ranks", "world_size", "sent_bytes")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ranks: int
+    world_size: int
+    sent_bytes: int
+    def __init__(self, ranks: _Optional[int] = ..., world_size: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
     __slots__ = ("step", "rank", "chunk")
@@ -191,21 +209,25 @@ class WorkerStatus(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "phase", "seconds", "error")
+    __slots__ = ("job_id", "name", "phase", "seconds", "error", "fetched_ranks", "sent_bytes")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_RANKS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     name: str
     phase: str
     seconds: float
     error: ErrorReport
-    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
+    fetched_ranks: int
+    sent_bytes: int
+    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle")
+    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +237,7 @@ class WorkerMessage(_message.Message):
     OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
     register: Register
     heartbeat: Heartbeat
     facts: Facts
@@ -224,7 +247,8 @@ class WorkerMessage(_message.Message):
     operation_done: OperationDone
     failed: JobFailed
     idle: JobDone
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ...) -> None: ...
+    fetched: Fetched
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("rank", "host", "device", "version")
@@ -241,6 +265,22 @@ class Register(_message.Message):
 class Heartbeat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Fetched(_message.Message):
+    __slots__ = ("job_id", "copy")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    copy: LocalCopy
+    def __init__(self, job_id: _Optional[int] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ...) -> None: ...
+
+class LocalCopy(_message.Message):
+    __slots__ = ("process", "descriptor")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    process: int
+    descriptor: int
+    def __init__(self, process: _Optional[int] = ..., descriptor: _Optional[int] = ...) -> None: ...
 
 class Facts(_message.Message):
     __slots__ = ("job_id", "sync_id", "register", "name", "role", "ranks", "rank", "text")
@@ -263,14 +303,16 @@ class Facts(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., sync_id: _Optional[_Iterable[int]] = ..., register: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., role: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[int]] = ..., rank: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompileDone(_message.Message):
-    __slots__ = ("job_id", "digest", "reports")
+    __slots__ = ("job_id", "digest", "reports", "cached")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     digest: str
     reports: bool
-    def __init__(self, job_id: _Optional[int] = ..., digest: _Optional[str] = ..., reports: _Optional[bool] = ...) -> None: ...
+    cached: bool
+    def __init__(self, job_id: _Optional[int] = ..., digest: _Optional[str] = ..., reports: _Optional[bool] = ..., cached: _Optional[bool] = ...) -> None: ...
 
 class JobDone(_message.Message):
     __slots__ = ("job_id",)
@@ -343,14 +385,22 @@ class Registered(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Compile(_message.Message):
-    __slots__ = ("job_id", "mode", "world_size")
+    __slots__ = ("job_id", "mode", "world_size", "cache", "digest", "share", "copy")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     mode: str
     world_size: int
-    def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ...) -> None: ...
+    cache: bool
+    digest: bytes
+    share: bool
+    copy: LocalCopy
+    def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("job_id", "transport_token", "restore")
@@ -387,14 +437,18 @@ class Save(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("token", "job_id", "ticket")
+    __slots__ = ("token", "job_id", "ticket", "digest", "offset")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     job_id: int
     ticket: int
-    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ...) -> None: ...
+    digest: bytes
+    offset: int
+    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
     __slots__ = ("token", "job_id", "ticket", "chunk")

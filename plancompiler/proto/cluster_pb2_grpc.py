@@ -426,11 +426,6 @@ class WorkerStub:
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.MasterMessage.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_stream(
-                '/plancompiler.proto.Worker/Fetch',
-                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.FetchRequest.SerializeToString,
-                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.Chunk.FromString,
-                _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/plancompiler.proto.Worker/Upload',
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.SerializeToString,
@@ -450,13 +445,6 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Fetch(self, request, context):
-        """A job's slice, plan or feeds.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Upload(self, request_iterator, context):
         """One rank's variables, asked for by a `collect` command.
         """
@@ -471,11 +459,6 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.WorkerMessage.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.MasterMessage.SerializeToString,
-            ),
-            'Fetch': grpc.unary_stream_rpc_method_handler(
-                    servicer.Fetch,
-                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.FetchRequest.FromString,
-                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.Chunk.SerializeToString,
             ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
@@ -523,33 +506,6 @@ class Worker:
             _registered_method=True)
 
     @staticmethod
-    def Fetch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/plancompiler.proto.Worker/Fetch',
-            plancompiler_dot_proto_dot_cluster__pb2.FetchRequest.SerializeToString,
-            plancompiler_dot_proto_dot_cluster__pb2.Chunk.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Upload(request_iterator,
             target,
             options=(),
@@ -566,6 +522,82 @@ class Worker:
             '/plancompiler.proto.Worker/Upload',
             plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.SerializeToString,
             plancompiler_dot_proto_dot_cluster__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class TransferStub:
+    """Apart from `Worker`, because its chunks are kept serialised: both sides handle it as plain bytes.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Fetch = channel.unary_stream(
+                '/plancompiler.proto.Transfer/Fetch',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.FetchRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.Chunk.FromString,
+                _registered_method=True)
+
+
+class TransferServicer:
+    """Apart from `Worker`, because its chunks are kept serialised: both sides handle it as plain bytes.
+    """
+
+    def Fetch(self, request, context):
+        """A job's slice, plan or feeds, from an offset on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TransferServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.FetchRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.Chunk.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'plancompiler.proto.Transfer', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('plancompiler.proto.Transfer', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Transfer:
+    """Apart from `Worker`, because its chunks are kept serialised: both sides handle it as plain bytes.
+    """
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plancompiler.proto.Transfer/Fetch',
+            plancompiler_dot_proto_dot_cluster__pb2.FetchRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

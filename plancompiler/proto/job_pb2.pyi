@@ -19,6 +19,7 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_FLOAT16: _ClassVar[DType]
     DTYPE_FLOAT32: _ClassVar[DType]
     DTYPE_FLOAT64: _ClassVar[DType]
+    DTYPE_BFLOAT16: _ClassVar[DType]
 
 class Reduction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -82,6 +83,7 @@ DTYPE_INT64: DType
 DTYPE_FLOAT16: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
+DTYPE_BFLOAT16: DType
 REDUCTION_NONE: Reduction
 REDUCTION_SUM: Reduction
 REDUCTION_MAX: Reduction
@@ -122,7 +124,7 @@ ATTR_TYPE_STRING: AttrType
 ATTR_TYPE_TUPLE: AttrType
 
 class Tables(_message.Message):
-    __slots__ = ("strings", "placement_device", "placement_ndim", "placement_extent", "placement_named", "placement_axis_name", "placement_runs", "run_start", "run_length", "run_stride", "shape_ndim", "shape_extent", "region_ndim", "region_start", "region_stop", "sbp", "source_file", "source_line", "attr_count", "attr_name", "attr_type", "tuple_length", "item_type", "int_value", "float_value", "string_value", "origin_phase", "origin_region", "origin_checkpoint")
+    __slots__ = ("strings", "placement_device", "placement_ndim", "placement_extent", "placement_named", "placement_axis_name", "placement_runs", "run_start", "run_length", "run_stride", "shape_ndim", "shape_extent", "region_ndim", "region_start", "region_stop", "sbp", "source_file", "source_line", "attr_count", "attr_name", "attr_type", "tuple_length", "item_type", "int_value", "float_value", "string_value", "origin_phase", "origin_region", "origin_checkpoint", "origin_stage")
     STRINGS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_DEVICE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NDIM_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +154,7 @@ class Tables(_message.Message):
     ORIGIN_PHASE_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_REGION_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_STAGE_FIELD_NUMBER: _ClassVar[int]
     strings: _containers.RepeatedScalarFieldContainer[str]
     placement_device: _containers.RepeatedScalarFieldContainer[int]
     placement_ndim: _containers.RepeatedScalarFieldContainer[int]
@@ -181,7 +184,8 @@ class Tables(_message.Message):
     origin_phase: _containers.RepeatedScalarFieldContainer[Phase]
     origin_region: _containers.RepeatedScalarFieldContainer[int]
     origin_checkpoint: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, strings: _Optional[_Iterable[str]] = ..., placement_device: _Optional[_Iterable[int]] = ..., placement_ndim: _Optional[_Iterable[int]] = ..., placement_extent: _Optional[_Iterable[int]] = ..., placement_named: _Optional[_Iterable[int]] = ..., placement_axis_name: _Optional[_Iterable[int]] = ..., placement_runs: _Optional[_Iterable[int]] = ..., run_start: _Optional[_Iterable[int]] = ..., run_length: _Optional[_Iterable[int]] = ..., run_stride: _Optional[_Iterable[int]] = ..., shape_ndim: _Optional[_Iterable[int]] = ..., shape_extent: _Optional[_Iterable[int]] = ..., region_ndim: _Optional[_Iterable[int]] = ..., region_start: _Optional[_Iterable[int]] = ..., region_stop: _Optional[_Iterable[int]] = ..., sbp: _Optional[_Iterable[int]] = ..., source_file: _Optional[_Iterable[int]] = ..., source_line: _Optional[_Iterable[int]] = ..., attr_count: _Optional[_Iterable[int]] = ..., attr_name: _Optional[_Iterable[int]] = ..., attr_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., tuple_length: _Optional[_Iterable[int]] = ..., item_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., int_value: _Optional[_Iterable[int]] = ..., float_value: _Optional[_Iterable[float]] = ..., string_value: _Optional[_Iterable[int]] = ..., origin_phase: _Optional[_Iterable[_Union[Phase, str]]] = ..., origin_region: _Optional[_Iterable[int]] = ..., origin_checkpoint: _Optional[_Iterable[int]] = ...) -> None: ...
+    origin_stage: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, strings: _Optional[_Iterable[str]] = ..., placement_device: _Optional[_Iterable[int]] = ..., placement_ndim: _Optional[_Iterable[int]] = ..., placement_extent: _Optional[_Iterable[int]] = ..., placement_named: _Optional[_Iterable[int]] = ..., placement_axis_name: _Optional[_Iterable[int]] = ..., placement_runs: _Optional[_Iterable[int]] = ..., run_start: _Optional[_Iterable[int]] = ..., run_length: _Optional[_Iterable[int]] = ..., run_stride: _Optional[_Iterable[int]] = ..., shape_ndim: _Optional[_Iterable[int]] = ..., shape_extent: _Optional[_Iterable[int]] = ..., region_ndim: _Optional[_Iterable[int]] = ..., region_start: _Optional[_Iterable[int]] = ..., region_stop: _Optional[_Iterable[int]] = ..., sbp: _Optional[_Iterable[int]] = ..., source_file: _Optional[_Iterable[int]] = ..., source_line: _Optional[_Iterable[int]] = ..., attr_count: _Optional[_Iterable[int]] = ..., attr_name: _Optional[_Iterable[int]] = ..., attr_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., tuple_length: _Optional[_Iterable[int]] = ..., item_type: _Optional[_Iterable[_Union[AttrType, str]]] = ..., int_value: _Optional[_Iterable[int]] = ..., float_value: _Optional[_Iterable[float]] = ..., string_value: _Optional[_Iterable[int]] = ..., origin_phase: _Optional[_Iterable[_Union[Phase, str]]] = ..., origin_region: _Optional[_Iterable[int]] = ..., origin_checkpoint: _Optional[_Iterable[int]] = ..., origin_stage: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ops(_message.Message):
     __slots__ = ("value_name", "value_shape", "value_dtype", "value_placement", "op_name", "op_kind", "op_inputs", "op_outputs", "op_attrs", "op_placement", "op_sbp", "op_source", "op_origin", "input_value", "output_value")

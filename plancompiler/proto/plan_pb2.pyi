@@ -16,6 +16,17 @@ class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STREAM_COPY: _ClassVar[Stream]
     STREAM_DATA: _ClassVar[Stream]
 
+class SegmentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEGMENT_KIND_UNSPECIFIED: _ClassVar[SegmentKind]
+    SEGMENT_KIND_STEP: _ClassVar[SegmentKind]
+    SEGMENT_KIND_PROLOGUE: _ClassVar[SegmentKind]
+    SEGMENT_KIND_FORWARD: _ClassVar[SegmentKind]
+    SEGMENT_KIND_BACKWARD: _ClassVar[SegmentKind]
+    SEGMENT_KIND_WEIGHT: _ClassVar[SegmentKind]
+    SEGMENT_KIND_EPILOGUE: _ClassVar[SegmentKind]
+    SEGMENT_KIND_FORWARD_BACKWARD: _ClassVar[SegmentKind]
+
 class SpecKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SPEC_KIND_NONE: _ClassVar[SpecKind]
@@ -28,6 +39,14 @@ STREAM_COMPUTE: Stream
 STREAM_COLLECTIVE: Stream
 STREAM_COPY: Stream
 STREAM_DATA: Stream
+SEGMENT_KIND_UNSPECIFIED: SegmentKind
+SEGMENT_KIND_STEP: SegmentKind
+SEGMENT_KIND_PROLOGUE: SegmentKind
+SEGMENT_KIND_FORWARD: SegmentKind
+SEGMENT_KIND_BACKWARD: SegmentKind
+SEGMENT_KIND_WEIGHT: SegmentKind
+SEGMENT_KIND_EPILOGUE: SegmentKind
+SEGMENT_KIND_FORWARD_BACKWARD: SegmentKind
 SPEC_KIND_NONE: SpecKind
 SPEC_KIND_COMPUTE: SpecKind
 SPEC_KIND_COLLECTIVE: SpecKind
@@ -35,7 +54,7 @@ SPEC_KIND_COPY: SpecKind
 SPEC_KIND_SLICE: SpecKind
 
 class Tasks(_message.Message):
-    __slots__ = ("id", "kind", "stream", "name", "inputs", "outputs", "controls_in", "controls_out", "input_register", "output_register", "control_in_register", "control_out_register", "source", "spec", "compute_kind", "compute_attrs", "compute_inputs", "compute_outputs", "compute_input_shape", "compute_output_shape", "compute_input_regions", "compute_output_regions", "compute_input_region", "compute_output_region", "collective_primitive", "collective_communicator", "collective_reduction", "collective_src_axis", "collective_dst_axis", "copy_region", "slice_reduction", "slice_pieces", "piece_input", "piece_source", "piece_target")
+    __slots__ = ("id", "kind", "stream", "name", "inputs", "outputs", "controls_in", "controls_out", "input_register", "output_register", "control_in_register", "control_out_register", "source", "spec", "compute_kind", "compute_attrs", "compute_inputs", "compute_outputs", "compute_input_shape", "compute_output_shape", "compute_input_regions", "compute_output_regions", "compute_input_region", "compute_output_region", "collective_primitive", "collective_communicator", "collective_reduction", "collective_src_axis", "collective_dst_axis", "copy_region", "slice_reduction", "slice_pieces", "piece_input", "piece_source", "piece_target", "segment", "compute_input_pieces", "compute_output_pieces", "compute_input_piece", "compute_output_piece")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +90,11 @@ class Tasks(_message.Message):
     PIECE_INPUT_FIELD_NUMBER: _ClassVar[int]
     PIECE_SOURCE_FIELD_NUMBER: _ClassVar[int]
     PIECE_TARGET_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_INPUT_PIECES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_OUTPUT_PIECES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_INPUT_PIECE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_OUTPUT_PIECE_FIELD_NUMBER: _ClassVar[int]
     id: _containers.RepeatedScalarFieldContainer[int]
     kind: _containers.RepeatedScalarFieldContainer[_job_pb2.TaskKind]
     stream: _containers.RepeatedScalarFieldContainer[Stream]
@@ -106,10 +130,15 @@ class Tasks(_message.Message):
     piece_input: _containers.RepeatedScalarFieldContainer[int]
     piece_source: _containers.RepeatedScalarFieldContainer[int]
     piece_target: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[_Iterable[int]] = ..., kind: _Optional[_Iterable[_Union[_job_pb2.TaskKind, str]]] = ..., stream: _Optional[_Iterable[_Union[Stream, str]]] = ..., name: _Optional[_Iterable[int]] = ..., inputs: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., controls_in: _Optional[_Iterable[int]] = ..., controls_out: _Optional[_Iterable[int]] = ..., input_register: _Optional[_Iterable[int]] = ..., output_register: _Optional[_Iterable[int]] = ..., control_in_register: _Optional[_Iterable[int]] = ..., control_out_register: _Optional[_Iterable[int]] = ..., source: _Optional[_Iterable[int]] = ..., spec: _Optional[_Iterable[_Union[SpecKind, str]]] = ..., compute_kind: _Optional[_Iterable[int]] = ..., compute_attrs: _Optional[_Iterable[int]] = ..., compute_inputs: _Optional[_Iterable[int]] = ..., compute_outputs: _Optional[_Iterable[int]] = ..., compute_input_shape: _Optional[_Iterable[int]] = ..., compute_output_shape: _Optional[_Iterable[int]] = ..., compute_input_regions: _Optional[_Iterable[int]] = ..., compute_output_regions: _Optional[_Iterable[int]] = ..., compute_input_region: _Optional[_Iterable[int]] = ..., compute_output_region: _Optional[_Iterable[int]] = ..., collective_primitive: _Optional[_Iterable[_Union[_job_pb2.Primitive, str]]] = ..., collective_communicator: _Optional[_Iterable[int]] = ..., collective_reduction: _Optional[_Iterable[_Union[_job_pb2.Reduction, str]]] = ..., collective_src_axis: _Optional[_Iterable[int]] = ..., collective_dst_axis: _Optional[_Iterable[int]] = ..., copy_region: _Optional[_Iterable[int]] = ..., slice_reduction: _Optional[_Iterable[_Union[_job_pb2.Reduction, str]]] = ..., slice_pieces: _Optional[_Iterable[int]] = ..., piece_input: _Optional[_Iterable[int]] = ..., piece_source: _Optional[_Iterable[int]] = ..., piece_target: _Optional[_Iterable[int]] = ...) -> None: ...
+    segment: _containers.RepeatedScalarFieldContainer[int]
+    compute_input_pieces: _containers.RepeatedScalarFieldContainer[int]
+    compute_output_pieces: _containers.RepeatedScalarFieldContainer[int]
+    compute_input_piece: _containers.RepeatedScalarFieldContainer[int]
+    compute_output_piece: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[_Iterable[int]] = ..., kind: _Optional[_Iterable[_Union[_job_pb2.TaskKind, str]]] = ..., stream: _Optional[_Iterable[_Union[Stream, str]]] = ..., name: _Optional[_Iterable[int]] = ..., inputs: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., controls_in: _Optional[_Iterable[int]] = ..., controls_out: _Optional[_Iterable[int]] = ..., input_register: _Optional[_Iterable[int]] = ..., output_register: _Optional[_Iterable[int]] = ..., control_in_register: _Optional[_Iterable[int]] = ..., control_out_register: _Optional[_Iterable[int]] = ..., source: _Optional[_Iterable[int]] = ..., spec: _Optional[_Iterable[_Union[SpecKind, str]]] = ..., compute_kind: _Optional[_Iterable[int]] = ..., compute_attrs: _Optional[_Iterable[int]] = ..., compute_inputs: _Optional[_Iterable[int]] = ..., compute_outputs: _Optional[_Iterable[int]] = ..., compute_input_shape: _Optional[_Iterable[int]] = ..., compute_output_shape: _Optional[_Iterable[int]] = ..., compute_input_regions: _Optional[_Iterable[int]] = ..., compute_output_regions: _Optional[_Iterable[int]] = ..., compute_input_region: _Optional[_Iterable[int]] = ..., compute_output_region: _Optional[_Iterable[int]] = ..., collective_primitive: _Optional[_Iterable[_Union[_job_pb2.Primitive, str]]] = ..., collective_communicator: _Optional[_Iterable[int]] = ..., collective_reduction: _Optional[_Iterable[_Union[_job_pb2.Reduction, str]]] = ..., collective_src_axis: _Optional[_Iterable[int]] = ..., collective_dst_axis: _Optional[_Iterable[int]] = ..., copy_region: _Optional[_Iterable[int]] = ..., slice_reduction: _Optional[_Iterable[_Union[_job_pb2.Reduction, str]]] = ..., slice_pieces: _Optional[_Iterable[int]] = ..., piece_input: _Optional[_Iterable[int]] = ..., piece_source: _Optional[_Iterable[int]] = ..., piece_target: _Optional[_Iterable[int]] = ..., segment: _Optional[_Iterable[int]] = ..., compute_input_pieces: _Optional[_Iterable[int]] = ..., compute_output_pieces: _Optional[_Iterable[int]] = ..., compute_input_piece: _Optional[_Iterable[int]] = ..., compute_output_piece: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Registers(_message.Message):
-    __slots__ = ("id", "name", "shape", "dtype", "sbp", "producer", "consumers", "consumer", "block", "offset", "nbytes", "register_count", "inplace_of", "sync_id", "is_view")
+    __slots__ = ("id", "name", "shape", "dtype", "sbp", "producer", "consumers", "consumer", "block", "offset", "nbytes", "register_count", "inplace_of", "sync_id", "is_view", "per_microbatch")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +154,7 @@ class Registers(_message.Message):
     INPLACE_OF_FIELD_NUMBER: _ClassVar[int]
     SYNC_ID_FIELD_NUMBER: _ClassVar[int]
     IS_VIEW_FIELD_NUMBER: _ClassVar[int]
+    PER_MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     id: _containers.RepeatedScalarFieldContainer[int]
     name: _containers.RepeatedScalarFieldContainer[int]
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -140,10 +170,11 @@ class Registers(_message.Message):
     inplace_of: _containers.RepeatedScalarFieldContainer[int]
     sync_id: _containers.RepeatedScalarFieldContainer[int]
     is_view: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, id: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[int]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Iterable[_Union[_job_pb2.DType, str]]] = ..., sbp: _Optional[_Iterable[int]] = ..., producer: _Optional[_Iterable[int]] = ..., consumers: _Optional[_Iterable[int]] = ..., consumer: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ..., register_count: _Optional[_Iterable[int]] = ..., inplace_of: _Optional[_Iterable[int]] = ..., sync_id: _Optional[_Iterable[int]] = ..., is_view: _Optional[_Iterable[bool]] = ...) -> None: ...
+    per_microbatch: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, id: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[int]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Iterable[_Union[_job_pb2.DType, str]]] = ..., sbp: _Optional[_Iterable[int]] = ..., producer: _Optional[_Iterable[int]] = ..., consumers: _Optional[_Iterable[int]] = ..., consumer: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., offset: _Optional[_Iterable[int]] = ..., nbytes: _Optional[_Iterable[int]] = ..., register_count: _Optional[_Iterable[int]] = ..., inplace_of: _Optional[_Iterable[int]] = ..., sync_id: _Optional[_Iterable[int]] = ..., is_view: _Optional[_Iterable[bool]] = ..., per_microbatch: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class RemoteRegisters(_message.Message):
-    __slots__ = ("id", "sync_id", "name", "shape", "dtype", "producer", "consumers", "consumer")
+    __slots__ = ("id", "sync_id", "name", "shape", "dtype", "producer", "consumers", "consumer", "per_microbatch")
     ID_FIELD_NUMBER: _ClassVar[int]
     SYNC_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +183,7 @@ class RemoteRegisters(_message.Message):
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    PER_MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     id: _containers.RepeatedScalarFieldContainer[int]
     sync_id: _containers.RepeatedScalarFieldContainer[int]
     name: _containers.RepeatedScalarFieldContainer[int]
@@ -160,7 +192,20 @@ class RemoteRegisters(_message.Message):
     producer: _containers.RepeatedScalarFieldContainer[int]
     consumers: _containers.RepeatedScalarFieldContainer[int]
     consumer: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[_Iterable[int]] = ..., sync_id: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[int]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Iterable[_Union[_job_pb2.DType, str]]] = ..., producer: _Optional[_Iterable[int]] = ..., consumers: _Optional[_Iterable[int]] = ..., consumer: _Optional[_Iterable[int]] = ...) -> None: ...
+    per_microbatch: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, id: _Optional[_Iterable[int]] = ..., sync_id: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[int]] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[_Iterable[_Union[_job_pb2.DType, str]]] = ..., producer: _Optional[_Iterable[int]] = ..., consumers: _Optional[_Iterable[int]] = ..., consumer: _Optional[_Iterable[int]] = ..., per_microbatch: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class Segments(_message.Message):
+    __slots__ = ("kind", "chunk", "slot_segment", "slot_microbatch")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SLOT_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    kind: _containers.RepeatedScalarFieldContainer[SegmentKind]
+    chunk: _containers.RepeatedScalarFieldContainer[int]
+    slot_segment: _containers.RepeatedScalarFieldContainer[int]
+    slot_microbatch: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[_Iterable[_Union[SegmentKind, str]]] = ..., chunk: _Optional[_Iterable[int]] = ..., slot_segment: _Optional[_Iterable[int]] = ..., slot_microbatch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("index", "purpose", "shared", "nbytes")
@@ -217,7 +262,7 @@ class Outputs(_message.Message):
     def __init__(self, name: _Optional[_Iterable[int]] = ..., task: _Optional[_Iterable[int]] = ..., register: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("job", "rank", "world_size", "seed", "peak_live_bytes", "id_base", "tables", "tasks", "registers", "remote_registers", "blocks", "communicators", "variables", "outputs")
+    __slots__ = ("job", "rank", "world_size", "seed", "peak_live_bytes", "id_base", "tables", "tasks", "registers", "remote_registers", "blocks", "communicators", "variables", "outputs", "schedule", "microbatches", "segments")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +277,9 @@ class Plan(_message.Message):
     COMMUNICATORS_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     world_size: int
@@ -246,4 +294,7 @@ class Plan(_message.Message):
     communicators: Communicators
     variables: Variables
     outputs: Outputs
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., seed: _Optional[int] = ..., peak_live_bytes: _Optional[int] = ..., id_base: _Optional[int] = ..., tables: _Optional[_Union[_job_pb2.Tables, _Mapping]] = ..., tasks: _Optional[_Union[Tasks, _Mapping]] = ..., registers: _Optional[_Union[Registers, _Mapping]] = ..., remote_registers: _Optional[_Union[RemoteRegisters, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., communicators: _Optional[_Union[Communicators, _Mapping]] = ..., variables: _Optional[_Union[Variables, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ...) -> None: ...
+    schedule: str
+    microbatches: int
+    segments: Segments
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., seed: _Optional[int] = ..., peak_live_bytes: _Optional[int] = ..., id_base: _Optional[int] = ..., tables: _Optional[_Union[_job_pb2.Tables, _Mapping]] = ..., tasks: _Optional[_Union[Tasks, _Mapping]] = ..., registers: _Optional[_Union[Registers, _Mapping]] = ..., remote_registers: _Optional[_Union[RemoteRegisters, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., communicators: _Optional[_Union[Communicators, _Mapping]] = ..., variables: _Optional[_Union[Variables, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., schedule: _Optional[str] = ..., microbatches: _Optional[int] = ..., segments: _Optional[_Union[Segments, _Mapping]] = ...) -> None: ...

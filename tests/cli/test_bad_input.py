@@ -171,6 +171,17 @@ def test_a_loss_that_is_not_finite_is_reported(invoke: Invoke, mlp: str) -> None
     assert "job.py:" in result.stderr.splitlines()[-1]
 
 
+def test_a_checkpoint_that_cannot_be_written_fails_before_the_first_step(
+    invoke: Invoke, mlp: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    result = invoke("run", mlp, "--steps", "3", "--save", str(file / "checkpoint"))
+    check(result, 1, "E132", "cannot be written", str(file))
+    check(invoke("run", mlp, "--steps", "3", "--save", str(file)), 1, "E132", "written")
+    assert file.read_text() == ""
+
+
 def test_a_log_level_that_is_none(
     invoke: Invoke, mlp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

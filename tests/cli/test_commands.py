@@ -47,6 +47,7 @@ RUN_FIELDS = [
     "step_seconds",
     "compile_seconds",
     "digest",
+    "cached",
 ]
 
 
@@ -319,6 +320,7 @@ def test_doctor_reports_what_works(invoke: Invoke) -> None:
         "shared memory",
         "abstract sockets",
         "grpc loopback",
+        "bfloat16",
         "cupy",
         "nccl",
         "mpi",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -193,6 +194,44 @@ def test_wrong_arguments() -> None:
         pc.run("job")  # type: ignore[arg-type]
     with pc.run(regression()) as session, pytest.raises(UsageError, match="negative"):
         next(session.run(-1))
+
+
+@pytest.mark.parametrize("ranks", ["2", 2.0, True, [2], np.ones(2)])
+def test_a_number_of_ranks_of_another_type(ranks: Any) -> None:
+    with pytest.raises(UsageError, match="ranks must be a whole number"):
+        pc.run(regression(), ranks)
+
+
+def test_arguments_of_a_session_of_another_type(tmp_path: Path) -> None:
+    with pc.run(regression(), np.int64(2)) as session:  # type: ignore[arg-type]
+        for steps in ("3", 2.5, None, True):
+            with pytest.raises(UsageError, match="steps must be a whole number"):
+                session.run(steps)  # type: ignore[arg-type]
+        for folder in (3, None, b"folder", ""):
+            with pytest.raises(UsageError, match="must be a path"):
+                session.save(folder)  # type: ignore[arg-type]
+        for value in ("text", None, object(), [[1.0], [1.0, 2.0]]):
+            with pytest.raises(FeedError, match="'x'"):
+                session.step(**{**next(batches(1)), "x": value})
+        assert session.step(**next(batches(1)))["loss"] > 0
+    for restore in (3, b"folder", ""):
+        with pytest.raises(UsageError, match="restore must be a path"):
+            pc.run(regression(), restore=restore)  # type: ignore[arg-type]
+
+
+def test_ranks_with_nothing_to_do_get_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with pc.run(regression(), ranks=300) as session:
+        loss = session.step(**next(batches(1)))["loss"]
+        assert threading.active_count() - before < 20
+        assert sorted(session.plans) == list(range(300))
+        assert [rank for rank, plan in session.plans.items() if not plan.is_idle] == [0, 1]
+        session.save(tmp_path)
+        after = session.step(**next(batches(1)))["loss"]
+    with pc.run(regression(), ranks=2) as session:
+        assert session.step(**next(batches(1)))["loss"] == loss
+    with pc.run(regression(), ranks=3, restore=tmp_path) as session:
+        assert session.step(**next(batches(1)))["loss"] == pytest.approx(after, rel=1e-6)
 
 
 def test_a_closed_session_says_so() -> None:

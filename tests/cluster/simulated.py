@@ -13,8 +13,10 @@ from plancompiler.cluster.messages import (
     Collect,
     Compile,
     Compiled,
+    Fetched,
     JobEvent,
     JobRequest,
+    LocalCopy,
     MasterMessage,
     OperationDone,
     Outputs,
@@ -64,6 +66,12 @@ class SimulatedWorker:
     disconnecting: bool = False
     """The master ends the connection once `to_worker` is empty."""
     work: worker_events.Work | None = None
+    fetching: bool = False
+    """It compiles, and has not yet said that it has its slice."""
+    told: list[Compile] = field(default_factory=list)
+    """The commands to compile that it has begun with."""
+    says_fetched: bool = True
+    """False for one that only says so by having compiled."""
     interrupted: ErrorReport | None = None
     closing: int | None = None
     exited: bool = False
@@ -85,6 +93,8 @@ class SimulatedCluster:
         self.workers: list[SimulatedWorker] = []
         self.compiling: deque[int] = deque()
         self.master_fails = False
+        self.digests: dict[int, bytes] = {}
+        """Of the slices of ranks; the same one for all others."""
         self.events: dict[int, list[JobEvent]] = {}
         self.released: list[int] = []
         self._next_job = 1
@@ -110,6 +120,7 @@ class SimulatedCluster:
     def kill(self, worker: SimulatedWorker) -> None:
         """SIGKILL: what was sent may still arrive, nothing else does."""
         worker.exited = True
+        worker.fetching = False
         worker.work = worker.closing = None
 
     def tell_master(self, event: MasterEvent) -> None:
@@ -145,7 +156,9 @@ class SimulatedCluster:
                 found.append(lambda worker=worker: self._deliver_to_worker(worker))
             elif worker.disconnecting:
                 found.append(lambda worker=worker: self._master_hangs_up(worker))
-            if worker.work is not None:
+            if worker.fetching and worker.interrupted is None:
+                found.append(lambda worker=worker: self._fetches(worker))
+            elif worker.work is not None:
                 found.append(lambda worker=worker: self._work_ends(worker))
             elif worker.closing is not None:
                 found.append(lambda worker=worker: self._closes(worker))
@@ -180,7 +193,9 @@ class SimulatedCluster:
         if self.master_fails:
             self.tell_master(MasterFailed(job_id, BROKEN))
         else:
-            self.tell_master(MasterCompiled(job_id))
+            world = range(self.master.world_size)
+            digests = {rank: self.digests.get(rank, b"slice") for rank in world}
+            self.tell_master(MasterCompiled(job_id, digests))
 
     def _deliver_to_master(self, worker: SimulatedWorker) -> None:
         self.tell_master(FromWorker(worker.connection, worker.to_master.popleft()))
@@ -204,6 +219,9 @@ class SimulatedCluster:
                 case worker_events.Start(work):
                     assert worker.work is None, "two works at a time"
                     worker.work, worker.interrupted = work, None
+                    worker.fetching = isinstance(work, Compile) and worker.says_fetched
+                    if isinstance(work, Compile):
+                        worker.told.append(work)
                 case worker_events.Interrupt(error):
                     worker.interrupted = error
                 case worker_events.Close(job_id):
@@ -217,7 +235,14 @@ class SimulatedCluster:
         assert job_id is not None
         self._tell_worker(worker, worker_events.Closed(job_id))
 
+    def _fetches(self, worker: SimulatedWorker) -> None:
+        assert worker.work is not None
+        worker.fetching = False
+        copy = LocalCopy(worker.connection, 7) if worker.told[-1].share else None
+        worker.to_master.append(Fetched(worker.work.job_id, copy))
+
     def _work_ends(self, worker: SimulatedWorker) -> None:
+        worker.fetching = False
         work, worker.work = worker.work, None
         assert work is not None
         if worker.interrupted is not None:

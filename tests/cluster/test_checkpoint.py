@@ -24,8 +24,14 @@ from plancompiler.ir import DType, NdSbp, Placement
 from plancompiler.ir.shard import rank_region, region_index
 from plancompiler.plan.plan import Plan, VariableDesc
 
-SHAPES = {"w": (7, 5), "b": (3,), "scalar": (), "none": (0, 4)}
-DTYPES = {"w": DType.FLOAT32, "b": DType.INT64, "scalar": DType.FLOAT64, "none": DType.BOOL}
+SHAPES = {"w": (7, 5), "b": (3,), "scalar": (), "none": (0, 4), "h": (4, 2)}
+DTYPES = {
+    "w": DType.FLOAT32,
+    "b": DType.INT64,
+    "scalar": DType.FLOAT64,
+    "none": DType.BOOL,
+    "h": DType.BFLOAT16,
+}
 VALUES = {
     name: np.arange(100)[: int(np.prod(shape))].reshape(shape).astype(DTYPES[name].numpy)
     for name, shape in SHAPES.items()

@@ -32,11 +32,12 @@ from plancompiler.errors import (
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
 from plancompiler.proto import cluster_pb2 as pb
-from plancompiler.proto.cluster_pb2_grpc import ClientStub, WorkerStub
+from plancompiler.proto.cluster_pb2_grpc import ClientStub, TransferStub, WorkerStub
 from plancompiler.worker.agent import run_worker
 from tests.cluster.conftest import Workers
 
 SECONDS = 30.0
+SERVICES = ("Client", "Worker", "Transfer")
 
 
 def closed_port() -> int:
@@ -138,14 +139,14 @@ def test_a_worker_that_falls_silent_is_lost() -> None:
 def test_health_and_reflection(server: MasterServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
-        for name in ("", "plancompiler.proto.Client", "plancompiler.proto.Worker"):
+        for name in ("", *(f"plancompiler.proto.{each}" for each in SERVICES)):
             reply = check(health_pb2.HealthCheckRequest(service=name), timeout=SECONDS)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         (reply,) = stub.ServerReflectionInfo(iter([ask]), timeout=SECONDS)
         names = {service.name for service in reply.list_services_response.service}
-        assert {"plancompiler.proto.Client", "plancompiler.proto.Worker"} <= names
+        assert {f"plancompiler.proto.{each}" for each in SERVICES} <= names
 
 
 def submit_raw(address: str, *messages: pb.SubmitRequest) -> None:
@@ -192,7 +193,8 @@ def test_only_registered_workers_may_fetch(server: MasterServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = WorkerStub(channel)
         with pytest.raises(grpc.RpcError, match="only registered workers"):
-            list(stub.Fetch(pb.FetchRequest(token=b"guess", job_id=1), timeout=SECONDS))
+            request = pb.FetchRequest(token=b"guess", job_id=1)
+            list(TransferStub(channel).Fetch(request, timeout=SECONDS))
         with pytest.raises(grpc.RpcError, match="only registered workers"):
             stub.Upload(iter([pb.UploadRequest(token=b"guess")]), timeout=SECONDS)
 

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 
 from plancompiler.executor.comm.collective import CHUNKED_BYTES
-from plancompiler.ir import Reduction
+from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ir.task import Primitive
 from plancompiler.plan.plan import Plan
@@ -24,6 +24,7 @@ DTYPES = (
     "float16",
     "float32",
     "float64",
+    "bfloat16",
 )
 
 
@@ -67,10 +68,10 @@ class Case:
 
 
 def combine(inputs: list[np.ndarray], reduction: Reduction | None) -> np.ndarray:
-    """Reduce in rank order; float16 through float32, averages of whole numbers rounded down."""
+    """Reduce in rank order; 16 bits through float32, averages of whole numbers rounded down."""
     dtype = inputs[0].dtype
     sums = reduction in (Reduction.SUM, Reduction.AVG)
-    if dtype == np.float16 and (sums or reduction is Reduction.PROD):
+    if DType.parse(dtype).is_half and (sums or reduction is Reduction.PROD):
         inputs = [one.astype(np.float32) for one in inputs]
     elif dtype.kind in "iub" and reduction is Reduction.AVG:
         inputs = [one.astype(np.int64) for one in inputs]
@@ -83,7 +84,7 @@ def combine(inputs: list[np.ndarray], reduction: Reduction | None) -> np.ndarray
     }[reduction]
     total = reduce(operator, inputs)
     if reduction is Reduction.AVG:
-        divide = np.divide if dtype.kind == "f" else np.floor_divide
+        divide = np.divide if total.dtype.kind == "f" else np.floor_divide
         total = divide(total, total.dtype.type(len(inputs)))
     return total.astype(dtype)
 
@@ -193,8 +194,8 @@ def collective_feeds(members: int, seed: int) -> dict[str, np.ndarray]:
             shape = case.input_shape(members, rank)
             if case.dtype == "bool":
                 value = rng.integers(0, 2, shape).astype(bool)
-            elif case.dtype.startswith("float"):
-                value = rng.normal(size=shape).astype(case.dtype)
+            elif DType.parse(case.dtype).is_floating:
+                value = rng.normal(size=shape).astype(DType.parse(case.dtype).numpy)
             else:
                 limits = np.iinfo(case.dtype)
                 value = rng.integers(limits.min // 4, limits.max // 4, shape, case.dtype)

@@ -11,7 +11,10 @@ from plancompiler.ops.registry import OpDef
 
 
 def _fail_kernel(context, inputs, outputs) -> None:
-    if context.step == context.attrs["step"]:
+    if (context.step, context.microbatch) == (
+        context.attrs["step"],
+        context.attrs.get("microbatch", 0),
+    ):
         raise ValueError("boom")
     np.copyto(outputs[0], inputs[0])
 
@@ -23,6 +26,13 @@ def _interrupt_kernel(context, inputs, outputs) -> None:
 
 def _step_kernel(context, inputs, outputs) -> None:
     outputs[0].fill(context.step)
+
+
+def _place_kernel(context, inputs, outputs) -> None:
+    """Writes step, micro-batch and first row of the box that it makes into three columns."""
+    (rows, _), (made, _) = context.input_regions[0], context.output_regions[0]
+    assert rows == made
+    outputs[0][...] = context.step, context.microbatch, made[0]
 
 
 def _overflow_kernel(context, inputs, outputs) -> None:
@@ -48,6 +58,7 @@ TEST_OPS = {
         _op("test_fail", _fail_kernel),
         _op("test_interrupt", _interrupt_kernel),
         _op("test_step", _step_kernel),
+        _op("test_place", _place_kernel),
         _op("test_overflow", _overflow_kernel),
         _op("test_greedy", _greedy_kernel),
         _op("test_view", _fail_kernel, view=((0, 0),)),

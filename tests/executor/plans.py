@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from plancompiler.ir import DType, NdSbp, Placement, Reduction, SourceLine, freeze_attrs
+from plancompiler.ir.pipeline import WHOLE_STEP, Segment, Slot
 from plancompiler.ir.shard import Region, element_count, region_shape
 from plancompiler.ir.task import Primitive, TaskKind, pack_register_id, pack_task_id, unpack_id
 from plancompiler.plan.plan import (
@@ -46,16 +47,37 @@ class _Rank:
     variables: list[VariableDesc] = field(default_factory=list)
     outputs: list[OutputDesc] = field(default_factory=list)
     sizes: list[int] = field(default_factory=lambda: [0, 0])
+    segments: list[Segment] = field(default_factory=list)
+    slots: tuple[Slot, ...] = (Slot(0, 0),)
+
+    @property
+    def segment(self) -> Segment:
+        """Where tasks are added."""
+        return self.segments[-1] if self.segments else WHOLE_STEP
 
 
 class Sketch:
     """Plans of `world_size` ranks under construction. Tasks are added in plan order."""
 
-    def __init__(self, world_size: int, seed: int = 0, shared: bool = True) -> None:
+    def __init__(
+        self, world_size: int, seed: int = 0, shared: bool = True, microbatches: int = 1
+    ) -> None:
+        self.microbatches = microbatches
+        self.pieces: dict[int, int] = {}
+        """Register → the axis along which micro-batches are its pieces."""
         self.world_size = world_size
         self.seed = seed
         self.shared = shared
         self.ranks = [_Rank() for _ in range(world_size)]
+
+    def begin(self, rank: int, segment: Segment) -> None:
+        """Tasks of a rank belong to this segment from now on."""
+        self.ranks[rank].segments.append(segment)
+
+    def follow(self, rank: int, slots: Sequence[tuple[Segment, int]]) -> None:
+        """What a rank runs in a step: segments that it has begun, and micro-batches."""
+        index = {segment: number for number, segment in enumerate(self.ranks[rank].segments)}
+        self.ranks[rank].slots = tuple(Slot(index[segment], m) for segment, m in slots)
 
     def task(
         self,
@@ -72,9 +94,16 @@ class Sketch:
         count: int = 1,
         block: int = ARENA,
         inplace_of: int = -1,
+        once: bool = False,
+        piece: int = 0,
     ) -> tuple[int, ...]:
-        """Add a task; ids of its output registers. `count` is their number of slots."""
+        """Add a task; ids of its output registers. `count` is their number of slots.
+
+        In a segment that runs for every micro-batch outputs have a version for each, pieces along
+        axis `piece` (-1: not pieces), or one for all with `once`.
+        """
         state = self.ranks[rank]
+        per_microbatch = state.segment.kind.per_microbatch and not once
         task_id = pack_task_id(rank, family, lane)
         made = []
         for slot, (shape, dtype_name) in enumerate(outputs):
@@ -100,7 +129,9 @@ class Sketch:
                 nbytes,
                 count,
                 inplace_of,
+                per_microbatch=per_microbatch,
             )
+            self.pieces[register] = piece if per_microbatch else -1
             made.append(register)
         state.tasks.append(
             Task(
@@ -112,6 +143,7 @@ class Sketch:
                 tuple(made),
                 spec,
                 source=SourceLine("sketch.py", family + 1),
+                segment=max(0, len(state.segments) - 1),
             )
         )
         return tuple(made)
@@ -131,18 +163,38 @@ class Sketch:
         task_kind: TaskKind = TaskKind.COMPUTE,
         **options: object,
     ) -> tuple[int, ...]:
-        """An op on whole tensors."""
-        shapes_in = tuple(self.ranks[rank].registers[one].shape for one in inputs)
+        """An op on whole tensors, or on whole micro-batches of them."""
+        state = self.ranks[rank]
+        shapes_in = tuple(state.registers[one].shape for one in inputs)
         shapes_out = tuple(tuple(shape) for shape, _ in outputs)
+        pieces_in: tuple[int, ...] = ()
+        pieces_out: tuple[int, ...] = ()
+        if state.segment.kind.per_microbatch:
+            pieces_in = tuple(self.pieces[one] for one in inputs)
+            made = -1 if options.get("once") else options.get("piece", 0)
+            pieces_out = (made,) * len(outputs)
         spec = ComputeSpec(
             kind,
             freeze_attrs(attrs or {}),
-            shapes_in,
-            shapes_out,
+            self._global(shapes_in, pieces_in),
+            self._global(shapes_out, pieces_out),
             tuple(map(whole, shapes_in)),
             tuple(map(whole, shapes_out)),
+            pieces_in,
+            pieces_out,
         )
         return self.task(rank, family, task_kind, stream, spec, inputs, outputs, **options)
+
+    def _global(
+        self, shapes: Sequence[tuple[int, ...]], pieces: Sequence[int]
+    ) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(
+                extent * self.microbatches if pieces and axis == pieces[number] else extent
+                for axis, extent in enumerate(shape)
+            )
+            for number, shape in enumerate(shapes)
+        )
 
     def input(
         self,
@@ -154,9 +206,12 @@ class Sketch:
         region: Region | None = None,
         **options: object,
     ) -> int:
-        """This rank's region of a fed array."""
+        """This rank's region of a fed array, or of its first micro-batch."""
         box = region if region is not None else whole(shape)
-        spec = ComputeSpec("input", freeze_attrs({"name": name}), (), (tuple(shape),), (), (box,))
+        pieces = (0,) if self.ranks[rank].segment.kind.per_microbatch else ()
+        spec = ComputeSpec(
+            "input", freeze_attrs({"name": name}), (), (tuple(shape),), (), (box,), (), pieces
+        )
         options.setdefault("stream", Stream.DATA)
         stream = options.pop("stream")
         return self.task(
@@ -239,6 +294,7 @@ class Sketch:
         stream: Stream = Stream.COLLECTIVE,
         in_place: bool = False,
         count: int = 1,
+        piece: int = 0,
     ) -> dict[int, int]:
         """One collective on all its ranks; output registers by rank."""
         found = {}
@@ -260,11 +316,18 @@ class Sketch:
                 [(shapes[rank], dtype)],
                 inplace_of=inputs[rank] if in_place else -1,
                 count=count,
+                piece=piece,
             )
         return found
 
     def copy(
-        self, rank: int, family: int, source: int, region: Region | None = None, lane: int = 0
+        self,
+        rank: int,
+        family: int,
+        source: int,
+        region: Region | None = None,
+        lane: int = 0,
+        count: int = 1,
     ) -> int:
         """Read a box of another rank's register."""
         remote = self.ranks[unpack_id(source).rank].registers[source]
@@ -278,6 +341,8 @@ class Sketch:
             [source],
             [(region_shape(box), str(remote.dtype))],
             lane=lane,
+            count=count,
+            piece=self.pieces[source],
         )[0]
 
     def slice(
@@ -296,9 +361,11 @@ class Sketch:
         return self.task(rank, family, kind, Stream.COMPUTE, spec, inputs, [(shape, dtype)])[0]
 
     def step_end(self, rank: int, family: int) -> None:
-        """A task that waits for the last task of every other stream but the one that runs ahead."""
+        """A task that waits for the last task of every other stream but the one that runs ahead,
+        in the rank's segment."""
         self.task(rank, family, TaskKind.STEP_END, Stream.COMPUTE, None)
-        last = {task.stream: task for task in self.ranks[rank].tasks}
+        tasks = self.ranks[rank].tasks
+        last = {task.stream: task for task in tasks if task.segment == tasks[-1].segment}
         for stream, task in last.items():
             if stream not in (Stream.COMPUTE, Stream.DATA):
                 self.control(rank, unpack_id(task.id).family, family)
@@ -307,6 +374,12 @@ class Sketch:
         """Let the task of family `after` wait for that of family `before`."""
         state = self.ranks[rank]
         register = pack_register_id(rank, before, 0, CONTROL_SLOT)
+        segments = state.segments or [WHOLE_STEP]
+        each = {
+            segments[task.segment].kind.per_microbatch
+            for task in state.tasks
+            if unpack_id(task.id).family in (before, after)
+        }
         ids = {pack_task_id(rank, before): "controls_out", pack_task_id(rank, after): "controls_in"}
         for position, task in enumerate(state.tasks):
             if task.id in ids:
@@ -324,6 +397,7 @@ class Sketch:
                 pack_task_id(rank, before),
                 (),
                 -1,
+                per_microbatch=each == {True},
             ),
         )
 
@@ -364,6 +438,7 @@ class Sketch:
                             for task in one.consumers
                             if unpack_id(task).rank != unpack_id(one.id).rank
                         ),
+                        one.per_microbatch,
                     )
                     for one in remote.values()
                 ),
@@ -376,6 +451,10 @@ class Sketch:
                 ),
                 tuple(state.variables),
                 tuple(state.outputs),
+                schedule="sketch" if self.microbatches > 1 else "",
+                microbatches=self.microbatches,
+                segments=tuple(state.segments) or (WHOLE_STEP,),
+                slots=state.slots,
             )
         return plans
 

@@ -16,6 +16,7 @@ from plancompiler.executor.actor import (
     RETURNED,
     Notice,
     StreamActor,
+    Turn,
     load_actors,
 )
 from plancompiler.ir import Reduction
@@ -29,17 +30,19 @@ STEPS = 5
 
 @dataclass
 class Slot:
-    """One slot of a register: the step whose version it holds, and who has still to read it."""
+    """One slot of a register: the version it holds, and who has still to read it."""
 
     version: int = -1
     readers: set[int] = field(default_factory=set)
 
 
 class World:
-    """All ranks' actors with a scheduler that picks every event at random."""
+    """All ranks' actors with a scheduler that picks every event at random from a seed."""
 
-    def __init__(self, ranks: dict[int, Plan], seed: int) -> None:
+    def __init__(self, ranks: dict[int, Plan], seed: int, slow: int = -1) -> None:
+        """A `slow` rank acts only now and then while the others can."""
         self.plans = ranks
+        self.slow = slow
         self.random = random.Random(seed)
         self.ranks = {rank: load_actors(plan) for rank, plan in ranks.items()}
         self.messages: dict[tuple[int, int, int], deque[int]] = {}
@@ -47,9 +50,11 @@ class World:
         self.meetings: dict[tuple[int, int], set[int]] = {}
         self.slots: dict[int, list[Slot]] = {}
         self.consumers: dict[int, set[int]] = {}
+        self.per_microbatch: dict[int, bool] = {}
         for plan in ranks.values():
             for register in plan.registers:
                 self.slots[register.id] = [Slot() for _ in range(register.register_count)]
+                self.per_microbatch[register.id] = register.per_microbatch
             for task in plan.tasks:
                 for register_id in (*task.inputs, *task.controls_in):
                     self.consumers.setdefault(register_id, set()).add(task.id)
@@ -61,35 +66,38 @@ class World:
         for rank in self.ranks.values():
             for actor in rank.actors:
                 actor.limit = steps
-        total = sum(len(plan.tasks) for plan in self.plans.values())
+        total = sum(len(plan.tasks) * plan.microbatches for plan in self.plans.values())
         ceiling = 40 * steps * total + 1000
         for _ in range(ceiling):
             events = self.events()
             if not events:
                 break
-            self.random.choice(events)()
+            quick = [event for rank, event in events if rank != self.slow]
+            pool = quick if quick and self.random.random() < 0.98 else [each for _, each in events]
+            self.random.choice(pool)()
             self.check()
         for number, rank in self.ranks.items():
             for actor in rank.actors:
                 assert actor.step == steps, (
-                    f"rank {number} stream {actor.stream} stands at step {actor.step}, "
+                    f"rank {number} stream {actor.stream} stands at {actor.moment}, "
                     f"task {actor.position}, waiting for {actor.waiting_for()}"
                 )
                 assert actor.begin() == AT_LIMIT
 
     def events(self) -> list:
+        """(rank, what can happen next there)."""
         found = []
         for channel, queue in self.messages.items():
             if queue:
-                found.append(lambda channel=channel: self.deliver(channel))
+                found.append((channel[0], lambda channel=channel: self.deliver(channel)))
         for number, rank in self.ranks.items():
             for stream, actor in enumerate(rank.actors):
                 key = number, stream
                 if key in self.running:
                     if self.may_finish(key):
-                        found.append(lambda key=key: self.finish(key))
+                        found.append((number, lambda key=key: self.finish(key)))
                 elif actor.step < actor.limit and not actor.waiting_for():
-                    found.append(lambda key=key: self.begin(key))
+                    found.append((number, lambda key=key: self.begin(key)))
         return found
 
     def deliver(self, channel: tuple[int, int, int]) -> None:
@@ -101,18 +109,38 @@ class World:
         actor = self.ranks[rank].actors[stream]
         position = actor.begin()
         assert position == actor.position
-        self.running[key] = actor.step
         task = self.task(rank, stream, position)
+        self.running[key] = actor.version
         for register in (*task.inputs, *task.controls_in):
-            slot = self.slot(register, actor.step)
-            assert slot.version == actor.step, f"{task.name} reads a version that is not there"
+            slot = self.slot(register, actor)
+            assert slot.version == self.version(register, actor), (
+                f"{task.name} reads a version that is not there"
+            )
             assert task.id in slot.readers
         for register in (*task.outputs, *task.controls_out):
-            slot = self.slot(register, actor.step)
+            slot = self.slot(register, actor)
             assert not slot.readers, f"{task.name} writes a slot that {slot.readers} still read"
-            slot.version = -2
+            if self.is_first(register, actor):
+                slot.version = -2
+            assert slot.version == -2, f"{task.name} adds to something else"
         if isinstance(task.spec, CollectiveSpec):
-            self.meetings.setdefault((unpack_id(task.id).family, actor.step), set()).add(rank)
+            self.meetings.setdefault((unpack_id(task.id).family, actor.version), set()).add(rank)
+
+    def version(self, register: int, actor: StreamActor) -> int:
+        """The version of a register that the head task of a stream has to do with."""
+        return actor.version if self.per_microbatch[register] else actor.step
+
+    def is_first(self, register: int, actor: StreamActor) -> bool:
+        """Whether the head task begins a version of a register that it makes."""
+        return self.per_microbatch[register] or actor.microbatch == 0
+
+    def is_last(self, register: int, rank: int, actor: StreamActor, task: Task) -> bool:
+        """Whether the head task is done with a version of a register when it has run."""
+        plan = self.plans[rank]
+        each = plan.segments[task.segment].kind.per_microbatch
+        return (
+            self.per_microbatch[register] or not each or actor.microbatch == plan.microbatches - 1
+        )
 
     def may_finish(self, key: tuple[int, int]) -> bool:
         rank, stream = key
@@ -121,21 +149,25 @@ class World:
         if not isinstance(task.spec, CollectiveSpec):
             return True
         members = self.plans[rank].communicators[task.spec.communicator].ranks
-        return self.meetings[unpack_id(task.id).family, actor.step] >= set(members)
+        return self.meetings[unpack_id(task.id).family, actor.version] >= set(members)
 
     def finish(self, key: tuple[int, int]) -> None:
         rank, stream = key
         actor = self.ranks[rank].actors[stream]
-        step = self.running.pop(key)
+        assert self.running.pop(key) == actor.version
         task = self.task(rank, stream, actor.position)
         for register in (*task.inputs, *task.controls_in):
-            slot = self.slot(register, step)
-            assert slot.version == step, f"{task.name}: its input was overwritten while it ran"
-            slot.readers.discard(task.id)
+            slot = self.slot(register, actor)
+            assert slot.version == self.version(register, actor), (
+                f"{task.name}: its input was overwritten while it ran"
+            )
+            if self.is_last(register, rank, actor, task):
+                slot.readers.discard(task.id)
         for register in (*task.outputs, *task.controls_out):
-            slot = self.slot(register, step)
-            slot.version = step
-            slot.readers = set(self.consumers.get(register, ()))
+            if self.is_last(register, rank, actor, task):
+                slot = self.slot(register, actor)
+                slot.version = self.version(register, actor)
+                slot.readers = set(self.consumers.get(register, ()))
         for notice in actor.finish():
             self.send(rank, stream, notice)
 
@@ -148,9 +180,9 @@ class World:
         sender = rank * 100 + stream
         self.messages.setdefault((target, to, sender), deque()).append(token)
 
-    def slot(self, register: int, step: int) -> Slot:
+    def slot(self, register: int, actor: StreamActor) -> Slot:
         slots = self.slots[register]
-        return slots[step % len(slots)]
+        return slots[self.version(register, actor) % len(slots)]
 
     def check(self) -> None:
         for rank in self.ranks.values():
@@ -302,7 +334,7 @@ def test_too_many_credits_are_refused():
 
 @pytest.mark.parametrize("token", [-1, 99])
 def test_unknown_tokens_are_refused(token):
-    actor = StreamActor(Stream.COMPUTE, [[]], [[]], [])
+    actor = StreamActor(Stream.COMPUTE, [Turn(0, 1, 0, False, ((),), ((),))], [])
     with pytest.raises(ExecutionError, match="does not know"):
         actor.deliver(token)
 

@@ -131,6 +131,18 @@ def test_stages_and_layouts_of_gpt():
     assert job.world_size == 4
 
 
+def test_chunks_of_gpt_are_dealt_to_the_stages_in_turn():
+    sizes = {**SMALL, "layers": 8}
+    job = gpt.build(pp=2, chunks=2, schedule="interleaved", **sizes)
+    variables = {op.attr("name"): op for op in job.ops if op.kind == "variable"}
+    ranks = [variables[f"blocks.{layer}.mlp.fc1.weight"].placement.rank_list for layer in range(8)]
+    assert ranks == [(0,), (0,), (1,), (1,), (0,), (0,), (1,), (1,)]
+    assert variables["token.weight"].placement.rank_list == (0,)
+    assert variables["head.weight"].placement.rank_list == (1,)
+    steps = [[step["loss"] for step in run_dense(each, 2)] for each in (job, gpt.build(**sizes))]
+    assert steps[0] == steps[1]
+
+
 def test_what_gpt_learns_does_not_depend_on_its_layout():
     def losses(**layout):
         return [step["loss"] for step in run_dense(gpt.build(**SMALL, **layout), 3)]
@@ -172,6 +184,9 @@ def test_presets_have_as_many_parameters_as_their_sizes_say(preset, dp, tp, pp):
         ({"total": 0}, "total must be"),
         ({"lr": 0}, "lr must be"),
         ({"pp": 5}, "at least one layer"),
+        ({"chunks": 0}, "chunks must be"),
+        ({"chunks": 2, "schedule": "1f1b"}, "only the interleaved schedule"),
+        ({"chunks": 3, "pp": 2, "schedule": "interleaved"}, "every chunk .* at least one layer"),
     ],
 )
 def test_wrong_settings_of_gpt(config, part):

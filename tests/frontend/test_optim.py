@@ -16,6 +16,54 @@ MESH = pc.Placement("cpu", [0, 1])
 LATER = pc.Placement("cpu", [2, 3])
 
 
+@pytest.mark.parametrize("lr", ["fast", None, [1.0], True, 1j, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "make", [optim.SGD, optim.Adam, optim.AdamW, optim.Lion, optim.LAMB, optim.Adafactor]
+)
+def test_a_learning_rate_is_a_number(make, lr):
+    with pytest.raises(UsageError, match="learning rate must be a finite number"):
+        make(lr)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (optim.SGD, "momentum", ("x", None)),
+        (optim.SGD, "weight_decay", ("x", None)),
+        (optim.Adam, "betas", (0.9, (0.9,), ("a", "b"), None, "ab")),
+        (optim.Adam, "eps", ("x", None)),
+        (optim.Lion, "betas", (0.9, (0.9, None))),
+        (optim.LAMB, "betas", (0.9, (0.9, 0.9, 0.9))),
+        (optim.LAMB, "eps", ("x",)),
+        (optim.Adafactor, "eps", (1e-30, ("a", 1))),
+        (optim.Adafactor, "clip", (None,)),
+        (optim.Adafactor, "decay_power", ("x",)),
+        (optim.constant, "warmup", ("x", 1.5)),
+        (optim.linear, "total", ("x", 2.5, None)),
+        (optim.cosine, "warmup", ("x", 1.5, True)),
+        (optim.cosine, "final", (None,)),
+    ],
+)
+def test_arguments_of_another_type(make, name, values):
+    given = {"warmup": 1, "total": 9} if make in (optim.linear, optim.cosine) else {}
+    for value in values:
+        with pytest.raises(UsageError, match=f"{name} must be"):
+            make(0.1, **{**given, name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert optim.SGD(np.float32(0.5)).schedule == optim.constant(0.5)
+    assert optim.constant(0.5, np.int64(3)) == optim.constant(0.5, 3)
+    assert optim.Adam(0.1, betas=[0.5, 1]).betas == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("limit", ["x", None, True, 0, -1.0, math.nan])
+def test_a_norm_to_clip_to_is_a_positive_number(limit):
+    x = np.ones(2)
+    with pytest.raises(UsageError, match="norm"):
+        pc.clip_by_global_norm([x], limit)
+
+
 def trained(optimizer, steps):
     """Values of w over steps that minimise sum(w * w * c) / 2, whose gradient is w * c."""
     c = np.array([1.0, 3.0])

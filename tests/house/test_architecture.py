@@ -115,6 +115,8 @@ BREAKS = (
     ("plancompiler.worker.state", "plancompiler.master.state"),
     ("plancompiler.ir.dtype", "plancompiler.ops.registry"),
     ("plancompiler.executor.actor", "numpy"),
+    ("plancompiler.simulate.clock", "plancompiler.executor.runtime"),
+    ("plancompiler.simulate.cost", "time"),
     ("plancompiler.master.state", "threading"),
     ("plancompiler.worker.state", "grpc"),
     ("plancompiler.ops.registry", "mpi4py"),

@@ -1,42 +1,69 @@
 """Random jobs: data, variables, ops, layouts and updates mixed without a plan.
 
-A job is made of random calls on random placements of up to 8 ranks. What it computes is compared
-with the dense run, which knows nothing of placements, boxing, streams and memory.
+A job is made of random calls on random placements of up to 8 ranks, under random settings of the
+compiler. What it computes is compared with the dense run, which knows nothing of placements,
+boxing, streams and memory. Settings may be refused for a job; then it runs without them.
+
+    python -m tests.integration.test_random_jobs FIRST LAST
+
+tries many seeds.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import plancompiler as pc
-from plancompiler.errors import JobError
+from plancompiler.errors import (
+    JobError,
+    MicrobatchError,
+    UsageError,
+)
 from plancompiler.executor.local_run import LocalWorld
-from plancompiler.ir import Placement, Value
-from plancompiler.ir.config import Config
-from plancompiler.lower.compile import compile_plans
+from plancompiler.ir import Job, Placement, Value
+from plancompiler.ir.config import PASS_NAMES, PASS_OF, SCHEDULES, Config
+from plancompiler.lower.compile import Compilation, compile_plans
 from tests.boxing.cases import MESHES, random_sbp
 from tests.dense import run_dense
 
+OLD_VALUE = "reads a variable's old value after its update"
+"""Why a job may be refused whatever its settings: one op may ask for a value before and after the
+same update, and there is no such order."""
 SHAPES = ((4, 6), (5, 3), (1, 7), (6, 4), (8, 8), (3,), (16,), (), (2, 3, 5), (4, 2, 2), (90, 100))
 UNARY = (pc.tanh, pc.sigmoid, pc.relu, pc.neg, pc.abs, pc.gelu, lambda x: x * 0.5, lambda x: x + x)
 BINARY = (pc.add, pc.sub, pc.mul, pc.maximum, pc.minimum)
+EVEN_SHAPES = ((4, 6), (8, 8), (4, 4), (8, 3), (16,), (8,), (4, 2, 2), (8, 90), ())
 CONFIGS = ({"fuse_bytes": 0}, {}, {"fuse_bytes": 600}, {"passes": ()})
 
 
 class RandomJob:
-    """One random job, `job`. `mixing`: ops may read old and new values of variables."""
+    """One random job, `job`.
 
-    def __init__(self, seed: int, data: Path, calls: int, mixing: bool = False) -> None:
+    `mixing`: ops may read old and new values of variables. `even`: first axes can be cut into
+    micro-batches, and are.
+    """
+
+    def __init__(
+        self, seed: int, data: Path, calls: int, mixing: bool = False, even: bool = False
+    ) -> None:
         self.mixing = mixing
+        self.even = even
+        self.shapes = EVEN_SHAPES if even else SHAPES
         self.rng = np.random.default_rng(seed)
         self.values: list[Value] = []
         self.updated: list[Value] = []
         self.variables: list[Value] = []
         self.placements = [self._placement(each) for each in range(self.rng.integers(1, 4))]
-        config = Config(**self._pick(CONFIGS))  # type: ignore[arg-type]
+        config = self._config()
+        self.zero = config.zero
         with pc.job(f"random_{seed}", seed=seed, config=config) as self.job:
             for _ in range(self.rng.integers(1, 4)):
                 self._source(data)
@@ -44,7 +71,7 @@ class RandomJob:
                 self._variable(number)
             for _ in range(calls):
                 self._call(self.values)
-            if self.rng.random() < 0.6:
+            if config.zero or self.rng.random() < 0.5:
                 self._train()
             self._update()
             for number, value in enumerate(self._some(self.values, 5)):
@@ -53,6 +80,25 @@ class RandomJob:
                 pc.output(f"v{number}", value)
             for number, value in enumerate(self._some(self.updated, 4)):
                 pc.output(f"u{number}", value)
+
+    def _config(self) -> Config:
+        found: dict[str, Any] = dict(self._pick(CONFIGS))
+        if self.rng.random() < 0.4:
+            found["passes"] = tuple(name for name in PASS_NAMES if self.rng.random() < 0.6)
+        if self.rng.random() < 0.6:
+            found["zero"] = int(self.rng.integers(1, 4))
+            found["prefetch"] = int(self.rng.integers(3))
+            axes = {name for place in self.placements for name in place.axes or ()}
+            found["dp_axes"] = self._pick((("dp",), tuple(sorted(axes))))
+        if self.rng.random() < 0.2:
+            found["sequence_parallel"] = True
+        if self.even:
+            found["microbatches"] = int(self._pick((2, 4)))
+            found["schedule"] = self._pick(SCHEDULES)
+        if "passes" in found:
+            needed = {PASS_OF[name] for name in found if name in PASS_OF}
+            found["passes"] = tuple(sorted({*found["passes"], *needed}))
+        return Config(**found)
 
     def _pick(self, options):
         return options[self.rng.integers(len(options))]
@@ -74,12 +120,13 @@ class RandomJob:
 
     def _source(self, data: Path) -> None:
         placement = self._pick(self.placements)
-        if self.rng.random() < 0.5:
+        if not self.values or self.rng.random() < 0.5:
             sbp = self._split(placement, 2)
-            arrays = pc.data.Arrays(data, ("x", "y"), 6, placement=placement, sbp=sbp)
+            batch = 8 if self.even else 6
+            arrays = pc.data.Arrays(data, ("x", "y"), batch, placement=placement, sbp=sbp)
             self.values += [arrays["x"], arrays["y"]]
         else:
-            shape = self._pick(SHAPES)
+            shape = self._pick(self.shapes)
             self.values.append(
                 pc.uniform(
                     shape,
@@ -92,16 +139,20 @@ class RandomJob:
             )
 
     def _variable(self, number: int) -> None:
-        placement, shape = self._pick(self.placements), self._pick(SHAPES)
+        placement, shape = self._pick(self.placements), self._pick(self.shapes)
         parameter = pc.nn.Parameter(
             shape, "float64", "uniform", (-1.0, 1.0), True, name=f"w{number}"
-        ).place(placement, self._split(placement, len(shape)))
+        )
+        if self.zero and self.rng.random() < 0.7:
+            parameter.place(placement)
+        else:
+            parameter.place(placement, self._split(placement, len(shape)))
         self.variables.append(parameter.value)
         self.values.append(parameter.value)
 
     def _call(self, values: list[Value]) -> None:
         x = self._pick(values)
-        choice = self.rng.integers(14)
+        choice = self.rng.integers(15)
         if choice <= 3:
             made = self._moved(x)
         elif choice <= 6:
@@ -123,9 +174,27 @@ class RandomJob:
             made = pc.softmax(x, int(self.rng.integers(x.ndim)))
         elif choice == 13 and x.ndim:
             made = pc.transpose(x)
+        elif choice == 14:
+            made = pc.checkpoint(self._chain(x, values))(x)
         else:
             made = x * 0.9
         values.append(made)
+
+    def _chain(self, x: Value, values: list[Value]):
+        """A function of a few random calls, which are computed again for backward."""
+        fitting = [y for y in values if y.placement == x.placement and y.shape in (x.shape, ())]
+        other = self._pick(fitting)
+        calls = [self._pick((*UNARY, self._moved)) for _ in range(self.rng.integers(1, 5))]
+        home = x.placement
+
+        def chain(value: Value) -> Value:
+            for call in calls:
+                value = call(value)
+            if value.placement != home:
+                value = value.redistribute(placement=home)
+            return pc.tanh(value * other)
+
+        return chain
 
     def _moved(self, x: Value) -> Value:
         placement = x.placement if self.rng.random() < 0.5 else self._pick(self.placements)
@@ -140,7 +209,14 @@ class RandomJob:
         optimizer = self._pick(
             (pc.optim.SGD(0.1), pc.optim.SGD(0.1, momentum=0.9), pc.optim.Adam(0.01))
         )
-        self.values += optimizer.minimize(loss, clip_norm=self._pick((None, 1.0)))
+        if self.rng.random() < 0.5:
+            self.values += optimizer.minimize(loss, clip_norm=self._pick((None, 1.0)))
+        else:
+            found = pc.gradients(loss, self.variables)
+            factors = self._pick(((0.5, 0.5), (0.25, 1.0), (1.0, 2.0)))
+            scaled = [grad * self._pick(factors) for grad in found]
+            optimizer.apply(self.variables, scaled)
+            self.values += self._pick((found, scaled, []))
         self.values.append(loss)
 
     def _settled(self, value: Value) -> Value:
@@ -189,21 +265,78 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_data(tmp_path_factory.mktemp("rows"))
 
 
+def compiled(job: Job) -> tuple[Compilation | None, list[str]]:
+    """The plans under the job's settings, or without those that are refused, or none if the job
+    itself is; and why something was refused.
+    """
+    reasons: list[str] = []
+    while True:
+        try:
+            return compile_plans(job, 8, "rank_per_iter"), reasons
+        except JobError as error:
+            assert OLD_VALUE in str(error)  # noqa: PT017
+            return None, [*reasons, OLD_VALUE]
+        except (MicrobatchError, UsageError) as error:
+            reason = error.report.what
+        without: dict[str, Any] = {"microbatches": 1, "schedule": "gpipe"}
+        if reason.startswith("zero "):
+            without = {"zero": 0}
+        elif reason.startswith("sequence_parallel "):
+            without = {"sequence_parallel": False}
+        config = replace(job.config, **without)
+        assert config != job.config, reason
+        job = replace(job, config=config)
+        reasons.append(reason)
+
+
+def run_and_compare(seed: int, data: Path, even: bool = False) -> list[str]:
+    """One random job; why some of its settings were refused."""
+    job = RandomJob(seed, data, 12 + seed % 30, mixing=seed % 2 == 1, even=even).job
+    compilation, reasons = compiled(job)
+    if compilation is not None:
+        assert compile_plans(compilation.job, 8, "naive").digest == compilation.digest
+        with LocalWorld(compilation.plans) as world:
+            where = f"seed {seed} ({compilation.job.config})"
+            compare(world.run(6), run_dense(job, 6), where)
+    return reasons
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_on_threads(seed: int, data: Path) -> None:
-    job = RandomJob(seed, data, 12 + seed, mixing=seed % 2 == 1).job
-    try:
-        compilation = compile_plans(job, 8, "rank_per_iter")
-    except JobError as error:
-        # One op may ask for a value before and after the same update: there is no such order.
-        assert "reads a variable's old value after its update" in str(error)  # noqa: PT017
-        return
-    assert compile_plans(job, 8, "naive").digest == compilation.digest
-    with LocalWorld(compilation.plans) as world:
-        compare(world.run(6), run_dense(job, 6), f"seed {seed}")
+    run_and_compare(seed, data)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_micro_batches(seed: int, data: Path) -> None:
+    run_and_compare(seed, data, even=True)
 
 
 def test_on_processes(data: Path) -> None:
     job = RandomJob(100, data, 40).job
+    compilation, _ = compiled(job)
+    assert compilation is not None
+    job = compilation.job
     with pc.run(job, ranks=8, backend="processes") as session:
         compare(list(session.run(20)), run_dense(job, 20), "processes")
+
+
+def main(first: int, last: int) -> int:
+    """Seeds `first` to `last` - 1: prints every failure and how often settings were refused."""
+    refused: Counter[str] = Counter()
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        rows = make_data(Path(folder))
+        for seed in range(first, last):
+            for even in (False, True):
+                try:
+                    refused.update(run_and_compare(seed, rows, even) or [""])
+                except Exception as error:
+                    failed += 1
+                    print(f"seed {seed} even {even}: {type(error).__name__}: {error}", flush=True)
+    for reason, count in refused.most_common():
+        print(f"{count:5d} {reason or 'not refused'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.ir import DType
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -26,7 +28,7 @@ class Sample:
 
 class Maker:
     def __init__(self, dtype: str) -> None:
-        self.dtype = np.dtype(dtype)
+        self.dtype = DType.parse(dtype).numpy
         self.rng = np.random.default_rng(20240229)
 
     def real(self, *shape: int) -> np.ndarray:

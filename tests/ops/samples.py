@@ -13,6 +13,7 @@ from tests.ops import (
     samples_guarded,
     samples_indexing,
     samples_learning,
+    samples_microbatch,
 )
 from tests.ops.sample import Maker as _Maker
 from tests.ops.sample import Sample
@@ -38,6 +39,7 @@ def samples(directory: Path, dtype: str = "float64") -> list[Sample]:
         *samples_elementwise.samples(make),
         *samples_indexing.samples(make),
         *samples_fused.samples(make),
+        *samples_microbatch.samples(make),
     ]
     return [*plain, *samples_guarded.samples(make, plain)]
 

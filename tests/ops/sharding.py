@@ -23,6 +23,8 @@ from plancompiler.ir import (
 )
 from plancompiler.ir.shard import balanced_range, region_index, region_shape, shard_region
 from plancompiler.ops import KernelContext, infer_types, op_def
+from plancompiler.ops.kernel import kernel_for
+from plancompiler.ops.registry import Kernel
 from plancompiler.ops.rule import NdSignature
 
 Coordinates = tuple[int, ...]
@@ -31,6 +33,10 @@ Shards = dict[Coordinates, np.ndarray]
 
 def type_of(array: np.ndarray) -> TensorType:
     return TensorType(array.shape, DType.parse(array.dtype))
+
+
+def _kernel_of(kind: str, arrays: Sequence[np.ndarray]) -> Kernel:
+    return kernel_for(op_def(kind), (array.dtype for array in arrays))
 
 
 def run_dense(
@@ -55,7 +61,7 @@ def run_dense(
         state=dict(state or {}),
     )
     outputs = [np.empty(tensor.shape, tensor.dtype.numpy) for tensor in types]
-    op_def(kind).kernel(context, inputs, outputs)
+    _kernel_of(kind, (*inputs, *outputs))(context, inputs, outputs)
     return outputs
 
 
@@ -192,7 +198,7 @@ def run_sharded(
             if any(isinstance(entry, Partial) for entry in whole):
                 raise NotImplementedError(str(whole))
             context.state["value"] = local_feed(attrs)[region_index(context.output_regions[0])]
-        op_def(kind).kernel(context, local, outputs)
+        _kernel_of(kind, (*local, *outputs))(context, local, outputs)
         for shards, output in zip(results, outputs, strict=True):
             shards[coordinates] = output
     return [

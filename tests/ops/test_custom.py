@@ -21,6 +21,7 @@ from plancompiler.errors import (
     UnknownOpError,
 )
 from plancompiler.executor.local_run import LocalWorld
+from plancompiler.ir import DType
 from plancompiler.lower.compile import compile_plans
 from plancompiler.ops import axis_signatures, op_def, op_table, registry
 from plancompiler.ops.registry import allow_custom_ops, register_custom
@@ -58,6 +59,23 @@ def ranks_of_rows(x, weight, *, power=2, context):
     low, high = context.input_regions[0][0]
     assert len(x) == high - low
     return (x**power) * weight[:, None], np.arange(low, high)
+
+
+@pc.op(rule="n d -> n d")
+def halved(x):
+    assert x.dtype == np.float32
+    return x * np.float32(0.5)
+
+
+def test_a_function_sees_float32_in_place_of_bfloat16():
+    with pc.job("narrow") as job:
+        x = pc.input("x", (5, 3), "bfloat16", MESH, "S(0)")
+        pc.output("y", halved(x))
+    feeds = {"x": np.arange(15).reshape(5, 3).astype(DType.BFLOAT16.numpy)}
+    with LocalWorld(compile_plans(job, 3, "rank_per_iter").plans) as world:
+        found = world.step(feeds)["y"]
+    assert found.dtype == DType.BFLOAT16.numpy
+    np.testing.assert_array_equal(found.astype(float), np.arange(15).reshape(5, 3) / 2)
 
 
 @pc.op(rule="a b -> a", reduction="max")

@@ -113,7 +113,9 @@ STAY_WIDE = {("attention", 1)}
 """Outputs that are float32 for float16 inputs too."""
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-5), ("float16", 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("float32", 2e-5), ("float16", 2e-2), ("bfloat16", 2e-2)]
+)
 def test_narrow_floats_are_close_to_float64(dtype, bound, tmp_path):
     for sample in samples(tmp_path, dtype):
         if not any(array.dtype == dtype for array in sample.inputs):
@@ -128,6 +130,7 @@ def test_narrow_floats_are_close_to_float64(dtype, bound, tmp_path):
         for slot, (got, wanted) in enumerate(zip(found, expected, strict=True)):
             narrow = "float32" if (sample.kind, slot) in STAY_WIDE else dtype
             assert got.dtype == (narrow if wanted.dtype == np.float64 else wanted.dtype), sample
+            got = got.astype(np.float64) if narrow == "bfloat16" else got
             np.testing.assert_allclose(got, wanted, bound, bound, err_msg=str(sample))
 
 

@@ -83,6 +83,54 @@ def test_every_signature_gives_the_dense_result(calls, record_property):
     assert proved >= LEAST_SIGNATURES
 
 
+IN_BFLOAT16 = (
+    "add",
+    "attention",
+    "cast",
+    "contract_leading",
+    "conv2d",
+    "cross_entropy",
+    "dropout",
+    "embedding_grad",
+    "gelu",
+    "layer_norm",
+    "layer_norm_grad",
+    "matmul",
+    "max",
+    "reshape",
+    "softmax",
+    "sum",
+)
+
+
+def test_signatures_hold_in_bfloat16(tmp_path):
+    """Values and parts are small whole numbers, so that only the kernels round."""
+    rng = np.random.default_rng(3)
+    dtype = DType.BFLOAT16.numpy
+    proved = {}
+    for sample in samples(tmp_path, "bfloat16"):
+        if sample.kind not in IN_BFLOAT16 or not any(one.dtype == dtype for one in sample.inputs):
+            continue
+        inputs = [np.round(one) if one.dtype == dtype else one for one in sample.inputs]
+        dense = run_dense(sample.kind, inputs, sample.attrs, seed=5, step=2)
+        for signature in signatures_on(sample, (3,)):
+            found = run_sharded(
+                sample.kind, inputs, sample.attrs, signature, (3,), rng, seed=5, step=2
+            )
+            for got, expected in zip(found, dense, strict=True):
+                assert got.dtype == expected.dtype
+                np.testing.assert_allclose(
+                    got.astype(np.float64),
+                    expected.astype(np.float64),
+                    rtol=2e-2,
+                    atol=2e-2 * float(np.abs(expected.astype(np.float64)).max(initial=1)),
+                    err_msg=f"{sample}: {signature}",
+                )
+            proved[sample.kind] = proved.get(sample.kind, 0) + 1
+    print(proved)
+    assert set(proved) == set(IN_BFLOAT16)
+
+
 def split_axes(kind, inputs, attrs, parts):
     """Pairs (axes split on the inputs, axes split on the outputs) of an op's signatures."""
     outputs = infer_types(kind, inputs, attrs)

@@ -17,7 +17,7 @@ CONFIGS = [
     Config(),
     Config(zero=3, fuse_bytes=0, precision="bfloat16", recompute="auto"),
     Config(passes=(), dp_axes=("a", "b")),
-    Config(passes=("cse", "dce"), schedule="1f1b", microbatches=4),
+    Config(passes=("dce", "microbatch"), schedule="1f1b", microbatches=4),
 ]
 
 
@@ -51,6 +51,8 @@ def test_the_text_form_says_what_is_not_default() -> None:
         ({"schedule": "fifo"}, "one of gpipe, 1f1b, interleaved, zero_bubble"),
         ({"precision": "float8"}, "unknown precision"),
         ({"zero": 1, "passes": ("dce",)}, "Expected: zero among the passes"),
+        ({"microbatches": 2, "passes": ("dce",)}, "Expected: microbatch among the passes"),
+        ({"schedule": "1f1b", "passes": ()}, "Expected: microbatch among the passes"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, object], part: str) -> None:

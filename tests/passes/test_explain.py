@@ -99,6 +99,15 @@ def test_json_and_options() -> None:
     }
 
 
+def test_micro_batches_are_asked_for_on_the_command_line() -> None:
+    target = str(EXAMPLES / "mlp.py")
+    small = ("--ranks", "2", "-D", "hidden=30", "-D", "batch=30")
+    asked = ("--microbatches", "3", "--schedule", "1f1b")
+    found = json.loads(run("compile", target, *small, *asked, "--explain", "--json"))
+    (row,) = [row for row in found["explain"] if row["name"] == "microbatch"]
+    assert row["summary"].startswith("3 micro-batches, 1 stage (1f1b): ")
+
+
 def test_settings_of_an_example_are_those_of_the_config() -> None:
     job = gpt(dp=2, zero=1, fuse_bytes=1024, passes="zero,dce")
     assert job.config == Config(zero=1, fuse_bytes=1024, passes=("zero", "dce"))

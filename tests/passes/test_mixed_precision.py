@@ -247,16 +247,12 @@ def refused(job: Job, **settings: object) -> str:
     return str(caught.value)
 
 
-def test_bfloat16_is_refused_with_the_reason() -> None:
-    text = refused(gpt(), precision="bfloat16")
-    assert "NumPy has no such dtype" in text
-    assert "Got: precision=bfloat16. Expected: float16 or float32." in text
-
-
 def test_loss_scaling_with_float32_is_refused() -> None:
     with pytest.raises(UsageError, match="Expected: precision=float16") as caught:
         Config(loss_scale=1024)
     assert caught.value.report.got == "loss_scale=1024 precision=float32"
+    with pytest.raises(UsageError, match="Got: loss_scale_steps=7 precision=float32"):
+        Config(loss_scale_steps=7)
 
 
 def test_a_gradient_of_gradients_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.errors import UsageError
+from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import Job
 from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.ops import registry
@@ -160,6 +161,24 @@ def test_splits_nest_inside_those_of_tensor_parallelism() -> None:
     assert "blocks.0.mlp.fc1.bias: no axis of float32[128] is left to split ([B, S(0)])" in notes
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_layers_may_be_read_after_the_update(zero: int, prefetch: int) -> None:
+    place = mesh(2)
+    with pc.job("evaluated") as job:
+        model = Tower(3, 8).place(place)
+        rows = [pc.normal((4, 8), placement=place).redistribute(sbp="S(0)") for _ in range(2)]
+        loss = pc.square(model(rows[0])).mean()
+        pc.optim.SGD(1e-1).minimize(loss)
+        pc.output("loss", loss)
+        pc.output("evaluated", pc.square(model(rows[1])).mean())
+    compilation = compiled(job, zero=zero, prefetch=prefetch)
+    with LocalWorld(compilation.plans) as world:
+        for found, dense in zip(world.run(4), run_dense(job, 4), strict=True):
+            for name, value in dense.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+
+
 def test_an_axis_with_equal_pieces_is_preferred() -> None:
     with pc.job("shapes") as job:
         place = mesh(2)
@@ -232,7 +251,7 @@ def test_factored_moments_stay_whole() -> None:
 def test_a_checkpoint_can_be_read_in_another_layout(tmp_path: Path) -> None:
     job = gpt(dp=2)
     with pc.run(configured(job, zero=3)) as session:
-        session.run(3)
+        assert len(list(session.run(3))) == 3
         session.save(tmp_path / "saved")
         ahead = session.step()["loss"]
     with pc.run(gpt(), restore=tmp_path / "saved") as session:

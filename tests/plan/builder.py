@@ -6,8 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plancompiler.ir import BROADCAST, DType, NdSbp, Placement, Reduction, SourceLine, Split
+from plancompiler.ir.pipeline import WHOLE_STEP, Segment, Slot
 from plancompiler.ir.shard import Region, element_count, rank_region
-from plancompiler.ir.task import Primitive, TaskKind, pack_register_id, pack_task_id
+from plancompiler.ir.task import (
+    Primitive,
+    TaskKind,
+    family_of,
+    pack_register_id,
+    pack_task_id,
+    unpack_id,
+)
 from plancompiler.plan.plan import (
     Block,
     CollectiveSpec,
@@ -51,6 +59,21 @@ class PlanBuilder:
     communicators: tuple[Communicator, ...] = ()
     variables: list[VariableDesc] = field(default_factory=list)
     outputs: list[OutputDesc] = field(default_factory=list)
+    schedule: str = ""
+    microbatches: int = 1
+    segments: tuple[Segment, ...] = (WHOLE_STEP,)
+    slots: tuple[Slot, ...] = (Slot(0, 0),)
+    segment: int = 0
+    """Where the next tasks go."""
+    scratch: int = 0
+    """Bytes at the start of the arena that only registers with an offset use."""
+    axes: dict[int, int] = field(default_factory=dict)
+    """Register → axis of its pieces; the first unless listed."""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the next tasks run once per micro-batch."""
+        return self.segments[self.segment].kind.per_microbatch
 
     def id(self, family: int, lane: int = 0, slot: int = 0) -> int:
         """An id of this rank."""
@@ -78,6 +101,7 @@ class PlanBuilder:
                 "sbp": WHOLE,
                 "producer": pack_task_id(self.rank, family, lane),
                 "block": block,
+                "per_microbatch": self.repeated,
                 **others,
             }
         )
@@ -105,7 +129,19 @@ class PlanBuilder:
         key = pack_task_id(self.rank, family, lane)
         source = SourceLine("job.py", 10 + family)
         self.tasks.append(
-            Task(key, kind, stream, name, inputs, outputs, spec, controls_in, controls_out, source)
+            Task(
+                key,
+                kind,
+                stream,
+                name,
+                inputs,
+                outputs,
+                spec,
+                controls_in,
+                controls_out,
+                source,
+                self.segment,
+            )
         )
         return key
 
@@ -125,11 +161,59 @@ class PlanBuilder:
         shapes = {entry["id"]: entry["shape"] for entry in self.registers}
         ins, outs = (tuple(shapes[key] for key in keys) for keys in (inputs, outputs))
         spec = ComputeSpec(op, attrs, ins, outs, tuple(map(whole, ins)), tuple(map(whole, outs)))
+        if self.repeated:
+            pieces = [tuple(map(self._axis, keys)) for keys in (inputs, outputs)]
+            spec = replace(
+                spec,
+                input_shapes=tuple(map(self._full, inputs)),
+                output_shapes=tuple(map(self._full, outputs)),
+                input_pieces=pieces[0],
+                output_pieces=pieces[1],
+            )
         return self.task(family, kind, name, inputs, outputs, spec, **others)
+
+    def _axis(self, key: int) -> int:
+        entry = next(entry for entry in self.registers if entry["id"] == key)
+        return self.axes.get(key, 0) if entry["per_microbatch"] else -1
+
+    def _full(self, key: int) -> tuple[int, ...]:
+        """Shape of all pieces of a register."""
+        shape = next(entry["shape"] for entry in self.registers if entry["id"] == key)
+        axis = self._axis(key)
+        return tuple(
+            extent * self.microbatches if at == axis else extent for at, extent in enumerate(shape)
+        )
+
+    def end(self) -> None:
+        """The end of the segment: waits for the tails of the collective and copy streams."""
+        tails = {task.stream: task for task in self.tasks if task.segment == self.segment}
+        waits = []
+        for stream in (Stream.COLLECTIVE, Stream.COPY):
+            if stream in tails:
+                tail = tails[stream]
+                waits.append(
+                    self.register(
+                        family_of(tail.id),
+                        f"{tail.name}:control",
+                        lane=unpack_id(tail.id).lane,
+                        slot=CONTROL_SLOT,
+                        block=-1,
+                        sbp=NdSbp(()),
+                    )
+                )
+                at = self.tasks.index(tail)
+                self.tasks[at] = replace(tail, controls_out=(waits[-1],))
+        self.task(
+            STEP_END_FAMILY,
+            TaskKind.STEP_END,
+            f"{self.segments[self.segment]} end",
+            lane=self.segment,
+            controls_in=tuple(waits),
+        )
 
     def build(self, peak_live_bytes: int = 0) -> Plan:
         """The plan; registers without an offset lie one after another."""
-        ends = [0, 0]
+        ends = [self.scratch, 0]
         found: dict[int, RegisterDesc] = {}
         for entry in self.registers:
             readers = [
@@ -167,6 +251,10 @@ class PlanBuilder:
             variables=tuple(self.variables),
             outputs=tuple(self.outputs),
             peak_live_bytes=peak_live_bytes,
+            schedule=self.schedule,
+            microbatches=self.microbatches,
+            segments=self.segments,
+            slots=self.slots,
         )
 
 

@@ -25,7 +25,7 @@ from plancompiler.lower.memory import (
 from plancompiler.plan.index import STREAMS, PlanIndex
 from plancompiler.plan.order import StepOrder
 from plancompiler.plan.plan import Block, Plan, RegisterDesc, Task
-from plancompiler.plan.rules_memory import check_overlap
+from plancompiler.plan.rules_overlap import check_overlap
 from tests.plan.step_graphs import OverwrittenError, StepGraph, run, step_graphs
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from plancompiler.ir import DType, SourceLine
+from plancompiler.ir.pipeline import WHOLE_STEP, Segment, SegmentKind, Slot
 from plancompiler.plan.digest import combine_digests, digest_of_plans, plan_digest
 from plancompiler.plan.plan import Communicator, Plan, Stream
-from plancompiler.plan.text import format_bytes, format_name, format_plan
+from plancompiler.plan.text import format_bytes, format_name, format_plan, format_slot
 from tests.plan.builder import (
     edit_register,
     edit_remote,
@@ -23,6 +24,7 @@ from tests.plan.builder import (
     register_named,
     task_named,
 )
+from tests.plan.pipelines import first_stage, stage_plans
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
@@ -32,6 +34,16 @@ def test_text_is_as_recorded(rank: int) -> None:
     """Set PLANCOMPILER_UPDATE_GOLDEN=1 to record anew."""
     path = GOLDEN / f"plan_pair_rank_{rank}.txt"
     text = format_plan(pair_plan(rank))
+    if os.environ.get("PLANCOMPILER_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_text_of_several_micro_batches_is_as_recorded(rank: int) -> None:
+    """Set PLANCOMPILER_UPDATE_GOLDEN=1 to record anew."""
+    path = GOLDEN / f"plan_1f1b_rank_{rank}.txt"
+    text = format_plan(stage_plans("1f1b")[rank])
     if os.environ.get("PLANCOMPILER_UPDATE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
@@ -101,6 +113,39 @@ def test_every_part_of_a_plan_is_in_its_text() -> None:
     plan = pair_plan(0)
     texts = [format_plan(plan), *(format_plan(edit(plan)) for edit in EDITS)]
     assert len(set(texts)) == len(texts)
+
+
+STAGE_EDITS: list[Callable[[Plan], Plan]] = [
+    lambda p: replace(p, schedule="gpipe"),
+    lambda p: replace(p, microbatches=4),
+    lambda p: replace(p, segments=(WHOLE_STEP, *p.segments[1:])),
+    lambda p: replace(p, segments=p.segments[:3]),
+    lambda p: replace(p, slots=p.slots[1:]),
+    lambda p: replace(p, slots=p.slots[::-1]),
+    lambda p: edit_task(p, "relu", segment=2),
+    lambda p: edit_register(p, "u", per_microbatch=False),
+    lambda p: edit_register(p, "w", per_microbatch=True),
+    lambda p: edit_remote(p, per_microbatch=False),
+    lambda p: edit_spec(p, "relu", input_pieces=()),
+    lambda p: edit_spec(p, "relu", input_pieces=(-1,)),
+    lambda p: edit_spec(p, "relu", input_pieces=(1,)),
+    lambda p: edit_spec(p, "relu", input_pieces=(1, 1)),
+    lambda p: edit_spec(p, "relu", output_pieces=(-1,)),
+]
+
+
+def test_every_part_of_a_schedule_is_in_the_text() -> None:
+    plan = first_stage("1f1b")
+    texts = [format_plan(plan), *(format_plan(edit(plan)) for edit in STAGE_EDITS)]
+    assert len(set(texts)) == len(texts)
+
+
+def test_slots_are_short() -> None:
+    segments = [Segment(kind, 2 if kind.per_microbatch else -1) for kind in SegmentKind]
+    names = [format_slot(segments, Slot(at, 0)) for at in range(len(segments))]
+    assert names == ["S", "P", "F2(0)", "B2(0)", "W2(0)", "E", "FB2(0)"]
+    assert format_slot(segments, Slot(3, 11)) == "B2(11)"
+    assert format_slot(segments, Slot(7, 1)) == "?7(1)"
 
 
 def test_text_does_not_depend_on_how_the_plan_was_made() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from plancompiler.boxing.graph import (
     BoxingTaskGraph,
     FamilyOutput,
@@ -12,19 +14,24 @@ from plancompiler.boxing.graph import (
     Transfer,
 )
 from plancompiler.ir import (
+    BROADCAST,
     Config,
     DType,
     Job,
+    Micro,
     NdSbp,
     Op,
     Origin,
+    Partial,
     Phase,
     Placement,
     Reduction,
     SourceLine,
+    Split,
     Value,
     freeze_attrs,
 )
+from plancompiler.ir.pipeline import Pipeline, Segment, SegmentKind, Slot
 from plancompiler.ir.task import Primitive, TaskKind, pack_register_id
 from plancompiler.ops.rule import NdSignature
 from plancompiler.plan.plan import (
@@ -72,7 +79,7 @@ ATTRS = freeze_attrs(
 )
 SOURCE = SourceLine("model.py", 12)
 CONFIG = Config(
-    passes=("zero", "recompute", "mixed_precision"),
+    passes=("zero", "sequence_parallel", "recompute", "mixed_precision", "microbatch"),
     zero=3,
     prefetch=2,
     schedule="1f1b",
@@ -80,11 +87,16 @@ CONFIG = Config(
     fuse_bytes=1,
     recompute="auto",
     memory_bytes=1,
-    precision="bfloat16",
+    precision="float16",
     loss_scale=256,
     loss_scale_steps=7,
+    sequence_parallel=True,
     dp_axes=("x", "y"),
+    tp_axes=("z",),
 )
+
+
+PIPELINE = Pipeline("zero_bubble", 6, 2, 2)
 
 
 def sample_job() -> Job:
@@ -97,7 +109,7 @@ def sample_job() -> Job:
         Op("first", "input", (), tuple(values), ATTRS, MESH, SBPS[0], SOURCE),
         Op("second", "add", tuple(values[:2]), (), (), OTHER),
         *(
-            Op(f"of {phase}", "x", (), (), (), MESH, origin=Origin(phase, "blocks.0", True))
+            Op(f"of {phase}", "x", (), (), (), MESH, origin=Origin(phase, "blocks.0", True, 2))
             for phase in Phase
         ),
         *(
@@ -114,8 +126,21 @@ def _graph_parts() -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
         NdSignature((), ()),
         NdSignature((SBPS[0], SBPS[1]), (SBPS[2],)),
     ]
+    overs = [BROADCAST, Split(1), *(Partial(each) for each in Reduction)]
     placed = tuple(
-        PlacedOp(op, signatures[index % 3], 10 + index, (FamilyOutput(index, 2),) * (index % 3))
+        PlacedOp(
+            replace(
+                op,
+                micro=Micro(
+                    index % len(PIPELINE.segments),
+                    tuple(overs[number % len(overs)] for number in range(len(op.inputs))),
+                    tuple(overs[number % len(overs)] for number in range(len(op.outputs))),
+                ),
+            ),
+            signatures[index % 3],
+            10 + index,
+            (FamilyOutput(index, 2),) * (index % 3),
+        )
         for index, op in enumerate(sample_job().ops)
     )
     layout = TensorLayout((2, 3), DType.FLOAT16, SBPS[0])
@@ -133,6 +158,8 @@ def _graph_parts() -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
             (layout, TensorLayout((), dtype, SBPS[1])),
             Transfer(primitive, (0, 1), reduction, 3, 2, OTHER, SBPS[1], late=True),
             SOURCE,
+            segment=index % 4,
+            per_microbatch=True,
         )
         for index, (primitive, reduction, dtype) in enumerate(
             zip(
@@ -151,12 +178,12 @@ def _graph_parts() -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
 
 def sample_graph() -> BoxingTaskGraph:
     """Families of every task kind, transfers of every primitive and reduction."""
-    return BoxingTaskGraph("graph", 1 << 40, 10, *_graph_parts())
+    return BoxingTaskGraph("graph", 1 << 40, 10, *_graph_parts(), PIPELINE)
 
 
 def sample_slice() -> RankSlice:
     """The same parts as a slice."""
-    return RankSlice("slice", -1, 3, *_graph_parts())
+    return RankSlice("slice", -1, 3, *_graph_parts(), PIPELINE)
 
 
 def _specs() -> list[TaskSpec]:
@@ -165,6 +192,7 @@ def _specs() -> list[TaskSpec]:
         None,
         ComputeSpec("matmul", ATTRS, ((2, 3), ()), ((4,),), (box, ()), (box,)),
         ComputeSpec("fill", (), (), (), (), ()),
+        ComputeSpec("add", (), ((4,), ()), ((4,),), (((0, 2),), ()), (((0, 2),),), (0, -1), (0,)),
         *(CollectiveSpec(each, 1, Reduction.MAX, 2, 3) for each in Primitive),
         *(CollectiveSpec(Primitive.ALL_REDUCE, 0, each) for each in Reduction),
         CopySpec(box),
@@ -191,6 +219,7 @@ def sample_plan() -> Plan:
             (own[1],) * (index % 2),
             (own[2],) * (index % 3),
             SOURCE,
+            index % 7,
         )
         for index in range(max(len(kinds), len(specs)))
     )
@@ -210,6 +239,7 @@ def sample_plan() -> Plan:
             own[5] if index % 2 else -1,
             far if index % 3 else -1,
             index % 2 == 0,
+            index % 3 == 0,
         )
         for index, dtype in enumerate(DType)
     )
@@ -221,7 +251,7 @@ def sample_plan() -> Plan:
         tasks=tasks,
         registers=registers,
         remote_registers=(
-            RemoteRegister(far, own[6], "far", (3,), DType.INT64, far, (own[7], own[8])),
+            RemoteRegister(far, own[6], "far", (3,), DType.INT64, far, (own[7], own[8]), True),
         ),
         blocks=(Block(0, "arena", True, 1 << 40), Block(1, "variables", False, 0)),
         communicators=(Communicator((2, 9), (3, 4, 5)), Communicator((9,), ())),
@@ -232,6 +262,10 @@ def sample_plan() -> Plan:
         ),
         outputs=(OutputDesc("loss", own[10], own[11]),),
         peak_live_bytes=123456789,
+        schedule="1f1b",
+        microbatches=3,
+        segments=tuple(Segment(kind, index - 1) for index, kind in enumerate(SegmentKind)),
+        slots=(Slot(0, 0), Slot(6, 2), Slot(1, (1 << 32) - 1)),
     )
 
 

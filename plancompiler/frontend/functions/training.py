@@ -12,6 +12,7 @@ from functools import reduce
 from plancompiler.errors import UsageError
 from plancompiler.frontend.functional import Tensor, div, maximum, minimum, sqrt
 from plancompiler.ir import DType
+from plancompiler.ir.arguments import real_number
 from plancompiler.ops.registry import apply
 
 
@@ -41,10 +42,13 @@ def clip_by_global_norm(
 
     The factor is min(1, max_norm / (norm + eps)), so small gradients stay as they are.
     """
-    if not max_norm > 0:
+    # An infinite limit clips nothing, for those who only want to know the norm.
+    floating = isinstance(max_norm, float)
+    limit = float(max_norm) if floating else real_number("the norm to clip to", max_norm)
+    if not limit > 0:
         raise UsageError("a norm is clipped to a positive number", got=max_norm)
     norm = global_norm(tensors)
-    factor = minimum(div(float(max_norm), norm + float(eps)), 1.0)
+    factor = minimum(div(limit, norm + float(eps)), 1.0)
     local: dict[object, Tensor] = {}
     clipped = []
     for tensor in tensors:
@@ -217,6 +221,6 @@ def _sizes(*tensors: Tensor) -> list[Tensor]:
     """The sum of squares of each tensor, in at least float32."""
     found = []
     for tensor in tensors:
-        wide = tensor.cast(DType.FLOAT32) if tensor.dtype is DType.FLOAT16 else tensor
+        wide = tensor.cast(DType.FLOAT32) if tensor.dtype.is_half else tensor
         found.append(apply("square_sum", wide, axes=tuple(range(tensor.ndim))))
     return found

@@ -6,6 +6,7 @@ from plancompiler.errors import UsageError
 from plancompiler.frontend.optim.optimizer import ElementwiseOptimizer
 from plancompiler.frontend.optim.schedule import Schedule
 from plancompiler.ir import AttrValue
+from plancompiler.ir.arguments import number_pair, real_number
 
 
 class SGD(ElementwiseOptimizer):
@@ -22,9 +23,9 @@ class SGD(ElementwiseOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(lr, weight_decay)
-        if nesterov and momentum == 0.0:
+        self.momentum = real_number("momentum", momentum)
+        if nesterov and self.momentum == 0.0:
             raise UsageError("Nesterov's method needs a momentum", got="momentum=0")
-        self.momentum = float(momentum)
         self.nesterov = nesterov
         self.states = ("momentum",) if self.momentum else ()
 
@@ -52,8 +53,8 @@ class Adam(ElementwiseOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(lr, weight_decay)
-        self.betas = (float(betas[0]), float(betas[1]))
-        self.eps = float(eps)
+        self.betas = number_pair("betas", betas)
+        self.eps = real_number("eps", eps)
 
     def _update(self) -> tuple[str, dict[str, AttrValue]]:
         return "adam_update", {
@@ -96,7 +97,7 @@ class Lion(ElementwiseOptimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(lr, weight_decay)
-        self.betas = (float(betas[0]), float(betas[1]))
+        self.betas = number_pair("betas", betas)
 
     def _update(self) -> tuple[str, dict[str, AttrValue]]:
         return "lion_update", {

@@ -12,6 +12,7 @@ from plancompiler.frontend.nn.module import Parameter
 from plancompiler.frontend.optim.schedule import Schedule, constant
 from plancompiler.frontend.trace import JobBuilder, current_builder
 from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
+from plancompiler.ir.arguments import real_number
 from plancompiler.ops.registry import op_def
 
 State = tuple[str, tuple[int, ...], NdSbp | None]
@@ -23,7 +24,7 @@ class Optimizer(ABC):
 
     def __init__(self, lr: float | Schedule, weight_decay: float = 0.0) -> None:
         self.schedule = lr if isinstance(lr, Schedule) else constant(lr)
-        self.weight_decay = float(weight_decay)
+        self.weight_decay = real_number("weight_decay", weight_decay)
 
     def minimize(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir import AttrValue
+from plancompiler.ir.arguments import real_number, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,28 @@ class Schedule:
 
 def constant(base: float, warmup: int = 0) -> Schedule:
     """From 0 to `base` in a straight line over `warmup` steps, then `base`."""
-    return Schedule("constant", float(base), warmup)
+    return _schedule("constant", base, warmup)
 
 
 def linear(base: float, warmup: int, total: int, final: float = 0.0) -> Schedule:
     """Warm-up to `base`, then a straight line to `final` at step `total`, and `final` from there
     on.
     """
-    return Schedule("linear", float(base), warmup, total, float(final))
+    return _schedule("linear", base, warmup, total, final)
 
 
 def cosine(base: float, warmup: int, total: int, final: float = 0.0) -> Schedule:
     """Warm-up to `base`, then half a cosine down to `final` at step `total`, and `final` from
     there.
     """
-    return Schedule("cosine", float(base), warmup, total, float(final))
+    return _schedule("cosine", base, warmup, total, final)
+
+
+def _schedule(kind: str, base: float, warmup: int, total: int = 0, final: float = 0.0) -> Schedule:
+    return Schedule(
+        kind,
+        real_number("a learning rate", base),
+        whole_number("warmup", warmup),
+        whole_number("total", total),
+        real_number("final", final),
+    )

@@ -11,6 +11,7 @@ from plancompiler.frontend.optim.optimizer import Optimizer, State
 from plancompiler.frontend.optim.schedule import Schedule
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import BROADCAST, NdSbp, Sbp, Split, Value
+from plancompiler.ir.arguments import number_pair, real_number
 
 
 class LAMB(Optimizer):
@@ -26,8 +27,8 @@ class LAMB(Optimizer):
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__(lr, weight_decay)
-        self.betas = (float(betas[0]), float(betas[1]))
-        self.eps = float(eps)
+        self.betas = number_pair("betas", betas)
+        self.eps = real_number("eps", eps)
 
     def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
         return [(suffix, value.shape, sbp) for suffix in ("lamb_m", "lamb_v")]
@@ -58,10 +59,10 @@ class Adafactor(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(lr, weight_decay)
-        self.decay_power = float(decay_power)
-        self.clip = float(clip)
+        self.decay_power = real_number("decay_power", decay_power)
+        self.clip = real_number("clip", clip)
         self.relative = relative
-        self.eps = (float(eps[0]), float(eps[1]))
+        self.eps = number_pair("eps", eps)
 
     def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
         shape, last = value.shape, value.ndim - 1

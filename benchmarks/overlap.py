@@ -1,0 +1,324 @@
+"""Gradient reductions beside backward: two data-parallel processes, recorded and measured.
+
+    python benchmarks/overlap.py [--picture FILE]
+
+Four ways to run each job take turns, a few steps at a time:
+
+    overlap     the compiler's plan: collectives on a stream of their own
+    recorded    the same, with its timeline recorded
+    serial      the same plan with its collectives on the compute stream
+    one bucket  all gradients reduced in one collective, which only the end of backward can start
+
+Prints one JSON line per job: median step times in ms, median ratios of step times within a round
+of turns, and from the recorded steps of both ranks: which share of the time of gradient reductions
+was spent at work, that is after both ranks had entered; and which share of that work lies under
+running compute tasks of the same rank, and under backward tasks alone. `load_average` is that of
+the last minute: two ranks alone come to about 2. `--picture` draws one recorded step of the last
+job as SVG. Every rank has one BLAS thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from operator import truediv
+from pathlib import Path
+
+import numpy as np
+
+import plancompiler as pc
+from plancompiler.blas import one_thread_environment
+from plancompiler.cli.job_file import load_job
+from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.runtime import Runtime
+from plancompiler.executor.timeline import TaskLabel, Timeline, Times, common, length, merged
+from plancompiler.executor.trace import Recording
+from plancompiler.ir import Phase
+from plancompiler.ir.task import TaskKind
+from plancompiler.lower.compile import compile_plans
+from plancompiler.passes import run_passes
+from plancompiler.plan.plan import Plan, Stream
+from plancompiler.plan.verify import verify_plan, verify_plans
+
+RANKS = 2
+WARM_UP = 3
+ROUNDS = 20
+STEPS = 2
+"""Steps of one way in one round."""
+WAYS = ("overlap", "recorded", "serial", "one bucket")
+ONE_BUCKET = 1 << 30
+GPT = Path(__file__).resolve().parent.parent / "examples" / "gpt.py"
+
+
+def mlp(folder: Path, fuse_bytes: int | None = None) -> pc.Job:
+    """Four layers of 2048, 16 MiB of gradient each, on 64 random rows."""
+    rows = folder / "rows.npz"
+    if not rows.exists():
+        random = np.random.default_rng(0)
+        images = random.normal(size=(64, 2048)).astype(np.float32)
+        np.savez(rows, x=images, y=random.integers(0, 10, 64))
+    config = pc.Config(fuse_bytes=16 << 20 if fuse_bytes is None else fuse_bytes)
+    mesh = pc.Placement("cpu", list(range(RANKS)), ("dp",))
+    with pc.job("mlp", config=config) as job:
+        layers: list[pc.nn.Module] = []
+        for _ in range(4):
+            layers += [pc.nn.Linear(2048, 2048), pc.nn.ReLU()]
+        model = pc.nn.Sequential(*layers, pc.nn.Linear(2048, 10)).place(mesh)
+        x, y = pc.data.Arrays(rows, ("x", "y"), batch=64, placement=mesh, sbp=["S(0)"])
+        loss = pc.cross_entropy(model(x), y)
+        pc.optim.SGD(lr=1e-3).minimize(loss)
+        pc.output("loss", loss)
+    return job
+
+
+def gpt(folder: Path, fuse_bytes: int | None = None) -> pc.Job:
+    """examples/gpt.py, preset tiny: 12.6 MiB of gradients in buckets of up to 1 MiB."""
+    size = 1 << 20 if fuse_bytes is None else fuse_bytes
+    return load_job(str(GPT), {"preset": "tiny", "dp": RANKS, "fuse_bytes": size})
+
+
+JOBS: dict[str, Callable[..., pc.Job]] = {"mlp": mlp, "gpt": gpt}
+
+
+def serial(plan: Plan) -> Plan:
+    """The same plan, in the same memory, with its collectives on the compute stream."""
+    tasks = tuple(
+        replace(task, stream=Stream.COMPUTE) if task.stream is Stream.COLLECTIVE else task
+        for task in plan.tasks
+    )
+    return replace(plan, tasks=tasks)
+
+
+def measure(name: str, rank: int, tokens: dict[str, str], folder: Path, end: Connection) -> None:
+    """A rank's process: seconds per step, by way and round."""
+    job = JOBS[name](folder)
+    plans = compile_plans(job, RANKS, "rank_per_iter").plans
+    turned = {each: serial(plan) for each, plan in plans.items()}
+    for plan in turned.values():
+        verify_plan(plan)
+    verify_plans(turned)
+    whole = compile_plans(JOBS[name](folder, ONE_BUCKET), RANKS, "rank_per_iter").plans
+    chosen = (plans, plans, turned, whole)
+    runtimes = {
+        way: Runtime(
+            found[rank],
+            HostTransport(tokens[way], rank),
+            record=folder if way == "recorded" else None,
+        )
+        for way, found in zip(WAYS, chosen, strict=True)
+    }
+    for runtime in runtimes.values():
+        runtime.prepare()
+        runtime.run(WARM_UP)
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(ROUNDS):
+        # The same random order on both ranks, so that no way always follows the same one.
+        for way in np.random.default_rng(number).permutation(WAYS).tolist():
+            begin = time.perf_counter()
+            runtimes[way].run(STEPS)
+            seconds[way].append((time.perf_counter() - begin) / STEPS)
+    for runtime in runtimes.values():
+        runtime.close()
+    end.send(seconds)
+    end.close()
+
+
+def recorded_run(
+    name: str,
+) -> tuple[dict[str, list[float]], tuple[Timeline, ...], dict[str, str]]:
+    """Step times of rank 0 by way, the timelines of both ranks, and each op's phase."""
+    context = multiprocessing.get_context("spawn")
+    tokens = {way: secrets.token_hex(16) for way in WAYS}
+    with Recording() as recording:
+        job, _ = run_passes(JOBS[name](recording.folder))
+        phases = {op.name: str(op.origin.phase) for op in job.ops}
+        ranks, ends = [], []
+        for rank in range(RANKS):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(
+                target=measure, args=(name, rank, tokens, recording.folder, there)
+            )
+            process.start()
+            there.close()
+            ranks.append(process)
+            ends.append(here)
+        seconds, *_ = [end.recv() for end in ends]
+        for process in ranks:
+            process.join()
+        return seconds, tuple(map(without_warm_up, recording.timelines())), phases
+
+
+def without_warm_up(timeline: Timeline) -> Timeline:
+    """The steps that were measured."""
+    return replace(timeline, begins=timeline.begins[WARM_UP:], ends=timeline.ends[WARM_UP:])
+
+
+def is_reduction(task: TaskLabel) -> bool:
+    """Whether a task reduces gradients (or, once per step, the loss)."""
+    return task.kind == str(TaskKind.COLLECTIVE_BOXING) and task.op == "all_reduce"
+
+
+def entered(timelines: tuple[Timeline, ...]) -> dict[str, Times]:
+    """When the last rank entered each reduction, by its name: [steps]."""
+    found: dict[str, Times] = {}
+    for timeline in timelines:
+        for position, task in enumerate(timeline.tasks):
+            if is_reduction(task):
+                begins = timeline.begins[:, timeline.first_column[position]]
+                found[task.name] = np.maximum(found.get(task.name, begins), begins)
+    return found
+
+
+def at_work(timelines: tuple[Timeline, ...]) -> tuple[Timeline, ...]:
+    """The same, where reductions begin when the last rank has entered."""
+    last = entered(timelines)
+    found = []
+    for timeline in timelines:
+        begins = timeline.begins.copy()
+        for position, task in enumerate(timeline.tasks):
+            if is_reduction(task):
+                begins[:, timeline.first_column[position]] = last[task.name]
+        found.append(replace(timeline, begins=begins))
+    return tuple(found)
+
+
+def reduction_time(timelines: tuple[Timeline, ...]) -> int:
+    """Nanoseconds in reductions, over all ranks."""
+    return sum(length(merged(timeline.spans(is_reduction))) for timeline in timelines)
+
+
+def share_under(timelines: tuple[Timeline, ...], phases: dict[str, str] | None) -> float:
+    """Share of the time of reductions under compute tasks of the same rank; with the phases of ops,
+    only those of backward.
+    """
+
+    def below(task: TaskLabel) -> bool:
+        chosen = phases is None or phases.get(task.name) == str(Phase.BACKWARD)
+        return chosen and task.stream == str(Stream.COMPUTE)
+
+    covered = sum(
+        common(merged(timeline.spans(is_reduction)), merged(timeline.spans(below)))
+        for timeline in timelines
+    )
+    return covered / reduction_time(timelines)
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+COLOURS = {
+    "forward": "#9ecae1",
+    "backward": "#3182bd",
+    "update": "#74c476",
+    "reduction at work": "#e6550d",
+    "reduction, waiting for the other rank": "#fdd0a2",
+    "other": "#bdbdbd",
+}
+WORKING, WAITING = "reduction at work", "reduction, waiting for the other rank"
+LEFT, TOP, WIDTH, ROW, GAP = 130, 30, 900, 26, 8
+
+
+def picture(timelines: tuple[Timeline, ...], phases: dict[str, str], step: int) -> str:
+    """One step as SVG: a row for each rank's compute and collective stream."""
+    columns = [
+        (timeline, column, timeline.tasks[position])
+        for timeline in timelines
+        for column, (position, _) in enumerate(timeline.columns)
+        if timeline.tasks[position].stream in ("compute", "collective")
+    ]
+    origin = min(timeline.begins[step, column] for timeline, column, _ in columns)
+    last = max(timeline.ends[step, column] for timeline, column, _ in columns)
+    scale = WIDTH / (last - origin)
+    rows: dict[tuple[int, str], list[tuple[float, float, str]]] = {}
+    last_entered = entered(timelines)
+    for timeline, column, task in columns:
+        begin = (timeline.begins[step, column] - origin) * scale
+        end = (timeline.ends[step, column] - origin) * scale
+        row = rows.setdefault((timeline.rank, task.stream), [])
+        if is_reduction(task):
+            middle = (last_entered[task.name][step] - origin) * scale
+            row.append((begin, middle, WAITING))
+            row.append((middle, end, WORKING))
+            continue
+        colour = phases.get(task.name, "other")
+        # Tasks are often thinner than a line, and neighbours of one colour are one box.
+        if row and row[-1][2] == colour and begin - row[-1][1] < 0.3:
+            row[-1] = (row[-1][0], end, colour)
+        else:
+            row.append((begin, end, colour))
+    height = TOP + len(rows) * (ROW + GAP) + 60
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 20}" height="{height}">',
+        "<style>text { font: 12px sans-serif }</style>",
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for number, ((rank, stream), boxes) in enumerate(sorted(rows.items(), key=_row_order)):
+        y = TOP + number * (ROW + GAP)
+        parts.append(f'<text x="8" y="{y + 17}">rank {rank} {stream}</text>')
+        parts.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{ROW}" fill="#f4f4f4"/>')
+        parts += [
+            f'<rect x="{LEFT + begin:.2f}" y="{y}" width="{max(end - begin, 0.3):.2f}" '
+            f'height="{ROW}" fill="{COLOURS[colour]}"/>'
+            for begin, end, colour in boxes
+            if colour != WAITING or end - begin > 0.1
+        ]
+    bottom = TOP + len(rows) * (ROW + GAP)
+    milliseconds = (last - origin) / 1e6
+    tick = next(each for each in (1, 2, 5, 10, 20, 50, 100, 200, 500) if milliseconds / each <= 12)
+    for mark in range(0, int(milliseconds) + 1, tick):
+        x = LEFT + mark * 1e6 * scale
+        parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#ccc"/>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{mark} ms</text>')
+    shown = {colour for boxes in rows.values() for _, _, colour in boxes}
+    x = float(LEFT)
+    for label, colour in COLOURS.items():
+        if label in shown:
+            box = f'<rect x="{x}" y="{bottom + 30}" width="14" height="14" fill="{colour}"/>'
+            parts += [box, f'<text x="{x + 20}" y="{bottom + 42}">{label}</text>']
+            x += 50 + 7 * len(label)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _row_order(row: tuple[tuple[int, str], object]) -> tuple[int, bool]:
+    (rank, stream), _ = row
+    return rank, stream != "compute"
+
+
+def main() -> None:
+    """Measure, print and draw."""
+    parser = argparse.ArgumentParser(description="Gradient reductions beside backward.")
+    parser.add_argument("--picture", type=Path, help="SVG file of one step of the last job")
+    parser.add_argument("--job", action="append", choices=JOBS, help="only this job; repeatable")
+    options = parser.parse_args()
+    os.environ.update(one_thread_environment())
+    for name in options.job or JOBS:
+        seconds, timelines, phases = recorded_run(name)
+        median = {way: statistics.median(times) * 1e3 for way, times in seconds.items()}
+        result: dict[str, object] = {"benchmark": "overlap", "job": f"{name}, dp {RANKS}"}
+        result["reductions"] = sum(map(is_reduction, timelines[0].tasks))
+        result |= {f"{way.replace(' ', '_')}_ms": round(median[way], 2) for way in WAYS}
+        working = at_work(timelines)
+        result["at_work"] = round(reduction_time(working) / reduction_time(timelines), 3)
+        result["work_under_compute"] = round(share_under(working, None), 3)
+        result["work_under_backward"] = round(share_under(working, phases), 3)
+        for way in WAYS[1:]:
+            # By round, because what else the machine does changes from round to round.
+            ratios = map(truediv, seconds[way], seconds["overlap"])
+            result[f"{way.replace(' ', '_')}_over_overlap"] = round(statistics.median(ratios), 3)
+        result["load_average"] = round(os.getloadavg()[0], 1)
+        print(json.dumps(result), flush=True)
+        if options.picture is not None and name == list(options.job or JOBS)[-1]:
+            lengths = timelines[0].ends.max(axis=1) - timelines[0].begins.min(axis=1)
+            middle = int(np.argsort(lengths)[len(lengths) // 2])
+            options.picture.write_text(picture(timelines, phases, middle))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Which rank a worker that offers itself becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from plancompiler.cluster.messages import Register
+from plancompiler.errors import RankError, RegistrationError, VersionError
+
+
+class OnHost(Protocol):
+    """Whoever runs on a host."""
+
+    @property
+    def host(self) -> str: ...
+
+
+def free_rank(
+    message: Register, workers: Mapping[int, OnHost], world_size: int, version: str
+) -> int:
+    """The rank for a new worker; `workers` are those that have registered, by rank.
+
+    Raises VersionError, RankError or RegistrationError where there is none.
+    """
+    if message.version.split(".")[:2] != version.split(".")[:2]:
+        raise VersionError(
+            f"a worker of version {message.version} cannot join a master of version {version}",
+            got=f"worker {message.version}",
+            expected=f"the master's major and minor version, {version}",
+            hint="install the same version on both sides",
+        )
+    if message.rank is None:
+        free = [rank for rank in range(world_size) if rank not in workers]
+        if not free:
+            raise RegistrationError(
+                "every rank of this master has its worker already",
+                got=f"one more worker on host {message.host!r}",
+                expected=f"{world_size} workers",
+            )
+        return free[0]
+    if not 0 <= message.rank < world_size:
+        raise RankError(
+            "a worker claims a rank outside the world",
+            got=message.rank,
+            expected=f"0 to {world_size - 1}",
+            hint="start the master with more --ranks, or the worker without --rank",
+        )
+    taken = workers.get(message.rank)
+    if taken is not None:
+        raise RegistrationError(
+            f"rank {message.rank} is taken by another worker",
+            rank=message.rank,
+            got=f"a second worker for rank {message.rank}, on host {message.host!r}",
+            expected=f"only the one on host {taken.host!r}",
+            hint="give each worker its own --rank, or none",
+        )
+    return message.rank

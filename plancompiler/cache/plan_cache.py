@@ -1,0 +1,183 @@
+"""What the plan cache holds: the slices of a job, and the plans that ranks made of slices.
+
+The slices are kept by the job, a plan by its slice and rank. So a worker that knows nothing but its
+slice finds its plan, and a rank whose slice an edit of the job leaves alone keeps its plan.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from plancompiler.cache.keys import custom_digests, job_key, slice_key
+from plancompiler.cache.store import Store, open_store
+from plancompiler.errors import WireFormatError
+from plancompiler.ir import Job
+from plancompiler.plan.plan import ComputeSpec, Plan
+from plancompiler.plan.serde import plan_from_bytes, plan_to_bytes
+
+SLICES = "slices"
+_INDEX_BYTES = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSlices:
+    """The slices of all ranks in their wire form; ranks with equal slices share one."""
+
+    distinct: tuple[bytes, ...]
+    of_rank: tuple[int, ...]
+    """Per rank the index of its slice."""
+
+    @classmethod
+    def of(cls, slices: Mapping[int, bytes]) -> JobSlices:
+        """Of the slices by rank, where equal slices are one object."""
+        numbers: dict[int, int] = {}
+        distinct: list[bytes] = []
+        of_rank = []
+        for _, data in sorted(slices.items()):
+            if id(data) not in numbers:
+                numbers[id(data)] = len(distinct)
+                distinct.append(data)
+            of_rank.append(numbers[id(data)])
+        return cls(tuple(distinct), tuple(of_rank))
+
+
+class PlanCache:
+    """Slices and plans in a store. What is damaged is as if it were not there."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def key(self, job: Job, world_size: int) -> str | None:
+        """The key of a job; None where its plans cannot be kept."""
+        return job_key(job, world_size)
+
+    def slices(self, key: str, world_size: int) -> JobSlices | None:
+        """The slices of a job."""
+        entry = self.store.read(key, SLICES)
+        if entry is None:
+            return None
+        try:
+            return slices_from_bytes(entry.data, world_size)
+        except WireFormatError as error:
+            self.store.reject(key, SLICES, error.report.what)
+            return None
+
+    def keep_slices(self, key: str, job: str, slices: JobSlices) -> None:
+        """Keep the slices of a job of this name."""
+        facts = {"job": job, "world_size": len(slices.of_rank)}
+        self.store.write(key, SLICES, facts, slices_to_bytes(slices))
+
+    def plan(self, data: bytes, rank: int) -> Plan | None:
+        """The plan that a rank made of a slice, whose wire form is `data`."""
+        key = slice_key(data)
+        return None if key is None else self.plan_by_key(key, rank)
+
+    def plan_by_key(self, key: str, rank: int) -> Plan | None:
+        """The plan by the key of its slice."""
+        name = _plan_name(rank)
+        entry = self.store.read(key, name)
+        if entry is None:
+            return None
+        try:
+            plan = plan_from_bytes(entry.data)
+        except WireFormatError as error:
+            self.store.reject(key, name, error.report.what)
+            return None
+        if (plan.rank, plan.world_size) != (rank, entry.facts.get("world_size")):
+            self.store.reject(key, name, f"it is the plan of rank {plan.rank}")
+            return None
+        # The slice names its custom ops; their code may have changed since.
+        if entry.facts.get("custom_ops") != custom_digests(_kinds(plan)):
+            return None
+        return plan
+
+    def keep_plan(self, data: bytes, plan: Plan) -> None:
+        """Keep the plan that a rank made of a slice."""
+        key = slice_key(data)
+        if key is not None:
+            self.keep_plan_by_key(key, plan)
+
+    def keep_plan_by_key(self, key: str, plan: Plan) -> None:
+        """Keep a plan by the key of its slice."""
+        custom = custom_digests(_kinds(plan))
+        if custom is None:
+            return
+        facts: dict[str, Any] = {
+            "job": plan.job,
+            "world_size": plan.world_size,
+            "custom_ops": custom,
+        }
+        self.store.write(key, _plan_name(plan.rank), facts, plan_to_bytes(plan))
+
+
+def open_cache() -> PlanCache | None:
+    """The cache that the environment names (`plancompiler.cache.store.open_store`)."""
+    store = open_store()
+    return None if store is None else PlanCache(store)
+
+
+def _plan_name(rank: int) -> str:
+    return f"rank_{rank}"
+
+
+def _kinds(plan: Plan) -> set[str]:
+    return {task.spec.kind for task in plan.tasks if isinstance(task.spec, ComputeSpec)}
+
+
+# --- the bytes of slices --------------------------------------------------------------------------
+
+
+def slices_to_bytes(slices: JobSlices) -> bytes:
+    """An index as JSON (sizes of the slices, and the ranks of each as runs), then the slices."""
+    ranks: list[list[int]] = [[] for _ in slices.distinct]
+    for rank, number in enumerate(slices.of_rank):
+        ranks[number].append(rank)
+    index = json.dumps(
+        {"bytes": [len(data) for data in slices.distinct], "ranks": [runs(each) for each in ranks]}
+    ).encode()
+    return b"".join((_INDEX_BYTES.pack(len(index)), index, *slices.distinct))
+
+
+def slices_from_bytes(data: bytes, world_size: int) -> JobSlices:
+    """The slices of so many ranks; anything else is a WireFormatError."""
+    try:
+        (index_bytes,) = _INDEX_BYTES.unpack_from(data)
+        begin = _INDEX_BYTES.size + index_bytes
+        index = json.loads(data[_INDEX_BYTES.size : begin])
+        sizes, ranks = index["bytes"], index["ranks"]
+        if len(sizes) != len(ranks) or min(sizes) < 0 or begin + sum(sizes) != len(data):
+            raise WireFormatError("the index of the slices does not fit them")
+        of_rank = [-1] * world_size
+        for number, found in enumerate(ranks):
+            for start, length, stride in found:
+                if length > world_size:
+                    raise WireFormatError("a slice has more ranks than there are")
+                for rank in range(start, start + length * stride, stride):
+                    of_rank[rank] = number
+        if -1 in of_rank:
+            raise WireFormatError("a rank has no slice")
+    except (struct.error, ValueError, LookupError, TypeError) as error:
+        raise WireFormatError("the index of the slices does not parse") from error
+    bounds = pairwise(accumulate(sizes, initial=begin))
+    return JobSlices(tuple(data[first:last] for first, last in bounds), tuple(of_rank))
+
+
+def runs(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Ascending ranks as (start, length, stride): few, where they lie in a mesh."""
+    found: list[tuple[int, int, int]] = []
+    for rank in ranks:
+        if found:
+            start, length, stride = found[-1]
+            if length == 1:
+                found[-1] = (start, 2, rank - start)
+                continue
+            if rank == start + length * stride:
+                found[-1] = (start, length + 1, stride)
+                continue
+        found.append((rank, 1, 1))
+    return found

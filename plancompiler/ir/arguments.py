@@ -1,0 +1,52 @@
+"""Numbers and paths that users give to public functions, checked where they are given."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import SupportsFloat, SupportsIndex
+
+from plancompiler.errors import UsageError
+
+
+def whole_number(name: str, value: object) -> int:
+    """A whole number of any integer type (NumPy's too); else a UsageError."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:  # NumPy's arrays claim to be one.
+            pass
+    raise UsageError(f"{name} must be a whole number", got=repr(value))
+
+
+def real_number(name: str, value: object) -> float:
+    """A finite number of any real type, but no text; else a UsageError."""
+    if isinstance(value, SupportsFloat) and not isinstance(value, (bool, str)):
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            found = math.nan
+        if math.isfinite(found):
+            return found
+    raise UsageError(f"{name} must be a finite number", got=repr(value))
+
+
+def number_pair(name: str, value: object) -> tuple[float, float]:
+    """Two finite numbers; else a UsageError."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise UsageError(f"{name} must be two numbers", got=repr(value))
+    first, second = value
+    return real_number(name, first), real_number(name, second)
+
+
+def folder_path(name: str, value: object) -> Path:
+    """A path of text or of pathlib; else a UsageError."""
+    path = fspath(value) if isinstance(value, (str, PathLike)) else None
+    if path == "":
+        raise UsageError(f"{name} must be a path", got="an empty path")
+    if not isinstance(path, str):
+        raise UsageError(f"{name} must be a path", got=repr(value))
+    return Path(path)
