@@ -58,7 +58,9 @@ class GPT(pc.nn.Module):
         stages: list[pc.Placement],
         dropout: float = 0.0,
         chunks: int = 1,
+        split_vocabulary: bool = False,
     ) -> None:
+        rows = {"weight": BY_OUTPUT} if split_vocabulary else {}
         std = 0.02
         chunks = len(stages) * chunks
         self.stages = [
@@ -78,12 +80,12 @@ class GPT(pc.nn.Module):
         )
         self.norm = pc.nn.LayerNorm(config.dim)
         self.head = pc.nn.Linear(config.dim, config.vocabulary, bias=False, std=std)
-        self.token.place(stages[0])
+        self.token.place(stages[0], rows)
         self.position.place(stages[0])
         for block, stage in zip(self.blocks, self.stages, strict=True):
             block.place(stage, TENSOR_PARALLEL)
         self.norm.place(stages[-1])
-        self.head.place(stages[-1])
+        self.head.place(stages[-1], rows)
 
     def forward(self, tokens: pc.Value) -> pc.Value:
         """Tokens [batch, length] to logits [batch, length, vocabulary]."""
@@ -121,6 +123,8 @@ def build(
     heads: int | None = None,
     length: int | None = None,
     batch: int | None = None,
+    vocabulary: int | None = None,
+    split_vocabulary: bool = False,
     text: str | None = None,
     lr: float = 6e-4,
     total: int = 400,
@@ -142,7 +146,8 @@ def build(
 ) -> pc.Job:
     """The training job. `batch` is the number of sequences of all ranks together; `total` is the
     number of steps over which the learning rate decays. Without `dp`, it is what `ranks` leaves.
-    `chunks` is for the interleaved schedule: runs of layers per stage. The others from `zero` on
+    `chunks` is for the interleaved schedule: runs of layers per stage. With `split_vocabulary` the
+    rows of the embedding and of the output layer are split over `tp`. The others from `zero` on
     are settings of pc.Config; `passes` is a list with commas.
     """
     compiling = {
@@ -160,7 +165,15 @@ def build(
         "passes": passes,
     }
     how = pc.Config.of({name: value for name, value in compiling.items() if value is not None})
-    config = configured(preset, layers=layers, dim=dim, heads=heads, length=length, batch=batch)
+    config = configured(
+        preset,
+        layers=layers,
+        dim=dim,
+        heads=heads,
+        length=length,
+        batch=batch,
+        vocabulary=vocabulary,
+    )
     if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not lr > 0:
         raise pc.UsageError("lr must be a positive number", got=repr(lr))
     positive("total", total)
@@ -181,7 +194,7 @@ def build(
         )
 
     with pc.job("gpt", seed=seed, config=how) as job:
-        model = GPT(config, stages, dropout, chunks)
+        model = GPT(config, stages, dropout, chunks, split_vocabulary)
         # The first stage needs the tokens, the last the targets; what a batch holds depends on the
         # seed and the step alone, so both read the file themselves.
         logits = model(batches(stages[0]).tokens)

@@ -111,7 +111,9 @@ class Runtime:
                 self._queues = tuple(SimpleQueue() for _ in actors)
                 if self._record is not None:
                     self._recorder = Recorder(self.plan, self._record, self._first_step)
-                self._transport.connect(publication_of(self.plan), self, self._deadline)
+                self._transport.connect(
+                    publication_of(self.plan, self._first_step), self, self._deadline
+                )
                 binder = TaskBinder(
                     self.plan, memory, self._transport, self._feeds, self._on_outputs
                 )

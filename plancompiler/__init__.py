@@ -19,6 +19,8 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
+# First of all: it chooses what NumPy loads, and everything else here imports NumPy.
+from plancompiler import blas_kernels as blas_kernels
 from plancompiler import errors
 from plancompiler.errors import (
     AttributeValueError,

@@ -1,13 +1,19 @@
-"""One BLAS thread per rank: ranks are threads or processes already, and would fight for cores."""
+"""One BLAS thread per rank, as ranks are threads or processes and would fight for cores; and what
+the loaded BLAS is.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import threadpoolctl
+
+from plancompiler import blas_kernels
 
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
@@ -16,6 +22,8 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
 )
 """What decides how many threads a BLAS library starts with."""
+_MEASURED_SIDE = 1024
+_MEASURED_RUNS = 5
 
 
 def blas_threads_chosen() -> bool:
@@ -64,3 +72,54 @@ def one_blas_thread() -> Iterator[None]:
         yield
     finally:
         _LIMIT.give_back()
+
+
+def describe() -> str:
+    """The loaded BLAS libraries: version, kernels and who chose them, threads."""
+    if os.environ.get(blas_kernels.VARIABLE):
+        chooser = f"by {blas_kernels.VARIABLE}"
+    else:
+        chooser = "by plancompiler" if blas_kernels.CHOSEN else "by the library"
+    found = [
+        f"{pool['internal_api']} {pool['version']}, {pool.get('architecture', 'unknown')} kernels "
+        f"(chosen {chooser}), {pool['num_threads']} threads"
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    ]
+    return "; ".join(found) or "none that threadpoolctl knows; its threads cannot be limited"
+
+
+def faster_kernels() -> str | None:
+    """What to do for faster products in this process; None where its kernels are the right ones.
+
+    NumPy may have been loaded before plancompiler, which then could not choose.
+    """
+    wanted = blas_kernels.kernel_set_for(blas_kernels.this_cpu(), os.environ)
+    loaded = {
+        pool.get("architecture")
+        for pool in threadpoolctl.threadpool_info()
+        if pool["internal_api"] == "openblas"
+    }
+    if wanted is None or not loaded or wanted in loaded:
+        return None
+    return (
+        f"NumPy was loaded before plancompiler, with OpenBLAS's {', '.join(map(str, loaded))} "
+        f"kernels; on this CPU {wanted} is faster: import plancompiler first, or set "
+        f"{blas_kernels.VARIABLE}={wanted}"
+    )
+
+
+def measured_gflops() -> float:
+    """10⁹ float32 operations per second of one core in a matrix product of 1024 cubed.
+
+    The time is this thread's on the CPU, so that what else the machine does changes it little.
+    """
+    left = np.ones((_MEASURED_SIDE, _MEASURED_SIDE), np.float32)
+    right, out = left.copy(), np.empty_like(left)
+    seconds = []
+    with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+        for _ in range(_MEASURED_RUNS):
+            begin = time.thread_time()
+            np.matmul(left, right, out=out)
+            seconds.append(time.thread_time() - begin)
+    return float(2 * _MEASURED_SIDE**3 / min(seconds) / 1e9)

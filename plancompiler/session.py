@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from plancompiler.blas import one_blas_thread
+from plancompiler.blas import faster_kernels, one_blas_thread
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.client import Client
 from plancompiler.errors import (
@@ -334,6 +334,9 @@ class _ThreadWorld:
                 variables = {rank: arrays for rank, (arrays, _) in loaded.items()}
                 self._step = loaded[0][1]
             self._parts.enter_context(one_blas_thread())
+            advice = faster_kernels()
+            if advice is not None:
+                _log.info("%s", advice)
             self._local = self._parts.enter_context(
                 LocalWorld(
                     self.plans,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -20,10 +20,11 @@ from plancompiler.errors import (
     PlanCompilerError,
     TransportError,
 )
-from plancompiler.executor.actor import Notice
+from plancompiler.executor.actor import Notice, shared_id
 from plancompiler.executor.memory import Buffer, Slots
+from plancompiler.ir.shard import Region
 from plancompiler.ir.task import TaskKind, unpack_id
-from plancompiler.plan.plan import Block, CollectiveSpec, Plan, RegisterDesc
+from plancompiler.plan.plan import Block, CollectiveSpec, CopySpec, Plan, RegisterDesc
 
 
 class GroupKey(NamedTuple):
@@ -46,6 +47,18 @@ class GroupDesc(NamedTuple):
     digest: str
 
 
+class Read(NamedTuple):
+    """A task of this rank copies part of a peer's register, each time that it arrives."""
+
+    rank: int
+    register: int
+    """Its id on the peer."""
+    shared: int
+    """The id by which notices name it."""
+    task: int
+    region: Region
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """What a rank lets its peers see."""
@@ -56,6 +69,14 @@ class Publication:
     groups: tuple[GroupDesc, ...]
     peers: tuple[int, ...]
     """All ranks that this one exchanges anything with, ascending; not itself."""
+    reads: tuple[Read, ...] = ()
+    """What this rank copies from its peers, outside of collectives."""
+    first_step: int = 0
+    microbatches: int = 1
+
+    def first_version(self, register: RegisterDesc) -> int:
+        """Number of the version of an own register that is made first."""
+        return self.first_step * (self.microbatches if register.per_microbatch else 1)
 
 
 class Sink(Protocol):
@@ -100,6 +121,16 @@ class Transport(Protocol):
     def peer_register(self, rank: int, register: int) -> Slots | None:
         """Arrays over a register of a peer (or of this rank), None where it is not published."""
 
+    def push(
+        self, rank: int, register: int, slot: int, region: Region, flat: bool = False
+    ) -> Callable[[], object] | None:
+        """What brings part of an own published register to a peer before the next barrier with it.
+
+        `region` is part of the register's slot, or if `flat` of that slot as one dimension. The
+        slot must stay as it is until a barrier after that one. None where the peer reads this
+        rank's memory anyway.
+        """
+
     def group(self, key: GroupKey) -> Group:
         """The group of this key, always the same object; it was in the publication."""
 
@@ -113,7 +144,7 @@ class Transport(Protocol):
         """Say goodbye and let go of everything. May be called again."""
 
 
-def publication_of(plan: Plan) -> Publication:
+def publication_of(plan: Plan, first_step: int = 0) -> Publication:
     """What a plan's rank has to publish: group members, and registers that peers read."""
     published: dict[int, RegisterDesc] = {}
     peers: set[int] = {unpack_id(remote.producer).rank for remote in plan.remote_registers}
@@ -126,7 +157,13 @@ def publication_of(plan: Plan) -> Publication:
         if readers and not register.is_control:
             published[register.id] = register
     keys = communicator_keys(plan)
+    reads: list[Read] = []
     for task in plan.tasks:
+        if isinstance(task.spec, CopySpec):
+            remote = plan.remote_register_by_id.get(task.inputs[0])
+            if remote is not None:
+                rank = unpack_id(remote.producer).rank
+                reads.append(Read(rank, remote.id, shared_id(remote), task.id, task.spec.region))
         if task.kind is TaskKind.COLLECTIVE_BOXING and isinstance(task.spec, CollectiveSpec):
             spec = task.spec
             ranks, occurrence = keys[spec.communicator]
@@ -156,7 +193,13 @@ def publication_of(plan: Plan) -> Publication:
         for key, text in lines.items()
     )
     return Publication(
-        plan.rank, tuple(published.values()), groups, tuple(sorted(peers - {plan.rank}))
+        plan.rank,
+        tuple(published.values()),
+        groups,
+        tuple(sorted(peers - {plan.rank})),
+        tuple(reads),
+        first_step,
+        plan.microbatches,
     )
 
 
@@ -185,6 +228,8 @@ def check_groups(own: Publication, peer: int, groups: Iterable[GroupDesc]) -> No
 def aborted_by(failed_rank: int, report: ErrorReport) -> AbortedError:
     """The error of a rank that was stopped because another one failed."""
     cause = PlanCompilerError.from_report(report)
+    if isinstance(cause, AbortedError) and report.rank == failed_rank:
+        return cause  # it came by way of a rank that was stopped for the same reason
     error = AbortedError(
         f"the run was stopped because rank {failed_rank} failed", rank=failed_rank, got=str(cause)
     )

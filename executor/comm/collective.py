@@ -5,6 +5,10 @@ then takes what it needs straight from the peers' registers, and leaves when all
 all_reduce is reduce-scatter and all-gather in one: every member reduces its own chunk into its
 output, and after another barrier copies the other chunks from the peers' outputs (Rabenseifner's
 algorithm, without the messages). The choice depends only on what all members see alike.
+
+A peer whose memory cannot be read is read through a mirror: before each barrier every member pushes
+to every such peer exactly what that peer will read. The array operations are the same either way,
+and so are the bits of their results.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from plancompiler.executor.comm.base import Group, GroupKey, Transport, communic
 from plancompiler.executor.comm.reduce import Move, plan_reduction
 from plancompiler.executor.memory import Array, Memory, Slots
 from plancompiler.ir import Reduction
-from plancompiler.ir.shard import balanced_range
+from plancompiler.ir.shard import Region, balanced_range
 from plancompiler.ir.task import Primitive, format_id, pack_register_id, unpack_id
 from plancompiler.plan.plan import CollectiveSpec, Plan, Task
 
@@ -28,8 +32,12 @@ CHUNKED_BYTES = 64 << 10
 """From this size on the members of an all_reduce share the work instead of repeating it."""
 
 Moves = tuple[Move, ...]
-Program = tuple[tuple[Moves, ...], Moves]
-"""Phases, each after a barrier; and what is left to do after the last barrier."""
+Phase = tuple[Moves, Moves]
+"""What is pushed to peers before a barrier, and what is done after it."""
+Program = tuple[tuple[Phase, ...], Moves]
+"""Phases; and what is left to do after the last barrier."""
+Push = Callable[[int, bool, Region, bool], Moves]
+"""Takes (member, whether the output instead of the input, region, whether that is flat)."""
 
 
 def bind_collective(
@@ -77,21 +85,41 @@ def _bind_pair(
     for version in range(math.lcm(len(own_slots), *map(len, inputs))):
         sources = [slots[version % len(slots)] for slots in inputs]
         targets = [slots[version % len(slots)] for slots in outputs if slots is not None]
-        own = own_slots[version % len(own_slots)]
+        slot = version % len(own_slots)
+        own = own_slots[slot]
+        push = _pusher(transport, group, source, version % len(memory.slots(source)), target, slot)
         programs.append(
-            _program(plan, task, spec, group, sources, own, targets if shared else None)
+            _program(plan, task, spec, group, sources, own, targets if shared else None, push)
         )
     return programs
+
+
+def _pusher(
+    transport: Transport, group: Group, source: int, source_slot: int, target: int, slot: int
+) -> Push:
+    """Prepares pushes of one combination of slots of a pair."""
+
+    def push(member: int, output: bool, region: Region, flat: bool) -> Moves:
+        register, number = (target, slot) if output else (source, source_slot)
+        move = transport.push(group.ranks[member], register, number, region, flat)
+        return () if move is None else (move,)
+
+    return push
 
 
 def _together(programs: Sequence[Program]) -> Program:
     """Several values' work between the same barriers."""
     depth = max(len(phases) for phases, _ in programs)
     phases = tuple(
-        tuple(move for each, _ in programs if number < len(each) for move in each[number])
+        _joined([each[number] for each, _ in programs if number < len(each)])
         for number in range(depth)
     )
     return phases, tuple(move for _, epilogue in programs for move in epilogue)
+
+
+def _joined(phases: Sequence[Phase]) -> Phase:
+    pushes = tuple(move for before, _ in phases for move in before)
+    return pushes, tuple(move for _, after in phases for move in after)
 
 
 class _Collective:
@@ -110,9 +138,11 @@ class _Collective:
     def __call__(self, version: int) -> None:
         barrier = self._group.barrier
         phases, epilogue = self._programs[version % self._period]
-        for phase in phases:
+        for pushes, moves in phases:
+            for push in pushes:
+                push()
             barrier(self._entering)
-            for move in phase:
+            for move in moves:
                 move()
         barrier(self._leaving)
         for move in epilogue:
@@ -150,6 +180,7 @@ def _program(
     sources: Sequence[Array],
     out: Array,
     outputs: Sequence[Array] | None,
+    push: Push,
 ) -> Program:
     """The work for one combination of slots. `outputs` are all members' where they can be read."""
     own = group.member
@@ -160,12 +191,27 @@ def _program(
         and outputs is not None
         and out.nbytes >= CHUNKED_BYTES
     ):
-        return _chunked_all_reduce(sources, out, outputs, own, reduction)
+        return _chunked_all_reduce(sources, out, outputs, own, reduction, push)
+    pushes = _pushes(spec, own, sources, push)
     if not np.may_share_memory(out, sources[own]):
-        return (_moves(spec, own, sources, out, reduction),), ()
+        return ((pushes, _moves(spec, own, sources, out, reduction)),), ()
     # In place: peers read the input until all have left, so the result waits aside until then.
     aside = np.empty_like(out)
-    return (_moves(spec, own, sources, aside, reduction),), (partial(np.copyto, out, aside),)
+    moves = _moves(spec, own, sources, aside, reduction)
+    return ((pushes, moves),), (partial(np.copyto, out, aside),)
+
+
+def _pushes(spec: CollectiveSpec, own: int, sources: Sequence[Array], push: Push) -> Moves:
+    """What of the own input each other member reads in `_moves`; the next member first."""
+    members = len(sources)
+    shape = sources[own].shape
+    moves: list[Move] = []
+    for member in (*range(own + 1, members), *range(own)):
+        region = [(0, extent) for extent in shape]
+        if spec.primitive in (Primitive.REDUCE_SCATTER, Primitive.ALL_TO_ALL):
+            region[spec.dst_axis] = balanced_range(shape[spec.dst_axis], members, member)
+        moves += push(member, False, tuple(region), False)
+    return tuple(moves)
 
 
 def _moves(
@@ -195,13 +241,15 @@ def _chunked_all_reduce(
     outputs: Sequence[Array],
     own: int,
     reduction: Reduction,
+    push: Push,
 ) -> Program:
     """Reduce the own chunk, then copy the others.
 
     Works in place too: in the first phase only its owner reads a chunk, of all inputs.
     """
     members = len(sources)
-    chunks = [slice(*balanced_range(out.size, members, member)) for member in range(members)]
+    ranges = [balanced_range(out.size, members, member) for member in range(members)]
+    chunks = [slice(*each) for each in ranges]
     flat = out.reshape(-1)
     mine = chunks[own]
     reduce = plan_reduction(flat[mine], [source.reshape(-1)[mine] for source in sources], reduction)
@@ -210,7 +258,11 @@ def _chunked_all_reduce(
         partial(np.copyto, flat[chunks[member]], outputs[member].reshape(-1)[chunks[member]])
         for member in others
     ]
-    return (tuple(reduce), tuple(gather)), ()
+    scattered = tuple(
+        move for member in others for move in push(member, False, (ranges[member],), True)
+    )
+    gathered = tuple(move for member in others for move in push(member, True, (ranges[own],), True))
+    return ((scattered, tuple(reduce)), (gathered, tuple(gather))), ()
 
 
 def _cut(array: Array, axis: int, members: int, member: int) -> tuple[slice, ...]:

@@ -34,6 +34,7 @@ from plancompiler.executor.comm.base import (
     missed_barrier,
 )
 from plancompiler.executor.memory import Buffer, Slots, private_buffer, slot_arrays
+from plancompiler.ir.shard import Region
 from plancompiler.plan.plan import Block, RegisterDesc
 
 YIELDS = 200
@@ -62,7 +63,10 @@ def _fence(lock: threading.Lock) -> None:
 
 
 class HostGroup:
-    """Barriers of one group: each member counts up in its own line, and reads the others'."""
+    """Barriers of one group: each member counts up in its own line, and reads the others'.
+
+    Of the group's members only those that the transport has as peers are waited for.
+    """
 
     def __init__(
         self,
@@ -91,6 +95,10 @@ class HostGroup:
                 self._wait(line, target, rank, label)
         _fence(self._lock)
 
+    def missing(self) -> list[int]:
+        """Members on this host that have not come as often as this rank."""
+        return [peer for peer, line in self._peers if line[0] < self._count]
+
     def _wait(self, line: memoryview, target: int, rank: int, label: str) -> None:
         for _ in range(YIELDS):
             os.sched_yield()
@@ -106,7 +114,7 @@ class HostGroup:
             if rank in transport.gone and line[0] < target:
                 raise left_barrier(label, self.ranks, rank)
             if time.monotonic() > end:
-                missing = [peer for peer, other in self._peers if other[0] < target]
+                missing = self.missing()
                 if missing:
                     raise missed_barrier(label, self.ranks, missing, self._deadline)
                 return
@@ -174,6 +182,9 @@ class HostTransport:
             own.shape,
             own.dtype,
         )
+
+    def push(self, rank: int, register: int, slot: int, region: Region, flat: bool = False) -> None:
+        """See `Transport.push`."""
 
     # --- meeting the peers ----------------------------------------------------------------------
 
@@ -440,7 +451,7 @@ class HostTransport:
         own = counters[line : line + 1]
         peers = []
         for rank in key.ranks:
-            if rank != self.rank:
+            if rank in self._peers:
                 peer = self._peers[rank]
                 at = next(at for at, (other, _) in enumerate(peer.groups) if other == key)
                 position = at * _WORDS_PER_LINE

@@ -120,7 +120,7 @@ def unpack_abort(packet: bytes) -> tuple[int, ErrorReport]:
 # --- shared memory --------------------------------------------------------------------------------
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """What this host can still give. The kernel itself would hand out pages to the very last."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -134,7 +134,7 @@ class SharedMemory:
     def __init__(self, label: str, nbytes: int) -> None:
         self.nbytes = nbytes
         size = max(nbytes, 1)
-        available = _available_bytes()
+        available = available_bytes()
         if size > available:
             raise TransportError(
                 "shared memory could not be had",

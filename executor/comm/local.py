@@ -17,6 +17,7 @@ from plancompiler.executor.comm.base import (
     missed_barrier,
 )
 from plancompiler.executor.memory import Buffer, Slots, private_buffer, slot_arrays
+from plancompiler.ir.shard import Region
 from plancompiler.plan.plan import Block
 
 
@@ -213,6 +214,9 @@ class LocalTransport:
     def peer_register(self, rank: int, register: int) -> Slots | None:
         """See `Transport.peer_register`."""
         return self._hub.slots(rank, register)
+
+    def push(self, rank: int, register: int, slot: int, region: Region, flat: bool = False) -> None:
+        """See `Transport.push`."""
 
     def group(self, key: GroupKey) -> LocalGroup:
         """See `Transport.group`."""

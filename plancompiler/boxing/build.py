@@ -27,6 +27,9 @@ from plancompiler.ir.task import CONTROL_SLOT, Primitive, TaskKind
 from plancompiler.ops.registry import op_def
 from plancompiler.ops.rule import NdSignature
 
+HOST = "cpu"
+"""Device type of the placements that compute in host memory."""
+
 Target = tuple[Placement, NdSbp]
 """Where a consumer wants a value."""
 
@@ -185,6 +188,7 @@ class _Builder:
         self._targets: dict[str, dict[Target, None]] = {}
         self._made: dict[str, tuple[Op, Value, NdSbp, FamilyOutput]] = {}
         self._late: dict[str, FamilyOutput] = {}
+        self._in_host_memory: dict[tuple[str, str, NdSbp], FamilyOutput] = {}
         self._late_before = _late_boxings(ops)
         late = {op.name for boxings in self._late_before.values() for op, _ in boxings}
         for op, signature in ops:
@@ -331,6 +335,9 @@ class _Builder:
         if op.kind == "variable" and self._families[made.family].kind is TaskKind.VARIABLE:
             made = self._copy(op, value, made)
         exchange = plan.exchange
+        source, target_device = exchange.src_placement.device_type, placement.device_type
+        if source != target_device and source != HOST:
+            made = self._to_host(op, value, made)
         transfer = Transfer(
             primitive=Primitive.EXCHANGE,
             reduction=exchange.reduction,
@@ -339,9 +346,22 @@ class _Builder:
             late=late,
         )
         layout = TensorLayout(value.shape, value.dtype, exchange.dst_sbp)
+        copy = TaskKind.COPY_COMM_NET
+        if source == target_device != HOST:
+            copy = TaskKind.SEND_RECV
         copied = self._transport_family(
-            TaskKind.COPY_COMM_NET, f"{value.name}:copy", placement, (made,), layout, transfer, op
+            copy, f"{value.name}:copy", placement, (made,), layout, transfer, op
         )
+        if source != target_device and target_device != HOST:
+            copied = self._transport_family(
+                TaskKind.COPY_HD,
+                f"{value.name}:to {target_device}",
+                placement,
+                (copied,),
+                layout,
+                transfer,
+                op,
+            )
         return self._transport_family(
             TaskKind.SLICE_BOXING,
             f"{value.name}:assemble",
@@ -385,6 +405,22 @@ class _Builder:
             Transfer(primitive=Primitive.COPY, src_sbp=layout.sbp),
             op,
         )
+
+    def _to_host(self, op: Op, value: Value, made: FamilyOutput) -> FamilyOutput:
+        """A copy of a device's value in host memory, where other ranks can read it."""
+        layout = self._families[made.family].outputs[made.slot]
+        shared = (value.name, HOST, layout.sbp)
+        if shared not in self._in_host_memory:
+            self._in_host_memory[shared] = self._transport_family(
+                TaskKind.COPY_HD,
+                f"{value.name}:to host",
+                op.placement,
+                (made,),
+                layout,
+                Transfer(primitive=Primitive.COPY, src_sbp=layout.sbp),
+                op,
+            )
+        return self._in_host_memory[shared]
 
     def _transport_family(
         self,

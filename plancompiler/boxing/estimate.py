@@ -44,11 +44,9 @@ def estimate_step(graph: BoxingTaskGraph) -> StepEstimate:
         placement = placed.op.placement
         compute[placement] = compute.get(placement, 0.0) + _op_seconds(placed)
     transport: dict[Placement, float] = {}
-    microbatches = 1 if graph.pipeline is None else graph.pipeline.microbatches
     for cost in boxing_costs(graph):
-        family = graph.family_by_number[cost.family]
-        seconds = cost.seconds * (microbatches if family.per_microbatch else 1)
-        transport[family.placement] = transport.get(family.placement, 0.0) + seconds
+        placement = graph.family_by_number[cost.family].placement
+        transport[placement] = transport.get(placement, 0.0) + cost.seconds
     ranks = sorted({placement.rank_list[0] for placement in (*compute, *transport)})
     estimates = [
         StepEstimate(rank, _of_rank(compute, rank), _of_rank(transport, rank)) for rank in ranks

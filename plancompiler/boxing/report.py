@@ -25,8 +25,9 @@ class TransferCost:
     devices: int
     """Devices that talk to each other."""
     bytes_per_rank: int
-    """Received by the busiest rank; 0 where nothing crosses ranks."""
+    """Received by the busiest rank in a step; 0 where nothing crosses ranks."""
     seconds: float
+    """In a step."""
     source: str
 
 
@@ -34,8 +35,9 @@ def boxing_costs(graph: BoxingTaskGraph) -> tuple[TransferCost, ...]:
     """One row per transport family, in global order. The copies and the assembly of an exchange are
     one row.
     """
+    microbatches = 1 if graph.pipeline is None else graph.pipeline.microbatches
     return tuple(
-        _cost(family)
+        _cost(family, microbatches if family.per_microbatch else 1)
         for family in graph.families
         if family.transfer is not None
         and not (
@@ -45,7 +47,8 @@ def boxing_costs(graph: BoxingTaskGraph) -> tuple[TransferCost, ...]:
     )
 
 
-def _cost(family: TaskFamily) -> TransferCost:
+def _cost(family: TaskFamily, times: int) -> TransferCost:
+    """The cost of what a family moves, so many times in a step."""
     transfer, layout = family.transfer, family.outputs[0]
     assert transfer is not None
     before, after = str(transfer.src_sbp), str(layout.sbp)
@@ -80,8 +83,8 @@ def _cost(family: TaskFamily) -> TransferCost:
         before=before,
         after=after,
         devices=devices,
-        bytes_per_rank=moved,
-        seconds=seconds,
+        bytes_per_rank=moved * times,
+        seconds=seconds * times,
         source=str(family.source),
     )
 

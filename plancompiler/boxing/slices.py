@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plancompiler.boxing.graph import BoxingTaskGraph, FamilyOutput, RankSlice
 from plancompiler.errors import RankError
-from plancompiler.ir.task import TaskKind
+from plancompiler.ir.task import CROSSING
 
 
 class Slicer:
@@ -20,9 +20,7 @@ class Slicer:
                 ]
             )
         )
-        self._copies = [
-            family for family in graph.families if family.kind is TaskKind.COPY_COMM_NET
-        ]
+        self._copies = [family for family in graph.families if family.kind in CROSSING]
         self._known: dict[tuple[bool, ...], RankSlice] = {}
 
     def for_rank(self, rank: int) -> RankSlice:

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from plancompiler.cli.plan_view import plain_data
 from plancompiler.errors import VerifyError
 from plancompiler.ir import Job
 from plancompiler.lower.compile import MODES, Compilation, compile_plans, resolve_mode
+from plancompiler.lower.profile import RANK_STAGES
 from plancompiler.plan.serde import plan_to_bytes
 from plancompiler.session import world_size_of
 
@@ -71,6 +73,7 @@ _PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")
 @click.option(
     "--explain", "explaining", is_flag=True, help="Show what each pass did, and what came of it."
 )
+@click.option("--profile", is_flag=True, help="Show what each stage of the compiler took.")
 @config_options
 @settings_option
 @json_option
@@ -83,6 +86,7 @@ def compile_command(
     check_modes: bool,
     costs: bool,
     explaining: bool,
+    profile: bool,
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
     as_json: bool,
@@ -114,6 +118,9 @@ def compile_command(
         summary["explain"] = [plain_data(each) for each in steps]
     if stages:
         summary["pipeline"] = [plain_data(each) for each in stages]
+    spent = profile_of(compilation, trace_seconds) if profile else []
+    if profile:
+        summary["profile"] = [plain_data(each) for each in spent]
     if out is not None:
         write_plans(compilation, summary, out)
     if as_json:
@@ -129,6 +136,9 @@ def compile_command(
     if stages and not as_json:
         click.echo()
         print_explained_pipeline(stages)
+    if profile and not as_json:
+        click.echo()
+        print_profile(spent)
 
 
 def summarize(compilation: Compilation, trace_seconds: float) -> dict[str, Any]:
@@ -157,6 +167,54 @@ def summarize(compilation: Compilation, trace_seconds: float) -> dict[str, Any]:
         "peak_rss_mib": peak_rss_mib(),
         "digest": compilation.digest,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Wall time of a stage of the compiler."""
+
+    part: str
+    """`master`, or `ranks`: what workers do, added up over the compiled ranks."""
+    stage: str
+    """`pass NAME` for a pass."""
+    seconds: float
+    share: float
+    """Of the seconds of all stages."""
+
+
+def profile_of(compilation: Compilation, trace_seconds: float) -> list[StageTime]:
+    """What each stage took, in the order in which they run."""
+    master = compilation.master_seconds
+    passes = sum(record.seconds for record in compilation.passes)
+    spent = {
+        ("master", "trace"): trace_seconds,
+        # The first verification of the job and, with recompute=auto, trials that choose regions.
+        ("master", "before passes"): max(0.0, master["passes"] - passes),
+    }
+    for record in compilation.passes:
+        spent["master", f"pass {record.name}"] = record.seconds
+    for stage in ("sbp", "boxing", "serialize"):
+        spent["master", stage] = master[stage]
+    for stage in RANK_STAGES:
+        found = [each[stage] for each in compilation.rank_stages.values() if stage in each]
+        if found:
+            spent["ranks", stage] = sum(found)
+    spent["ranks", "verify together"] = compilation.together_seconds
+    total = sum(spent.values())
+    return [
+        StageTime(part, stage, seconds, seconds / total) for (part, stage), seconds in spent.items()
+    ]
+
+
+def print_profile(stages: Iterable[StageTime]) -> None:
+    """One line per stage."""
+    print_table(
+        ("part", "stage", ">ms", ">share"),
+        (
+            (each.part, each.stage, f"{each.seconds * 1e3:.1f}", f"{each.share:.1%}")
+            for each in stages
+        ),
+    )
 
 
 def print_costs(transfers: Iterable[TransferCost]) -> None:

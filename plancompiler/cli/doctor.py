@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 import grpc
-import threadpoolctl
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from plancompiler.blas import describe, faster_kernels, measured_gflops
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_table
 from plancompiler.ir import DType
@@ -122,13 +122,9 @@ def _cpus() -> str:
 
 
 def _blas() -> str:
-    found = [
-        f"{pool['internal_api']} {pool['version']}, {pool.get('architecture', 'unknown')} kernels, "
-        f"{pool['num_threads']} threads"
-        for pool in threadpoolctl.threadpool_info()
-        if pool["user_api"] == "blas"
-    ]
-    return "; ".join(found) or "none that threadpoolctl knows; its threads cannot be limited"
+    found = f"{describe()}; {measured_gflops():.0f} GFLOP/s of float32 on one core"
+    advice = faster_kernels()
+    return found if advice is None else f"{found}; {advice}"
 
 
 def _shared_memory() -> str:

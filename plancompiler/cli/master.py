@@ -73,7 +73,7 @@ def master_command(
 
 @contextmanager
 def _notes() -> Iterator[Callable[[int, JobEvent], None]]:
-    """Takes the events of jobs, and prints them in a thread: the master must not wait for stderr."""
+    """Takes events of jobs and prints them in a thread: the master must not wait for stderr."""
     lines: SimpleQueue[str | None] = SimpleQueue()
 
     def note(job_id: int, event: JobEvent) -> None:

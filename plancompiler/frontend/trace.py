@@ -380,15 +380,24 @@ def input(
     dtype: DType | str,
     placement: Placement,
     sbp: SbpLike | None = None,
+    *,
+    batched: bool = True,
 ) -> Value:
     """A tensor that the caller feeds each step under `name`.
 
-    `shape` is global; `sbp` is how the devices hold it (default: broadcast). Raises SbpLengthError,
-    SbpAxisError, DTypeError or ShapeError, each with the caller's line.
+    `shape` is global; `sbp` is how the devices hold it (default: broadcast). Micro-batches cut the
+    first axis, unless `batched` is False: then all of them see the whole value (class weights, a
+    mask). Raises SbpLengthError, SbpAxisError, DTypeError or ShapeError, each with the caller's
+    line.
     """
-    return source_tensor(
-        "input", {"name": name, "shape": _shape(shape), "dtype": _dtype_name(dtype)}, placement, sbp
-    )
+    attrs: dict[str, AttrValue] = {
+        "name": name,
+        "shape": _shape(shape),
+        "dtype": _dtype_name(dtype),
+    }
+    if not batched:
+        attrs["batched"] = False
+    return source_tensor("input", attrs, placement, sbp)
 
 
 def source_tensor(

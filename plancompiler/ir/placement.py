@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import PlacementError
+from plancompiler.ir.task import require_rank_fits
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -52,6 +53,7 @@ class Placement:
             raise PlacementError(
                 "a rank is negative", got=str(min(rank_list)), expected="0 or more"
             )
+        require_rank_fits(max(rank_list))
         index = dict(zip(rank_list, range(len(rank_list)), strict=True))
         if len(index) != len(rank_list):
             twice = sorted({rank for rank in rank_list if rank_list.count(rank) > 1})

@@ -33,6 +33,10 @@ class TaskKind(enum.Enum):
         return str(self.value)
 
 
+CROSSING = frozenset({TaskKind.COPY_COMM_NET, TaskKind.SEND_RECV})
+"""Kinds of tasks that read a register of another rank: through host memory, or between devices."""
+
+
 class Primitive(enum.Enum):
     """One step of a layout change."""
 
@@ -84,6 +88,11 @@ def pack_register_id(rank: int, family: int, lane: int = 0, slot: int = 0) -> in
             )
         packed = packed << bits | value
     return packed
+
+
+def require_rank_fits(rank: int) -> None:
+    """An IdOverflowError for a rank that no id can hold."""
+    pack_register_id(rank, 0)
 
 
 def pack_task_id(rank: int, family: int, lane: int = 0) -> int:

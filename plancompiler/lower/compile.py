@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,8 +27,10 @@ from plancompiler.boxing.slices import Slicer, slice_for_rank
 from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.ir import Job
+from plancompiler.ir.task import require_rank_fits
 from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.naive import expand_all_ranks
+from plancompiler.lower.profile import timed
 from plancompiler.lower.rank import compile_rank
 from plancompiler.lower.rank_process import compile_in_processes
 from plancompiler.lower.recompute import choose_regions
@@ -76,7 +77,8 @@ class Compilation:
     graph: BoxingTaskGraph
     plans: dict[int, Plan]
     master_seconds: dict[str, float]
-    """`passes`, `sbp`, `boxing`, `serialize`: wall time per stage on the master."""
+    """`passes`, `sbp`, `boxing`, `serialize` (slices and their bytes): wall time per stage on the
+    master."""
     rank_seconds: dict[int, float]
     """Wall time per rank, from slice to verified plan."""
     slices: dict[int, bytes] = field(default_factory=dict)
@@ -85,6 +87,10 @@ class Compilation:
     """Size of the boxing task graph's wire form."""
     passes: tuple[PassRecord, ...] = ()
     """What each pass did, in order."""
+    rank_stages: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Of `rank_seconds`, what each stage took (`lower.profile.RANK_STAGES`)."""
+    together_seconds: float = 0.0
+    """Wall time of verifying the plans of all ranks against each other."""
 
     @cached_property
     def texts(self) -> dict[int, str]:
@@ -111,16 +117,17 @@ def build_graph(
     """The master's part: passes, SBP inference, boxing. `seconds` receives the time per stage,
     `records` what each pass did.
     """
+    require_rank_fits(world_size - 1)
     seconds = {} if seconds is None else seconds
-    with _timed(seconds, "passes"):
+    with timed(seconds, "passes"):
         job, done = run_passes(with_chosen_regions(job, world_size))
     if records is not None:
         records.extend(done)
     _dump(dump, "job.txt", lambda: str(job))
-    with _timed(seconds, "sbp"):
+    with timed(seconds, "sbp"):
         op_graph = infer_sbp(job)
     _dump(dump, "op_graph.txt", lambda: format_op_graph(op_graph))
-    with _timed(seconds, "boxing"):
+    with timed(seconds, "boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
         graph, _ = fuse_reductions(graph, job.config.fuse_bytes)
         check_step(graph)
@@ -164,13 +171,14 @@ def compile_plans(
     mode = resolve_mode(mode)
     if dump is None and os.environ.get(DUMP_VARIABLE):
         dump = Path(os.environ[DUMP_VARIABLE])
+    require_rank_fits(world_size - 1)
     ranks = _checked_ranks(world_size, only_ranks)
     master_seconds: dict[str, float] = {}
     records: list[PassRecord] = []
     graph = build_graph(job, world_size, master_seconds, dump, records)
-    slicer = Slicer(graph)
-    slices = {rank: slicer.for_rank(rank) for rank in ranks}
-    with _timed(master_seconds, "serialize"):
+    with timed(master_seconds, "serialize"):
+        slicer = Slicer(graph)
+        slices = {rank: slicer.for_rank(rank) for rank in ranks}
         wire: dict[int, bytes] = {}
         by_slice: dict[int, bytes] = {}
         for rank, rank_slice in slices.items():
@@ -178,9 +186,11 @@ def compile_plans(
                 by_slice[id(rank_slice)] = slice_to_bytes(rank_slice)
             wire[rank] = by_slice[id(rank_slice)]
         graph_bytes = len(graph_to_bytes(graph))
-    plans, rank_seconds = _compile_ranks(mode, graph, slices, wire)
+    plans, rank_seconds, rank_stages = _compile_ranks(mode, graph, slices, wire)
+    begin = time.perf_counter()
     if only_ranks is None:
         verify_plans(plans)
+    together_seconds = time.perf_counter() - begin
     result = Compilation(
         job=job,
         mode=mode,
@@ -192,6 +202,8 @@ def compile_plans(
         slices=wire,
         graph_bytes=graph_bytes,
         passes=tuple(records),
+        rank_stages=rank_stages,
+        together_seconds=together_seconds,
     )
     for rank, rank_slice in slices.items():
         _dump(dump, f"slice_{rank}.txt", partial(format_slice, rank_slice))
@@ -218,15 +230,15 @@ def _compile_ranks(
     graph: BoxingTaskGraph,
     slices: dict[int, RankSlice],
     wire: dict[int, bytes],
-) -> tuple[dict[int, Plan], dict[int, float]]:
+) -> tuple[dict[int, Plan], dict[int, float], dict[int, dict[str, float]]]:
     if mode == "rank_per_process":
-        plans, seconds = compile_in_processes(wire)
-        return plans, seconds
-    seconds = {}
+        return compile_in_processes(wire)
+    seconds: dict[int, float] = {}
+    stages: dict[int, dict[str, float]] = {rank: {} for rank in slices}
 
-    def timed(rank: int) -> Plan:
+    def compiled(rank: int) -> Plan:
         begin = time.perf_counter()
-        plan = compile_rank(slices[rank], rank)
+        plan = compile_rank(slices[rank], rank, stages[rank])
         seconds[rank] = time.perf_counter() - begin
         return plan
 
@@ -236,25 +248,19 @@ def _compile_ranks(
         shared = (time.perf_counter() - begin) / len(graphs)
         plans = {}
         for rank in slices:
+            stages[rank]["expand"] = shared
             begin = time.perf_counter()
-            plans[rank] = emit_plan(graphs[rank])
-            verify_plan(plans[rank])
+            with timed(stages[rank], "emit"):
+                plans[rank] = emit_plan(graphs[rank])
+            with timed(stages[rank], "verify"):
+                verify_plan(plans[rank])
             seconds[rank] = time.perf_counter() - begin + shared
-        return plans, seconds
+        return plans, seconds, stages
     if mode == "rank_per_thread":
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return dict(zip(slices, pool.map(timed, slices), strict=True)), seconds
-    return {rank: timed(rank) for rank in slices}, seconds
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Add the wall time of the body to a stage."""
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - begin
+            plans = dict(zip(slices, pool.map(compiled, slices), strict=True))
+        return plans, seconds, stages
+    return {rank: compiled(rank) for rank in slices}, seconds, stages
 
 
 def _dump(folder: Path | None, name: str, text: Callable[[], str]) -> None:

@@ -9,7 +9,7 @@ read it.
 from __future__ import annotations
 
 from plancompiler.boxing.graph import BoxingTaskGraph, FamilyOutput, RankSlice
-from plancompiler.ir.task import TaskKind, pack_register_id
+from plancompiler.ir.task import CROSSING, pack_register_id
 from plancompiler.lower.rank_task_graph import RankTaskGraph, build_rank_task_graph
 
 
@@ -19,7 +19,7 @@ def expand_all_ranks(graph: BoxingTaskGraph) -> dict[int, RankTaskGraph]:
     readers: dict[int, list[int]] = {}
     for rank, cut in cuts.items():
         for task in build_rank_task_graph(cut, rank, _no_readers).tasks:
-            if task.kind is TaskKind.COPY_COMM_NET:
+            if task.kind in CROSSING:
                 readers.setdefault(task.inputs[0], []).append(task.id)
     edges = {register: tuple(sorted(tasks)) for register, tasks in readers.items()}
 

@@ -8,6 +8,7 @@ from plancompiler.boxing.graph import RankSlice
 from plancompiler.boxing.serde import slice_from_bytes
 from plancompiler.cache.plan_cache import PlanCache
 from plancompiler.lower.emit import emit_plan
+from plancompiler.lower.profile import timed
 from plancompiler.lower.rank_task_graph import rebuild_rank_task_graph
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.verify import verify_plan
@@ -15,10 +16,15 @@ from plancompiler.plan.verify import verify_plan
 _log = logging.getLogger(__name__)
 
 
-def compile_rank(rank_slice: RankSlice, rank: int) -> Plan:
-    """The rank's plan from its slice alone, verified."""
-    plan = emit_plan(rebuild_rank_task_graph(rank_slice, rank))
-    verify_plan(plan)
+def compile_rank(rank_slice: RankSlice, rank: int, seconds: dict[str, float] | None = None) -> Plan:
+    """The rank's plan from its slice alone, verified. `seconds` receives the time per stage."""
+    seconds = {} if seconds is None else seconds
+    with timed(seconds, "rebuild"):
+        graph = rebuild_rank_task_graph(rank_slice, rank)
+    with timed(seconds, "emit"):
+        plan = emit_plan(graph)
+    with timed(seconds, "verify"):
+        verify_plan(plan)
     return plan
 
 

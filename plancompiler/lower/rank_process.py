@@ -21,6 +21,7 @@ from typing import IO
 
 from plancompiler.boxing.serde import slice_from_bytes
 from plancompiler.errors import ErrorReport, PlanCompilerError, WorkerLostError
+from plancompiler.lower.profile import RANK_STAGES, timed
 from plancompiler.lower.rank import compile_rank
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.serde import plan_from_bytes, plan_to_bytes
@@ -28,14 +29,16 @@ from plancompiler.plan.serde import plan_from_bytes, plan_to_bytes
 _HEADER = struct.Struct("<QQ")
 """Request: rank, bytes that follow. Reply: nanoseconds for a plan or 0 for an error report, bytes.
 """
+_STAGES = struct.Struct(f"<{len(RANK_STAGES)}d")
+"""Seconds per stage, before the bytes of a plan."""
 
 
 def compile_in_processes(
     slices: Mapping[int, bytes], processes: int | None = None
-) -> tuple[dict[int, Plan], dict[int, float]]:
+) -> tuple[dict[int, Plan], dict[int, float], dict[int, dict[str, float]]]:
     """Plans of the given ranks, each compiled from its slice's bytes in another process.
 
-    Also the seconds that each rank took there, from bytes to bytes.
+    Also the seconds that each rank took there, from bytes to bytes, and these by stage.
     """
     ranks: queue.SimpleQueue[int] = queue.SimpleQueue()
     for rank in slices:
@@ -43,6 +46,7 @@ def compile_in_processes(
     count = min(processes or os.cpu_count() or 1, len(slices))
     plans: dict[int, Plan] = {}
     seconds: dict[int, float] = {}
+    stages: dict[int, dict[str, float]] = {}
     failures: list[PlanCompilerError] = []
     children = [_start() for _ in range(count)]
 
@@ -53,7 +57,7 @@ def compile_in_processes(
             except queue.Empty:
                 return
             try:
-                plans[rank], seconds[rank] = _ask(child, rank, slices[rank])
+                plans[rank], seconds[rank], stages[rank] = _ask(child, rank, slices[rank])
             except PlanCompilerError as error:
                 failures.append(error.at(rank=rank))
 
@@ -71,7 +75,7 @@ def compile_in_processes(
             thread.join()
     if failures:
         raise failures[0]
-    return {rank: plans[rank] for rank in slices}, seconds
+    return {rank: plans[rank] for rank in slices}, seconds, stages
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -83,7 +87,9 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _ask(child: subprocess.Popen[bytes], rank: int, data: bytes) -> tuple[Plan, float]:
+def _ask(
+    child: subprocess.Popen[bytes], rank: int, data: bytes
+) -> tuple[Plan, float, dict[str, float]]:
     if child.stdin is None or child.stdout is None:
         raise WorkerLostError("a compile process has no pipes", rank=rank)
     try:
@@ -100,7 +106,9 @@ def _ask(child: subprocess.Popen[bytes], rank: int, data: bytes) -> tuple[Plan, 
         ) from None
     if not nanoseconds:
         raise PlanCompilerError.from_report(ErrorReport(**json.loads(reply)))
-    return plan_from_bytes(reply), nanoseconds / 1e9
+    spent = zip(RANK_STAGES, _STAGES.unpack_from(reply), strict=True)
+    stages = {stage: seconds for stage, seconds in spent if seconds}
+    return plan_from_bytes(reply[_STAGES.size :]), nanoseconds / 1e9, stages
 
 
 def _read_record(stream: IO[bytes]) -> tuple[int, bytes]:
@@ -122,7 +130,14 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             return
         begin = time.perf_counter_ns()
         try:
-            reply = plan_to_bytes(compile_rank(slice_from_bytes(data), rank))
+            seconds: dict[str, float] = {}
+            with timed(seconds, "read"):
+                rank_slice = slice_from_bytes(data)
+            plan = compile_rank(rank_slice, rank, seconds)
+            with timed(seconds, "write"):
+                reply = plan_to_bytes(plan)
+            spent = (seconds.get(stage, 0.0) for stage in RANK_STAGES)
+            reply = _STAGES.pack(*spent) + reply
             nanoseconds = time.perf_counter_ns() - begin
         except PlanCompilerError as error:
             reply, nanoseconds = json.dumps(asdict(error.report)).encode(), 0

@@ -42,7 +42,7 @@ from plancompiler.ir.shard import (
     region_shape,
     relative,
 )
-from plancompiler.ir.task import Primitive, TaskKind, pack_register_id, pack_task_id
+from plancompiler.ir.task import CROSSING, Primitive, TaskKind, pack_register_id, pack_task_id
 from plancompiler.ops.registry import op_def
 from plancompiler.plan.plan import (
     CollectiveSpec,
@@ -141,7 +141,7 @@ class SliceReaders:
     def __init__(self, families: tuple[TaskFamily, ...]) -> None:
         self._copies: dict[FamilyOutput, list[tuple[int, Exchange]]] = {}
         for family in families:
-            if family.kind is TaskKind.COPY_COMM_NET:
+            if family.kind in CROSSING:
                 self._copies.setdefault(family.inputs[0], []).append(
                     (family.number, exchange_of(family))
                 )
@@ -291,7 +291,7 @@ class _Builder:
         )
 
     def add_transport(self, family: TaskFamily) -> None:
-        if family.kind is TaskKind.COPY_COMM_NET:
+        if family.kind in CROSSING:
             self._add_copies(family)
         elif family.kind is TaskKind.COLLECTIVE_BOXING:
             self._add_collective(family)

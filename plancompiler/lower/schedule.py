@@ -26,7 +26,7 @@ from plancompiler.plan.plan import Stream
 STEP_END_FAMILY = (1 << FAMILY_BITS) - 1
 """The family number of StepEnd: after all others."""
 
-STREAMS = (Stream.COMPUTE, Stream.COLLECTIVE, Stream.COPY, Stream.DATA)
+STREAMS = (Stream.COMPUTE, Stream.COLLECTIVE, Stream.COPY, Stream.DATA, Stream.COPY_HD)
 COMPUTE = STREAMS.index(Stream.COMPUTE)
 COPY = STREAMS.index(Stream.COPY)
 DATA = STREAMS.index(Stream.DATA)
@@ -35,6 +35,8 @@ _STREAM_OF_KIND = {
     TaskKind.INPUT: Stream.DATA,
     TaskKind.COLLECTIVE_BOXING: Stream.COLLECTIVE,
     TaskKind.COPY_COMM_NET: Stream.COPY,
+    TaskKind.SEND_RECV: Stream.COPY,
+    TaskKind.COPY_HD: Stream.COPY_HD,
 }
 
 

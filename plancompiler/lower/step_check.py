@@ -10,7 +10,7 @@ from __future__ import annotations
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.errors import DeadlockError
 from plancompiler.ir.pipeline import Pipeline
-from plancompiler.ir.task import TaskKind
+from plancompiler.ir.task import CROSSING
 from plancompiler.lower.storage import CROSSING_SLOTS
 from plancompiler.plan.rules_schedule import Gang, Link, PartRun, StepModel, describe_circle
 
@@ -60,7 +60,7 @@ def step_model_of(graph: BoxingTaskGraph, pipeline: Pipeline) -> StepModel:
         )
     links = []
     for family in graph.families:
-        if family.kind is TaskKind.COPY_COMM_NET:
+        if family.kind in CROSSING:
             producer = graph.family_by_number[family.inputs[0].family]
             links.append(
                 Link(

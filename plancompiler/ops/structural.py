@@ -66,8 +66,9 @@ def _declared(attrs: AttrMap) -> TensorType:
 
 def _input_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("input", inputs, 0)
-    only_attrs("input", attrs, "name", "shape", "dtype")
+    only_attrs("input", attrs, "name", "shape", "dtype", "batched")
     str_attr(attrs, "name")
+    bool_attr(attrs, "batched", True)
     return (_declared(attrs),)
 
 

@@ -5,6 +5,7 @@ Which of them run is the job's own config (`pc.job(..., config=pc.Config(...))`)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from plancompiler.ir import Job, verify_job
@@ -50,11 +51,19 @@ def each_pass(job: Job) -> Iterator[tuple[PassRecord, Job]]:
     """Each pass of the job's config: what it did, and the job after it, verified."""
     verify_job(job)
     for each in chosen(job.config):
-        before = len(job.ops)
+        before, begin = len(job.ops), time.perf_counter()
         result = each.run(job, job.config)
         job = result.job
         verify_job(job)
-        yield PassRecord(each.name, result.summary, result.notes, before, len(job.ops)), job
+        record = PassRecord(
+            each.name,
+            result.summary,
+            result.notes,
+            before,
+            len(job.ops),
+            time.perf_counter() - begin,
+        )
+        yield record, job
 
 
 def run_passes(job: Job) -> tuple[Job, tuple[PassRecord, ...]]:

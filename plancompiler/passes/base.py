@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from plancompiler.ir import Job, Op, Value
@@ -46,6 +46,8 @@ class PassRecord:
     notes: tuple[str, ...]
     ops_before: int
     ops_after: int
+    seconds: float = field(default=0.0, compare=False)
+    """Wall time of the pass and of the verification of the job that came of it."""
 
 
 def with_ops(job: Job, ops: Iterable[Op]) -> Job:

@@ -137,7 +137,12 @@ class _Layouts:
 
     def _choose(self, op: Op) -> _Choice | None:
         whole = Signature((BROADCAST,) * len(op.inputs), (BROADCAST,) * len(op.outputs))
-        if op_def(op.kind).source and op.outputs[0].shape and op.name not in self._whole:
+        if (
+            op_def(op.kind).source
+            and op.outputs[0].shape
+            and op.name not in self._whole
+            and op.attr("batched", True)
+        ):
             return _Choice(self._split_source(op), Rate.MICRO)
         if op_def(op.kind).mutates:
             # Before they change, variables are read by all micro-batches.

@@ -146,7 +146,11 @@ class _Chunks:
         for each in timed:
             for producer in self._producers(each.op):
                 self._readers.setdefault(producer.name, []).append(each.op)
-        self._ranks = {each.op.name: frozenset(each.op.placement.rank_list) for each in timed}
+        # One set per placement: sets per op would take memory for ops times ranks.
+        placements = dict.fromkeys(each.op.placement for each in timed)
+        ranks = {placement: frozenset(placement.rank_list) for placement in placements}
+        self._ranks = {each.op.name: ranks[each.op.placement] for each in timed}
+        self._disjoint: dict[tuple[frozenset[int], frozenset[int]], bool] = {}
         self._backward = self._find_backward()
         self._named = any(each.op.origin.stage >= 0 for each in timed)
         self.of: dict[str, int] = {}
@@ -228,7 +232,13 @@ class _Chunks:
 
     def _apart(self, left: Op, right: Op) -> bool:
         """Whether two ops have no rank in common."""
-        return self._ranks[left.name].isdisjoint(self._ranks[right.name])
+        return self._are_disjoint(self._ranks[left.name], self._ranks[right.name])
+
+    def _are_disjoint(self, left: frozenset[int], right: frozenset[int]) -> bool:
+        found = self._disjoint.get((left, right))
+        if found is None:
+            found = self._disjoint[left, right] = left.isdisjoint(right)
+        return found
 
     def _moves(self, op: Op) -> bool:
         """Whether an op brings a value to other ranks."""
@@ -242,7 +252,7 @@ class _Chunks:
         ranks = self._ranks[op.name]
         found: set[int] = set()
         for others, chunks in self._hosts.items():
-            if not ranks.isdisjoint(others):
+            if not self._are_disjoint(ranks, others):
                 found |= chunks
         return sorted(found)
 

@@ -31,6 +31,8 @@ class Stream(enum.Enum):
     COLLECTIVE = "collective"
     COPY = "copy"
     DATA = "data"
+    COPY_HD = "copy_hd"
+    """Copies between host and device."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -46,6 +48,8 @@ class Block:
     shared: bool
     """Read by other ranks, so it lives in memory that other processes can map."""
     nbytes: int
+    device: str = "cpu"
+    """Whose memory it is: a device type of placements. What is on no device is read by the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class RegisterDesc:
 
 @dataclass(frozen=True, slots=True)
 class RemoteRegister:
-    """A register of another rank that a CopyCommNet task of this rank reads."""
+    """A register of another rank that a CopyCommNet or SendRecv task of this rank reads."""
 
     id: int
     sync_id: int
@@ -150,7 +154,7 @@ class CollectiveSpec:
 
 @dataclass(frozen=True, slots=True)
 class CopySpec:
-    """CopyCommNet: read a box of another rank's register into this task's output register."""
+    """CopyCommNet, SendRecv: read a box of another rank's register into this task's output."""
 
     region: Region
     """In local coordinates of the remote register."""
@@ -170,7 +174,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SliceSpec:
-    """SliceBoxing, BoxingZeros, BoxingIdentity: fill the output from boxes of local registers.
+    """SliceBoxing, BoxingZeros, BoxingIdentity, CopyHd: fill the output from boxes of local
+    registers.
 
     Where `reduction` is set the output starts as the reduction's identity and pieces are combined
     (add mode); else pieces are copied and cover the output.
@@ -282,6 +287,12 @@ class Plan:
     def is_idle(self) -> bool:
         """Whether this rank has nothing to do, as there are more ranks than the job needs."""
         return all(task.kind is TaskKind.STEP_END for task in self.tasks)
+
+    @property
+    def device(self) -> str:
+        """Device type of this rank: where its ops run."""
+        devices = {block.device for block in self.blocks}
+        return next(iter(sorted(devices - {"cpu"})), "cpu")
 
     @property
     def arena_bytes(self) -> int:

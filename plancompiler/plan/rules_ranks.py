@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import zip_longest
 
 from plancompiler.errors import DeadlockError, VerifyError
-from plancompiler.ir.task import TaskKind, format_id, rank_of
+from plancompiler.ir.task import CROSSING, format_id, rank_of
 from plancompiler.plan.digest import collective_orders
 from plancompiler.plan.index import PlanIndex, format_ids
 from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc, RemoteRegister, Task
@@ -147,7 +147,7 @@ def check_sends(index: PlansIndex) -> None:
                 reader = other.plan.task_by_id.get(task_id)
                 if (
                     reader is None
-                    or reader.kind is not TaskKind.COPY_COMM_NET
+                    or reader.kind not in CROSSING
                     or register.id not in reader.inputs
                 ):
                     reads = "does not exist" if reader is None else f"is {reader.name!r}"
@@ -157,7 +157,7 @@ def check_sends(index: PlansIndex) -> None:
                         f"{other.plan.rank}, where no task receives it",
                         register=register,
                         got=f"task {format_id(task_id)} {reads}",
-                        expected=f"a CopyCommNet task on rank {other.plan.rank} that reads "
+                        expected=f"a copy to rank {other.plan.rank} that reads "
                         f"{format_id(register.id)}",
                     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plancompiler.ir.task import SLOT_BITS, TaskKind, format_id, rank_of
+from plancompiler.ir.task import CROSSING, SLOT_BITS, format_id, rank_of
 from plancompiler.plan.index import PlanIndex, format_ids
 from plancompiler.plan.plan import RegisterDesc, RemoteRegister, Task
 
@@ -55,14 +55,14 @@ def check_references(index: PlanIndex) -> None:
     plan = index.plan
     registers, remotes = plan.register_by_id, plan.remote_register_by_id
     for task in plan.tasks:
-        known = remotes if task.kind is TaskKind.COPY_COMM_NET else registers
+        known = remotes if task.kind in CROSSING else registers
         for key in task.inputs:
             if key not in known:
                 raise index.broken(
                     f"{task.name!r} reads a register that it cannot read",
                     task=task,
                     got=index.register_name(key),
-                    expected="a register of this rank, or for CopyCommNet a remote register",
+                    expected="a register of this rank, or for a copy between ranks a remote register",
                 )
         for key in (*task.outputs, *task.controls_in, *task.controls_out):
             if key not in registers:

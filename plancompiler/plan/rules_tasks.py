@@ -26,6 +26,8 @@ _SPEC_OF_KIND: dict[TaskKind, type[object]] = {
     TaskKind.OUTPUT: ComputeSpec,
     TaskKind.COLLECTIVE_BOXING: CollectiveSpec,
     TaskKind.COPY_COMM_NET: CopySpec,
+    TaskKind.SEND_RECV: CopySpec,
+    TaskKind.COPY_HD: SliceSpec,
     TaskKind.SLICE_BOXING: SliceSpec,
     TaskKind.BOXING_ZEROS: SliceSpec,
     TaskKind.BOXING_IDENTITY: SliceSpec,

@@ -328,6 +328,8 @@ def test_doctor_reports_what_works(invoke: Invoke) -> None:
     assert all(check["state"] in ("ok", "absent") for check in checks.values())
     assert all(check["detail"] for check in checks.values())
     assert f"numpy {np.__version__}" in checks["versions"]["detail"]
+    assert "chosen by" in checks["blas"]["detail"]
+    assert "GFLOP/s" in checks["blas"]["detail"]
 
 
 def test_inspect_shows_the_boxing_that_compile_wrote(

@@ -219,6 +219,9 @@ def test_a_master_two_workers_and_a_client(start: Start, mlp: str, tmp_path: Pat
     master.send_signal(signal.SIGTERM)
     _, errors = master.communicate(timeout=WAIT)
     assert master.returncode == 143, errors
+    assert "job 1: 2 of 2 ranks have their slice or plan, " in errors
+    assert "job 1: finished after " in errors
+    assert "job 2: cancelled after " in errors
     _, errors = workers[1].communicate(timeout=WAIT)
     assert workers[1].returncode == 1
     assert re.search(r"\[E18\d ", errors)

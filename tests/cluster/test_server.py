@@ -192,8 +192,8 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read(server: MasterSer
 def test_only_registered_workers_may_fetch(server: MasterServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = WorkerStub(channel)
+        request = pb.FetchRequest(token=b"guess", job_id=1)
         with pytest.raises(grpc.RpcError, match="only registered workers"):
-            request = pb.FetchRequest(token=b"guess", job_id=1)
             list(TransferStub(channel).Fetch(request, timeout=SECONDS))
         with pytest.raises(grpc.RpcError, match="only registered workers"):
             stub.Upload(iter([pb.UploadRequest(token=b"guess")]), timeout=SECONDS)

@@ -1,0 +1,473 @@
+"""Ranks that share no memory: each keeps mirrors of what it reads of its peers.
+
+Whoever makes a register pushes the part that a peer reads into that peer's mirror: before the
+notice that it arrived, or before the barrier of a collective. Frames between two ranks stay in
+order, so that whoever sees a notice or a barrier has the data too. Mirrors are reused under the
+same rules as the registers themselves, so nothing more has to be agreed on.
+
+What carries the frames is a `Carrier`: gRPC streams (`remote`) or MPI (`mpi`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from plancompiler.errors import DeadlineError, PlanCompilerError, TransportError, WireFormatError
+from plancompiler.executor.actor import ARRIVED, Notice, shared_id
+from plancompiler.executor.comm import host_wire
+from plancompiler.executor.comm import remote_wire as wire
+from plancompiler.executor.comm.base import (
+    GroupKey,
+    Publication,
+    Read,
+    Sink,
+    aborted_by,
+    check_groups,
+    left_barrier,
+    missed_barrier,
+)
+from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer, slot_arrays
+from plancompiler.ir.shard import Region, element_count, region_index
+from plancompiler.ir.task import format_id
+from plancompiler.plan.plan import Block, RegisterDesc
+
+CLOSE_SECONDS = 5.0
+"""How long the peers may take to hear the last words of a rank."""
+
+
+class Frame(NamedTuple):
+    """A header and the array whose bytes follow it, which are read when they are sent."""
+
+    header: bytes
+    data: Array | None = None
+
+    def encoded(self) -> bytes:
+        """The frame as bytes."""
+        if self.data is None:
+            return self.header
+        data = np.ascontiguousarray(self.data).reshape(-1).view(np.uint8)
+        return b"".join((self.header, data))
+
+
+class Receiver(Protocol):
+    """Where a carrier hands over what comes. Called from any thread, for one peer from one."""
+
+    rank: int
+
+    def receive(self, rank: int, frame: bytes) -> bool:
+        """Take a peer's frame; False after its last one."""
+
+    def lost(self, rank: int, reason: str) -> None:
+        """No more comes from a peer, or goes to it. Not an error where it has said its last."""
+
+
+class Carrier(Protocol):
+    """Takes frames to peers, in order for each of them."""
+
+    def open(self, peers: Sequence[int], receiver: Receiver) -> None:
+        """Begin; the peers may not be there yet."""
+
+    def send(self, rank: int, frame: Frame) -> None:
+        """Send to a peer some time soon, without waiting."""
+
+    def close(self, last: Frame, hurry: bool, seconds: float) -> None:
+        """Send the last frame to all peers and stop. With `hurry`, instead of what still waits."""
+
+    def where(self, rank: int) -> str:
+        """Where a peer is, for people."""
+
+
+class MirrorGroup:
+    """Barriers of one group, by frames. Of its members only peers of the transport count."""
+
+    def __init__(self, transport: MirrorTransport, key: GroupKey, number: int) -> None:
+        self.ranks = key.ranks
+        self.member = key.ranks.index(transport.rank)
+        self._transport = transport
+        self._key = key
+        self._number = number
+        self._count = 0
+
+    def barrier(self, label: str) -> None:
+        """See `Group.barrier`."""
+        self.announce()
+        self.wait(label)
+
+    def announce(self) -> None:
+        """Say to all peers that this rank has come."""
+        self._count += 1
+        self._transport.send_barrier(self.ranks, self._number, self._count)
+
+    def missing(self) -> list[int]:
+        """Peers that have not come as often as this rank."""
+        return self._transport.missing(self._key, self._count)
+
+    def wait(self, label: str) -> None:
+        """Return when all peers have come as often as this rank."""
+        self._transport.wait_for(self._key, self._count, label)
+
+
+class _Peer:
+    """What is known of a peer that has introduced itself."""
+
+    def __init__(self, directory: host_wire.Directory) -> None:
+        self.directory = directory
+        self.mirrors: dict[int, Slots] = {}
+        self.counts = dict.fromkeys((key for key, _ in directory.groups), 0)
+        self.keys = tuple(self.counts)
+
+
+class _Outlet:
+    """Pushes the versions of a register, one after another, to a task that copies them."""
+
+    def __init__(self, slots: Sequence[Callable[[], object]], version: int) -> None:
+        self._slots = slots
+        self._version = version
+
+    def push(self) -> None:
+        self._slots[self._version % len(self._slots)]()
+        self._version += 1
+
+
+class MirrorTransport:
+    """One rank's connection to ranks whose memory it cannot read."""
+
+    def __init__(self, rank: int, carrier: Carrier) -> None:
+        self.rank = rank
+        self.failure: tuple[int, PlanCompilerError] | None = None
+        """The first failure, with its rank."""
+        self.gone: set[int] = set()
+        """Peers that said goodbye."""
+        self._carrier = carrier
+        self._buffers: dict[int, Buffer] = {}
+        self._registers: dict[int, RegisterDesc] = {}
+        self._publication = Publication(rank, (), (), ())
+        self._readers: dict[int, wire.DirectoryReader] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._groups: dict[GroupKey, MirrorGroup] = {}
+        self._outlets: dict[tuple[int, int, int], _Outlet] = {}
+        """By reading rank, shared id of the register, and reading task."""
+        self._changed = threading.Condition()
+        self._deadline = 0.0
+        self._sink: Sink | None = None
+        self._open = False
+        self._closed = False
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def allocate(self, block: Block) -> Buffer:
+        """See `Transport.allocate`."""
+        buffer = private_buffer(block.nbytes)
+        self.adopt(block, buffer)
+        return buffer
+
+    def adopt(self, block: Block, buffer: Buffer) -> None:
+        """Use memory that another transport has allocated."""
+        self._buffers[block.index] = buffer
+
+    def peer_register(self, rank: int, register: int) -> Slots | None:
+        """See `Transport.peer_register`."""
+        if rank == self.rank:
+            own = self._registers.get(register)
+            return None if own is None else self._own_slots(own)
+        peer = self._peers.get(rank)
+        return None if peer is None else self._mirror(peer, register)
+
+    def _own_slots(self, own: RegisterDesc) -> Slots:
+        return slot_arrays(
+            self._buffers[own.block] if own.block >= 0 else private_buffer(0),
+            own.offset,
+            own.nbytes,
+            own.register_count,
+            own.shape,
+            own.dtype,
+        )
+
+    def _mirror(self, peer: _Peer, register: int) -> Slots | None:
+        """The mirror of a peer's register, made when it is first needed."""
+        with self._changed:
+            found = peer.mirrors.get(register)
+            entry = peer.directory.registers.get(register)
+            if found is not None or entry is None or self._closed:
+                return found
+            used = element_count(entry.shape) * entry.dtype.itemsize
+            needed = used * entry.register_count
+            available = host_wire.available_bytes() if needed > wire.CHUNK_BYTES else needed
+            if needed > available:
+                raise TransportError(
+                    "there is no memory for what comes from another rank",
+                    rank=self.rank,
+                    got=f"{needed} bytes for register {format_id(register)}",
+                    expected=f"at most {available} bytes, which are free",
+                )
+            buffer = private_buffer(needed)
+            peer.mirrors[register] = slot_arrays(
+                buffer, 0, used, entry.register_count, entry.shape, entry.dtype
+            )
+            return peer.mirrors[register]
+
+    # --- meeting the peers ----------------------------------------------------------------------
+
+    def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
+        """See `Transport.connect`."""
+        self._deadline = deadline
+        self._sink = sink
+        self._publication = publication
+        self._registers = {register.id: register for register in publication.registers}
+        self._readers = {peer: wire.DirectoryReader(self.rank) for peer in publication.peers}
+        self._open = True
+        self._carrier.open(publication.peers, self)
+        for peer in publication.peers:
+            for part in wire.pack_directory(publication, peer):
+                self._carrier.send(peer, Frame(part))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.failure is not None or not self._strangers(), deadline
+            )
+        if self.failure is not None:
+            raise self.abort_error()
+        missing = self._strangers()
+        if missing:
+            places = ", ".join(f"rank {peer} at {self._carrier.where(peer)}" for peer in missing)
+            raise DeadlineError(
+                f"not all peers were ready within {deadline:g} s",
+                rank=self.rank,
+                got=f"missing {places}",
+                expected=f"ranks {list(publication.peers)}",
+                hint="can this host reach these addresses?",
+            )
+        for rank, peer in self._peers.items():
+            check_groups(publication, rank, peer.directory.groups)
+
+    def _strangers(self) -> list[int]:
+        return [peer for peer in self._publication.peers if peer not in self._peers]
+
+    def _introduce(self, rank: int, frame: bytes) -> None:
+        """A part of a peer's directory came."""
+        found = None if rank in self._peers else self._readers[rank].add(frame)
+        if found is None:
+            return
+        directory, reads = found
+        for read in reads:
+            self._outlets[rank, read.shared, read.task] = self._outlet(rank, read)
+        with self._changed:
+            self._peers[rank] = _Peer(directory)
+            self._changed.notify_all()
+
+    def _outlet(self, rank: int, read: Read) -> _Outlet:
+        own = self._registers.get(read.register)
+        if own is None or shared_id(own) != read.shared:
+            raise TransportError(
+                f"rank {rank} reads a register that this rank does not publish",
+                rank=self.rank,
+                got=f"register {format_id(read.register)}",
+                hint="compile all ranks' plans from one job",
+            )
+        inside = len(read.region) == len(own.shape) and all(
+            start <= stop <= extent
+            for (start, stop), extent in zip(read.region, own.shape, strict=True)
+        )
+        if not inside:
+            raise TransportError(
+                f"rank {rank} reads a box that register {own.name!r} does not have",
+                rank=self.rank,
+                got=str(read.region),
+                expected=f"a box of {list(own.shape)}",
+            )
+        pushes = [self._push(rank, own, slot, read.region) for slot in range(own.register_count)]
+        return _Outlet(pushes, self._publication.first_version(own))
+
+    # --- data and messages ----------------------------------------------------------------------
+
+    def push(
+        self, rank: int, register: int, slot: int, region: Region, flat: bool = False
+    ) -> Callable[[], object]:
+        """See `Transport.push`."""
+        return self._push(rank, self._registers[register], slot, region, flat)
+
+    def _push(
+        self, rank: int, own: RegisterDesc, slot: int, region: Region, flat: bool = False
+    ) -> Callable[[], object]:
+        array = self._own_slots(own)[slot]
+        if flat:
+            array = array.reshape(-1)
+        frames = [
+            Frame(wire.pack_data(own.id, slot, box, flat), array[region_index(box)])
+            for box in wire.cut_region(region, own.dtype.itemsize)
+        ]
+        return partial(self._send_all, rank, frames)
+
+    def _send_all(self, rank: int, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            self._carrier.send(rank, frame)
+
+    def notify(self, notice: Notice) -> None:
+        """See `Transport.notify`."""
+        if notice.kind == ARRIVED:
+            outlet = self._outlets.get((notice.rank, notice.register, notice.task))
+            if outlet is not None:
+                outlet.push()
+        packet = host_wire.pack_notice(notice.kind, notice.register, notice.task)
+        self._carrier.send(notice.rank, Frame(packet))
+
+    def receive(self, rank: int, frame: bytes) -> bool:
+        """See `Receiver.receive`."""
+        kind = frame[0] if frame else 0
+        sink = self._sink
+        if kind == wire.GOODBYE:
+            with self._changed:
+                self.gone.add(rank)
+                self._changed.notify_all()
+            return False
+        if self._closed or sink is None:
+            # It may still say something; nobody listens any more.
+            return kind != wire.ABORT
+        try:
+            return self._dispatch(rank, kind, frame, sink)
+        except PlanCompilerError as error:
+            known = error if isinstance(error, TransportError) else None
+            self._lose(
+                rank,
+                known
+                or TransportError(
+                    f"rank {rank} sent what could not be understood", rank=rank, got=error
+                ),
+            )
+            return False
+
+    def _dispatch(self, rank: int, kind: int, frame: bytes, sink: Sink) -> bool:
+        if kind == wire.ABORT:
+            failed_rank, report = host_wire.unpack_abort(frame)
+            self.abort(failed_rank, PlanCompilerError.from_report(report))
+            sink.peer_failed(self.abort_error())
+            return False
+        if kind == wire.DIRECTORY:
+            self._introduce(rank, frame)
+            return True
+        peer = self._peers.get(rank)
+        if peer is None:
+            raise WireFormatError(f"rank {rank} began before it introduced itself", rank=rank)
+        if kind == wire.DATA:
+            header = wire.unpack_data(frame)
+            slots = self._mirror(peer, header.register)
+            if slots is None and not self._closed:
+                raise WireFormatError(f"rank {rank} sent data of no register", rank=rank)
+            if slots is not None:
+                wire.store_data(frame, header, slots)
+        elif kind == wire.BARRIER:
+            group, count = wire.unpack_barrier(frame)
+            if group >= len(peer.keys):
+                raise WireFormatError(f"rank {rank} came to the barrier of no group", rank=rank)
+            with self._changed:
+                peer.counts[peer.keys[group]] = count
+                self._changed.notify_all()
+        elif kind == wire.NOTICE:
+            sink.notice(*host_wire.unpack_notice(frame))
+        else:
+            raise WireFormatError(f"rank {rank} sent an unknown frame", rank=rank)
+        return True
+
+    def lost(self, rank: int, reason: str) -> None:
+        """See `Receiver.lost`."""
+        if self._closed or rank in self.gone or self.failure is not None:
+            return
+        self._lose(
+            rank,
+            TransportError(
+                f"rank {rank} went away",
+                rank=rank,
+                got=reason,
+                hint="its process ended or its host cannot be reached; look at its own messages",
+            ),
+        )
+
+    def _lose(self, rank: int, error: PlanCompilerError) -> None:
+        first = self.failure is None
+        self.abort(rank, error)
+        if first and self._sink is not None:
+            self._sink.peer_failed(error)
+
+    # --- groups, failure, end -------------------------------------------------------------------
+
+    def group(self, key: GroupKey) -> MirrorGroup:
+        """See `Transport.group`."""
+        if key not in self._groups:
+            keys = [known for known, _ in self._publication.groups]
+            self._groups[key] = MirrorGroup(self, key, keys.index(key))
+        return self._groups[key]
+
+    def send_barrier(self, ranks: Sequence[int], group: int, count: int) -> None:
+        """Tell those of the ranks that are peers that this one has come to a barrier."""
+        frame = Frame(wire.pack_barrier(group, count))
+        for rank in ranks:
+            if rank in self._peers:
+                self._carrier.send(rank, frame)
+
+    def missing(self, key: GroupKey, count: int) -> list[int]:
+        """Peers in a group that have come less often."""
+        peers = self._peers
+        return [rank for rank in key.ranks if rank in peers and peers[rank].counts[key] < count]
+
+    def wait_for(self, key: GroupKey, count: int, label: str) -> None:
+        """Return when all peers in a group have come as often; see `Group.barrier`."""
+        with self._changed:
+            came = self._changed.wait_for(
+                lambda: (
+                    not (absent := self.missing(key, count))
+                    or self.failure is not None
+                    or not self.gone.isdisjoint(absent)
+                ),
+                self._deadline,
+            )
+            absent = self.missing(key, count)
+        if not absent:
+            return
+        if self.failure is not None:
+            raise self.abort_error()
+        if not came:
+            raise missed_barrier(label, key.ranks, absent, self._deadline)
+        raise left_barrier(label, key.ranks, min(self.gone.intersection(absent)))
+
+    def abort_error(self) -> PlanCompilerError:
+        """A fresh AbortedError that names the first failure."""
+        if self.failure is None:
+            raise TransportError("no rank has failed")
+        rank, error = self.failure
+        return aborted_by(rank, error.report)
+
+    def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
+        """See `Transport.abort`."""
+        with self._changed:
+            if self.failure is not None:
+                return
+            self.failure = failed_rank, error
+            self._changed.notify_all()
+        if self._open:
+            frame = Frame(host_wire.pack_abort(failed_rank, error))
+            for rank in self._publication.peers:
+                self._carrier.send(rank, frame)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        if self._open:
+            if self.failure is None:
+                last = Frame(bytes([wire.GOODBYE]))
+            else:
+                last = Frame(host_wire.pack_abort(*self.failure))
+            self._carrier.close(last, self.failure is not None, CLOSE_SECONDS)
+        with self._changed:
+            self._sink = None
+            for peer in self._peers.values():
+                peer.mirrors.clear()
+            self._outlets.clear()
+            self._buffers.clear()
+            self._groups.clear()

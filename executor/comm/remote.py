@@ -1,0 +1,269 @@
+"""Transport between hosts: a gRPC stream from each rank to each other, and mirrors at its end.
+
+A process has one `PeerServer`, at which ranks of other hosts reach it, for all its runs. Each run
+of a rank has a `MirrorTransport` over a `StreamCarrier`, which the server finds by the run's name
+in the first frame of a stream; the frame proves that its sender knows the run's token.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from plancompiler.errors import PlanCompilerError, TransportError
+from plancompiler.executor.comm import remote_wire as wire
+from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+
+SERVICE = "plancompiler.Peers"
+METHOD = "Exchange"
+"""Takes a stream of frames (see `remote_wire`) and answers with nothing after the last one."""
+MAX_STREAMS = 1024
+"""Streams that a server takes at once: one for each remote peer of each of its ranks."""
+HELLO_SECONDS = 20.0
+"""How long a stream may be open without a greeting."""
+RUN_SECONDS = 300.0
+"""How long a peer may be ahead of this process with a run."""
+
+_POLL_SECONDS = 0.5
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", 2 * wire.CHUNK_BYTES),
+    ("grpc.max_send_message_length", 2 * wire.CHUNK_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_metadata_size", 64 << 10),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class PeerServer:
+    """Where ranks of other hosts reach the ranks of this process.
+
+    `listen` is HOST:PORT, port 0 for any free one. Raises TransportError where it cannot listen.
+    """
+
+    def __init__(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> None:
+        self._receivers: dict[tuple[bytes, int], tuple[str, Receiver]] = {}
+        """By run and rank, with the run's token."""
+        self._changed = threading.Condition()
+        self._closed = False
+        self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="plancompiler-peer")
+        self._server = grpc.server(
+            self._pool, options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
+        )
+        handler = grpc.stream_unary_rpc_method_handler(self._exchange)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+        try:
+            if credentials is None:
+                self.port = self._server.add_insecure_port(listen)
+            else:
+                self.port = self._server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            self._pool.shutdown()
+            raise TransportError(
+                "other ranks cannot be listened to at this address", got=listen
+            ) from error
+        self._server.start()
+
+    def attach(self, token: str, receiver: Receiver) -> None:
+        """Take streams of a run for a rank."""
+        key = wire.run_name(token), receiver.rank
+        with self._changed:
+            if key in self._receivers:
+                raise TransportError("a rank was started twice", rank=receiver.rank)
+            self._receivers[key] = token, receiver
+            self._changed.notify_all()
+
+    def detach(self, token: str, receiver: Receiver) -> None:
+        """Take no more streams of a run; those that are open go on to their end."""
+        with self._changed:
+            self._receivers.pop((wire.run_name(token), receiver.rank), None)
+
+    def close(self) -> None:
+        """End all streams and stop listening. Safe to call again."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+    def _exchange(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        try:
+            rank, receiver = self._greet(frames, context)
+        except PlanCompilerError as error:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, error.report.what)
+        except Exception:  # the stream ended; grpc has no narrower class for it
+            return b""
+        reason = "its stream ended"
+        try:
+            for frame in frames:
+                if not receiver.receive(rank, frame):
+                    return b""
+        except grpc.RpcError:
+            reason = "its stream broke"
+        except Exception as error:  # as above, or a fault here: either way the peer is lost
+            reason = str(error) or type(error).__name__
+        receiver.lost(rank, reason)
+        return b""
+
+    def _greet(
+        self, frames: Iterator[bytes], context: grpc.ServicerContext
+    ) -> tuple[int, Receiver]:
+        # A stream that does not introduce itself must not keep a thread.
+        timer = threading.Timer(HELLO_SECONDS, context.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            hello = wire.unpack_hello(next(frames, b""))
+        finally:
+            timer.cancel()
+        key = hello.run, hello.receiver
+        end = time.monotonic() + RUN_SECONDS
+        with self._changed:
+            while key not in self._receivers:
+                if self._closed or not context.is_active() or time.monotonic() > end:
+                    raise TransportError("this process knows nothing of the run")
+                self._changed.wait(_POLL_SECONDS)
+            token, receiver = self._receivers[key]
+        if not wire.is_of_run(hello, token):
+            raise TransportError("a process that is not part of the run greeted this rank")
+        return hello.sender, receiver
+
+
+class _Line:
+    """What goes to one peer."""
+
+    def __init__(self, first: bytes) -> None:
+        self.call: Any = None
+        self.channel: grpc.Channel | None = None
+        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._last: Frame | None = None
+        self._frames.put(Frame(first))
+
+    def put(self, frame: Frame) -> None:
+        self._frames.put(frame)
+
+    def finish(self, last: Frame, hurry: bool) -> None:
+        """The frame after which there is none; with `hurry`, the next one."""
+        if hurry:
+            self._last = last
+        else:
+            self._frames.put(last)
+        self._frames.put(None)
+
+    def frames(self) -> Iterator[bytes]:
+        """All frames as bytes, made when the stream has room for them."""
+        while (frame := self._frames.get()) is not None and self._last is None:
+            yield frame.encoded()
+        if self._last is not None:
+            yield self._last.encoded()
+
+
+class StreamCarrier:
+    """Frames of one run over gRPC. `addresses` are those of other ranks' servers, by rank."""
+
+    def __init__(
+        self,
+        token: str,
+        server: PeerServer,
+        addresses: Mapping[int, str],
+        open_channel: Callable[[str], grpc.Channel],
+    ) -> None:
+        self._token = token
+        self._server = server
+        self._addresses = dict(addresses)
+        self._open_channel = open_channel
+        self._receiver: Receiver | None = None
+        self._lines: dict[int, _Line] = {}
+        self._closing = False
+
+    def open(self, peers: Sequence[int], receiver: Receiver) -> None:
+        """See `Carrier.open`."""
+        unknown = [peer for peer in peers if peer not in self._addresses]
+        if unknown:
+            raise TransportError(
+                "the address of a peer is not known", rank=receiver.rank, got=f"ranks {unknown}"
+            )
+        self._receiver = receiver
+        self._server.attach(self._token, receiver)
+        for peer in peers:
+            line = _Line(wire.pack_hello(self._token, receiver.rank, peer))
+            self._lines[peer] = line
+            line.channel = self._open_channel(self._addresses[peer])
+            method = line.channel.stream_unary(f"/{SERVICE}/{METHOD}")
+            line.call = method.future(line.frames(), wait_for_ready=True)
+            line.call.add_done_callback(lambda call, peer=peer: self._ended(peer, call))
+
+    def _ended(self, peer: int, call: Any) -> None:
+        if self._closing or self._receiver is None or call.code() is grpc.StatusCode.OK:
+            return
+        self._receiver.lost(peer, f"at {self.where(peer)}: {call.details() or call.code().name}")
+
+    def send(self, rank: int, frame: Frame) -> None:
+        """See `Carrier.send`."""
+        line = self._lines.get(rank)
+        if line is not None:
+            line.put(frame)
+
+    def close(self, last: Frame, hurry: bool, seconds: float) -> None:
+        """See `Carrier.close`."""
+        self._closing = True
+        for line in self._lines.values():
+            line.finish(last, hurry)
+        end = time.monotonic() + seconds
+        for line in self._lines.values():
+            if line.call is not None:
+                _await_end(line.call, end - time.monotonic())
+            if line.channel is not None:
+                line.channel.close()
+        if self._receiver is not None:
+            self._server.detach(self._token, self._receiver)
+        self._lines.clear()
+
+    def where(self, rank: int) -> str:
+        """See `Carrier.where`."""
+        return self._addresses[rank]
+
+
+def _await_end(call: Any, seconds: float) -> None:
+    """Give a call the chance to end well."""
+    try:
+        call.result(timeout=max(seconds, 0.0))
+    except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+        call.cancel()
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """Options of a channel to a `PeerServer`."""
+    return list(_OPTIONS)
+
+
+def plain_channel(address: str) -> grpc.Channel:
+    """A channel without TLS."""
+    return grpc.insecure_channel(address, options=_OPTIONS)
+
+
+def remote_transport(
+    token: str,
+    rank: int,
+    server: PeerServer,
+    addresses: Mapping[int, str],
+    open_channel: Callable[[str], grpc.Channel] = plain_channel,
+) -> MirrorTransport:
+    """The transport of a rank none of whose peers shares memory with it.
+
+    `token` is the run's secret; `addresses` are those of the peers' servers, by rank.
+    """
+    return MirrorTransport(rank, StreamCarrier(token, server, addresses, open_channel))

@@ -1,0 +1,119 @@
+"""Which of OpenBLAS's kernel sets is chosen, by whom, and what is said about it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from plancompiler import blas, blas_kernels
+from plancompiler.blas_kernels import AVX512, Cpu, kernel_set_for
+
+FLAGS = AVX512 | {"avx2", "fma"}
+ZEN_5 = Cpu("AuthenticAMD", 26, FLAGS)
+ZEN_4 = Cpu("AuthenticAMD", 25, FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "chosen"),
+    [
+        (ZEN_5, "SkylakeX"),
+        (Cpu("AuthenticAMD", 27, FLAGS), "SkylakeX"),
+        (ZEN_4, "Haswell"),
+        # Zen 3 has the family of Zen 4 and no AVX-512.
+        (Cpu("AuthenticAMD", 25, frozenset({"avx2", "fma"})), None),
+        (Cpu("AuthenticAMD", 26, FLAGS - {"avx512bw"}), None),
+        (Cpu("AuthenticAMD", 23, FLAGS), None),
+        # OpenBLAS knows these.
+        (Cpu("GenuineIntel", 6, FLAGS), None),
+        (None, None),
+    ],
+)
+def test_the_set_follows_from_the_cpu(cpu: Cpu | None, chosen: str | None) -> None:
+    assert kernel_set_for(cpu, {}) == chosen
+
+
+def test_what_the_user_chose_stays() -> None:
+    assert kernel_set_for(ZEN_5, {"OPENBLAS_CORETYPE": "Zen"}) is None
+    assert kernel_set_for(ZEN_5, {"OPENBLAS_CORETYPE": ""}) == "SkylakeX"
+
+
+def test_a_cpu_is_read_from_its_first_description() -> None:
+    text = (
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n"
+        "flags\t\t: fpu avx2 avx512f\npower management:\n\n"
+        "processor\t: 1\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nflags\t\t: fpu\n"
+    )
+    assert Cpu.parse(text) == Cpu("AuthenticAMD", 26, frozenset({"fpu", "avx2", "avx512f"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "processor : 0\nFeatures : fp asimd\n", "vendor_id : A\ncpu family : x\nflags : f"]
+)
+def test_other_cpus_are_left_alone(text: str) -> None:
+    assert Cpu.parse(text) is None
+
+
+LOADED = """
+import os
+{before}
+import plancompiler
+from plancompiler.blas import describe
+print(plancompiler.blas_kernels.CHOSEN, os.environ.get("OPENBLAS_CORETYPE"), describe(), sep="|")
+"""
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, chosen: str | None, before: str = "") -> list[str]:
+    """What a fresh process with this variable loads: our choice, the variable, the BLAS."""
+    if chosen is None:
+        monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    else:
+        monkeypatch.setenv("OPENBLAS_CORETYPE", chosen)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(before=before)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip().split("|")
+
+
+def test_a_process_loads_what_its_cpu_is_best_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    wanted = kernel_set_for(blas_kernels.this_cpu(), {})
+    chosen, variable, said = loaded(monkeypatch, None)
+    assert chosen == str(wanted)
+    # What this process starts is not told, and may choose for itself.
+    assert variable == "None"
+    assert f"chosen by {'the library' if wanted is None else 'plancompiler'}" in said
+    if "openblas" in said and wanted is not None:
+        assert f"{wanted} kernels" in said
+
+
+def test_a_process_loads_what_the_user_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nehalem's are among the sets of every x86-64 build and run on all of these CPUs.
+    chosen, variable, said = loaded(monkeypatch, "Nehalem")
+    assert (chosen, variable) == ("None", "Nehalem")
+    assert "chosen by OPENBLAS_CORETYPE" in said
+    if "openblas" in said and blas_kernels.this_cpu() is not None:
+        assert "Nehalem kernels" in said
+
+
+def test_numpy_that_is_loaded_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, variable, said = loaded(monkeypatch, None, "import numpy")
+    assert (chosen, variable) == ("None", "None")
+    assert "chosen by the library" in said
+
+
+def test_slower_kernels_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    pools = [{"user_api": "blas", "internal_api": "openblas", "architecture": "Haswell"}]
+    monkeypatch.setattr(blas.threadpoolctl, "threadpool_info", lambda: pools)
+    monkeypatch.setattr(blas_kernels, "this_cpu", lambda: ZEN_5)
+    said = blas.faster_kernels()
+    assert said is not None
+    assert "OPENBLAS_CORETYPE=SkylakeX" in said
+    pools[0]["architecture"] = "SkylakeX"
+    assert blas.faster_kernels() is None
+    pools[0]["architecture"] = "Haswell"
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    assert blas.faster_kernels() is None

@@ -1,0 +1,467 @@
+"""Fetches from a real master: turns, copies on a host, broken streams, progress."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from queue import SimpleQueue
+from typing import TypeVar
+
+import pytest
+
+import plancompiler as pc
+from plancompiler.client import Client
+from plancompiler.cluster import messages as m
+from plancompiler.cluster.channel import open_channel, software_version
+from plancompiler.cluster.chunks import (
+    CHUNK_BYTES,
+    MAX_JOB_BYTES,
+    Assembler,
+    Parcel,
+    digest_of,
+    pack,
+)
+from plancompiler.cluster.serde import master_message_from_proto, worker_message_to_protos
+from plancompiler.errors import (
+    AbortedError,
+    ClusterError,
+    DeadlineError,
+    MasterUnreachableError,
+    UsageError,
+    WireFormatError,
+)
+from plancompiler.master.events import Limits
+from plancompiler.master.server import MasterServer
+from plancompiler.master.transfers import Gate
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import WorkerStub
+from plancompiler.worker.local_copy import OfferedCopy, read_copy
+from plancompiler.worker.transfer import Interruption, Transfers
+from tests.cluster.conftest import Workers
+from tests.examples import mlp
+
+SECONDS = 60.0
+LARGE = random.Random(0).randbytes(5 * CHUNK_BYTES + 7)
+M = TypeVar("M", bound=m.MasterMessage)
+
+
+# --- turns at the master --------------------------------------------------------------------------
+
+
+def test_the_gate_lets_so_many_in() -> None:
+    gate = Gate(2)
+    inside: SimpleQueue[int] = SimpleQueue()
+    leave = threading.Event()
+
+    def enter(number: int) -> None:
+        with gate.place(lambda: True):
+            inside.put(number)
+            leave.wait(SECONDS)
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    first = {inside.get(timeout=SECONDS), inside.get(timeout=SECONDS)}
+    with pytest.raises(DeadlineError, match="given up"), gate.place(lambda: False):
+        pass
+    assert inside.empty()
+    leave.set()
+    assert first | {inside.get(timeout=SECONDS)} == {0, 1, 2}
+    for thread in threads:
+        thread.join(SECONDS)
+    with pytest.raises(UsageError, match="at least one"):
+        MasterServer(transfers=0)
+
+
+class LightWorker:
+    """Registers and does what a test tells it, without compiling anything."""
+
+    def __init__(self, address: str, rank: int | None = None, host: str = "host") -> None:
+        self.address = address
+        self._outbox: SimpleQueue[m.WorkerMessage | None] = SimpleQueue()
+        self._channel = open_channel(address)
+        self._messages = WorkerStub(self._channel).Connect(self._requests(), timeout=SECONDS)
+        self.interruption = Interruption()
+        self.transfers = Transfers(address, None, self.interruption)
+        self.send(m.Register(rank, host, "cpu", software_version()))
+        registered = self.next(m.Registered)
+        self.token, self.rank = registered.token, registered.rank
+
+    def _requests(self) -> Iterator[pb.WorkerMessage]:
+        while (message := self._outbox.get()) is not None:
+            yield from worker_message_to_protos(message)
+
+    def send(self, message: m.WorkerMessage) -> None:
+        self._outbox.put(message)
+
+    def next(self, kind: type[M]) -> M:
+        """The next message of a kind; others are passed over."""
+        for message in self._messages:
+            found = master_message_from_proto(message)
+            if isinstance(found, kind):
+                return found
+        raise AssertionError(f"the master said no {kind.__name__}")
+
+    def fetch(self, job_id: int, digest: bytes = b"", ticket: int = 0) -> bytes:
+        request = pb.FetchRequest(token=self.token, job_id=job_id, ticket=ticket, digest=digest)
+        return self.transfers.fetch(request, "it", MAX_JOB_BYTES)
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self.transfers.close()
+        self._messages.cancel()
+        self._channel.close()
+
+
+class CountingGate(Gate):
+    """Knows how many were inside at the same time, and can let them meet there."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__(places)
+        self.inside = self.most = self.total = 0
+        self.meeting: threading.Barrier | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def place(self, is_wanted: Callable[[], bool]) -> Iterator[None]:
+        with super().place(is_wanted):
+            with self._lock:
+                self.inside += 1
+                self.total += 1
+                self.most = max(self.most, self.inside)
+            try:
+                if self.meeting is not None:
+                    self.meeting.wait(SECONDS)
+                yield
+            finally:
+                with self._lock:
+                    self.inside -= 1
+
+
+@contextmanager
+def shipping_master(
+    job: pc.Job, ranks: int, places: int = 4
+) -> Iterator[tuple[MasterServer, list[LightWorker], CountingGate]]:
+    """A master that has compiled a job, and its light workers."""
+    gate = CountingGate(places)
+    with ExitStack() as stack:
+        server = MasterServer(ranks=ranks, limits=Limits(silence=SECONDS), mode="rank_per_process")
+        server._gate = gate
+        stack.enter_context(server)
+        with ThreadPoolExecutor(16) as pool:
+            workers = list(pool.map(lambda _: LightWorker(server.address), range(ranks)))
+        for worker in workers:
+            stack.callback(worker.close)
+        client = stack.enter_context(Client(server.address))
+        client.submit(job, 1).close()
+        yield server, workers, gate
+
+
+def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
+    ranks = 256
+    with shipping_master(mlp(ranks=2), ranks) as (server, workers, gate), ExitStack() as stack:
+        copies: SimpleQueue[OfferedCopy] = SimpleQueue()
+
+        def follow(worker: LightWorker) -> tuple[int, bytes, bool]:
+            """Do what a worker does with its command."""
+            command = worker.next(m.Compile)
+            if command.copy is None:
+                data = worker.fetch(command.job_id, command.digest)
+            else:
+                found = read_copy(command.copy, command.digest, MAX_JOB_BYTES)
+                assert found is not None
+                data = found
+            copy = None
+            if command.share:
+                offered = OfferedCopy(data)
+                copies.put(offered)
+                copy = offered.place
+            worker.send(m.Fetched(command.job_id, copy))
+            return command.job_id, command.digest, command.copy is None
+
+        with ThreadPoolExecutor(ranks) as pool:
+            done = list(pool.map(follow, workers))
+            while not copies.empty():
+                stack.enter_context(copies.get())
+            digests = {
+                worker.rank: digest for worker, (_, digest, _) in zip(workers, done, strict=True)
+            }
+            asked = [digest for _, digest, from_master in done if from_master]
+            assert len(asked) == gate.total == len(set(asked)) == len(set(digests.values()))
+            with Client(server.address) as client:
+                job = wait_for(client, lambda status: status.jobs[0].fetched_ranks == ranks)
+            parcels = server._edge.channel(job.job_id).parcels
+            once = {each.digest: sum(map(len, each.messages)) for each in parcels.values()}
+            assert job.sent_bytes == sum(once.values())
+            # Now all of them fetch from the master at once, four by four.
+            gate.meeting = threading.Barrier(4)
+            slices = list(
+                pool.map(lambda each: each.fetch(job.job_id, digests[each.rank]), workers)
+            )
+        assert {digest_of(data) for data in slices} == once.keys()
+        assert gate.total == len(once) + ranks
+        assert gate.most == 4
+        assert gate.inside == 0
+
+
+def wait_for(client: Client, holds: Callable[[m.ClusterStatus], bool]) -> m.JobStatus:
+    """The first job's status once this holds."""
+    for _ in range(3000):
+        status = client.status()
+        if holds(status):
+            return status.jobs[0]
+    raise AssertionError(f"the cluster stays as {status}")
+
+
+# --- broken streams -------------------------------------------------------------------------------
+
+
+class CuttingProxy:
+    """Passes connections on to an address until `cut`, or until `limit` bytes of replies."""
+
+    def __init__(self, address: str, limit: int = 1 << 62) -> None:
+        host, port = address.split(":")
+        self._target = (host, int(port))
+        self._limit = limit
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._sockets: list[socket.socket] = []
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            self._sockets += [near, far]
+            thread = threading.Thread(target=self._join, args=(near, far))
+            self._threads.append(thread)
+            thread.start()
+
+    def _join(self, near: socket.socket, far: socket.socket) -> None:
+        asking = threading.Thread(target=self._pass, args=(near, far, 1 << 62))
+        asking.start()
+        self._pass(far, near, self._limit)
+        asking.join(SECONDS)
+        # Closed, not only shut down: else the master goes on to fill the connection.
+        near.close()
+        far.close()
+
+    @staticmethod
+    def _pass(source: socket.socket, target: socket.socket, limit: int) -> None:
+        with suppress(OSError):
+            while limit and (data := source.recv(min(limit, 1 << 16))):
+                target.sendall(data)
+                limit -= len(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """End the connections that there are."""
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def offered() -> Iterator[tuple[MasterServer, LightWorker, int, Parcel]]:
+    """A job whose only rank is to fetch a large parcel."""
+    with shipping_master(mlp(ranks=1), 1, places=1) as (server, (worker,), _):
+        job_id = worker.next(m.Compile).job_id
+        parcel = pack(LARGE, checked=True)
+        server._edge.channel(job_id).parcels = {0: parcel}
+        yield server, worker, job_id, parcel
+
+
+Offered = tuple[MasterServer, LightWorker, int, Parcel]
+
+
+def through(proxy: CuttingProxy, worker: LightWorker) -> Transfers:
+    return Transfers(proxy.address, None, worker.interruption)
+
+
+@pytest.mark.parametrize("ticket", [0, 7])
+def test_a_broken_transfer_goes_on_where_it_broke(
+    offered: Offered, ticket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, worker, job_id, parcel = offered
+    proxy = CuttingProxy(server.address)
+    breaks = [threading.Event(), threading.Event()]
+    offsets: list[int] = []
+
+    class Breaking(Parcel):
+        """Sends two chunks, and the others once the connection has broken."""
+
+        def messages_from(self, offset: int) -> Iterator[bytes]:
+            offsets.append(offset)
+            number = len(offsets) - 1
+            for index, message in enumerate(Parcel.messages_from(self, offset)):
+                if index == 2 and number < len(breaks):
+                    breaks[number].wait(SECONDS)
+                yield message
+
+    arrived = itertools.count(1)
+    add_message = Assembler.add_message
+
+    def add_and_break(assembler: Assembler, message: bytes) -> bytes | None:
+        found = add_message(assembler, message)
+        number = next(arrived)
+        if number in (2, 4):
+            proxy.cut()
+            breaks[number // 2 - 1].set()
+        return found
+
+    monkeypatch.setattr(Assembler, "add_message", add_and_break)
+    digest = b"" if ticket else parcel.digest
+    breaking = Breaking(digest, parcel.wire_bytes, parcel.messages)
+    channel = server._edge.channel(job_id)
+    channel.parcels, channel.feeds = {0: breaking}, {7: breaking}
+    transfers = through(proxy, worker)
+    try:
+        request = pb.FetchRequest(token=worker.token, job_id=job_id, ticket=ticket, digest=digest)
+        assert transfers.fetch(request, "it", MAX_JOB_BYTES) == LARGE
+    finally:
+        transfers.close()
+        proxy.close()
+    assert offsets == [0, 2 * CHUNK_BYTES, 4 * CHUNK_BYTES]
+    assert request.offset == 0
+
+
+def test_a_transfer_that_never_gets_anywhere_ends(offered: Offered) -> None:
+    server, worker, job_id, parcel = offered
+    proxy = CuttingProxy(server.address, limit=100)
+    transfers = through(proxy, worker)
+    try:
+        request = pb.FetchRequest(token=worker.token, job_id=job_id, digest=parcel.digest)
+        with pytest.raises(MasterUnreachableError):
+            transfers.fetch(request, "it", MAX_JOB_BYTES)
+    finally:
+        transfers.close()
+        proxy.close()
+
+
+def test_a_job_that_changed_in_between_is_not_mixed(
+    offered: Offered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, worker, job_id, parcel = offered
+    proxy = CuttingProxy(server.address)
+    broken = threading.Event()
+
+    class Breaking(Parcel):
+        def messages_from(self, offset: int) -> Iterator[bytes]:
+            yield self.messages[0]
+            broken.wait(SECONDS)
+            yield from self.messages[1:]
+
+    add_message = Assembler.add_message
+
+    def add_and_break(assembler: Assembler, message: bytes) -> bytes | None:
+        found = add_message(assembler, message)
+        channel.parcels = {0: pack(LARGE[::-1], checked=True)}
+        proxy.cut()
+        broken.set()
+        return found
+
+    monkeypatch.setattr(Assembler, "add_message", add_and_break)
+    channel = server._edge.channel(job_id)
+    channel.parcels = {0: Breaking(parcel.digest, parcel.wire_bytes, parcel.messages)}
+    transfers = through(proxy, worker)
+    try:
+        request = pb.FetchRequest(token=worker.token, job_id=job_id, digest=parcel.digest)
+        with pytest.raises(WireFormatError, match="told to fetch"):
+            transfers.fetch(request, "it", MAX_JOB_BYTES)
+    finally:
+        transfers.close()
+        proxy.close()
+
+
+def test_an_interrupted_transfer_ends_and_frees_its_turn(offered: Offered) -> None:
+    server, worker, job_id, parcel = offered
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Stuck(Parcel):
+        def messages_from(self, offset: int) -> Iterator[bytes]:
+            yield self.messages[0]
+            begun.set()
+            go_on.wait(SECONDS)
+            yield from self.messages[1:]
+
+    server._edge.channel(job_id).parcels = {
+        0: Stuck(parcel.digest, parcel.wire_bytes, parcel.messages)
+    }
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(worker.fetch, job_id, parcel.digest)
+        assert begun.wait(SECONDS)
+        worker.interruption.interrupt(ClusterError("enough"))
+        with pytest.raises(AbortedError, match="enough"):
+            fetching.result(SECONDS)
+        with pytest.raises(AbortedError, match="enough"):
+            worker.fetch(job_id, parcel.digest)
+        go_on.set()
+    worker.interruption.clear()
+    server._edge.channel(job_id).parcels = {0: parcel}
+    # There is one place, and the transfer that was interrupted had it.
+    assert worker.fetch(job_id, parcel.digest) == LARGE
+
+
+# --- whole jobs -----------------------------------------------------------------------------------
+
+
+def test_a_job_is_shipped_once_and_its_progress_is_told(workers: Workers) -> None:
+    events: list[tuple[int, m.JobEvent]] = []
+    observe: Callable[[int, m.JobEvent], None] = lambda *event: events.append(event)  # noqa: E731
+    with MasterServer(ranks=4, mode="rank_per_process", observe=observe) as server:
+        workers(server.address, 4)
+        with Client(server.address) as client:
+            handle = client.submit(mlp(ranks=4), 2)
+            assert handle.result()["step"] == 1
+            (status,) = client.status().jobs
+        shipped = [event for _, event in events if isinstance(event, m.Shipped)]
+        assert [event.ranks for event in shipped] == [1, 2, 3, 4]
+        assert all(event.world_size == 4 for event in shipped)
+        assert status.fetched_ranks == 4
+        assert status.sent_bytes == shipped[-1].sent_bytes == shipped[0].sent_bytes > 0
+        for worker in workers.started:
+            worker.stop()
+            assert worker.error is None
+
+
+def test_workers_without_a_readable_copy_ask_the_master(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The first worker ends its copy before the others read it, as if it had been killed.
+    place = OfferedCopy.place.fget
+    assert place is not None
+
+    def close_and_tell(copy: OfferedCopy) -> m.LocalCopy:
+        found = place(copy)
+        copy.close()
+        return found
+
+    monkeypatch.setattr(OfferedCopy, "place", property(close_and_tell))
+    with MasterServer(ranks=3, mode="rank_per_process") as server:
+        workers(server.address, 3)
+        with Client(server.address) as client:
+            assert client.submit(mlp(ranks=3), 2).result()["step"] == 1
+        for worker in workers.started:
+            worker.stop()
+            assert worker.error is None
+    assert caplog.text.count("no copy on this host") == 2
