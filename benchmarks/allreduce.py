@@ -1,19 +1,28 @@
 """all_reduce between two processes of one host, float32, through a plan with one collective.
 
     python benchmarks/allreduce.py
+    python benchmarks/allreduce.py --mpi-python mpich=PYTHON --torch-python PYTHON --rounds 5
 
 Prints one JSON line: the median time of one step in ms, by size, and the time of a plain copy of as
-many bytes for comparison.
+many bytes for comparison. The options name interpreters with mpi4py (and an mpiexec beside them)
+or torch: then MPI_Allreduce and gloo are measured too, in turn with this project, round after
+round, so that all of them meet the same load of the machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
+import os
 import secrets
 import statistics
+import subprocess
+import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import numpy as np
 
@@ -153,12 +162,63 @@ def copy_ms(size_mib: int) -> float:
     return statistics.median(times) * 1e3
 
 
+PEERS = Path(__file__).resolve().parent / "peers"
+
+
+def mpi_ms(python: str, size_mib: int) -> float:
+    """Median time of MPI_Allreduce in ms, by an interpreter with mpi4py."""
+    mpiexec = [str(Path(python).parent / "mpiexec"), "-n", str(RANKS)]
+    environment = {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    return _said([*mpiexec, python, str(PEERS / "allreduce_mpi.py"), str(size_mib)], environment)
+
+
+def gloo_ms(python: str, size_mib: int) -> float:
+    """Median time of all_reduce of torch.distributed over gloo in ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [python, str(PEERS / "allreduce_gloo.py"), str(size_mib), f"{folder}/store"]
+        return _said(command, dict(os.environ))
+
+
+def _said(command: list[str], environment: dict[str, str]) -> float:
+    done = subprocess.run(
+        [*command, str(SECONDS)], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return float(done.stdout.split()[-1])
+
+
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--mpi-python", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--torch-python", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MIB, metavar="MIB")
+    options = parser.parse_args()
+    measures: dict[str, Callable[[int], float]] = {"ms": all_reduce_ms, "copy_ms": copy_ms}
+    for named in options.mpi_python:
+        name, _, python = named.partition("=")
+        measures[f"{name}_ms"] = lambda size, python=python: mpi_ms(python, size)
+    if options.torch_python:
+        measures["gloo_ms"] = lambda size: gloo_ms(options.torch_python, size)
     result: dict[str, object] = {"benchmark": "allreduce", "ranks": RANKS, "dtype": "float32"}
-    for size in SIZES_MIB:
-        result[f"ms_{size}_mib"] = round(all_reduce_ms(size), 3)
-        result[f"copy_ms_{size}_mib"] = round(copy_ms(size), 3)
+    for size in options.sizes:
+        rounds = [
+            {name: measured(size) for name, measured in measures.items()}
+            for _ in range(options.rounds)
+        ]
+        for name in measures:
+            median = statistics.median(each[name] for each in rounds)
+            result[f"{name}_{size}_mib"] = round(median, 3)
+            if name not in ("ms", "copy_ms"):
+                ratio = statistics.median(each["ms"] / each[name] for each in rounds)
+                result[f"{name.removesuffix('_ms')}_ratio_{size}_mib"] = round(ratio, 3)
     print(json.dumps(result))
 
 

@@ -1,6 +1,7 @@
 """Compile times as ranks grow, beside JAX's.
 
-    python -m benchmarks.compile [--runs 3] [--jax-python PATH] [--only SECTION ...] [--write]
+    python -m benchmarks.compile [--runs 3] [--jax-python PATH] [--only SECTION ...]
+        [--write] [--lines FILE]
 
 Prints one JSON line per row, in sections:
 
@@ -10,6 +11,7 @@ Prints one JSON line per row, in sections:
               with micro-batches, and with nothing that divides
     modes     gpt tiny, all ranks compiled, 8 to 256 ranks: the mode `naive` beside
               `rank_per_process`, which must give the same digest
+    tasks     one worker alone, processor time per task, from 2,000 to 200,000 tasks
 
 What is counted. Ours: the master from the traced job to the slices' bytes (passes, SBP inference,
 boxing, serialising) and the slowest of the compiled ranks' workers, from its slice's bytes to its
@@ -21,8 +23,9 @@ JAX is needed by this benchmark alone: `pip install -r benchmarks/peers/requirem
 environment of its own, whose interpreter `--jax-python` or PLANCOMPILER_JAX_PYTHON names. Without
 it the rows of `peer` have our part alone, which a note on standard error says.
 
-`--write` puts the figures of all sections that ran into docs/compile.md, and with all of them the
-picture into docs/compile.svg.
+`--write` puts the figures of all sections that ran into docs/compile.md, and draws docs/compile.svg
+from the first three. Sections that did not run are taken from `--lines FILE`, a file of lines that
+were printed before.
 """
 
 from __future__ import annotations
@@ -34,13 +37,14 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.compile_tasks import STAGES, task_rows
 from benchmarks.line_chart import Line, line_chart
 from plancompiler.cli.job_file import load_job
 
@@ -197,7 +201,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 def growth_rows(runs: int) -> Iterator[Found]:
     """Rows of every variant; ratios are to its own figures at 1,024 ranks."""
     for variant, (settings, numbers) in VARIANTS.items():
-        rows = {ranks: growth_row(variant, settings, ranks, runs) for ranks in numbers}
+        found: dict[int, list[Found]] = {ranks: [] for ranks in numbers}
+        # In turns, because what else the machine does changes from minute to minute.
+        for _ in range(runs):
+            for ranks in numbers:
+                # First, middle and last rank.
+                some = (0, ranks // 2 - 1, ranks - 1)
+                given = {**GPT3, **settings, "dp": ranks // 128}
+                found[ranks].append(compiled(given, "--mode", "rank_per_process", ranks=some))
+        rows = {ranks: growth_row(variant, ranks, found[ranks]) for ranks in numbers}
         base = rows[BASE]
         for row in rows.values():
             for part in ("master", "worker"):
@@ -206,11 +218,8 @@ def growth_rows(runs: int) -> Iterator[Found]:
             yield row
 
 
-def growth_row(variant: str, settings: dict[str, Any], ranks: int, runs: int) -> Found:
-    """One number of ranks: first, middle and last rank are compiled."""
-    settings = {**GPT3, **settings, "dp": ranks // 128}
-    some = (0, ranks // 2 - 1, ranks - 1)
-    found = [compiled(settings, "--mode", "rank_per_process", ranks=some) for _ in range(runs)]
+def growth_row(variant: str, ranks: int, found: list[Found]) -> Found:
+    """Medians for one number of ranks."""
     return {
         "benchmark": "compile",
         "section": "growth",
@@ -342,6 +351,24 @@ def mode_table(rows: list[Found]) -> str:
     )
 
 
+def task_table(rows: list[Found]) -> str:
+    """Rows of `tasks`."""
+    return table(
+        ["layers", "tasks", "seconds", "µs a task", "ratio", *STAGES],
+        [
+            [
+                f"{row['layers']:,}",
+                f"{row['tasks']:,}",
+                f"{row['seconds']:.2f}",
+                f"{row['us_per_task']:.1f}",
+                f"{row['ratio']:.2f}",
+                *(f"{row[f'{stage}_us']:.1f}" for stage in STAGES),
+            ]
+            for row in rows
+        ],
+    )
+
+
 def picture(sections: dict[str, list[Found]]) -> str:
     """Seconds over ranks of all sections."""
 
@@ -390,15 +417,19 @@ def picture(sections: dict[str, list[Found]]) -> str:
     return line_chart([line for line in lines if line.points], "ranks", "seconds")
 
 
+PICTURED = ("peer", "growth", "modes")
+"""Sections that the picture shows."""
+
 TABLES: dict[str, Callable[[list[Found]], str]] = {
     "peer": peer_table,
     "growth": growth_table,
     "modes": mode_table,
+    "tasks": task_table,
 }
 
 
 def write(sections: dict[str, list[Found]]) -> None:
-    """Put tables between their marks on the page, and draw the picture if all sections ran."""
+    """Put tables between their marks on the page, and draw the picture if all it shows is there."""
     text = PAGE.read_text()
     for section, rows in sections.items():
         loads = [row["load_average"] for row in rows]
@@ -410,8 +441,19 @@ def write(sections: dict[str, list[Found]]) -> None:
             sys.exit(f"{PAGE} has no place for the section {section}")
         text = text[: found.start()] + inside + text[found.end() :]
     PAGE.write_text(text)
-    if set(sections) == set(TABLES):
+    if set(PICTURED) <= set(sections):
         PICTURE.write_text(picture(sections))
+
+
+def earlier(file: Path, but: Sequence[str]) -> dict[str, list[Found]]:
+    """Rows of the sections in a file, without some; of equal rows the last."""
+    rows: dict[str, dict[tuple[Any, ...], Found]] = {}
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        if row.get("benchmark") == "compile" and row["section"] not in but:
+            key = (row.get("layout"), row.get("variant"), row["ranks"])
+            rows.setdefault(row["section"], {})[key] = row
+    return {section: list(found.values()) for section, found in rows.items()}
 
 
 def main() -> None:
@@ -419,8 +461,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--jax-python", default=os.environ.get(JAX_VARIABLE))
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--only", nargs="*", choices=TABLES, default=list(TABLES))
     parser.add_argument("--write", action="store_true", help="write docs/compile.md and .svg")
+    parser.add_argument("--lines", type=Path, help="earlier lines, for the sections not run")
     options = parser.parse_args()
     if "peer" in options.only and options.jax_python is None:
         print(
@@ -432,8 +475,11 @@ def main() -> None:
         "peer": lambda: peer_rows(options.runs, options.jax_python),
         "growth": lambda: growth_rows(options.runs),
         "modes": lambda: mode_rows(options.runs),
+        "tasks": lambda: (
+            {**row, "load_average": load_average()} for row in task_rows(options.runs)
+        ),
     }
-    sections: dict[str, list[Found]] = {}
+    sections = {} if options.lines is None else earlier(options.lines, options.only)
     for section in options.only:
         for row in measure[section]():
             print(json.dumps(row, ensure_ascii=False), flush=True)

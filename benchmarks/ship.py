@@ -149,6 +149,7 @@ def stream(mib: int, seconds: float) -> dict[str, object]:
         **{f"{way}_best_gib_per_s": round(mib / 1024 / min(times[way]), 2) for way in ways},
         "ratio_to_chunk_loop": round(middle["chunk_loop"] / middle["fetch"], 2),
         "ratio_to_one_message": round(middle["one_message"] / middle["fetch"], 2),
+        "load_average": round(os.getloadavg()[0], 1),
     }
 
 

@@ -173,14 +173,15 @@ class StreamActor:
         """Position of the head task, its tokens taken; or BLOCKED or AT_LIMIT."""
         if self.step >= self.limit:
             return AT_LIMIT
-        tokens = self._tokens
         position = self.position
         waits = self._waits[position]
-        for token in waits:
-            if not tokens[token]:
-                return BLOCKED
-        for token in waits:
-            tokens[token] -= 1
+        if waits:
+            tokens = self._tokens
+            for token in waits:
+                if not tokens[token]:
+                    return BLOCKED
+            for token in waits:
+                tokens[token] -= 1
         return position
 
     def finish(self) -> tuple[Notice, ...]:

@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 from plancompiler.errors import AbortedError, PlanCompilerError, RankError
 from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.cuda.interface import Device
 from plancompiler.executor.memory import Array
 from plancompiler.executor.runtime import DEADLINE, SIGNAL_CHECK, Runtime, check_feed_names
 from plancompiler.plan.plan import Plan
@@ -25,7 +26,8 @@ class LocalWorld:
         with LocalWorld(plans) as world:
             print(world.step({"x": batch})["loss"])
 
-    `variables` are shards by rank and variable name; see `Runtime` for the other arguments. The
+    `variables` are shards by rank and variable name, `devices` the devices of ranks that have one;
+    see `Runtime` for the other arguments. The
     first failure of any rank stops all and is raised; afterwards only `close` makes sense. A rank
     that has nothing to do gets no thread.
     """
@@ -38,6 +40,7 @@ class LocalWorld:
         first_step: int = 0,
         deadline: float = DEADLINE,
         record: Path | None = None,
+        devices: Mapping[int, Device | str] | None = None,
     ) -> None:
         self._hub = LocalHub()
         self._outputs: dict[int, dict[str, Array]] = {}
@@ -52,6 +55,7 @@ class LocalWorld:
                 on_outputs=self._collect,
                 deadline=deadline,
                 record=record,
+                device=None if devices is None else devices.get(rank),
             )
             for rank, plan in plans.items()
             if not plan.is_idle

@@ -56,10 +56,17 @@ def read_only(array: Array) -> Array:
     return view
 
 
+def address_of(array: Array) -> int:
+    """Where an array begins; arrays on devices say it by `__cuda_array_interface__`."""
+    if isinstance(array, np.ndarray):
+        return array.ctypes.data
+    return int(array.__cuda_array_interface__["data"][0])
+
+
 def same_memory(left: Array, right: Array) -> bool:
     """Whether two contiguous arrays are the same bytes."""
     return left.nbytes == right.nbytes and (
-        left.nbytes == 0 or left.ctypes.data == right.ctypes.data
+        left.nbytes == 0 or address_of(left) == address_of(right)
     )
 
 
@@ -74,9 +81,7 @@ class Memory:
         used = element_count(register.shape) * register.dtype.itemsize
         if register.is_control or used == 0:
             # Control registers carry nothing; empty ones need no place.
-            shape = (0,) if register.is_control else register.shape
-            empty = np.empty(shape, register.dtype.numpy)
-            return (empty,) * register.register_count
+            return (self._empty(register),) * register.register_count
         buffer = self._buffers.get(register.block)
         end = register.offset + register.nbytes * register.register_count
         if (
@@ -102,6 +107,19 @@ class Memory:
             register.shape,
             register.dtype,
         )
+
+    def _empty(self, register: RegisterDesc) -> Array:
+        """An array without bytes."""
+        shape = (0,) if register.is_control else register.shape
+        return np.empty(shape, register.dtype.numpy)
+
+    def write(self, register: int, value: Array) -> None:
+        """Fill a register's first slot from an array of its shape and dtype."""
+        np.copyto(self._slots[register][0], value)
+
+    def read(self, register: int) -> Array:
+        """A copy of a register's first slot."""
+        return self._slots[register][0].copy()
 
     def slots(self, register: int) -> Slots:
         """Arrays of a register's slots."""

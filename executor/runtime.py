@@ -22,10 +22,13 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.actor import load_actors
-from plancompiler.executor.comm.base import Transport, publication_of
+from plancompiler.executor.backend import Binder
+from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.cuda.backend import backend_of
+from plancompiler.executor.cuda.interface import Device
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.executor.stream import WAKE, StreamRunner
-from plancompiler.executor.task import OnOutput, TaskBinder
+from plancompiler.executor.task import OnOutput
 from plancompiler.executor.trace import Recorder
 from plancompiler.ir import UNKNOWN_SOURCE, DType
 from plancompiler.ir.shard import region_shape
@@ -54,7 +57,7 @@ class Runtime:
     goes on from a checkpoint. `on_outputs(step, name, value)` is called from the stream's thread
     for every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
     bounds every wait for another rank. `record` is a folder in which the rank's timeline is
-    recorded (see `trace`).
+    recorded (see `trace`). `device` is the local device of a plan for devices: `cuda:1`, say.
 
     `run`, `feed`, `prepare` and `variables` belong to one thread; `abort` may come from any.
     After a failure `run` raises it again, and only `close` makes sense.
@@ -70,6 +73,7 @@ class Runtime:
         on_outputs: OnOutput | None = None,
         deadline: float = DEADLINE,
         record: Path | None = None,
+        device: Device | str | None = None,
     ) -> None:
         if transport.rank != plan.rank:
             raise UsageError(
@@ -95,7 +99,8 @@ class Runtime:
         self._closed = False
         self._inputs = _input_specs(plan)
         self._feeds: dict[str, deque[Array]] = {name: deque() for name in self._inputs}
-        self._actors = load_actors(plan, first_step)
+        self._backend = backend_of(plan, device, self._launched_failed)
+        self._actors = load_actors(self._backend.plan, first_step)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -105,18 +110,18 @@ class Runtime:
             raise UsageError("a runtime can be prepared once", rank=self.plan.rank)
         try:
             with np.errstate(all="ignore"):
-                self._memory = memory = Memory(self.plan, self._transport.allocate)
+                self._memory = memory = self._backend.memory(self._transport)
                 self._set_variables(memory)
                 actors = self._actors.actors
                 self._queues = tuple(SimpleQueue() for _ in actors)
                 if self._record is not None:
-                    self._recorder = Recorder(self.plan, self._record, self._first_step)
-                self._transport.connect(
-                    publication_of(self.plan, self._first_step), self, self._deadline
+                    self._recorder = Recorder(self._backend.plan, self._record, self._first_step)
+                publication = self._backend.publication(self._first_step)
+                self._transport.connect(publication, self, self._deadline)
+                binder = self._backend.binder(
+                    memory, self._transport, self._feeds, self._on_outputs, self._deadline
                 )
-                binder = TaskBinder(
-                    self.plan, memory, self._transport, self._feeds, self._on_outputs
-                )
+                notifier = self._backend.notifier(self._transport)
                 self._runners = tuple(
                     StreamRunner(
                         actor,
@@ -124,7 +129,7 @@ class Runtime:
                         [self._bind(binder, task) for task in tasks],
                         self._queues,
                         index,
-                        self._transport,
+                        notifier,
                         self,
                         self._deadline,
                     )
@@ -142,7 +147,7 @@ class Runtime:
             for runner in self._runners:
                 runner.start(f"plancompiler-{self.plan.rank}-{runner.actor.stream}")
 
-    def _bind(self, binder: TaskBinder, task: Task) -> Any:
+    def _bind(self, binder: Binder, task: Task) -> Any:
         try:
             run = binder.bind(task)
         except PlanCompilerError as error:
@@ -159,6 +164,7 @@ class Runtime:
             self.abort(AbortedError("the run was closed in the middle of a step"))
         for runner in self._runners:
             runner.close()
+        self._backend.close()
         self._transport.close()
         self._runners = ()
         if self._recorder is not None:
@@ -254,9 +260,15 @@ class Runtime:
 
     def _run_here(self, runner: StreamRunner) -> None:
         try:
+            self._backend.begin()
             runner.run_here()
         except Exception as error:
             self._task_failed(error, runner.current_task(), runner.actor.moment)
+            return
+        try:
+            self._backend.finish()
+        except Exception as error:
+            self._fail(error, None)
 
     def _check_ready(self, steps: int) -> None:
         if self._failure is not None:
@@ -278,9 +290,9 @@ class Runtime:
         """Copies of this rank's shards of all variables, by name; between runs."""
         if self._memory is None or self._closed:
             raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        self._backend.begin()
         return {
-            variable.name: self._memory.slots(variable.register)[0].copy()
-            for variable in self.plan.variables
+            variable.name: self._memory.read(variable.register) for variable in self.plan.variables
         }
 
     def _set_variables(self, memory: Memory) -> None:
@@ -297,7 +309,7 @@ class Runtime:
             target = memory.slots(variable.register)[0]
             given = self._given.get(variable.name)
             if given is None:
-                np.copyto(target, _initial_value(variable, self.plan.seed))
+                memory.write(variable.register, _initial_value(variable, self.plan.seed))
             elif given.shape != target.shape or given.dtype != target.dtype:
                 raise FeedError(
                     f"the value given for variable {variable.name!r} does not fit its shard",
@@ -306,7 +318,7 @@ class Runtime:
                     expected=f"{target.dtype}{list(target.shape)}",
                 )
             else:
-                np.copyto(target, given)
+                memory.write(variable.register, given)
         self._given.clear()
 
     # --- failure --------------------------------------------------------------------------------
@@ -334,12 +346,17 @@ class Runtime:
             for actor in self._actors.actors:
                 actor.limit = -1
         self._transport.abort(self.plan.rank if failed_rank is None else failed_rank, known)
+        self._backend.abort(known)
         for queue in self._queues:
             queue.put(WAKE)
 
     def _raised(self) -> PlanCompilerError:
         failure = self._failure
         return failure if failure is not None else ExecutionError("the run failed")
+
+    def _launched_failed(self, error: BaseException) -> None:
+        """Work that was launched on the device has failed."""
+        self._fail(error, None)
 
     # --- called by streams and by the transport ---------------------------------------------------
 

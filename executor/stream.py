@@ -11,7 +11,6 @@ import numpy as np
 
 from plancompiler.errors import DeadlineError
 from plancompiler.executor.actor import ARRIVED, AT_LIMIT, Notice, StreamActor
-from plancompiler.executor.comm.base import Transport
 from plancompiler.executor.task import Run
 from plancompiler.ir.task import format_id
 from plancompiler.plan.plan import Task
@@ -20,6 +19,13 @@ WAKE = -1
 """Put into a stream's queue to make it look whether the run is over."""
 RUN = -2
 """Put into an idle stream's queue to make it go on to its new limit, and report once."""
+
+
+class Notifier(Protocol):
+    """Who carries notices to other ranks: a transport."""
+
+    def notify(self, notice: Notice) -> None:
+        """Send a notice to `notice.rank`."""
 
 
 class Owner(Protocol):
@@ -45,7 +51,7 @@ class StreamRunner:
         runs: Sequence[Run | None],
         queues: Sequence[SimpleQueue[int]],
         index: int,
-        transport: Transport,
+        transport: Notifier,
         owner: Owner,
         deadline: float,
     ) -> None:

@@ -62,7 +62,7 @@ class TaskBinder:
             return None
         if kind in (TaskKind.COPY_HD, TaskKind.SEND_RECV):
             raise DeviceError(
-                f"{kind} needs a GPU, and this executor runs on the CPU",
+                f"{kind} is for devices, and this plan's memory is the host's",
                 op=task.name,
                 rank=self._plan.rank,
             )
@@ -112,7 +112,7 @@ class TaskBinder:
         readable = [tuple(map(read_only, row)) for row in inputs]
         microbatches = self._microbatches(task)
         if microbatches > 1:
-            return _microbatch_run(
+            return microbatch_run(
                 kernel, context, readable, outputs, microbatches, self._regions(spec)
             )
         if period == 1:
@@ -161,6 +161,10 @@ class TaskBinder:
         return self._region_tables[key]
 
     def _bind_input(self, task: Task, spec: ComputeSpec) -> Run:
+        return self._input_into(task, spec, self._memory.slots(task.outputs[0]))
+
+    def _input_into(self, task: Task, spec: ComputeSpec, slots: Sequence[Array]) -> Run:
+        """Fill slots, one after another, with this rank's part of what was fed."""
         name = str(dict(spec.attrs)["name"])
         waiting = self._feeds[name]
         microbatches = self._microbatches(task)
@@ -171,7 +175,6 @@ class TaskBinder:
             else tuple(made[0] for _, made in table)
         )
         indices = tuple(map(region_index, boxes))
-        slots = self._memory.slots(task.outputs[0])
         count = len(slots)
         last = microbatches - 1
 
@@ -186,7 +189,8 @@ class TaskBinder:
 
         return run
 
-    def _bind_output(self, task: Task, spec: ComputeSpec) -> Run | None:
+    def _output_of(self, task: Task, spec: ComputeSpec) -> tuple[str, OnOutput | None, bool]:
+        """An output's name, who takes it, and whether it must be finite."""
         if self._microbatches(task) > 1:
             raise ExecutionError(
                 "an output is reported once per step, but runs for every micro-batch",
@@ -198,16 +202,20 @@ class TaskBinder:
         finite = bool(attrs.get("finite", False))
         name = self._output_names.get(task.id)
         deliver = self._on_outputs if name is not None else None
+        label = name if name is not None else str(attrs.get("name", task.name))
+        return label, deliver, finite
+
+    def _bind_output(self, task: Task, spec: ComputeSpec) -> Run | None:
+        label, deliver, finite = self._output_of(task, spec)
         if deliver is None and not finite:
             return None
-        label = name if name is not None else str(attrs.get("name", task.name))
         slots = tuple(map(read_only, self._memory.slots(task.inputs[0])))
         count = len(slots)
 
         def run(step: int) -> None:
             value = slots[step % count]
             if finite and not np.isfinite(value).all():
-                raise _not_finite(label, step, value)
+                raise not_finite(label, step, value)
             if deliver is not None:
                 deliver(step, label, value.copy())
 
@@ -282,7 +290,7 @@ def _arrays(memory: Memory, registers: Sequence[int], version: int) -> tuple[Arr
     return tuple(found)
 
 
-def _microbatch_run(
+def microbatch_run(
     kernel: Kernel,
     context: KernelContext,
     inputs: Sequence[tuple[Array, ...]],
@@ -314,7 +322,7 @@ def _check_box(task: Task, rank: int, source: tuple[int, ...], target: tuple[int
         )
 
 
-def _not_finite(label: str, step: int, value: Array) -> NonFiniteError:
+def not_finite(label: str, step: int, value: Array) -> NonFiniteError:
     wrong = value[~np.isfinite(value)]
     count = "" if value.size == 1 else f" ({wrong.size} of {value.size} elements)"
     return NonFiniteError(
@@ -387,13 +395,14 @@ class _Accumulation:
         dtype: DType,
     ) -> None:
         self._out = out
-        self._work: Array = np.empty(out.shape, accumulator(reduction, out.dtype))
+        # `empty_like` and `zeros_like` make arrays where `out` is, on a device too.
+        self._work: Array = np.empty_like(out, accumulator(reduction, out.dtype))
         self._identity = identity_of(reduction, dtype)
         self._ufunc = UFUNCS[reduction]
         self._pieces = [(source, self._work[region_index(region)]) for source, region in pieces]
         self._counts: Array | None = None
         if reduction is Reduction.AVG:
-            counts = np.zeros(out.shape, np.int64)
+            counts = np.zeros_like(out, np.int64)
             for _, region in pieces:
                 counts[region_index(region)] += 1
             self._counts = np.maximum(counts, 1).astype(

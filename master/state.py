@@ -87,6 +87,7 @@ from plancompiler.master.events import (
     Tick,
     WorkerGone,
 )
+from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.registration import free_rank
 from plancompiler.master.shipping import Delivery, Shipping
 from plancompiler.plan.digest import CrossRankFact, check_cross_rank_facts, combine_digests
@@ -100,11 +101,13 @@ _JOBS_REMEMBERED = 100
 class _Worker:
     connection: int
     rank: int
-    host: str
-    device: str
-    version: str
+    offer: Register
     last_seen: float
     job_id: int = 0
+
+    @property
+    def host(self) -> str:
+        return self.offer.host
 
 
 Operation = Run | Save | Collect | Finish
@@ -197,7 +200,7 @@ class MasterState:
     def status(self, now: float) -> ClusterStatus:
         """A picture of the cluster."""
         workers = [
-            WorkerStatus(each.rank, each.host, each.device, each.version, each.job_id)
+            WorkerStatus(each.rank, each.host, each.offer.device, each.offer.version, each.job_id)
             for _, each in sorted(self._workers.items())
         ]
         jobs = [
@@ -267,7 +270,7 @@ class MasterState:
             self._actions.append(Tell(connection, Refused(error.report)))
             self._actions.append(Disconnect(connection))
             return
-        worker = _Worker(connection, rank, message.host, message.device, message.version, now)
+        worker = _Worker(connection, rank, message, now)
         self._workers[rank] = worker
         self._ranks[connection] = rank
         # The edge puts in the token that it drew for the connection.
@@ -302,6 +305,9 @@ class MasterState:
             error = ClusterError("a worker let go of a job before its end", rank=worker.rank)
             self._fail(job, error.report, now)
         self._retire(job, now)
+
+    def _offers(self) -> dict[int, Register]:
+        return {rank: worker.offer for rank, worker in self._workers.items()}
 
     def _busy(self, job: _Job) -> list[_Worker]:
         return [worker for worker in self._workers.values() if worker.job_id == job.id]
@@ -364,16 +370,12 @@ class MasterState:
             return
         self._queue.popleft()
         self._active = job.id
-        hosts = {worker.host: rank for rank, worker in sorted(self._workers.items(), reverse=True)}
         for worker in self._workers.values():
             worker.job_id = job.id
         self._enter(job, Phase.COMPILING, self.limits.compiling, now)
-        if len(hosts) > 1:
-            error = ClusterError(
-                "the workers are on different hosts, and only one host is supported yet",
-                got=", ".join(f"rank {rank} on {host!r}" for host, rank in sorted(hosts.items())),
-                expected="all workers on one host",
-            )
+        try:
+            check_reachable(self._offers())
+        except ClusterError as error:
             self._fail(job, error.report, now)
             return
         self._actions.append(StartCompile(job.id))
@@ -384,7 +386,7 @@ class MasterState:
             return
         job.cached = event.cached
         job.waiting = set(range(self.world_size))
-        hosts = {rank: worker.host for rank, worker in self._workers.items()}
+        hosts = {rank: host_of(offer) for rank, offer in self._offers().items()}
         job.shipping = Shipping(event.digests, hosts)
         self._deliver(job, job.shipping.first())
 
@@ -427,7 +429,10 @@ class MasterState:
         self._publish(job, CompileFinished(digest, now - job.submitted, job.cached))
         self._enter(job, Phase.PREPARING, self.limits.preparing, now)
         job.waiting = set(range(self.world_size))
-        self._tell_all(job, Prepare(job.id, job.transport_token, job.request.restore))
+        offers = self._offers()
+        for worker in self._busy(job):
+            far = far_peers(worker.rank, offers)
+            self._tell(worker, Prepare(job.id, job.transport_token, job.request.restore, far))
 
     def _all_done(self, job: _Job, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""

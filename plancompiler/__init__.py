@@ -267,10 +267,25 @@ from plancompiler.frontend.trace import (
     zeros,
 )
 from plancompiler.ir import Config, DType, Job, NdSbp, Placement, Sbp, TensorType, Value
+from plancompiler.ir.value import set_eager_world
 from plancompiler.ops.custom import CustomOp, op
 
 if TYPE_CHECKING:
+    from plancompiler import eager
     from plancompiler.client import Client
+    from plancompiler.eager import (
+        DistTensor,
+        Generator,
+        comm_trace,
+        default_generator,
+        from_local,
+        implicit_broadcast,
+        init,
+        manual_seed,
+        no_grad,
+        tensor,
+        using_generator,
+    )
     from plancompiler.session import Session, run
 
     __version__: str
@@ -279,13 +294,38 @@ _LATER = {
     "run": "plancompiler.session",
     "Session": "plancompiler.session",
     "Client": "plancompiler.client",
+    "eager": "plancompiler.eager",
+    **dict.fromkeys(
+        (
+            "DistTensor",
+            "Generator",
+            "comm_trace",
+            "default_generator",
+            "from_local",
+            "implicit_broadcast",
+            "init",
+            "manual_seed",
+            "no_grad",
+            "tensor",
+            "using_generator",
+        ),
+        "plancompiler.eager",
+    ),
 }
+
+
+def _eager_world() -> Any:
+    return importlib.import_module("plancompiler.eager").current_world()
+
+
+set_eager_world(_eager_world)
 
 
 def __getattr__(name: str) -> Any:
     """Import what runs jobs when it is first asked for: tracing needs neither gRPC nor threads."""
     if name in _LATER:
-        found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        module = importlib.import_module(_LATER[name])
+        found = globals()[name] = module if name == "eager" else getattr(module, name)
         return found
     if name == "__version__":
         return importlib.metadata.version("plancompiler")
@@ -304,7 +344,9 @@ __all__ = [
     "DType",
     "DTypeError",
     "DataError",
+    "DistTensor",
     "FeedError",
+    "Generator",
     "GradientError",
     "Job",
     "JobError",
@@ -364,6 +406,7 @@ __all__ = [
     "chunk",
     "clip",
     "clip_by_global_norm",
+    "comm_trace",
     "concat",
     "constant",
     "conv1d",
@@ -382,12 +425,14 @@ __all__ = [
     "cumprod",
     "cumsum",
     "data",
+    "default_generator",
     "diag",
     "diag_embed",
     "diagonal",
     "div",
     "dot",
     "dropout",
+    "eager",
     "einsum",
     "elu",
     "embedding",
@@ -405,6 +450,7 @@ __all__ = [
     "floor_divide",
     "fmod",
     "found_inf",
+    "from_local",
     "full",
     "full_like",
     "gather",
@@ -422,8 +468,10 @@ __all__ = [
     "hardtanh",
     "huber_loss",
     "hypot",
+    "implicit_broadcast",
     "index_add",
     "index_select",
+    "init",
     "inner",
     "input",
     "instance_norm",
@@ -455,6 +503,7 @@ __all__ = [
     "logical_xor",
     "logsigmoid",
     "logsumexp",
+    "manual_seed",
     "masked_fill",
     "matmul",
     "max",
@@ -473,6 +522,7 @@ __all__ = [
     "neg",
     "nll_loss",
     "nn",
+    "no_grad",
     "norm",
     "normal",
     "not_equal",
@@ -535,6 +585,7 @@ __all__ = [
     "take_along_axis",
     "tan",
     "tanh",
+    "tensor",
     "tensordot",
     "tile",
     "topk",
@@ -546,6 +597,7 @@ __all__ = [
     "unbind",
     "uniform",
     "unsqueeze",
+    "using_generator",
     "var",
     "where",
     "zeros",

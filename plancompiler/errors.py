@@ -203,6 +203,12 @@ class MicrobatchError(PlanCompilerError):
     code = "E128"
 
 
+class InplaceError(PlanCompilerError):
+    """A change in place would alter a tensor's layout, or what the tape still needs."""
+
+    code = "E129"
+
+
 class FeedError(PlanCompilerError):
     """A value fed to an input has a wrong name, shape or dtype, or is missing."""
 

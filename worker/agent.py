@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -25,10 +24,10 @@ from plancompiler.cluster.serde import master_message_from_proto, worker_message
 from plancompiler.errors import (
     ClusterError,
     DeadlineError,
-    DeviceError,
     PlanCompilerError,
     UsageError,
 )
+from plancompiler.executor.cuda.device import local_device
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
 from plancompiler.worker.events import (
@@ -45,6 +44,7 @@ from plancompiler.worker.events import (
     WorkerEvent,
 )
 from plancompiler.worker.job_runner import JobRunner
+from plancompiler.worker.peers import LISTEN, Peers, open_peers
 from plancompiler.worker.state import WorkerState
 
 _TICK_SECONDS = 0.2
@@ -61,6 +61,9 @@ def run_worker(
     tls: TlsFiles | None = None,
     timeout: float = 10.0,
     host: str | None = None,
+    listen: str = LISTEN,
+    insecure: bool = False,
+    transport: str = "grpc",
     version: str | None = None,
     silence_seconds: float = 10.0,
     record: Path | None = None,
@@ -68,25 +71,29 @@ def run_worker(
     """Serve jobs as one rank of the master at `master` until `stop` is set.
 
     `rank` None takes the lowest free one. `timeout` (seconds) bounds the first contact; `host` and
-    `version` are what the worker says of itself, by default the truth. `record` is a folder where
+    `version` are what the worker says of itself, by default the truth; workers with different hosts
+    share no memory. `listen` is where workers of other hosts reach this one; beyond this machine it
+    needs `tls` or `insecure`. `transport` is one of `peers.TRANSPORTS`. `record` is a folder where
     the timeline of each job is recorded, over that of the job before. Raises MasterUnreachableError
     where no master answers or it is lost later, RegistrationError, RankError or VersionError where
     it refuses the worker.
     """
     if device != "cpu":
-        raise DeviceError(
-            "this executor runs on the CPU only", got=f"device {device!r}", expected="cpu"
-        )
+        local_device(0, device)
     if rank is not None and rank < 0:
         raise UsageError("a rank is negative", got=rank)
-    register = Register(rank, host or socket.gethostname(), device, version or software_version())
     channel = open_channel(master, tls)
+    peers = None
     try:
+        peers = open_peers(transport, master, listen, tls, insecure, host)
+        register = peers.offer(rank, device, version or software_version())
         await_master(channel, master, timeout)
         stop = stop or threading.Event()
-        _Agent(channel, master, tls, register, stop, silence_seconds, record).serve()
+        _Agent(channel, master, tls, register, peers, stop, silence_seconds, record).serve()
     finally:
         channel.close()
+        if peers is not None:
+            peers.close()
 
 
 class _Agent:
@@ -98,6 +105,7 @@ class _Agent:
         master: str,
         tls: TlsFiles | None,
         register: Register,
+        peers: Peers,
         stop: threading.Event,
         silence_seconds: float,
         record: Path | None,
@@ -109,7 +117,10 @@ class _Agent:
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
         self._outbox.put(register)
         self._call: Any = stub.Connect(self._requests())
-        self._runner = JobRunner(stub, master, tls, self._events.put, self._outbox.put, record)
+        device = None if register.device == "cpu" else register.device
+        self._runner = JobRunner(
+            stub, master, tls, peers, self._events.put, self._outbox.put, record, device
+        )
         self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
         self._state = WorkerState(time.monotonic(), silence_seconds)
 

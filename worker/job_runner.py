@@ -34,7 +34,6 @@ from plancompiler.cluster.messages import (
 )
 from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError
 from plancompiler.executor.checkpoint import load_shards, save_shards, shards_to_bytes, write_index
-from plancompiler.executor.comm.host import HostTransport
 from plancompiler.executor.runtime import Runtime
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.plan.digest import cross_rank_facts, plan_digest
@@ -45,6 +44,7 @@ from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
 from plancompiler.worker.events import Closed, Work, WorkDone, WorkerEvent, WorkFailed
 from plancompiler.worker.local_copy import OfferedCopy, read_copy
+from plancompiler.worker.peers import Peers
 from plancompiler.worker.transfer import Interruption, Transfers
 
 _log = logging.getLogger(__name__)
@@ -58,17 +58,21 @@ class JobRunner:
         stub: WorkerStub,
         address: str,
         tls: TlsFiles | None,
+        peers: Peers,
         report: Callable[[WorkerEvent], None],
         send: Callable[[WorkerMessage], None],
         record: Path | None = None,
+        device: str | None = None,
     ) -> None:
         self.rank = 0
         self.token = b""
         """Both as the master gave them."""
         self._stub = stub
+        self._peers = peers
         self._report = report
         self._send = send
         self._record = record
+        self._device = device
         self._cache = open_cache()
         self._orders: SimpleQueue[Work | int | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -210,11 +214,17 @@ class JobRunner:
 
         runtime = Runtime(
             plan,
-            HostTransport(work.transport_token, self.rank),
+            self._peers.transport(
+                work.transport_token,
+                self.rank,
+                plan.world_size,
+                {peer.rank: peer.address for peer in work.far},
+            ),
             variables=variables,
             first_step=step,
             on_outputs=on_output,
             record=self._record,
+            device=self._device,
         )
         with self._lock:
             self._runtime = runtime

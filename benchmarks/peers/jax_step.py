@@ -17,6 +17,7 @@ import math
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -48,7 +49,7 @@ def mlp_step(
 
 def mlp_state(random: np.random.Generator) -> dict[str, Any]:
     found = {}
-    for layer, (inputs, outputs) in enumerate(zip(WIDTHS, WIDTHS[1:], strict=False)):
+    for layer, (inputs, outputs) in enumerate(pairwise(WIDTHS)):
         bound = 1 / math.sqrt(inputs)
         found[f"{layer}.weight"] = random.uniform(-bound, bound, (inputs, outputs))
         found[f"{layer}.bias"] = random.uniform(-bound, bound, outputs)

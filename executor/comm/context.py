@@ -98,11 +98,11 @@ class CommContext:
         how = _reduction(reduction)
         if self.size > 1 and x.nbytes >= CHUNKED_BYTES:
             return self._chunked_all_reduce(x, how)
-        shown = self._show("all_reduce", f"all_reduce {how}", (x,))
-        return self._left(_reduced(self._alike(shown), how, x.shape))
+        shown = self.show("all_reduce", f"all_reduce {how}", (x,))
+        return self.left(_reduced(self._alike(shown), how, x.shape))
 
     def _chunked_all_reduce(self, x: Array, how: Reduction) -> Array:
-        """Each member reduces its own chunk, and collects the others' (Rabenseifner's algorithm)."""
+        """Each member reduces its own chunk, and collects the others' (R. Rabenseifner, 2004)."""
         self._record("all_reduce", x.nbytes)
         flat, out = x.reshape(-1), np.empty(x.shape, x.dtype)
         step = BLOCK_BYTES // x.itemsize
@@ -125,19 +125,19 @@ class CommContext:
     ) -> Array | None:
         """The reduction of all members' arrays on rank `root`; None elsewhere."""
         how, at = _reduction(reduction), self._position(root)
-        shown = self._show("reduce", f"reduce {how} to {root}", (x,))
+        shown = self.show("reduce", f"reduce {how} to {root}", (x,))
         sources = self._alike(shown)
-        return self._left(_reduced(sources, how, x.shape) if at == self.member else None)
+        return self.left(_reduced(sources, how, x.shape) if at == self.member else None)
 
     def reduce_scatter(
         self, x: Array, axis: int = 0, reduction: Reduction | str = Reduction.SUM
     ) -> Array:
         """This member's balanced piece, along `axis`, of the reduction of all arrays."""
         how = _reduction(reduction)
-        shown = self._show("reduce_scatter", f"reduce_scatter {how} axis {axis}", (x,))
+        shown = self.show("reduce_scatter", f"reduce_scatter {how} axis {axis}", (x,))
         cut = _cut(x, axis, self.size, self.member)
         pieces = [one[cut] for one in self._alike(shown)]
-        return self._left(_reduced(pieces, how, None))
+        return self.left(_reduced(pieces, how, None))
 
     # --- copies ---------------------------------------------------------------------------------
 
@@ -147,22 +147,22 @@ class CommContext:
         given: Arrays = () if x is None or at != self.member else (x,)
         if at == self.member and not given:
             raise AttributeValueError("the root of a broadcast gave no array", rank=root)
-        shown = self._show("broadcast", f"broadcast from {root}", given)
-        return self._left(shown[at][0].copy())
+        shown = self.show("broadcast", f"broadcast from {root}", given)
+        return self.left(shown[at][0].copy())
 
     def all_gather(self, x: Array, axis: int = 0) -> Array:
         """All members' arrays joined along `axis`, in the order of the ranks; extents along it may
         differ.
         """
-        shown = self._show("all_gather", f"all_gather axis {axis}", (x,))
-        return self._left(_joined([arrays[0] for arrays in shown], axis))
+        shown = self.show("all_gather", f"all_gather axis {axis}", (x,))
+        return self.left(_joined([arrays[0] for arrays in shown], axis))
 
     def gather(self, x: Array, root: int, axis: int = 0) -> Array | None:
         """All members' arrays joined along `axis` on rank `root`; None elsewhere."""
         at = self._position(root)
-        shown = self._show("gather", f"gather axis {axis} to {root}", (x,))
+        shown = self.show("gather", f"gather axis {axis} to {root}", (x,))
         pieces = [arrays[0] for arrays in shown]
-        return self._left(_joined(pieces, axis) if at == self.member else None)
+        return self.left(_joined(pieces, axis) if at == self.member else None)
 
     def scatter(self, pieces: Sequence[Array] | None, root: int) -> Array:
         """This member's piece of those that rank `root` gives, one for each member."""
@@ -172,19 +172,19 @@ class CommContext:
             raise AttributeValueError(
                 "scatter needs a piece for each member", got=len(given), expected=self.size
             )
-        shown = self._show("scatter", f"scatter from {root}", given)
-        return self._left(shown[at][self.member].copy())
+        shown = self.show("scatter", f"scatter from {root}", given)
+        return self.left(shown[at][self.member].copy())
 
     def all_to_all(self, x: Array, split_axis: int = 0, join_axis: int = 0) -> Array:
         """Balanced pieces along `split_axis` go to the members in order; what comes is joined along
         `join_axis`.
         """
         call = f"all_to_all axes {split_axis} and {join_axis}"
-        shown = self._show("all_to_all", call, (x,))
+        shown = self.show("all_to_all", call, (x,))
         pieces = [
             arrays[0][_cut(arrays[0], split_axis, self.size, self.member)] for arrays in shown
         ]
-        return self._left(_joined(pieces, join_axis))
+        return self.left(_joined(pieces, join_axis))
 
     def exchange(self, pieces: Sequence[Array]) -> list[Array]:
         """Piece i goes to member i; returns what came, by member. Shapes may all differ."""
@@ -192,31 +192,31 @@ class CommContext:
             raise AttributeValueError(
                 "an exchange needs a piece for each member", got=len(pieces), expected=self.size
             )
-        shown = self._show("exchange", "exchange", tuple(pieces))
-        return self._left([arrays[self.member].copy() for arrays in shown])
+        shown = self.show("exchange", "exchange", tuple(pieces))
+        return self.left([arrays[self.member].copy() for arrays in shown])
 
     def send(self, x: Array, to: int) -> None:
         """Give an array to rank `to`, which calls `recv`; returns when it has it."""
         self._position(to)
         pair = self._pair(to)
-        pair._show("send", f"from {self.rank} to {to}", (x,))
-        pair._left(None)
+        pair.show("send", f"from {self.rank} to {to}", (x,))
+        pair.left(None)
 
     def recv(self, source: int) -> Array:
         """The array that rank `source` sends."""
         at = self._position(source)
         pair = self._pair(source)
-        shown = pair._show("recv", f"from {self.ranks[at]} to {self.rank}", ())
-        return pair._left(shown[pair.ranks.index(source)][0].copy())
+        shown = pair.show("recv", f"from {self.ranks[at]} to {self.rank}", ())
+        return pair.left(shown[pair.ranks.index(source)][0].copy())
 
     def barrier(self) -> None:
         """Return when all members have called it."""
-        self._show("barrier", "barrier", ())
+        self.show("barrier", "barrier", ())
         self._board.leave(self._label("barrier"))
 
     # --- what they share ------------------------------------------------------------------------
 
-    def _show(self, op: str, call: str, arrays: Arrays) -> list[Arrays]:
+    def show(self, op: str, call: str, arrays: Arrays) -> list[Arrays]:
         """Show arrays and see those of all members; all must have made the same call."""
         self._record(op, sum(array.nbytes for array in arrays))
         shown = self._shown(call, arrays)
@@ -240,7 +240,7 @@ class CommContext:
             )
         return [arrays for _, arrays in found]
 
-    def _left(self, found: Found) -> Found:
+    def left(self, found: Found) -> Found:
         """A result, when nobody reads this rank's input any more."""
         self._board.leave(self._label("leaving"))
         return found

@@ -2,8 +2,8 @@
 
 Every rank shares one block with all others: a page for each of its groups, and a staging area. A
 group's page holds the rank's counter of the group's barriers, the digest by which peers find the
-page, and two slots for what is shown, used in turn. What does not fit a slot goes through the staging
-area, in rounds.
+page, and two slots for what is shown, used in turn. What does not fit a slot goes through the
+staging area, in rounds.
 """
 
 from __future__ import annotations
@@ -146,11 +146,7 @@ class HostBoard:
             maker.transport,
             GroupKey(ranks, 0, "eager"),
             lines[self.member],
-            [
-                (rank, line)
-                for rank, line in zip(ranks, lines, strict=True)
-                if rank != maker.rank
-            ],
+            [(rank, line) for rank, line in zip(ranks, lines, strict=True) if rank != maker.rank],
             maker.deadline,
         )
 
@@ -173,9 +169,7 @@ class HostBoard:
                 staging if one.staged else one.payload
                 for one, staging in zip(shown, self._staging, strict=True)
             ]
-            return [
-                (one.call, one.arrays(place)) for one, place in zip(shown, places, strict=True)
-            ]
+            return [(one.call, one.arrays(place)) for one, place in zip(shown, places, strict=True)]
         return self._in_rounds(shown, arrays, label)
 
     def _in_rounds(
@@ -238,9 +232,7 @@ def _padded(nbytes: int) -> int:
 def _write(slot: Buffer, call: str, arrays: Arrays) -> bool:
     """Fill a slot: header, and the arrays if they fit; whether they did."""
     total = sum(_padded(array.nbytes) for array in arrays)
-    kinds = ";".join(
-        " ".join([array.dtype.name, *map(str, array.shape)]) for array in arrays
-    )
+    kinds = ";".join(" ".join([array.dtype.name, *map(str, array.shape)]) for array in arrays)
     text = f"{call}\n{kinds}".encode()
     start = _padded(len(text) + 8)
     if start > SLOT_BYTES:

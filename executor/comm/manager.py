@@ -25,9 +25,7 @@ class BoardMaker(Protocol):
 
 
 class CommContextManager:
-    """Communicators of one rank. A group is named by its ranks in order; asking again gives the same
-    object.
-    """
+    """Communicators of one rank. A group is named by its ranks in order, and made once."""
 
     def __init__(self, maker: BoardMaker) -> None:
         self.rank = maker.rank

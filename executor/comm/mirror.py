@@ -51,7 +51,7 @@ class Frame(NamedTuple):
         if self.data is None:
             return self.header
         data = np.ascontiguousarray(self.data).reshape(-1).view(np.uint8)
-        return b"".join((self.header, data))
+        return b"".join((self.header, data.data))
 
 
 class Receiver(Protocol):
@@ -222,9 +222,9 @@ class MirrorTransport:
         self._readers = {peer: wire.DirectoryReader(self.rank) for peer in publication.peers}
         self._open = True
         self._carrier.open(publication.peers, self)
-        for peer in publication.peers:
-            for part in wire.pack_directory(publication, peer):
-                self._carrier.send(peer, Frame(part))
+        for rank in publication.peers:
+            for part in wire.pack_directory(publication, rank):
+                self._carrier.send(rank, Frame(part))
         with self._changed:
             self._changed.wait_for(
                 lambda: self.failure is not None or not self._strangers(), deadline
@@ -233,13 +233,13 @@ class MirrorTransport:
             raise self.abort_error()
         missing = self._strangers()
         if missing:
-            places = ", ".join(f"rank {peer} at {self._carrier.where(peer)}" for peer in missing)
+            places = ", ".join(self._carrier.where(rank) for rank in missing)
             raise DeadlineError(
                 f"not all peers were ready within {deadline:g} s",
                 rank=self.rank,
-                got=f"missing {places}",
+                got=f"missing ranks {missing} at {places}",
                 expected=f"ranks {list(publication.peers)}",
-                hint="can this host reach these addresses?",
+                hint="look at these ranks' own messages, and whether this host reaches them",
             )
         for rank, peer in self._peers.items():
             check_groups(publication, rank, peer.directory.groups)

@@ -202,7 +202,7 @@ class StreamCarrier:
             line = _Line(wire.pack_hello(self._token, receiver.rank, peer))
             self._lines[peer] = line
             line.channel = self._open_channel(self._addresses[peer])
-            method = line.channel.stream_unary(f"/{SERVICE}/{METHOD}")
+            method = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
             line.call = method.future(line.frames(), wait_for_ready=True)
             line.call.add_done_callback(lambda call, peer=peer: self._ended(peer, call))
 

@@ -159,12 +159,15 @@ def _region(boxes: Sequence[Sequence[object]]) -> Region:
 
 
 def cut_region(region: Region, itemsize: int, limit: int = CHUNK_BYTES) -> Iterator[Region]:
-    """Boxes of at most `limit` bytes that make up a region, in row order; none of an empty one."""
+    """Boxes of at most `limit` bytes, or of one element, that make up a region, in row order.
+
+    None of an empty region.
+    """
     shape = region_shape(region)
     size = element_count(shape) * itemsize
     if size == 0:
         return
-    if size <= limit:
+    if size <= max(limit, itemsize):
         yield region
         return
     axis = next(axis for axis, extent in enumerate(shape) if extent > 1)

@@ -19,8 +19,8 @@ from plancompiler.boxing.graph import (
     task_kind_of,
 )
 from plancompiler.boxing.planner import BoxingStep
-from plancompiler.errors import IdOverflowError, JobError, RankError
-from plancompiler.ir import NdSbp, Op, Placement, Split, Value
+from plancompiler.errors import IdOverflowError, JobError, PlacementError, RankError
+from plancompiler.ir import Job, NdSbp, Op, Placement, Split, Value
 from plancompiler.ir.pipeline import WHOLE_STEP, Pipeline
 from plancompiler.ir.shard import piece_shape
 from plancompiler.ir.task import CONTROL_SLOT, Primitive, TaskKind
@@ -53,6 +53,7 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
             expected=f"ranks below {world_size}",
             hint=f"run on {job.world_size} ranks, or change the job's placements",
         )
+    _check_devices(job)
     ordered = _updates_last(tuple(zip(job.ops, graph.signatures, strict=True)))
     builder = _Builder(ordered, job.pipeline)
     for op, signature in ordered:
@@ -65,6 +66,28 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
         families=tuple(builder.boundary_families()),
         pipeline=job.pipeline,
     )
+
+
+def _check_devices(job: Job) -> None:
+    """A rank is one process with one device."""
+    placements = dict.fromkeys(op.placement for op in job.ops)
+    by_device: dict[str, set[int]] = {}
+    for placement in placements:
+        by_device.setdefault(placement.device_type, set()).update(placement.rank_list)
+    if len(by_device) < 2:
+        return
+    both = set.intersection(*by_device.values())
+    for op in job.ops:
+        if not both.isdisjoint(op.placement.rank_list) and op.placement.device_type != HOST:
+            rank = min(both.intersection(op.placement.rank_list))
+            raise PlacementError(
+                f"rank {rank} is on two devices",
+                op=op.name,
+                source=op.source,
+                got=" and ".join(sorted(by_device)),
+                expected="one device for each rank",
+                hint="give what runs on the other device to other ranks",
+            )
 
 
 PlacedPair = tuple[Op, NdSignature]
@@ -278,7 +301,7 @@ class _Builder:
             shared = (value.name, (op.placement, step.after))
             made = self._located.get(shared) or self._step(op, value, made, step)
             self._located[shared] = made
-        return made
+        return made if plan.exchange is None else self._in_reach(op, value, made, placement)
 
     def _boxing_segment(self, boxing: _Boxing) -> int:
         """Where a boxing runs: with its producer; where the values of all micro-batches are
@@ -328,6 +351,8 @@ class _Builder:
         if late:
             for step in plan.before:
                 made = self._step(op, value, made, step, late)
+            if plan.exchange is not None:
+                made = self._in_reach(op, value, made, placement)
         else:
             made = self._steps_before(_Boxing(op, value, sbp, made, target))
         if plan.exchange is None:
@@ -335,9 +360,7 @@ class _Builder:
         if op.kind == "variable" and self._families[made.family].kind is TaskKind.VARIABLE:
             made = self._copy(op, value, made)
         exchange = plan.exchange
-        source, target_device = exchange.src_placement.device_type, placement.device_type
-        if source != target_device and source != HOST:
-            made = self._to_host(op, value, made)
+        source, device = exchange.src_placement.device_type, placement.device_type
         transfer = Transfer(
             primitive=Primitive.EXCHANGE,
             reduction=exchange.reduction,
@@ -346,16 +369,14 @@ class _Builder:
             late=late,
         )
         layout = TensorLayout(value.shape, value.dtype, exchange.dst_sbp)
-        copy = TaskKind.COPY_COMM_NET
-        if source == target_device != HOST:
-            copy = TaskKind.SEND_RECV
+        copy = TaskKind.SEND_RECV if source == device != HOST else TaskKind.COPY_COMM_NET
         copied = self._transport_family(
             copy, f"{value.name}:copy", placement, (made,), layout, transfer, op
         )
-        if source != target_device and target_device != HOST:
+        if source != device and device != HOST:
             copied = self._transport_family(
                 TaskKind.COPY_HD,
-                f"{value.name}:to {target_device}",
+                f"{value.name}:to {device}",
                 placement,
                 (copied,),
                 layout,
@@ -406,8 +427,14 @@ class _Builder:
             op,
         )
 
-    def _to_host(self, op: Op, value: Value, made: FamilyOutput) -> FamilyOutput:
-        """A copy of a device's value in host memory, where other ranks can read it."""
+    def _in_reach(
+        self, op: Op, value: Value, made: FamilyOutput, target: Placement
+    ) -> FamilyOutput:
+        """The value where ranks on the target's devices can read it: for devices of another type
+        a copy in host memory.
+        """
+        if op.placement.device_type in (HOST, target.device_type):
+            return made
         layout = self._families[made.family].outputs[made.slot]
         shared = (value.name, HOST, layout.sbp)
         if shared not in self._in_host_memory:

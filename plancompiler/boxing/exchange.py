@@ -7,6 +7,7 @@ function is pure, so any rank can compute what any other rank reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,8 +30,9 @@ from plancompiler.ir.shard import (
 class SourcePiece:
     """A box that a destination device reads from one source device."""
 
-    parallel_id: int
-    """Of the source, in the source placement."""
+    lane: int
+    """Its number among the boxes that this destination reads: ids have no room for numbers of
+    source devices, of which there may be as many as ranks."""
     rank: int
     source: Region
     """In the source shard's local coordinates."""
@@ -81,42 +83,44 @@ class Exchange:
 
 
 def exchange_sources(exchange: Exchange, dst_rank: int) -> tuple[SourcePiece, ...]:
-    """What a destination rank reads, by source parallel id.
+    """What a destination rank reads, in the order of source parallel ids.
 
     A destination that is not first along a partial mesh axis reads nothing (it holds the
     reduction's identity). Of several replicas the rank itself is read, else the one at the
     destination's own mesh coordinates, else they are taken in turn, so that no source serves all.
     """
+    return tuple(_sources(exchange, dst_rank))
+
+
+def _sources(exchange: Exchange, dst_rank: int) -> Iterator[SourcePiece]:
     src, dst = exchange.src_placement, exchange.dst_placement
     dst_id = dst.parallel_id(dst_rank)
     dst_coordinates = dst.coordinates(dst_id)
     if exchange.fill(dst_rank) is not None:
-        return ()
+        return
     dst_region = exchange.region(dst_rank)
     replica = _replica(exchange, dst_rank, dst_id, dst_coordinates)
     pinned = tuple(
         coordinate if isinstance(entry, Broadcast) else None
         for entry, coordinate in zip(exchange.src_sbp, replica, strict=True)
     )
-    found = []
+    lane = 0
     for coordinates in _overlapping(exchange.shape, src, exchange.src_sbp, dst_region, pinned):
         src_region = shard_region(exchange.shape, src.hierarchy, exchange.src_sbp, coordinates)
         common = intersect(src_region, dst_region)
         if common is not None:
             parallel_id = src.parallel_id_at(coordinates)
-            found.append(
-                SourcePiece(
-                    parallel_id,
-                    src.rank_list[parallel_id],
-                    relative(common, src_region),
-                    relative(common, dst_region),
-                )
+            yield SourcePiece(
+                lane,
+                src.rank_list[parallel_id],
+                relative(common, src_region),
+                relative(common, dst_region),
             )
-    return tuple(found)
+            lane += 1
 
 
 def exchange_readers(exchange: Exchange, src_rank: int) -> tuple[tuple[int, int], ...]:
-    """The (destination rank, source parallel id) pairs that read a source rank from afar.
+    """The (destination rank, lane) pairs that read a source rank from afar.
 
     The inverse of `exchange_sources`: of the destinations whose boxes overlap the source's, those
     that read it and not another replica. Nothing is done for destinations that do not overlap.
@@ -133,10 +137,12 @@ def exchange_readers(exchange: Exchange, src_rank: int) -> tuple[tuple[int, int]
     found = []
     for coordinates in _overlapping(exchange.shape, dst, exchange.dst_sbp, region, pinned):
         dst_rank = dst.rank_list[dst.parallel_id_at(coordinates)]
-        if dst_rank != src_rank and any(
-            piece.rank == src_rank for piece in exchange_sources(exchange, dst_rank)
-        ):
-            found.append((dst_rank, src_id))
+        if dst_rank == src_rank:
+            continue
+        pieces = (piece for piece in _sources(exchange, dst_rank) if piece.rank == src_rank)
+        piece = next(pieces, None)
+        if piece is not None:
+            found.append((dst_rank, piece.lane))
     return tuple(sorted(found))
 
 
@@ -230,8 +236,10 @@ def plan_boxing(
             return options[0]
     for middle in _middles(src_placement, src_sbp, shape):
         steps = boxing_path(src_sbp, middle, shape, dtype, src_placement.hierarchy)
+        before = sum(step.seconds for step in steps)
+        least = min((option.seconds for option in options), default=math.inf)
         exchange = Exchange(shape, src_placement, middle, dst_placement, dst_sbp)
-        seconds = sum(step.seconds for step in steps) + exchange_seconds(exchange, dtype)
+        seconds = before + exchange_seconds(exchange, dtype, least - before)
         options.append(BoxingPlan(steps, exchange, seconds))
     return min(options, key=lambda option: option.seconds)
 
@@ -257,9 +265,11 @@ def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[N
     return found
 
 
-def exchange_seconds(exchange: Exchange, dtype: DType) -> float:
-    """What the busier of two destination devices reads from other ranks, box after box."""
-    return max(_receive_seconds(exchange, dtype, rank) for rank in exchange.busiest_ranks)
+def exchange_seconds(exchange: Exchange, dtype: DType, limit: float = math.inf) -> float:
+    """What the busier of two destination devices reads from other ranks, box after box; infinite
+    where that takes longer than `limit`, as then no more boxes are looked at.
+    """
+    return max(_receive_seconds(exchange, dtype, rank, limit) for rank in exchange.busiest_ranks)
 
 
 def received_bytes(exchange: Exchange, dtype: DType, dst_rank: int) -> int:
@@ -271,6 +281,12 @@ def received_bytes(exchange: Exchange, dtype: DType, dst_rank: int) -> int:
     )
 
 
-def _receive_seconds(exchange: Exchange, dtype: DType, dst_rank: int) -> float:
-    remote = [piece for piece in exchange_sources(exchange, dst_rank) if piece.rank != dst_rank]
-    return len(remote) * 2 * ALPHA + received_bytes(exchange, dtype, dst_rank) * BETA
+def _receive_seconds(exchange: Exchange, dtype: DType, dst_rank: int, limit: float) -> float:
+    count = nbytes = 0
+    for piece in _sources(exchange, dst_rank):
+        if piece.rank != dst_rank:
+            count += 1
+            nbytes += element_count(region_shape(piece.source)) * dtype.itemsize
+            if count * 2 * ALPHA > limit:
+                return math.inf
+    return count * 2 * ALPHA + nbytes * BETA

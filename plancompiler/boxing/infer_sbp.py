@@ -22,12 +22,13 @@ that a later one needs anyway.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from plancompiler.boxing.graph import OpGraph
 from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
-from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, Value
+from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, TensorType, Value
 from plancompiler.ir.task import Primitive
 from plancompiler.ops.registry import mesh_signatures, op_def, piece_signatures
 from plancompiler.ops.rule import NdSignature, Signature
@@ -49,7 +50,7 @@ def infer_sbp(job: Job) -> OpGraph:
     microbatches = 1 if job.pipeline is None else job.pipeline.microbatches
     boxed: dict[str, frozenset[NdSbp]] = {}
     signatures: tuple[NdSignature, ...] = ()
-    choices: dict[object, NdSignature] = {}
+    choices = _Choices()
     for _ in range(_WALKS):
         layouts = _Layouts(boxed, choices, microbatches)
         walked = tuple(_walk(job, layouts))
@@ -70,20 +71,47 @@ def _walk(job: Job, layouts: _Layouts) -> Iterator[NdSignature]:
         yield signature
 
 
+class _Choices:
+    """Signatures chosen so far, by all that the choice depends on: repeated layers cost once."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[object, NdSignature] = {}
+        self._number_of: dict[str, int] = {}
+        self._numbers: dict[object, int] = {}
+
+    def number(self, op: Op) -> int:
+        """A number that ops have in common which are equal but for the layouts that they are fed.
+
+        It is looked up again in every walk, where hashing types and attributes would take most of
+        the time.
+        """
+        found = self._number_of.get(op.name)
+        if found is None:
+            key = (
+                op.kind,
+                op.attrs,
+                op.sbp,
+                op.placement.hierarchy,
+                _over(op),
+                tuple(value.type for value in op.inputs),
+                tuple(value.type for value in op.outputs),
+            )
+            found = self._number_of[op.name] = self._numbers.setdefault(key, len(self._numbers))
+        return found
+
+
 class _Layouts:
     """Layouts known so far: where each value was made, and what it is boxed to."""
 
     def __init__(
         self,
         boxed: Mapping[str, frozenset[NdSbp]],
-        choices: dict[object, NdSignature],
+        choices: _Choices,
         microbatches: int,
     ) -> None:
         self.made: dict[str, NdSbp] = {}
         self.microbatches = microbatches
         self.choices = choices
-        """Signatures chosen so far, by all that the choice depends on: repeated layers cost once.
-        """
         self._boxed = dict(boxed)
         self._asked: dict[str, set[NdSbp]] = {}
 
@@ -91,7 +119,7 @@ class _Layouts:
         """Remember an op's choice."""
         own = op.attr("late") is not None  # a late boxing serves its redistribute alone
         for value, sbp in zip(op.inputs, signature.inputs, strict=True):
-            if not own and value.placement == op.placement and sbp != self.made[value.name]:
+            if sbp != self.made[value.name] and not own and value.placement == op.placement:
                 self._asked.setdefault(value.name, set()).add(sbp)
                 known = self._boxed.get(value.name, frozenset())
                 if sbp not in known:
@@ -106,25 +134,6 @@ class _Layouts:
     def boxed(self, value: Value) -> frozenset[NdSbp]:
         """Layouts in which a value is there besides the one it was made in."""
         return self._boxed.get(value.name, frozenset())
-
-    def seconds(self, op: Op, position: int, wanted: NdSbp) -> Seconds:
-        """What it costs to have an input in the wanted layout."""
-        value = op.inputs[position]
-        got = self.made[value.name]
-        if got == wanted or wanted in self.boxed(value):
-            return 0.0, 0.0
-        moved = reduced = 0.0
-        for step in boxing_path(got, wanted, value.shape, value.dtype, op.placement.hierarchy):
-            if step.primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL, Primitive.SLICE):
-                # A slice is cheap, but what it splits will be gathered again by somebody.
-                moved += step.seconds
-            elif step.primitive is Primitive.REDUCE_SCATTER:
-                # Counted as an all-reduce: a split chosen only because it costs half would be
-                # gathered again by the next op. Sequence parallelism is a decision of its own.
-                reduced += 2 * step.seconds
-            else:
-                reduced += step.seconds
-        return moved, reduced
 
 
 def _signature_of(op: Op, layouts: _Layouts) -> NdSignature:
@@ -165,17 +174,12 @@ def _redistributed(op: Op, layouts: _Layouts) -> NdSbp:
 
 def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
     key = (
-        op.kind,
-        op.attrs,
-        op.sbp,
-        op.placement.hierarchy,
-        _over(op),
-        tuple((value.type, layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
-        tuple(value.type for value in op.outputs),
+        layouts.choices.number(op),
+        tuple((layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
     )
-    known = layouts.choices.get(key)
+    known = layouts.choices.by_key.get(key)
     if known is None:
-        known = layouts.choices[key] = _choose(op, layouts)
+        known = layouts.choices.by_key[key] = _choose(op, layouts)
     return known
 
 
@@ -198,52 +202,109 @@ def _choose(op: Op, layouts: _Layouts) -> NdSignature:
         candidates = piece_signatures(
             op.kind, input_types, output_types, op.attrs, hierarchy, over, layouts.microbatches
         )
-    demanded = None if op.sbp is None else canonical(op.sbp, hierarchy)
-    mutates = op_def(op.kind).mutates
+    return cheapest_signature(
+        op.kind,
+        candidates,
+        [
+            Operand(value.type, layouts.made[value.name], layouts.boxed(value))
+            for value in op.inputs
+        ],
+        output_types,
+        hierarchy,
+        op.sbp,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input of an op, and the layouts in which it is there."""
+
+    type: TensorType
+    made: NdSbp
+    boxed: frozenset[NdSbp] = frozenset()
+    """Besides the one it was made in."""
+
+    def seconds(self, wanted: NdSbp, hierarchy: tuple[int, ...]) -> Seconds:
+        """What it costs to have it in the wanted layout."""
+        if self.made == wanted or wanted in self.boxed:
+            return 0.0, 0.0
+        moved = reduced = 0.0
+        for step in boxing_path(self.made, wanted, *self.type, hierarchy):
+            if step.primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL, Primitive.SLICE):
+                # A slice is cheap, but what it splits will be gathered again by somebody.
+                moved += step.seconds
+            elif step.primitive is Primitive.REDUCE_SCATTER:
+                # Counted as an all-reduce: a split chosen only because it costs half would be
+                # gathered again by the next op. Sequence parallelism is a decision of its own.
+                reduced += 2 * step.seconds
+            else:
+                reduced += step.seconds
+        return moved, reduced
+
+
+def cheapest_signature(
+    kind: str,
+    candidates: Sequence[NdSignature],
+    operands: Sequence[Operand],
+    output_types: Sequence[TensorType],
+    hierarchy: tuple[int, ...],
+    demanded: NdSbp | None = None,
+) -> NdSignature:
+    """The candidate that is cheapest by the four prices, on a mesh of this hierarchy.
+
+    `demanded` is the layout that all outputs must have. ShapeError where no candidate has it, or
+    keeps the layout of what the op updates in place.
+    """
+    target = None if demanded is None else canonical(demanded, hierarchy)
+    mutates = op_def(kind).mutates
     best: NdSignature | None = None
     best_price: Price = (0.0, 0.0, 0.0, 0)
     costs: dict[tuple[int, NdSbp], Seconds] = {}
     for candidate in candidates:
-        if demanded is not None and any(demanded != sbp for sbp in candidate.outputs):
+        if target is not None and any(target != sbp for sbp in candidate.outputs):
             continue
         if any(
-            candidate.inputs[source] != layouts.made[op.inputs[source].name]
-            or candidate.outputs[target] != candidate.inputs[source]
-            for target, source in mutates
+            candidate.inputs[source] != operands[source].made
+            or candidate.outputs[updated] != candidate.inputs[source]
+            for updated, source in mutates
         ):
             continue
         moved = reduced = 0.0
         for position, wanted in enumerate(candidate.inputs):
             key = (position, wanted)
             if key not in costs:
-                costs[key] = layouts.seconds(op, position, wanted)
+                costs[key] = operands[position].seconds(wanted, hierarchy)
             moved += costs[key][0]
             reduced += costs[key][1]
         changed = sum(
-            wanted != layouts.made[value.name]
-            for value, wanted in zip(op.inputs, candidate.inputs, strict=True)
+            wanted != operand.made
+            for operand, wanted in zip(operands, candidate.inputs, strict=True)
         )
-        price = (moved, reduced + _owed(op, candidate), reduced, changed)
+        owed = _owed(output_types, candidate, hierarchy)
+        price = (moved, reduced + owed, reduced, changed)
         if best is None or price < best_price:
             best, best_price = candidate, price
     if best is None:
         raise ShapeError(
-            f"no sharding of {op.kind} fits the layouts demanded of it",
-            got=", ".join(str(layouts.made[value.name]) for value in op.inputs),
-            expected=f"outputs {op.sbp}" if op.sbp is not None else "the layout of its variables",
+            f"no sharding of {kind} fits the layouts demanded of it",
+            got=", ".join(str(operand.made) for operand in operands),
+            expected=f"outputs {demanded}"
+            if demanded is not None
+            else "the layout of its variables",
             hint="redistribute an input, or place the parameter with another SBP",
         )
     return best
 
 
-def _owed(op: Op, signature: NdSignature) -> float:
+def _owed(
+    output_types: Sequence[TensorType], signature: NdSignature, hierarchy: tuple[int, ...]
+) -> float:
     """What reducing the op's partial outputs will cost."""
     seconds = 0.0
-    for value, sbp in zip(op.outputs, signature.outputs, strict=True):
+    for tensor, sbp in zip(output_types, signature.outputs, strict=True):
         if sbp.has_partial:
             whole = NdSbp(tuple(BROADCAST if isinstance(e, Partial) else e for e in sbp))
-            path = boxing_path(sbp, whole, value.shape, value.dtype, op.placement.hierarchy)
-            seconds += sum(step.seconds for step in path)
+            seconds += sum(step.seconds for step in boxing_path(sbp, whole, *tensor, hierarchy))
     return seconds
 
 

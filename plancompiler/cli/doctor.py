@@ -10,6 +10,7 @@ import os
 import platform
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -179,6 +180,8 @@ def _bfloat16() -> str:
 
 def _cupy() -> str:
     cupy = _optional_module("cupy")
+    if int(cupy.__version__.split(".")[0]) < 14:
+        raise ImportError(f"cupy {cupy.__version__} is too old: 14 or newer is needed")
     names = [
         cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         for index in range(cupy.cuda.runtime.getDeviceCount())
@@ -189,7 +192,12 @@ def _cupy() -> str:
 def _nccl() -> str:
     if importlib.util.find_spec("cupy") is None:
         raise ModuleNotFoundError("NCCL is reached through cupy, which is not installed")
-    nccl = importlib.import_module("cupy.cuda.nccl")
+    with warnings.catch_warnings():
+        # What CuPy warns of is what is reported here.
+        warnings.simplefilter("ignore")
+        nccl = importlib.import_module("cupy.cuda.nccl")
+    if not nccl.available:
+        raise ImportError("libnccl cannot be loaded: pip install nvidia-nccl-cu12 (or -cu13)")
     return f"NCCL {nccl.get_version()}"
 
 

@@ -16,6 +16,7 @@ from plancompiler.cli.cache import cache_command
 from plancompiler.cli.compile import compile_command
 from plancompiler.cli.doctor import doctor_command
 from plancompiler.cli.inspect import inspect_command
+from plancompiler.cli.launch import launch_command
 from plancompiler.cli.master import master_command
 from plancompiler.cli.ops import ops_command
 from plancompiler.cli.output import configure_logging, print_note
@@ -93,6 +94,7 @@ for _command in (
     master_command,
     worker_command,
     submit_command,
+    launch_command,
     ops_command,
     cache_command,
     doctor_command,

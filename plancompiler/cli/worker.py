@@ -14,6 +14,7 @@ from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.ops.registry import allow_custom_ops
 from plancompiler.worker.agent import run_worker
+from plancompiler.worker.peers import LISTEN, TRANSPORTS
 
 
 @click.command("worker")
@@ -27,6 +28,25 @@ from plancompiler.worker.agent import run_worker
     show_default=True,
     help="Seconds to wait for the master's first answer.",
 )
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=LISTEN,
+    show_default=True,
+    help="Where workers of other hosts reach this one; port 0 takes any free one.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen beyond this machine without TLS: anyone on the way can read and change data.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(TRANSPORTS),
+    default="grpc",
+    show_default=True,
+    help="How data goes between workers: gRPC between hosts, or MPI for workers of one mpiexec.",
+)
 @allow_ops_option
 @click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
 @click.option("--record", type=click.Path(path_type=Path), hidden=True)
@@ -39,6 +59,9 @@ def worker_command(
     rank: int | None,
     device: str,
     timeout: float,
+    listen: str,
+    insecure: bool,
+    transport: str,
     allow_ops: tuple[str, ...],
     with_stdin: bool,
     record: Path | None,
@@ -51,6 +74,9 @@ def worker_command(
     Example:
       plancompiler worker --master 127.0.0.1:50051
       plancompiler worker --master 127.0.0.1:50051 --rank 1
+      plancompiler worker --master node0:50051 --listen node1:0 \
+          --tls-ca ca.pem --tls-cert node1.pem --tls-key node1.key
+      mpiexec -n 4 plancompiler worker --master 127.0.0.1:50051 --transport mpi
 
     With --json, what it was goes to stdout at its end.
     """
@@ -60,7 +86,18 @@ def worker_command(
         if with_stdin:
             stop_with_stdin(stop)
         print_note(f"worker of the master at {master}; Ctrl-C stops it")
-        run_worker(master, rank, device, stop=stop.event, tls=tls, timeout=timeout, record=record)
+        run_worker(
+            master,
+            rank,
+            device,
+            stop=stop.event,
+            tls=tls,
+            timeout=timeout,
+            listen=listen,
+            insecure=insecure,
+            transport=transport,
+            record=record,
+        )
     if as_json:
         seconds = time.monotonic() - begin
         print_json({"master": master, "rank": rank, "device": device, "seconds": seconds})

@@ -130,6 +130,8 @@ class Assembler:
         self._arrived = BytesIO()
         """Gives out what was written into it without another copy."""
         self._received = 0
+        self._hash = hashlib.sha256()
+        """Of the raw bytes so far, where they are sent as they are."""
 
     @property
     def received(self) -> int:
@@ -192,6 +194,8 @@ class Assembler:
         if size == 0 and header.wire_bytes:
             raise WireFormatError(f"{self._what} does not have the size that it announced")
         self._header = header
+        if header.digest:
+            self._hash = hashlib.sha256()
         # Room of the right size from the start, within reason, is not taken anew for each transfer.
         self._arrived = BytesIO(bytes(min(header.wire_bytes, _ROOM)))
 
@@ -204,6 +208,8 @@ class Assembler:
         if missing < 0 or (not len(data) and missing):
             raise WireFormatError(f"{self._what} does not have the size that it announced")
         self._arrived.write(data)
+        if header.digest and header.compression == Compression.COMPRESSION_NONE:
+            self._hash.update(data)  # while the next chunk is on its way
         if missing:
             return None
         wire = self._arrived.getvalue()
@@ -216,9 +222,11 @@ class Assembler:
         data = wire
         if header.compression == Compression.COMPRESSION_ZSTD:
             data = self._decompress(wire, header.raw_bytes)
+            if header.digest:
+                self._hash.update(data)
         if len(data) != header.raw_bytes:
             raise WireFormatError(f"{self._what} does not have the size that it announced")
-        if header.digest and digest_of(data) != header.digest:
+        if header.digest and self._hash.digest() != header.digest:
             raise WireFormatError(f"{self._what} does not have the digest that it announced")
         return data
 
@@ -234,15 +242,11 @@ class Assembler:
                     got=f"{frame.content_size} bytes",
                     expected=f"{raw_bytes} bytes",
                 )
-            unpacker = zstandard.ZstdDecompressor(max_window_size=self._window(raw_bytes))
+            # The window is at most the content, as far as an honest sender goes.
+            unpacker = zstandard.ZstdDecompressor(max_window_size=max(raw_bytes, 1 << 20))
             return unpacker.decompress(wire, max_output_size=raw_bytes, allow_extra_data=False)
         except (zstandard.ZstdError, MemoryError) as error:
             raise WireFormatError(f"{self._what} does not decompress: {error}") from error
-
-    @staticmethod
-    def _window(raw_bytes: int) -> int:
-        """The largest window of a frame that is worth granting."""
-        return max(raw_bytes, 1 << 20)
 
 
 def _only_data(message: bytes) -> memoryview | None:

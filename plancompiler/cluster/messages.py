@@ -63,6 +63,14 @@ class Register:
     host: str
     device: str
     version: str
+    host_id: str = ""
+    """Workers with the same one share memory; empty: those of the same `host` do."""
+    peer_address: str = ""
+    """HOST:PORT at which workers of other hosts reach this one; empty where they need none."""
+    network: str = ""
+    """Workers with the same one reach each other's loopback addresses."""
+    is_loopback: bool = False
+    """Whether `peer_address` is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +195,22 @@ class Compile:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a rank on another host is reached."""
+
+    rank: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
     """Allocate buffers and meet the other ranks."""
 
     job_id: int
     transport_token: str
     restore: str
+    far: tuple[PeerAddress, ...] = ()
+    """The ranks on other hosts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from plancompiler.cluster.messages import (
     MasterMessage,
     OperationDone,
     Outputs,
+    PeerAddress,
     Phase,
     PhaseChanged,
     Prepare,
@@ -93,9 +94,17 @@ def report_from_proto(message: pb.ErrorReport) -> ErrorReport:
 def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessage]:
     """A worker's message as one or more protobuf messages."""
     match message:
-        case Register(rank, host, device, version):
-            claimed = -1 if rank is None else rank
-            register = pb.Register(rank=claimed, host=host, device=device, version=version)
+        case Register(rank, host, device, version, host_id, peer_address, network, is_loopback):
+            register = pb.Register(
+                rank=-1 if rank is None else rank,
+                host=host,
+                device=device,
+                version=version,
+                host_id=host_id,
+                peer_address=peer_address,
+                network=network,
+                is_loopback=is_loopback,
+            )
             yield pb.WorkerMessage(register=register)
         case Heartbeat():
             yield pb.WorkerMessage(heartbeat=pb.Heartbeat())
@@ -161,7 +170,16 @@ class WorkerReader:
             case "register":
                 found = message.register
                 rank = None if found.rank < 0 else found.rank
-                return Register(rank, found.host, found.device, found.version)
+                return Register(
+                    rank,
+                    found.host,
+                    found.device,
+                    found.version,
+                    found.host_id,
+                    found.peer_address,
+                    found.network,
+                    found.is_loopback,
+                )
             case "heartbeat":
                 return Heartbeat()
             case "facts":
@@ -230,8 +248,9 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
                 copy=_copy_to_proto(copy),
             )
             return pb.MasterMessage(compile=compile_)
-        case Prepare(job_id, token, restore):
-            prepare = pb.Prepare(job_id=job_id, transport_token=token, restore=restore)
+        case Prepare(job_id, token, restore, far):
+            peers = [pb.PeerAddress(rank=each.rank, address=each.address) for each in far]
+            prepare = pb.Prepare(job_id=job_id, transport_token=token, restore=restore, far=peers)
             return pb.MasterMessage(prepare=prepare)
         case Run(job_id, ticket, steps, fed, feeds):
             run = pb.Run(job_id=job_id, ticket=ticket, steps=steps, fed=fed, feeds=feeds)
@@ -275,7 +294,8 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
             )
         case "prepare":
             prepare = message.prepare
-            return Prepare(prepare.job_id, prepare.transport_token, prepare.restore)
+            far = tuple(PeerAddress(each.rank, each.address) for each in prepare.far)
+            return Prepare(prepare.job_id, prepare.transport_token, prepare.restore, far)
         case "run":
             run = message.run
             return Run(run.job_id, run.ticket, run.steps, run.fed, run.feeds)

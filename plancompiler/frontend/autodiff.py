@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plancompiler.errors import GradientError
-from plancompiler.frontend.trace import JobBuilder, current_builder
+from plancompiler.frontend.trace import JobBuilder, current_recorder
 from plancompiler.ir import Op, Origin, Phase, Value
 from plancompiler.ops.registry import op_def
 
@@ -21,8 +21,14 @@ def gradients(loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
     `loss` is a floating scalar. None stands for a value that does not influence it through
     differentiable ops. Raises GradientError for a loss that is no floating scalar and for an op
     on the way that has no gradient.
+
+    Outside of jobs it walks back the tape of eager tensors, which then cannot be walked again.
     """
-    builder = current_builder()
+    recorder = current_recorder()
+    if not isinstance(recorder, JobBuilder):
+        passed: list[Value | None] = recorder.gradients(loss, wrt)
+        return passed
+    builder = recorder
     if loss.shape != () or not loss.dtype.is_floating:
         raise GradientError(
             "a loss must be a floating scalar",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from plancompiler.errors import UsageError
 from plancompiler.frontend.nn.module import Module
-from plancompiler.frontend.trace import current_builder
+from plancompiler.frontend.trace import current_recorder
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
@@ -33,7 +33,7 @@ def checkpoint(target: Target) -> Target:
 
     @wraps(target)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        with current_builder().region(name, checkpoint=True):
+        with current_recorder().region(name, checkpoint=True):
             return target(*args, **kwargs)
 
     return cast(Target, checkpointed)

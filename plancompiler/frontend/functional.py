@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from plancompiler.errors import AttributeValueError, ShapeError, TracingError, UsageError
-from plancompiler.frontend.trace import current_builder
+from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import DType, Placement
 from plancompiler.ir.operators import (
     SbpLike,
@@ -46,6 +46,10 @@ def _binary(kind: str, left: Any, right: Any) -> Any:
         if kind in _COMMUTATIVE or kind in _MIRRORED:
             return apply(f"{_MIRRORED.get(kind, kind)}_scalar", right, scalar=_number(left))
         return apply(f"{kind}_scalar", right, scalar=_number(left), swapped=True)
+    for tensor, other, swapped in ((left, right, False), (right, left, True)):
+        if isinstance(tensor, TensorOperators):
+            pair = (tensor, tensor.coerced(kind, other))
+            return apply(kind, *(reversed(pair) if swapped else pair))
     raise TracingError(
         f"{kind} takes two tensors, or a tensor and a number",
         got=f"{type(left).__name__} and {type(right).__name__}",
@@ -365,10 +369,10 @@ def dropout(x: Tensor, rate: float, key: int | None = None) -> Tensor:
     """Elements are zeroed with probability `rate`, the others scaled by 1 / (1 - rate).
 
     Which ones depends on the job's seed, the step, the element's global index and `key`; by
-    default each dropout of a job has its own key.
+    default each dropout of a job has its own key. Outside of jobs the generator has seed and step.
     """
     if key is None:
-        key = current_builder().next_number("dropout key")
+        key = current_recorder().next_number("dropout key")
     found: Tensor = apply("dropout", x, rate=float(rate), key=key)
     return found
 

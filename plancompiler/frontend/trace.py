@@ -7,19 +7,16 @@ tracer of the body.
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
 from dataclasses import fields, replace
-from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from plancompiler.errors import (
-    AttributeValueError,
     JobError,
     PlacementMismatchError,
     PlanCompilerError,
@@ -29,7 +26,6 @@ from plancompiler.errors import (
 from plancompiler.ir import (
     BROADCAST,
     NO_ORIGIN,
-    UNKNOWN_SOURCE,
     AttrValue,
     Config,
     DType,
@@ -43,15 +39,16 @@ from plancompiler.ir import (
     SourceLine,
     Value,
     freeze_attrs,
+    plain_value,
     verify_job,
 )
 from plancompiler.ir.config import DEFAULT_CONFIG
 from plancompiler.ir.operators import SbpLike, Scalar
-from plancompiler.ir.value import ACTIVE_TRACER, Tracer
+from plancompiler.ir.source import shown_path, user_line
+from plancompiler.ir.value import ACTIVE_TRACER, Tracer, eager_world
 from plancompiler.ops.liveness import live_ops
 from plancompiler.ops.registry import op_def
 
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 CONSTANT_ELEMENTS = 1024
 """A constant is part of the job's text and travels with it, so it must be small."""
 
@@ -149,7 +146,7 @@ class JobBuilder:
                     got=repr(placement),
                     expected='pc.Placement("cpu", [0, 1])',
                 )
-            plain = {key: _plain(key, value) for key, value in attrs.items()}
+            plain = {key: plain_value(key, value) for key, value in attrs.items()}
             types = op_def(kind).infer(tuple(value.type for value in inputs), plain)
             if sbp is not None:
                 for tensor in types:
@@ -359,6 +356,13 @@ def current_builder() -> JobBuilder:
     return tracer
 
 
+def current_recorder() -> Any:
+    """The builder of the enclosing `with pc.job()`; outside of jobs what runs ops at once, which
+    has the same methods as far as ops are concerned.
+    """
+    return eager_world() if ACTIVE_TRACER.get() is None else current_builder()
+
+
 def stage(number: int) -> AbstractContextManager[None]:
     """Ops recorded inside are on this pipeline stage: `with pc.stage(1): x = block(x)`.
 
@@ -397,6 +401,7 @@ def input(
     }
     if not batched:
         attrs["batched"] = False
+    current_builder()  # an input is fed by who runs the job, so there is none outside
     return source_tensor("input", attrs, placement, sbp)
 
 
@@ -407,7 +412,10 @@ def source_tensor(
     sbp: SbpLike | None,
 ) -> Value:
     """Record an op without inputs and with one output in a demanded layout (default: broadcast)."""
-    return current_builder().add(kind, (), attrs, placement, demanded_sbp(placement, sbp))[0]
+    found: Value = current_recorder().add(kind, (), attrs, placement, demanded_sbp(placement, sbp))[
+        0
+    ]
+    return found
 
 
 def demanded_sbp(placement: Placement, sbp: SbpLike | None) -> NdSbp:
@@ -440,14 +448,14 @@ def full(
     sbp: SbpLike | None = None,
 ) -> Value:
     """A tensor that holds one number; without `sbp` the compiler chooses its layout."""
-    builder = current_builder()
     attrs: dict[str, AttrValue] = {
         "shape": _shape(shape),
         "dtype": _dtype_name(dtype),
         "value": value,
     }
     demanded = None if sbp is None else demanded_sbp(placement, sbp)
-    return builder.add("fill", (), attrs, placement, demanded)[0]
+    found: Value = current_recorder().add("fill", (), attrs, placement, demanded)[0]
+    return found
 
 
 def zeros(
@@ -474,12 +482,12 @@ def constant(
 
     Without `sbp` the compiler chooses its layout. UsageError above CONSTANT_ELEMENTS elements.
     """
-    builder = current_builder()
+    recorder = current_recorder()
     array = np.asarray(value)
     if array.size > CONSTANT_ELEMENTS or array.dtype.kind not in "biuf":
         raise UsageError(
             "a constant is a small tensor of numbers",
-            source=builder.source_line(),
+            source=recorder.source_line(),
             got=f"{array.dtype} of shape {array.shape}",
             expected=f"at most {CONSTANT_ELEMENTS} numbers",
             hint="feed larger data through pc.input or read it with pc.data.Arrays",
@@ -490,25 +498,8 @@ def constant(
         "values": tuple(_number(item) for item in array.ravel().tolist()),
     }
     demanded = None if sbp is None else demanded_sbp(placement, sbp)
-    return builder.add("constant", (), attrs, placement, demanded)[0]
-
-
-def user_line(shown_paths: dict[str, str] | None = None) -> SourceLine:
-    """The innermost line of the call stack outside this package.
-
-    `shown_paths` remembers how files are written, for callers that ask often.
-    """
-    shown_paths = {} if shown_paths is None else shown_paths
-    frame = inspect.currentframe()
-    while frame is not None:
-        file = frame.f_code.co_filename
-        shown = shown_paths.get(file)
-        if shown is None:
-            shown = shown_paths[file] = _shown_path(file)
-        if shown:
-            return SourceLine(shown, frame.f_lineno)
-        frame = frame.f_back
-    return UNKNOWN_SOURCE
+    found: Value = recorder.add("constant", (), attrs, placement, demanded)[0]
+    return found
 
 
 def _raised_line(traceback: TracebackType) -> SourceLine | None:
@@ -516,7 +507,7 @@ def _raised_line(traceback: TracebackType) -> SourceLine | None:
     found = None
     step: TracebackType | None = traceback
     while step is not None:
-        shown = _shown_path(step.tb_frame.f_code.co_filename)
+        shown = shown_path(step.tb_frame.f_code.co_filename)
         if shown:
             found = SourceLine(shown, step.tb_lineno)
         step = step.tb_next
@@ -538,41 +529,3 @@ def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
 
 def _number(value: bool | int | float) -> int | float:
     return int(value) if isinstance(value, bool) else value
-
-
-_PLAIN_TYPES = frozenset({bool, int, float, str})
-
-
-def _plain(name: str, value: object) -> AttrValue:
-    """An attribute as plain data: tuples for lists, built-in types for NumPy numbers and enums."""
-    if type(value) in _PLAIN_TYPES:
-        return value  # type: ignore[return-value]  # the line above says so
-    if type(value) is tuple and _PLAIN_TYPES.issuperset(map(type, value)):
-        return value
-    if isinstance(value, (tuple, list)):
-        return tuple(_plain(name, item) for item in value)  # type: ignore[return-value]
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return _plain(name, value.item())
-    for base in (int, float, str):
-        if isinstance(value, base):
-            return base(value)
-    raise AttributeValueError(
-        f"attribute {name!r} is not plain data",
-        got=type(value).__name__,
-        expected="a number, a string, or a tuple of one of them",
-    )
-
-
-def _shown_path(file: str) -> str:
-    """How a source file is written in a job: relative to the current directory when below it, else
-    its last two parts; empty for files of this package.
-    """
-    if file.startswith("<"):
-        return file if not file.startswith("<frozen") else ""
-    path = os.path.abspath(file)  # noqa: PTH100  # Path.resolve would follow links
-    if path.startswith(_PACKAGE) or os.path.realpath(path).startswith(_PACKAGE):
-        return ""
-    relative = os.path.relpath(path)
-    if not relative.startswith(os.pardir):
-        return Path(relative).as_posix()
-    return "/".join(Path(path).parts[-2:])

@@ -14,6 +14,7 @@ from plancompiler.ir.op import (
     SourceLine,
     TensorType,
     freeze_attrs,
+    plain_value,
 )
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import (
@@ -55,5 +56,6 @@ __all__ = [
     "Value",
     "freeze_attrs",
     "parse_sbp",
+    "plain_value",
     "verify_job",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Sbp
 
@@ -87,3 +88,26 @@ class Micro:
     """Index into the segments of the job's pipeline."""
     inputs: tuple[Sbp, ...]
     outputs: tuple[Sbp, ...]
+
+
+_PLAIN_TYPES = frozenset({bool, int, float, str})
+
+
+def plain_value(name: str, value: object) -> AttrValue:
+    """An attribute as plain data: tuples for lists, built-in types for NumPy numbers and enums."""
+    if type(value) in _PLAIN_TYPES:
+        return value  # type: ignore[return-value]  # the line above says so
+    if type(value) is tuple and _PLAIN_TYPES.issuperset(map(type, value)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(plain_value(name, item) for item in value)  # type: ignore[return-value]
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return plain_value(name, value.item())
+    for base in (int, float, str):
+        if isinstance(value, base):
+            return base(value)
+    raise AttributeValueError(
+        f"attribute {name!r} is not plain data",
+        got=type(value).__name__,
+        expected="a number, a string, or a tuple of one of them",
+    )

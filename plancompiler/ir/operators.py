@@ -66,9 +66,14 @@ class TensorOperators:
             if swapped:
                 attrs["swapped"] = True
             return self._apply(f"{kind}_scalar", (self,), attrs)[0]
+        beside = self.coerced(kind, other)
+        return self._apply(kind, (beside, self) if swapped else (self, beside), {})[0]
+
+    def coerced(self, kind: str, value: object) -> Self:
+        """Another operand as a tensor beside this one. TracingError: only eager tensors may."""
         raise TracingError(
             f"{kind} cannot combine a {type(self).__name__} with this",
-            got=type(other).__name__,
+            got=type(value).__name__,
             expected=f"a {type(self).__name__} or a plain number",
             hint="feed arrays through pc.input or pc.constant",
         )

@@ -78,16 +78,23 @@ _FIELDS = (("rank", RANK_BITS), ("family", FAMILY_BITS), ("lane", LANE_BITS), ("
 
 def pack_register_id(rank: int, family: int, lane: int = 0, slot: int = 0) -> int:
     """The 63-bit id of a register descriptor; an error names the field that does not fit."""
-    packed = 0
-    for value, (name, bits) in zip((rank, family, lane, slot), _FIELDS, strict=True):
-        if not 0 <= value < 1 << bits:
-            raise IdOverflowError(
-                f"the {name} does not fit its field of an id",
-                got=value,
-                expected=f"0 to {(1 << bits) - 1} ({bits} bits)",
-            )
-        packed = packed << bits | value
-    return packed
+    if (
+        0 <= rank < 1 << RANK_BITS
+        and 0 <= family < 1 << FAMILY_BITS
+        and 0 <= lane < 1 << LANE_BITS
+        and 0 <= slot < 1 << SLOT_BITS
+    ):
+        return ((rank << FAMILY_BITS | family) << LANE_BITS | lane) << SLOT_BITS | slot
+    value, name, bits = next(
+        (value, name, bits)
+        for value, (name, bits) in zip((rank, family, lane, slot), _FIELDS, strict=True)
+        if not 0 <= value < 1 << bits
+    )
+    raise IdOverflowError(
+        f"the {name} does not fit its field of an id",
+        got=value,
+        expected=f"0 to {(1 << bits) - 1} ({bits} bits)",
+    )
 
 
 def require_rank_fits(rank: int) -> None:

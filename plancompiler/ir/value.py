@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from plancompiler.errors import TracingError
 from plancompiler.ir.dtype import DType
@@ -114,6 +114,22 @@ class Tracer(Protocol):
     def source(
         self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
     ) -> tuple[Value, ...]: ...
+
+
+_eager_world: Callable[[], Any] | None = None
+
+
+def set_eager_world(current: Callable[[], Any]) -> None:
+    """Say how to reach what runs ops at once, outside of all jobs. The package does it."""
+    global _eager_world
+    _eager_world = current
+
+
+def eager_world() -> Any:
+    """What runs ops at once: the eager world, which has `add` as a job's builder does."""
+    if _eager_world is None:
+        raise TracingError("nothing runs ops here outside of `with pc.job(...)`")
+    return _eager_world()
 
 
 ACTIVE_TRACER: ContextVar[Tracer | None] = ContextVar("plancompiler_tracer", default=None)

@@ -19,6 +19,7 @@ from plancompiler.cache.keys import slice_key
 from plancompiler.cache.plan_cache import JobSlices, PlanCache
 from plancompiler.errors import PlanCompilerError
 from plancompiler.ir import Job
+from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.compile import DUMP_VARIABLE, build_graph, compile_plans
 from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
@@ -92,6 +93,7 @@ def _kept_plans(cache: PlanCache, key: str, world_size: int) -> dict[int, Plan] 
     return found
 
 
+@collector_paused()
 def slices_of_job(
     job: Job, world_size: int, cache: PlanCache | None = None
 ) -> tuple[JobSlices, bool]:

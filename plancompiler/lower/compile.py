@@ -28,6 +28,7 @@ from plancompiler.boxing.text import format_boxing_graph, format_op_graph, forma
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.ir import Job
 from plancompiler.ir.task import require_rank_fits
+from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.naive import expand_all_ranks
 from plancompiler.lower.profile import timed
@@ -107,6 +108,7 @@ class Compilation:
         return len({id(data) for data in self.slices.values()})
 
 
+@collector_paused()
 def build_graph(
     job: Job,
     world_size: int,
@@ -157,6 +159,7 @@ def _memory_of(world_size: int, job: Job) -> dict[int, int]:
     return found
 
 
+@collector_paused()
 def compile_plans(
     job: Job,
     world_size: int,

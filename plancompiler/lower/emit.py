@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from plancompiler.ir import DType, NdSbp
 from plancompiler.ir.task import CONTROL_SLOT, TaskKind, pack_register_id, unpack_id
 from plancompiler.lower.memory import MemoryPlan, StorageRequest, align, plan_memory
-from plancompiler.lower.rank_task_graph import RankTaskGraph
+from plancompiler.lower.rank_task_graph import HOST, RankTaskGraph
 from plancompiler.lower.schedule import (
     COMPUTE,
     STREAMS,
@@ -32,9 +34,10 @@ from plancompiler.plan.plan import (
     VariableDesc,
 )
 
-ARENA, VARIABLES = range(2)
-"""Block indices; every plan has these two. A block that another rank reads is shared as a whole:
-two arenas, one private and one shared, could not lend each other their free bytes."""
+ARENA, VARIABLES, STAGING = range(3)
+"""Block indices; every plan has the first two, and a device's plan with registers in host memory
+the third. A block that another rank reads is shared as a whole: two arenas, one private and one
+shared, could not lend each other their free bytes."""
 
 
 def emit_plan(graph: RankTaskGraph) -> Plan:
@@ -47,9 +50,16 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
     hold_roots(schedule, graph, storage)
     shared = _shared_roots(graph, storage)
     counts = {root: slots_of(schedule, graph, members) for root, members in storage.members.items()}
-    memory = _place_arena(schedule, graph, storage, counts)
+    device = _device_of(graph)
+    in_host_memory = _place_in_host_memory(graph, storage, counts, device)
+    host_bytes = sum(
+        align(nbytes_of(graph.registers[root]) * counts[root]) for root in in_host_memory
+    )
+    memory = _place_arena(schedule, graph, storage, counts, in_host_memory)
     variable_offsets, variable_bytes = _place_variables(graph)
-    registers = _register_descs(schedule, graph, storage, counts, memory, variable_offsets)
+    registers = _register_descs(
+        schedule, graph, storage, counts, memory, variable_offsets, in_host_memory
+    )
     parts = schedule.parts
     return Plan(
         job=graph.rank_slice.job_name,
@@ -59,9 +69,8 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
         tasks=_tasks(schedule),
         registers=registers,
         remote_registers=graph.remote_registers,
-        blocks=(
-            Block(ARENA, "arena", bool(shared - storage.variables), memory.nbytes),
-            Block(VARIABLES, "variables", bool(shared & storage.variables), variable_bytes),
+        blocks=_blocks(
+            device, memory.nbytes, variable_bytes, host_bytes, shared, storage, in_host_memory
         ),
         communicators=tuple(
             Communicator(ranks, families) for ranks, families in graph.communicators
@@ -88,6 +97,64 @@ def emit_plan(graph: RankTaskGraph) -> Plan:
     )
 
 
+def _device_of(graph: RankTaskGraph) -> str:
+    """Device type of the rank: where its ops run."""
+    return next(
+        (
+            placed.op.placement.device_type
+            for placed in graph.rank_slice.ops
+            if graph.rank in placed.op.placement
+        ),
+        HOST,
+    )
+
+
+def _place_in_host_memory(
+    graph: RankTaskGraph, storage: Storage, counts: dict[int, int], device: str
+) -> dict[int, int]:
+    """Offsets of what a device's rank has in host memory: what it copies to and from other ranks.
+
+    These share no bytes, because copies to and from the device run beside everything else.
+    """
+    offsets: dict[int, int] = {}
+    if device == HOST:
+        return offsets
+    size = 0
+    for root in storage.members:
+        register = graph.registers[root]
+        if register.device == HOST:
+            offsets[root] = size
+            size += align(nbytes_of(register) * counts[root])
+    return offsets
+
+
+def _blocks(
+    device: str,
+    arena_bytes: int,
+    variable_bytes: int,
+    host_bytes: int,
+    shared: frozenset[int],
+    storage: Storage,
+    in_host_memory: Container[int],
+) -> tuple[Block, ...]:
+    """The rank's memory. What other ranks map is host memory; of a device they map nothing."""
+    mapped = device == HOST
+    blocks = [
+        Block(ARENA, "arena", mapped and bool(shared - storage.variables), arena_bytes, device),
+        Block(
+            VARIABLES,
+            "variables",
+            mapped and bool(shared & storage.variables),
+            variable_bytes,
+            device,
+        ),
+    ]
+    if host_bytes:
+        crossing = any(root in in_host_memory for root in shared)
+        blocks.append(Block(STAGING, "staging", crossing, host_bytes))
+    return tuple(blocks)
+
+
 def _shared_roots(graph: RankTaskGraph, storage: Storage) -> frozenset[int]:
     """Groups whose bytes other ranks read: by CopyCommNet, or as members of a collective."""
     collective = {
@@ -106,13 +173,17 @@ def _shared_roots(graph: RankTaskGraph, storage: Storage) -> frozenset[int]:
 
 
 def _place_arena(
-    schedule: Schedule, graph: RankTaskGraph, storage: Storage, counts: dict[int, int]
+    schedule: Schedule,
+    graph: RankTaskGraph,
+    storage: Storage,
+    counts: dict[int, int],
+    in_host_memory: Container[int],
 ) -> MemoryPlan:
     """Offsets of all but variables: by lifetime within a segment, of their own where they cross."""
     order = schedule.order()
     requests = []
     for root, members in storage.members.items():
-        if root in storage.variables:
+        if root in storage.variables or root in in_host_memory:
             continue
         register = graph.registers[root]
         producer = schedule.position[register.producer]
@@ -161,12 +232,15 @@ def _register_descs(
     counts: dict[int, int],
     memory: MemoryPlan,
     variable_offsets: dict[int, int],
+    in_host_memory: dict[int, int],
 ) -> tuple[RegisterDesc, ...]:
     found = []
     for key, register in graph.registers.items():
         root = storage.root[key]
         if root in variable_offsets:
             block, offset = VARIABLES, variable_offsets[root]
+        elif root in in_host_memory:
+            block, offset = STAGING, in_host_memory[root]
         else:
             block, offset = ARENA, memory.offsets[root]
         found.append(

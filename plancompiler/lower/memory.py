@@ -40,6 +40,8 @@ ALIGNMENT = 64
 
 _MANY = 4096
 """Above this number of requests only the cheap heuristics and one greedy order run."""
+_TOO_MANY = 16_384
+"""Above this number only what takes n log n time: best fit along time."""
 _SQUEAKY_WORK = 12_000
 """Requests × rounds of squeaky wheel optimisation."""
 _CLOSE_ENOUGH = 1000
@@ -196,7 +198,10 @@ def _placements(starts: Int, ends: Int, sizes: Int, *, peak: int) -> Iterator[li
     backward = ((last - ends).tolist(), (last - starts).tolist(), sizes.tolist())
     for columns in (forward, backward):
         yield _sweep(*columns, best_fit=True)
-        yield _sweep(*columns, best_fit=False)
+        if len(starts) <= _TOO_MANY:
+            yield _sweep(*columns, best_fit=False)
+    if len(starts) > _TOO_MANY:
+        return
     lengths = ends - starts
     peak_at = int(live_bytes(starts, ends, sizes).argmax())
     away = (peak_at < starts) | (ends <= peak_at)
@@ -210,9 +215,10 @@ def _placements(starts: Int, ends: Int, sizes: Int, *, peak: int) -> Iterator[li
     if len(starts) > _MANY:
         yield _greedy(orders[0], starts, ends, sizes)
         return
+    overlaps = (starts < ends[:, None]) & (ends > starts[:, None])
     for _ in range(1 + _SQUEAKY_WORK // len(starts) // len(orders)):
         for which, order in enumerate(orders):
-            offsets = _greedy(order, starts, ends, sizes)
+            offsets = _greedy(order, starts, ends, sizes, overlaps)
             yield offsets
             orders[which] = _blame(order, np.asarray(offsets) + sizes > peak)
 
@@ -225,34 +231,46 @@ def _blame(order: Int, above: npt.NDArray[np.bool_]) -> Int:
     return np.argsort(place, kind="stable")
 
 
-def _greedy(order: Int, starts: Int, ends: Int, sizes: Int) -> list[int]:
-    """Place one after another, each into the tightest gap between placed ones it is alive with."""
-    count = len(order)
-    result = [0] * count
-    # Columns of what is placed, sorted by offset: start, end, offset, top.
-    placed = np.zeros((4, count), dtype=np.int64)
+def _greedy(
+    order: Int,
+    starts: Int,
+    ends: Int,
+    sizes: Int,
+    overlaps: npt.NDArray[np.bool_] | None = None,
+) -> list[int]:
+    """Place one after another, each into the tightest gap between placed ones it is alive with.
+
+    `overlaps` says of all pairs whether they are alive at once, where that is known.
+    """
+    offsets, tops = np.zeros_like(sizes), np.zeros_like(sizes)
+    placed = np.empty_like(order)  # indices, by offset
     offsets_sorted: list[int] = []
-    begin, finish, size = starts.tolist(), ends.tolist(), sizes.tolist()
+    size = sizes.tolist()
     for filled, index in enumerate(order.tolist()):
-        start, end, need = begin[index], finish[index], size[index]
-        alive = ((placed[0, :filled] < end) & (placed[1, :filled] > start)).nonzero()[0]
-        offset = 0
+        if overlaps is None:
+            together = (starts < ends[index]) & (ends > starts[index])
+        else:
+            together = overlaps[index]
+        alive = placed[:filled]
+        alive = alive[together[alive]]
+        need, offset = size[index], 0
         if len(alive):
-            tops = np.maximum.accumulate(placed[3, alive])
-            gaps = placed[2, alive]
-            gaps[1:] -= tops[:-1]
+            covered = np.maximum.accumulate(tops[alive])
+            gaps = offsets[alive]
+            gaps[1:] -= covered[:-1]
             fits = (gaps >= need).nonzero()[0]
             if not len(fits):
-                offset = int(tops[-1])
+                offset = int(covered[-1])
             elif choice := int(fits[gaps[fits].argmin()]):
-                offset = int(tops[choice - 1])
+                offset = int(covered[choice - 1])
         at = bisect_right(offsets_sorted, offset)
         offsets_sorted.insert(at, offset)
         if at < filled:
-            placed[:, at + 1 : filled + 1] = placed[:, at:filled]
-        placed[:, at] = start, end, offset, offset + need
-        result[index] = offset
-    return result
+            placed[at + 1 : filled + 1] = placed[at:filled]
+        placed[at] = index
+        offsets[index], tops[index] = offset, offset + need
+    found: list[int] = offsets.tolist()
+    return found
 
 
 def _sweep(starts: list[int], ends: list[int], sizes: list[int], *, best_fit: bool) -> list[int]:

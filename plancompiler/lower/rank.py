@@ -7,6 +7,7 @@ import logging
 from plancompiler.boxing.graph import RankSlice
 from plancompiler.boxing.serde import slice_from_bytes
 from plancompiler.cache.plan_cache import PlanCache
+from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.profile import timed
 from plancompiler.lower.rank_task_graph import rebuild_rank_task_graph
@@ -16,6 +17,7 @@ from plancompiler.plan.verify import verify_plan
 _log = logging.getLogger(__name__)
 
 
+@collector_paused()
 def compile_rank(rank_slice: RankSlice, rank: int, seconds: dict[str, float] | None = None) -> Plan:
     """The rank's plan from its slice alone, verified. `seconds` receives the time per stage."""
     seconds = {} if seconds is None else seconds
@@ -28,6 +30,7 @@ def compile_rank(rank_slice: RankSlice, rank: int, seconds: dict[str, float] | N
     return plan
 
 
+@collector_paused()
 def plan_of_slice(data: bytes, rank: int, cache: PlanCache | None = None) -> tuple[Plan, bool]:
     """The rank's plan from its slice's wire form, compiled unless the cache has it; and whether it
     had.

@@ -21,6 +21,7 @@ from typing import IO
 
 from plancompiler.boxing.serde import slice_from_bytes
 from plancompiler.errors import ErrorReport, PlanCompilerError, WorkerLostError
+from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.profile import RANK_STAGES, timed
 from plancompiler.lower.rank import compile_rank
 from plancompiler.plan.plan import Plan
@@ -130,20 +131,25 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             return
         begin = time.perf_counter_ns()
         try:
-            seconds: dict[str, float] = {}
-            with timed(seconds, "read"):
-                rank_slice = slice_from_bytes(data)
-            plan = compile_rank(rank_slice, rank, seconds)
-            with timed(seconds, "write"):
-                reply = plan_to_bytes(plan)
-            spent = (seconds.get(stage, 0.0) for stage in RANK_STAGES)
-            reply = _STAGES.pack(*spent) + reply
+            reply = _compiled(rank, data)
             nanoseconds = time.perf_counter_ns() - begin
         except PlanCompilerError as error:
             reply, nanoseconds = json.dumps(asdict(error.report)).encode(), 0
         replies.write(_HEADER.pack(nanoseconds, len(reply)))
         replies.write(reply)
         replies.flush()
+
+
+@collector_paused()
+def _compiled(rank: int, data: bytes) -> bytes:
+    """The time per stage, then the plan."""
+    seconds: dict[str, float] = {}
+    with timed(seconds, "read"):
+        rank_slice = slice_from_bytes(data)
+    plan = compile_rank(rank_slice, rank, seconds)
+    with timed(seconds, "write"):
+        written = plan_to_bytes(plan)
+    return _STAGES.pack(*(seconds.get(stage, 0.0) for stage in RANK_STAGES)) + written
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ built.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from plancompiler.boxing.exchange import Exchange, exchange_readers, exchange_sources
 from plancompiler.boxing.graph import (
@@ -38,9 +38,9 @@ from plancompiler.ir.shard import (
     Region,
     local_shape,
     piece_shape,
-    rank_region,
     region_shape,
     relative,
+    shard_region,
 )
 from plancompiler.ir.task import CROSSING, Primitive, TaskKind, pack_register_id, pack_task_id
 from plancompiler.ops.registry import op_def
@@ -53,6 +53,9 @@ from plancompiler.plan.plan import (
     SliceSpec,
     TaskSpec,
 )
+
+HOST = "cpu"
+"""Device type of host memory."""
 
 CANDIDATE_SLOT = 1
 """Slot of a CopyCommNet task's `candidate_in_regst_desc_id`; its output is slot 0."""
@@ -78,9 +81,9 @@ class RankTask:
     """Index into the segments of the job's pipeline."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankRegister:
-    """One output buffer of a task of the rank."""
+    """One output buffer of a task of the rank; not changed any more once its graph is built."""
 
     id: int
     name: str
@@ -94,6 +97,8 @@ class RankRegister:
     """CopyCommNet tasks of other ranks, by id."""
     sync_id: int = -1
     per_microbatch: bool = False
+    device: str = HOST
+    """Device type of the memory that it lies in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +152,13 @@ class SliceReaders:
                 )
 
     def __call__(self, output: FamilyOutput, rank: int) -> tuple[int, ...]:
+        copies = self._copies.get(output)
+        if copies is None:
+            return ()
         return tuple(
             sorted(
                 pack_task_id(dst_rank, number, lane)
-                for number, exchange in self._copies.get(output, ())
+                for number, exchange in copies
                 for dst_rank, lane in exchange_readers(exchange, rank)
             )
         )
@@ -203,12 +211,15 @@ class _Builder:
         self._rank = rank
         self._remote_readers = remote_readers
         self._family = {family.number: family for family in rank_slice.families}
+        self._coordinates: dict[Placement, tuple[int, ...]] = {}
+        """The rank's place in each mesh."""
         self._tasks: list[RankTask] = []
         self._registers: dict[int, RankRegister] = {}
         self._consumers: dict[int, dict[int, None]] = {}
         self._remote: dict[int, RemoteRegister] = {}
         self._groups: dict[tuple[int, ...], list[int]] = {}
         self._group_index: dict[tuple[int, ...], int] = {}
+        self._known_groups: dict[tuple[Placement, tuple[int, ...]], tuple[int, list[int]]] = {}
         self._variables: list[RankVariable] = []
         self._outputs: list[tuple[str, int, int]] = []
         pipeline = rank_slice.pipeline
@@ -237,7 +248,13 @@ class _Builder:
             output = FamilyOutput(placed.family, slot)
             outputs.append(
                 self._register(
-                    output, value.name, layout, shape, task, per_microbatch=per_microbatch
+                    output,
+                    value.name,
+                    layout,
+                    shape,
+                    task,
+                    per_microbatch=per_microbatch,
+                    device=op.placement.device_type,
                 )
             )
         spec = ComputeSpec(
@@ -284,30 +301,42 @@ class _Builder:
     ) -> tuple[Region, ...]:
         """This rank's box of each value, of its first piece where micro-batches have pieces."""
         return tuple(
-            rank_region(
-                piece_shape(value.shape, axis, self._microbatches), op.placement, sbp, self._rank
+            self._region(
+                value.shape if axis < 0 else piece_shape(value.shape, axis, self._microbatches),
+                op.placement,
+                sbp,
             )
             for value, axis, sbp in zip(values, axes, sbps, strict=True)
         )
+
+    def _region(self, shape: tuple[int, ...], placement: Placement, sbp: NdSbp) -> Region:
+        """This rank's box of a value."""
+        coordinates = self._coordinates.get(placement)
+        if coordinates is None:
+            coordinates = placement.coordinates(placement.parallel_id(self._rank))
+            self._coordinates[placement] = coordinates
+        return shard_region(shape, placement.hierarchy, sbp, coordinates)
 
     def add_transport(self, family: TaskFamily) -> None:
         if family.kind in CROSSING:
             self._add_copies(family)
         elif family.kind is TaskKind.COLLECTIVE_BOXING:
             self._add_collective(family)
+        elif (
+            family.kind is TaskKind.COPY_HD and _transfer_of(family).primitive is Primitive.EXCHANGE
+        ):
+            self._add_uploads(family)
         else:
             self._add_slice(family)
 
     def finish(self) -> RankTaskGraph:
-        registers = {
-            key: replace(register, consumers=tuple(self._consumers.get(key, ())))
-            for key, register in self._registers.items()
-        }
+        for key, register in self._registers.items():
+            register.consumers = tuple(self._consumers.get(key, ()))
         return RankTaskGraph(
             rank=self._rank,
             rank_slice=self._slice,
             tasks=tuple(self._tasks),
-            registers=registers,
+            registers=self._registers,
             remote_registers=tuple(self._remote[key] for key in sorted(self._remote)),
             communicators=tuple(
                 (ranks, tuple(families)) for ranks, families in self._groups.items()
@@ -318,9 +347,8 @@ class _Builder:
 
     def _add_collective(self, family: TaskFamily) -> None:
         transfer = _transfer_of(family)
-        ranks = family.placement.group(self._rank, transfer.mesh_axes)
-        self._groups.setdefault(ranks, []).append(family.number)
-        communicator = self._group_index.setdefault(ranks, len(self._group_index))
+        communicator, families = self._group(family.placement, transfer.mesh_axes)
+        families.append(family.number)
         spec = CollectiveSpec(
             primitive=transfer.primitive,
             communicator=communicator,
@@ -331,15 +359,30 @@ class _Builder:
         inputs = tuple(self._local_register(source) for source in family.inputs)
         self._transport_task(family, family.kind, inputs, spec)
 
+    def _group(self, placement: Placement, mesh_axes: tuple[int, ...]) -> tuple[int, list[int]]:
+        """The communicator of this rank along some mesh axes, and its families so far.
+
+        Looked up by placement: a group may have as many ranks as the world, and to list and hash
+        them for each family would take time for families times ranks.
+        """
+        key = (placement, mesh_axes)
+        found = self._known_groups.get(key)
+        if found is None:
+            ranks = placement.group(self._rank, mesh_axes)
+            families = self._groups.setdefault(ranks, [])
+            index = self._group_index.setdefault(ranks, len(self._group_index))
+            found = self._known_groups[key] = (index, families)
+        return found
+
     def _add_copies(self, family: TaskFamily) -> None:
-        """One CopyCommNet task per source device on another rank; the lane is its parallel id."""
+        """One CopyCommNet task per box that another rank holds, with the box's lane."""
         exchange, source = exchange_of(family), family.inputs[0]
         producer = self._family[source.family]
         for piece in exchange_sources(exchange, self._rank):
             if piece.rank == self._rank:
                 continue
             remote = self._remote_register(producer, source, piece.rank)
-            task = pack_task_id(self._rank, family.number, piece.parallel_id)
+            task = pack_task_id(self._rank, family.number, piece.lane)
             layout = family.outputs[0]
             register = self._register(
                 FamilyOutput(family.number, 0),
@@ -347,8 +390,9 @@ class _Builder:
                 layout,
                 region_shape(piece.source),
                 task,
-                lane=piece.parallel_id,
+                lane=piece.lane,
                 per_microbatch=family.per_microbatch,
+                device=_device_of(family),
             )
             self._task(
                 task,
@@ -359,6 +403,36 @@ class _Builder:
                 (remote,),
                 [register],
                 CopySpec(piece.source),
+                family.source,
+            )
+
+    def _add_uploads(self, family: TaskFamily) -> None:
+        """One CopyHd task per copy that came from another rank, with its lane."""
+        (copied,) = family.inputs
+        for piece in exchange_sources(exchange_of(family), self._rank):
+            lane = piece.lane
+            task = pack_task_id(self._rank, family.number, lane)
+            shape = region_shape(piece.source)
+            register = self._register(
+                FamilyOutput(family.number, 0),
+                family.name,
+                family.outputs[0],
+                shape,
+                task,
+                lane=lane,
+                per_microbatch=family.per_microbatch,
+                device=_device_of(family),
+            )
+            whole = tuple((0, extent) for extent in shape)
+            self._task(
+                task,
+                family.number,
+                family.kind,
+                f"{family.name} from rank {piece.rank}",
+                "",
+                (pack_register_id(self._rank, copied.family, lane, copied.slot),),
+                [register],
+                SliceSpec(None, (Piece(0, whole, whole),)),
                 family.source,
             )
 
@@ -394,8 +468,8 @@ class _Builder:
             before = transfer.src_sbp
             if before is None:
                 raise VerifyError("a slice family lacks its source layout", op=family.name)
-            src = rank_region(layout.shape, family.placement, before, self._rank)
-            dst = rank_region(layout.shape, family.placement, layout.sbp, self._rank)
+            src = self._region(layout.shape, family.placement, before)
+            dst = self._region(layout.shape, family.placement, layout.sbp)
             box = relative(dst, src)
             pieces = (Piece(0, box, tuple((0, stop - start) for start, stop in box)),)
         elif transfer.primitive is Primitive.PARTIALISE and not self._keeps_value(family):
@@ -423,9 +497,7 @@ class _Builder:
                 inputs.append(self._local_register(source))
                 pieces.append(Piece(position, piece.source, piece.target))
             else:
-                inputs.append(
-                    pack_register_id(self._rank, copied.family, piece.parallel_id, copied.slot)
-                )
+                inputs.append(pack_register_id(self._rank, copied.family, piece.lane, copied.slot))
                 box = tuple((0, stop - start) for start, stop in piece.source)
                 pieces.append(Piece(position, box, piece.target))
         partial = any(isinstance(entry, Partial) for entry in exchange.src_sbp)
@@ -445,9 +517,10 @@ class _Builder:
                 FamilyOutput(family.number, slot),
                 family.name,
                 layout,
-                local_shape(layout.shape, family.placement, layout.sbp, self._rank),
+                region_shape(self._region(layout.shape, family.placement, layout.sbp)),
                 task,
                 per_microbatch=family.per_microbatch,
+                device=_device_of(family),
             )
             for slot, layout in enumerate(family.outputs)
         ]
@@ -467,6 +540,7 @@ class _Builder:
         task: int,
         lane: int = 0,
         per_microbatch: bool = False,
+        device: str = HOST,
     ) -> int:
         register = pack_register_id(self._rank, output.family, lane, output.slot)
         readers = self._remote_readers(output, self._rank)
@@ -480,6 +554,7 @@ class _Builder:
             remote_consumers=readers,
             sync_id=sync_id_of(readers),
             per_microbatch=per_microbatch,
+            device=device,
         )
         return register
 
@@ -524,6 +599,14 @@ def _split_axes(over: Sequence[Sbp], count: int) -> tuple[int, ...]:
     if not over:
         return (-1,) * count
     return tuple(sbp.axis if isinstance(sbp, Split) else -1 for sbp in over)
+
+
+def _device_of(family: TaskFamily) -> str:
+    """Device type of the memory that a transport family fills."""
+    in_host_memory = family.kind is TaskKind.COPY_COMM_NET or (
+        family.kind is TaskKind.COPY_HD and _transfer_of(family).primitive is Primitive.COPY
+    )
+    return HOST if in_host_memory else family.placement.device_type
 
 
 def _transfer_of(family: TaskFamily) -> Transfer:

@@ -63,10 +63,14 @@ class Schedule:
     """Segment of each task, as numbered in `parts`; plan order is segment by segment."""
     controls: dict[int, dict[int, None]] = field(default_factory=dict)
     """Place of a task → places of those that wait for it by control."""
+    _order: StepOrder | None = None
+    """With all edges; None where some were added since."""
 
     def order(self) -> StepOrder:
         """What certainly happens before what, with the edges added so far."""
-        return StepOrder(self.streams, self.predecessors)
+        if self._order is None:
+            self._order = StepOrder(self.streams, self.predecessors)
+        return self._order
 
     def knows_segment_free(self, order: StepOrder, place: int) -> bool:
         """Whether a task, when it starts, knows that all slots before its own have ended.
@@ -100,6 +104,7 @@ class Schedule:
         """Let a task wait for an earlier one."""
         self.controls.setdefault(before, {})[after] = None
         self.predecessors[after].append(before)
+        self._order = None
 
     def users_of(self, graph: RankTaskGraph, registers: Iterable[int]) -> list[int]:
         """Places of all tasks of this rank that make or read one of the registers, in order."""

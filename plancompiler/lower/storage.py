@@ -15,7 +15,7 @@ from plancompiler.ir.task import TaskKind
 from plancompiler.lower.rank_task_graph import RankRegister, RankTask, RankTaskGraph
 from plancompiler.lower.schedule import COMPUTE, COPY, DATA, Schedule
 from plancompiler.ops.registry import op_def
-from plancompiler.plan.order import StepOrder, covers
+from plancompiler.plan.order import Clock, StepOrder, covers
 from plancompiler.plan.plan import SliceSpec
 
 DATA_SLOTS = 2
@@ -140,6 +140,8 @@ def _views(task: RankTask, graph: RankTaskGraph) -> list[tuple[int, int]]:
             for target, source in op_def(task.op_kind).view
         ]
     spec = task.spec
+    if task.kind is TaskKind.COPY_HD:
+        return []  # the same bytes, but in another memory
     if isinstance(spec, SliceSpec) and spec.reduction is None and len(spec.pieces) == 1:
         (piece,) = spec.pieces
         source, target = task.inputs[piece.input], task.outputs[0]
@@ -180,6 +182,10 @@ def group_in_place(
     schedule: Schedule, graph: RankTaskGraph, storage: Storage, order: StepOrder
 ) -> None:
     """Let ops write over inputs that are dead, where their kernels allow it."""
+    done = _Users(schedule, graph, storage, order)
+    crossing = {
+        storage.root[key] for key, register in graph.registers.items() if register.remote_consumers
+    }
     for place, task in enumerate(schedule.tasks):
         if not task.op_kind or schedule.streams[place] != COMPUTE:
             continue
@@ -187,12 +193,52 @@ def group_in_place(
             register, old = task.outputs[target], task.inputs[source]
             if storage.root[register] != register or len(storage.members[register]) > 1:
                 continue
-            if _is_dead(schedule, graph, storage, order, old, place) and _can_replace(
-                graph.registers[old], graph.registers[register]
+            old_root = storage.root[old]
+            if (
+                _can_replace(graph.registers[old], graph.registers[register])
+                and old_root not in crossing
+                and _is_rewritable(schedule, graph, storage, order, old_root)
+                and done.before(old_root, place)
             ):
                 del storage.members[register]
                 storage.take_over(register, old, overwrite=True)
+                done.join(old_root, register)
                 break
+
+
+class _Users:
+    """What must have finished for a group of registers to be dead, kept as groups grow: a chain of
+    ops that each write over their input is one group, and to ask all its members each time would
+    take quadratic time.
+    """
+
+    def __init__(
+        self, schedule: Schedule, graph: RankTaskGraph, storage: Storage, order: StepOrder
+    ) -> None:
+        self._schedule, self._graph = schedule, graph
+        self._storage, self._order = storage, order
+        self._clocks: dict[int, Clock] = {}
+
+    def before(self, root: int, place: int) -> bool:
+        """Whether all users of a group but the compute task at `place` are done when it starts."""
+        order = self._order
+        known = [*order.clocks[place]]
+        known[COMPUTE] = order.positions[place] + 1
+        return covers(tuple(known), self._clock(root))
+
+    def join(self, root: int, register: int) -> None:
+        """Count the users of a register that has joined a group."""
+        own = self._clock_of((register,))
+        self._clocks[root] = tuple(map(max, self._clock(root), own))
+
+    def _clock(self, root: int) -> Clock:
+        found = self._clocks.get(root)
+        if found is None:
+            found = self._clocks[root] = self._clock_of(self._storage.members[root])
+        return found
+
+    def _clock_of(self, registers: Sequence[int]) -> Clock:
+        return self._order.clock_of(self._schedule.users_of(self._graph, registers))
 
 
 def _can_replace(old: RankRegister, new: RankRegister) -> bool:
@@ -204,33 +250,17 @@ def _can_replace(old: RankRegister, new: RankRegister) -> bool:
     )
 
 
-def _is_dead(
-    schedule: Schedule,
-    graph: RankTaskGraph,
-    storage: Storage,
-    order: StepOrder,
-    register: int,
-    place: int,
+def _is_rewritable(
+    schedule: Schedule, graph: RankTaskGraph, storage: Storage, order: StepOrder, root: int
 ) -> bool:
-    """Whether all users of a register's bytes, but the task at `place`, are done when it starts."""
-    root = storage.root[register]
+    """Whether a group's bytes may be written over, once their users on this rank are done."""
     if root in storage.variables:
         return False
-    members = storage.members[root]
-    if any(graph.registers[member].remote_consumers for member in members):
-        return False
     if not schedule.parts.schedule:
-        if slots_of(schedule, graph, members) > 1:
-            return False
-    elif not schedule.knows_last_version_free(
-        order,
-        schedule.position[graph.registers[root].producer],
-        per_microbatch=graph.registers[root].per_microbatch,
-    ):
-        return False
-    return all(
-        user == place or order.happens_before(user, place)
-        for user in schedule.users_of(graph, members)
+        return slots_of(schedule, graph, (root,)) == 1
+    register = graph.registers[root]
+    return schedule.knows_last_version_free(
+        order, schedule.position[register.producer], per_microbatch=register.per_microbatch
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,9 @@ _TILE_BLOCKS = 2
 """Pieces' worth of bytes in a tile of scores."""
 _TILE_KEYS = 512
 """Keys of a tile: more cost cache, fewer cost calls."""
+_CAUSAL_ROWS = 64
+"""Queries of a tile of causal attention at most: half of what a tile has to either side of the
+diagonal is work for nothing, but products of few rows are slow."""
 
 
 def _check(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, TensorType]:
@@ -112,55 +116,70 @@ class _Tiles:
     """
 
     def __init__(self, context: KernelContext, query: Array, key: Array) -> None:
-        self.keys = key.shape[2]
+        self.keys: int = key.shape[2]
         self.pairs = key.shape[0] * key.shape[1]
         self.heads = query.shape[1] // max(1, key.shape[1])
-        self.length = query.shape[2]
+        self.length: int = query.shape[2]
         self.causal = bool_attr(context.attrs, "causal", False)
         # Query i of the whole sequence sees the keys up to i + shift: the last one sees all.
         whole = context.input_shapes[0][2]
-        self.shift = self.keys - whole + context.input_regions[0][2][0]
+        self.shift: int = self.keys - whole + context.input_regions[0][2][0]
         self.wide = min(_TILE_KEYS, self.keys)
         budget = _TILE_BLOCKS * blocking.BLOCK_BYTES // query.itemsize
-        self.tall = max(1, min(self.length, budget // (self.wide * max(1, self.heads))))
+        most = min(self.length, _CAUSAL_ROWS) if self.causal else self.length
+        self.tall = max(1, min(most, budget // (self.wide * max(1, self.heads))))
         self.deep = max(1, budget // (self.wide * max(1, self.heads) * self.tall))
 
     def queries(self) -> Iterator[tuple[slice, slice]]:
-        """Pairs and positions of the tiles of queries."""
+        """Pairs and positions of the tiles of queries; of the same pairs the last ones first, as
+        they see the most keys."""
         for pair in range(0, self.pairs, self.deep):
-            for start in range(0, self.length, self.tall):
-                yield slice(pair, pair + self.deep), slice(start, start + self.tall)
+            for start in reversed(range(0, self.length, self.tall)):
+                stop = min(start + self.tall, self.length)
+                yield slice(pair, pair + self.deep), slice(start, stop)
 
     def keys_of(self, rows: slice) -> Iterator[slice]:
         """Tiles of keys that queries at these positions may see."""
-        seen = self.keys
-        if self.causal:
-            seen = min(seen, min(rows.stop, self.length) + self.shift)
+        seen = self.seen(rows)
         for start in range(0, seen, self.wide):
             yield slice(start, min(start + self.wide, seen))
 
-    def hidden(self, rows: slice, columns: slice, count: int) -> Array | None:
-        """Which keys of a tile each of `count` queries may not see; None where they see all."""
-        if not self.causal or columns.stop - 1 <= rows.start + self.shift:
-            return None
-        last = np.arange(rows.start, rows.start + count) + self.shift
-        found: Array = np.arange(columns.start, columns.stop) > last[:, None]
-        return found
+    def seen(self, rows: slice) -> int:
+        """How many of the keys queries at these positions may see."""
+        return min(self.keys, rows.stop + self.shift) if self.causal else self.keys
+
+    def hide(self, scores: Array, rows: slice, columns: slice) -> None:
+        """Give -inf to the keys of a tile that queries may not see, in scores [pairs, heads * rows,
+        keys]."""
+        # The first key that not all of the queries see.
+        first = max(columns.start, rows.start + self.shift + 1)
+        if not self.causal or first >= columns.stop:
+            return
+        height = rows.stop - rows.start
+        bounds = _bounds(
+            height, columns.stop - first, rows.start + self.shift - first, scores.dtype
+        )
+        part = scores.reshape(len(scores), self.heads, height, -1)[..., first - columns.start :]
+        np.minimum(part, bounds, out=part)
 
     def fold(self, array: Array) -> Array:
         """[batch, heads, length, ...] of queries as [pairs, heads of a pair, length, ...]."""
         return array.reshape(self.pairs, self.heads, *array.shape[2:])
 
     def below(self, array: Array) -> Array:
-        """[pairs, heads of a pair, rows, width] as [pairs, rows, width]."""
+        """[pairs, heads of a pair, rows, width] as [pairs, rows, width]; a copy if needed."""
+        if self.heads == 1:
+            return array[:, 0]
         return array.reshape(len(array), array.shape[1] * array.shape[2], array.shape[3])
 
 
-def _hide(scores: Array, hidden: Array | None, heads: int, value: float) -> None:
-    """Give hidden keys `value` in scores [pairs, heads * rows, keys]."""
-    if hidden is not None:
-        rows, keys = hidden.shape
-        np.copyto(scores.reshape(len(scores), heads, rows, keys), value, where=hidden)
+@lru_cache(maxsize=16)
+def _bounds(rows: int, keys: int, last: int, dtype: np.dtype[Any]) -> Array:
+    """[rows, keys]: inf where row i may see a key, those up to last + i, and -inf elsewhere."""
+    visible = np.arange(keys) <= np.arange(rows)[:, None] + last
+    found: Array = np.where(visible, np.inf, -np.inf).astype(dtype)
+    found.flags.writeable = False
+    return found
 
 
 def _row_max(scores: Array) -> Array:
@@ -184,33 +203,41 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.multiply(piece, scale, out=scaled)
         scaled = tiles.below(scaled)
         count, height = scaled.shape[:2]
-        top = np.full((count, height, 1), -np.inf, query.dtype)
-        total = np.zeros_like(top)
         sums = scratch(context, "sums", (count, height, value.shape[2]), query.dtype)
-        sums.fill(0)
-        part = scratch(context, "part", sums.shape, query.dtype)
+        top = total = np.empty((count, height, 1), query.dtype)
         for columns in tiles.keys_of(rows):
             shape = (count, height, columns.stop - columns.start)
             scores = scratch(context, "scores", shape, query.dtype)
             np.matmul(scaled, key[pairs, columns].swapaxes(-1, -2), out=scores)
-            _hide(scores, tiles.hidden(rows, columns, piece.shape[2]), tiles.heads, -np.inf)
+            tiles.hide(scores, rows, columns)
             # The first tile holds a key for every query, so `top` is finite from there on.
-            higher = np.maximum(top, _row_max(scores))
-            np.subtract(scores, higher, out=scores)
-            np.exp(scores, out=scores)
-            np.subtract(top, higher, out=top)
-            np.exp(top, out=top)
-            np.multiply(total, top, out=total)
-            np.add(total, np.matmul(scores, ones[: shape[2]]), out=total)
-            np.multiply(sums, top, out=sums)
-            np.matmul(scores, value[pairs, columns], out=part)
-            np.add(sums, part, out=sums)
+            higher = _row_max(scores)
+            if columns.start == 0:
+                _weigh(scores, higher)
+                total = np.matmul(scores, ones[: shape[2]])
+                np.matmul(scores, value[pairs, columns], out=sums)
+            else:
+                np.maximum(top, higher, out=higher)
+                _weigh(scores, higher)
+                _weigh(top, higher)
+                np.multiply(total, top, out=total)
+                np.add(total, np.matmul(scores, ones[: shape[2]]), out=total)
+                np.multiply(sums, top, out=sums)
+                part = scratch(context, "part", sums.shape, query.dtype)
+                np.matmul(scores, value[pairs, columns], out=part)
+                np.add(sums, part, out=sums)
             top = higher
-        np.divide(sums, total, out=sums)
-        np.copyto(result[pairs, :, rows], sums.reshape(*piece.shape[:3], value.shape[2]))
+        target = result[pairs, :, rows]
+        np.divide(sums.reshape(target.shape), total.reshape(*target.shape[:3], 1), out=target)
         np.log(total, out=total)
         np.add(total, top, out=total)
         np.copyto(normaliser[pairs, :, rows], total.reshape(piece.shape[:3]))
+
+
+def _weigh(scores: Array, level: Array) -> None:
+    """exp(scores - level) in place."""
+    np.subtract(scores, level, out=scores)
+    np.exp(scores, out=scores)
 
 
 def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -225,35 +252,49 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
     key, value, dkey, dvalue = (
         array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value, *outputs[1:])
     )
-    dkey.fill(0)
-    dvalue.fill(0)
     for pairs, rows in tiles.queries():
         piece = query[pairs, :, rows]
         scaled = scratch(context, "scaled", piece.shape, piece.dtype)
         np.multiply(piece, scale, out=scaled)
         scaled = tiles.below(scaled)
-        dy = tiles.below(np.ascontiguousarray(passed[pairs, :, rows]))
-        y = tiles.below(np.ascontiguousarray(result[pairs, :, rows]))
+        dy, y = tiles.below(passed[pairs, :, rows]), tiles.below(result[pairs, :, rows])
         level = normaliser[pairs, :, rows].reshape(*dy.shape[:2], 1)
-        pull = np.add.reduce(dy * y, axis=-1, keepdims=True)
+        pull = np.einsum("prd,prd->pr", dy, y)[:, :, None]
         back = scratch(context, "back", scaled.shape, query.dtype)
-        back.fill(0)
+        # What sees the most keys comes first: it sets what the others of its pairs add to.
+        sets = rows.stop == tiles.length
         for columns in tiles.keys_of(rows):
             shape = (*dy.shape[:2], columns.stop - columns.start)
             weights = scratch(context, "scores", shape, query.dtype)
             slopes = scratch(context, "slopes", shape, query.dtype)
-            np.matmul(scaled, key[pairs, columns].swapaxes(-1, -2), out=weights)
-            np.subtract(weights, level, out=weights)
-            _hide(weights, tiles.hidden(rows, columns, piece.shape[2]), tiles.heads, -np.inf)
-            np.exp(weights, out=weights)
-            dvalue[pairs, columns] += np.matmul(weights.swapaxes(-1, -2), dy)
-            np.matmul(dy, value[pairs, columns].swapaxes(-1, -2), out=slopes)
+            keys, values = key[pairs, columns], value[pairs, columns]
+            np.matmul(scaled, keys.swapaxes(-1, -2), out=weights)
+            tiles.hide(weights, rows, columns)
+            _weigh(weights, level)
+            _product(context, weights.swapaxes(-1, -2), dy, dvalue[pairs, columns], sets)
+            np.matmul(dy, values.swapaxes(-1, -2), out=slopes)
             np.subtract(slopes, pull, out=slopes)
             np.multiply(slopes, weights, out=slopes)
-            back += np.matmul(slopes, key[pairs, columns])
-            dkey[pairs, columns] += np.matmul(slopes.swapaxes(-1, -2), scaled)
+            _product(context, slopes, keys, back, columns.start == 0)
+            _product(context, slopes.swapaxes(-1, -2), scaled, dkey[pairs, columns], sets)
+        if sets:
+            for unseen in (dkey[pairs, tiles.seen(rows) :], dvalue[pairs, tiles.seen(rows) :]):
+                unseen.fill(0)
         target = dquery[pairs, :, rows]
         np.multiply(back.reshape(target.shape), scale, out=target)
+    if not tiles.length:
+        dkey.fill(0)
+        dvalue.fill(0)
+
+
+def _product(context: KernelContext, left: Array, right: Array, out: Array, sets: bool) -> None:
+    """left @ right into `out`, or added to it."""
+    if sets:
+        np.matmul(left, right, out=out)
+        return
+    part = scratch(context, "part", out.shape, out.dtype)
+    np.matmul(left, right, out=part)
+    np.add(out, part, out=out)
 
 
 def _gradient(

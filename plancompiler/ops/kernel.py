@@ -2,7 +2,10 @@
 
 A chain of ufuncs over large arrays is bound by memory: every step reads and writes all of it. The
 kernels here run such chains piece by piece instead, with `out=`, so that only the first read and
-the last write leave the cache.
+the last write leave the cache. On arrays of devices they run whole: there every call is a launch,
+and no cache is worth one.
+
+A kernel that makes arrays makes them with `context.arrays`, the namespace of what it is given.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ def scratch(
     size = math.prod(shape)
     buffer = context.state.get(name)
     if buffer is None or buffer.size < size or buffer.dtype != dtype:
-        buffer = context.state[name] = np.empty(size, dtype)
+        buffer = context.state[name] = context.arrays.empty(size, dtype)
     view: Array = buffer[:size].reshape(shape)
     return view
 
@@ -48,11 +51,12 @@ def of_box(context: KernelContext, name: str, box: Hashable, make: Callable[[], 
 def blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     """Flat pieces of arrays of one shape, cut at the same elements.
 
-    Arrays that are not all contiguous come whole, in one piece.
+    Arrays that are not all contiguous come whole, in one piece; so do those of devices.
     """
     step = max(1, BLOCK_BYTES // max(array.itemsize for array in arrays))
     size = arrays[0].size
-    if size <= step or not all(array.flags.c_contiguous for array in arrays):
+    on_host = isinstance(arrays[0], np.ndarray)
+    if size <= step or not on_host or not all(array.flags.c_contiguous for array in arrays):
         yield arrays
         return
     flat = [array.reshape(-1) for array in arrays]
@@ -64,6 +68,8 @@ def row_blocks(width: int, *arrays: Array) -> Iterator[tuple[Array, ...]]:
     """Pieces of whole rows of 2-D arrays with one number of rows; `width` is that of the widest."""
     rows = arrays[0].shape[0]
     step = max(1, BLOCK_BYTES // max(1, width * arrays[0].itemsize))
+    if not isinstance(arrays[0], np.ndarray):
+        step = max(1, rows)
     for start in range(0, rows, step):
         yield tuple(array[start : start + step] for array in arrays)
 
@@ -86,7 +92,7 @@ def contiguous(kernel: Kernel) -> Kernel:
         if all(array.flags.c_contiguous for array in (*inputs, *outputs)):
             kernel(context, inputs, outputs)
             return
-        found = [np.empty(array.shape, array.dtype) for array in outputs]
+        found = [context.arrays.empty(array.shape, array.dtype) for array in outputs]
         kernel(context, [array.copy() for array in inputs], found)
         for source, target in zip(found, outputs, strict=True):
             np.copyto(target, source)
@@ -126,7 +132,7 @@ def _through_float32(kernel: Kernel, narrow: np.dtype[Any]) -> Kernel:
         return np.dtype(np.float32) if array.dtype == narrow else array.dtype
 
     def widened(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        wide = [np.empty(array.shape, wide_of(array)) for array in outputs]
+        wide = [context.arrays.empty(array.shape, wide_of(array)) for array in outputs]
         kernel(context, [array.astype(wide_of(array), copy=False) for array in inputs], wide)
         for source, target in zip(wide, outputs, strict=True):
             np.copyto(target, source, casting="same_kind")

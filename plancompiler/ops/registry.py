@@ -48,6 +48,8 @@ class KernelContext:
     """Counts the micro-batches of the step; regions are those of this one."""
     state: dict[str, Any] = field(default_factory=dict)
     """Scratch that a kernel keeps between calls (an open file, a work buffer)."""
+    arrays: Any = np
+    """The namespace that makes arrays (`empty`, `arange`, …) like those the kernel is given."""
 
 
 class Infer(Protocol):

@@ -110,6 +110,8 @@ class _Layouts:
         self._producers = producers_of(job)
         self._whole: set[str] = set()
         """Names of data ops that are read as a whole before the micro-batches."""
+        self._choices: dict[object, tuple[Signature, Rate]] = {}
+        """By all that a choice depends on: repeated layers cost once."""
 
     # The walk in op order.
 
@@ -153,6 +155,31 @@ class _Layouts:
             return _Choice(whole, Rate.LATE if late else Rate.EARLY)
         if all(self._is_early(value) for value in op.inputs):
             return _Choice(whole, Rate.EARLY)
+        key = (
+            op.kind,
+            op.attrs,
+            op.origin.phase,
+            tuple(
+                (
+                    value.type,
+                    self.made[value.name],
+                    value.name in self._late,
+                    value.placement == op.placement,
+                )
+                for value in op.inputs
+            ),
+            tuple(value.type for value in op.outputs),
+        )
+        known = self._choices.get(key)
+        if known is None:
+            known = self._cheapest(op, whole)
+            if known is None:
+                return None
+            self._choices[key] = known
+        return _Choice(*known)
+
+    def _cheapest(self, op: Op, whole: Signature) -> tuple[Signature, Rate] | None:
+        """The signature that changes the op's inputs least, the first of equals."""
         best: Signature | None = None
         least = 0
         for candidate in self.candidates(op):
@@ -161,7 +188,7 @@ class _Layouts:
                 best, least = candidate, price
         if best is None:
             return None
-        return _Choice(best, Rate.LATE if best == whole else Rate.MICRO)
+        return best, Rate.LATE if best == whole else Rate.MICRO
 
     def _read_whole(self, op: Op) -> bool:
         """Have the data read as a whole behind what an op wants whole; whether there is such data.

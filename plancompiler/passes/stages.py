@@ -180,10 +180,10 @@ class _Chunks:
                 got=f"stage {self.of[op.name]}, and none on stage {missing}",
                 expected="stages counted from 0 without a gap",
             )
-        found: list[set[int]] = [set() for _ in range(self.count)]
+        found: list[set[frozenset[int]]] = [set() for _ in range(self.count)]
         for op in self.ops:
-            found[self.of[op.name]] |= self._ranks[op.name]
-        return [frozenset(each) for each in found]
+            found[self.of[op.name]].add(self._ranks[op.name])
+        return [frozenset().union(*each) for each in found]
 
     def example(self, chunk: int) -> Op:
         """An op of a chunk, to name in an error."""

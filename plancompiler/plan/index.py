@@ -139,10 +139,12 @@ class PlanIndex:
         None where segments carry them to others, or from one run of a segment to the next.
         """
         tasks = self.plan.tasks
-        segments = {tasks[place].segment for place in self.users(registers)}
-        if len(segments) > 1:
-            return None
-        (segment,) = segments
+        segment = 0
+        if len(self.plan.segments) > 1:
+            segments = {tasks[place].segment for place in self.users(registers)}
+            if len(segments) > 1:
+                return None
+            (segment,) = segments
         repeated = self.plan.segments[segment].kind.per_microbatch
         return segment if registers[0].per_microbatch is repeated else None
 

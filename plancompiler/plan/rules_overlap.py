@@ -10,7 +10,7 @@ other ranks read.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 
 from plancompiler.errors import MemoryOverlapError, VerifyError
@@ -70,7 +70,9 @@ def _storage(index: PlanIndex, root: RegisterDesc, members: list[RegisterDesc]) 
     first = index.segment_starts[home]
     order = index.segment_orders[home]
     producer = index.position[root.producer] - first
-    users = [place - first for place in index.users(members)]
+    users = index.users(members)
+    if first:
+        users = [place - first for place in users]
     never = (
         index.plan.blocks[root.block].purpose == "variables"
         or root.register_count > 1
@@ -139,51 +141,60 @@ def _may_share(one: _Storage, two: _Storage) -> bool:
 
 
 class _ByteMap:
-    """Disjoint ranges of bytes with their owners, sorted."""
+    """Disjoint ranges of bytes with their owners."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._owners: list[_Storage] = []
+        """Sorted."""
+        self._range: dict[int, tuple[int, _Storage]] = {}
+        """Start → end and owner."""
 
     def add(self, start: int, end: int, owner: _Storage) -> None:
         """A range that overlaps none."""
-        at = bisect_left(self._starts, start)
-        self._starts.insert(at, start)
-        self._ends.insert(at, end)
-        self._owners.insert(at, owner)
+        insort(self._starts, start)
+        self._range[start] = end, owner
+
+    def _between(self, start: int, end: int) -> tuple[int, int]:
+        """Which of the ranges, in order, have a byte in common with this one."""
+        low = bisect_right(self._starts, start)
+        if low and self._range[self._starts[low - 1]][0] > start:
+            low -= 1
+        return low, bisect_left(self._starts, end)
 
     def replace(self, owner: _Storage) -> list[tuple[int, int, _Storage | None]]:
         """Give the owner its bytes; the ranges it displaces, None where nobody owned them."""
         start, end = owner.start, owner.end
-        low, high = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        low, high = self._between(start, end)
         displaced: list[tuple[int, int, _Storage | None]] = []
-        kept: list[tuple[int, int, _Storage]] = []
+        kept = [start]
         free = start
-        for at in range(low, high):
-            old_start, old_end, old = self._starts[at], self._ends[at], self._owners[at]
+        old_starts = self._starts[low:high]
+        for old_start in old_starts:
+            old_end, old = self._range.pop(old_start)
             if free < old_start:
                 displaced.append((free, old_start, None))
             displaced.append((max(start, old_start), min(end, old_end), old))
             free = old_end
             if old_start < start:
-                kept.append((old_start, start, old))
+                kept.insert(0, old_start)
+                self._range[old_start] = start, old
             if old_end > end:
-                kept.append((end, old_end, old))
+                kept.append(end)
+                self._range[end] = old_end, old
         if free < end:
             displaced.append((free, end, None))
-        merged = sorted([*kept, (start, end, owner)], key=lambda piece: piece[0])
-        self._starts[low:high] = [piece[0] for piece in merged]
-        self._ends[low:high] = [piece[1] for piece in merged]
-        self._owners[low:high] = [piece[2] for piece in merged]
+        self._range[start] = end, owner
+        if kept != old_starts:
+            self._starts[low:high] = kept
         return displaced
 
     def pieces(self) -> list[tuple[int, int, _Storage]]:
-        return list(zip(self._starts, self._ends, self._owners, strict=True))
+        return [(start, *self._range[start]) for start in self._starts]
 
     def owners(self, start: int, end: int) -> list[_Storage]:
         """Owners of any byte of a range."""
-        return self._owners[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
+        low, high = self._between(start, end)
+        return [self._range[each][1] for each in self._starts[low:high]]
 
 
 def _overlap(index: PlanIndex, old: _Storage, new: _Storage, *, across: bool) -> VerifyError:

@@ -62,7 +62,7 @@ def check_references(index: PlanIndex) -> None:
                     f"{task.name!r} reads a register that it cannot read",
                     task=task,
                     got=index.register_name(key),
-                    expected="a register of this rank, or for a copy between ranks a remote register",
+                    expected="a register of this rank, or to copy a remote register",
                 )
         for key in (*task.outputs, *task.controls_in, *task.controls_out):
             if key not in registers:

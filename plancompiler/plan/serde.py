@@ -214,6 +214,7 @@ def _write_parts(message: plan_pb2.Plan, tables: TableWriter, plan: Plan, base: 
     blocks.purpose.extend([strings[block.purpose] for block in plan.blocks])
     blocks.shared.extend([block.shared for block in plan.blocks])
     blocks.nbytes.extend([block.nbytes for block in plan.blocks])
+    blocks.device.extend([strings[block.device] for block in plan.blocks])
     groups.ranks.extend([len(group.ranks) for group in plan.communicators])
     groups.rank.extend(flatten(group.ranks for group in plan.communicators))
     groups.families.extend([len(group.families) for group in plan.communicators])
@@ -354,7 +355,10 @@ def _read_segments(message: plan_pb2.Segments) -> tuple[Segment, ...]:
 
 def _read_blocks(message: plan_pb2.Blocks, tables: TableReader) -> tuple[Block, ...]:
     purposes = pick(tables.strings, message.purpose[:])
-    return tuple(build(Block, message.index[:], purposes, message.shared[:], message.nbytes[:]))
+    devices = pick(tables.strings, message.device[:])
+    return tuple(
+        build(Block, message.index[:], purposes, message.shared[:], message.nbytes[:], devices)
+    )
 
 
 def _read_communicators(message: plan_pb2.Communicators) -> tuple[Communicator, ...]:

@@ -135,7 +135,10 @@ class _PlanText:
         yield f"arenas {format_bytes(arena)}, peak live {format_bytes(peak)}{ratio}"
         for block in plan.blocks:
             shared = "shared" if block.shared else "private"
-            yield f"block {block.index} {block.purpose} {shared} {format_bytes(block.nbytes)}"
+            where = "" if block.device == "cpu" else f" on {block.device}"
+            yield (
+                f"block {block.index} {block.purpose} {shared}{where} {format_bytes(block.nbytes)}"
+            )
         for index, communicator in enumerate(plan.communicators):
             ranks = ", ".join(map(str, communicator.ranks))
             families = ", ".join(map(str, communicator.families))

@@ -251,16 +251,24 @@ class WorkerMessage(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("rank", "host", "device", "version")
+    __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    IS_LOOPBACK_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     device: str
     version: str
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    host_id: str
+    peer_address: str
+    network: str
+    is_loopback: bool
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -403,14 +411,24 @@ class Compile(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job_id", "transport_token", "restore")
+    __slots__ = ("job_id", "transport_token", "restore", "far")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    FAR_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     transport_token: str
     restore: str
-    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ...) -> None: ...
+    far: _containers.RepeatedCompositeFieldContainer[PeerAddress]
+    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ...) -> None: ...
+
+class PeerAddress(_message.Message):
+    __slots__ = ("rank", "address")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    address: str
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("job_id", "ticket", "steps", "fed", "feeds")

@@ -15,6 +15,7 @@ class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STREAM_COLLECTIVE: _ClassVar[Stream]
     STREAM_COPY: _ClassVar[Stream]
     STREAM_DATA: _ClassVar[Stream]
+    STREAM_COPY_HD: _ClassVar[Stream]
 
 class SegmentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,6 +40,7 @@ STREAM_COMPUTE: Stream
 STREAM_COLLECTIVE: Stream
 STREAM_COPY: Stream
 STREAM_DATA: Stream
+STREAM_COPY_HD: Stream
 SEGMENT_KIND_UNSPECIFIED: SegmentKind
 SEGMENT_KIND_STEP: SegmentKind
 SEGMENT_KIND_PROLOGUE: SegmentKind
@@ -208,16 +210,18 @@ class Segments(_message.Message):
     def __init__(self, kind: _Optional[_Iterable[_Union[SegmentKind, str]]] = ..., chunk: _Optional[_Iterable[int]] = ..., slot_segment: _Optional[_Iterable[int]] = ..., slot_microbatch: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("index", "purpose", "shared", "nbytes")
+    __slots__ = ("index", "purpose", "shared", "nbytes", "device")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     index: _containers.RepeatedScalarFieldContainer[int]
     purpose: _containers.RepeatedScalarFieldContainer[int]
     shared: _containers.RepeatedScalarFieldContainer[bool]
     nbytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[_Iterable[int]] = ..., purpose: _Optional[_Iterable[int]] = ..., shared: _Optional[_Iterable[bool]] = ..., nbytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    device: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[_Iterable[int]] = ..., purpose: _Optional[_Iterable[int]] = ..., shared: _Optional[_Iterable[bool]] = ..., nbytes: _Optional[_Iterable[int]] = ..., device: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Communicators(_message.Message):
     __slots__ = ("ranks", "rank", "families", "family")

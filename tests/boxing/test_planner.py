@@ -108,7 +108,7 @@ def test_readers_are_the_inverse_of_sources() -> None:
         for dst_rank in case.dst.rank_list:
             for piece in exchange_sources(plan.exchange, dst_rank):
                 if piece.rank != dst_rank:
-                    said[piece.rank].append((dst_rank, piece.parallel_id))
+                    said[piece.rank].append((dst_rank, piece.lane))
         for rank, readers in said.items():
             assert exchange_readers(plan.exchange, rank) == tuple(sorted(readers)), case
     assert exchanges > 200

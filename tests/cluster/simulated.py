@@ -70,6 +70,8 @@ class SimulatedWorker:
     """It compiles, and has not yet said that it has its slice."""
     told: list[Compile] = field(default_factory=list)
     """The commands to compile that it has begun with."""
+    prepared: list[Prepare] = field(default_factory=list)
+    """The commands to prepare that it has begun with."""
     says_fetched: bool = True
     """False for one that only says so by having compiled."""
     interrupted: ErrorReport | None = None
@@ -102,11 +104,14 @@ class SimulatedCluster:
     # --- what the outside does ------------------------------------------------------------------
 
     def add_worker(
-        self, rank: int | None = None, host: str = "host", version: str = VERSION
+        self,
+        rank: int | None = None,
+        version: str = VERSION,
+        offer: Register | None = None,
     ) -> SimulatedWorker:
         """A worker that wants to register."""
         worker = SimulatedWorker(len(self.workers) + 1, WorkerState(self.now, 10.0))
-        worker.to_master.append(Register(rank, host, "cpu", version))
+        worker.to_master.append(offer or Register(rank, "host", "cpu", version))
         self.workers.append(worker)
         return worker
 
@@ -222,6 +227,8 @@ class SimulatedCluster:
                     worker.fetching = isinstance(work, Compile) and worker.says_fetched
                     if isinstance(work, Compile):
                         worker.told.append(work)
+                    elif isinstance(work, Prepare):
+                        worker.prepared.append(work)
                 case worker_events.Interrupt(error):
                     worker.interrupted = error
                 case worker_events.Close(job_id):

@@ -207,13 +207,6 @@ def test_a_submitted_job_goes_on_without_its_client(cluster: MasterServer) -> No
         assert status[job_id] is Phase.FINISHED
 
 
-def test_workers_on_different_hosts(server: MasterServer, workers: Workers) -> None:
-    workers(server.address, host="a")
-    workers(server.address, host="b")
-    with Client(server.address) as client, pytest.raises(ClusterError, match="only one host"):
-        client.submit(mlp(ranks=2), 1).result()
-
-
 def test_the_master_going_away_ends_clients_and_workers(workers: Workers) -> None:
     with MasterServer(ranks=2) as server:
         started = workers(server.address, 2)

@@ -49,6 +49,7 @@ FACTS = tuple(
 
 WORKER_MESSAGES: list[m.WorkerMessage] = [
     m.Register(None, "host", "cpu", "1.2"),
+    m.Register(1, "host", "cpu", "1.2", "id", "127.0.0.1:7", "network", True),
     m.Register(0, "", "cuda:1", ""),
     m.Heartbeat(),
     m.Fetched(1),
@@ -71,6 +72,7 @@ MASTER_MESSAGES: list[m.MasterMessage] = [
     m.Compile(1, "naive", 2, cache=False),
     m.Compile(1, "naive", 2, False, b"digest", True, m.LocalCopy(0, 3)),
     m.Prepare(3, "token", "folder"),
+    m.Prepare(3, "token", "", (m.PeerAddress(2, "10.0.0.1:7"), m.PeerAddress(5, "[::1]:8"))),
     m.Run(4, 5, 6, True),
     m.Run(4, 5, 6, True, b"feeds"),
     m.Save(7, 8, "folder"),

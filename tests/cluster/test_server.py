@@ -96,8 +96,8 @@ def test_refused_workers(
 
 
 def test_a_device_that_this_executor_lacks(server: MasterServer) -> None:
-    with pytest.raises(DeviceError, match="CPU only"):
-        run_worker(server.address, device="cuda:0")
+    with pytest.raises(DeviceError, match="CUDA|device"):
+        run_worker(server.address, device="cuda:99")
 
 
 def test_an_unreachable_master() -> None:

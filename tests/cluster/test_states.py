@@ -13,9 +13,11 @@ from plancompiler.cluster.messages import (
     JobRequest,
     OperationDone,
     Outputs,
+    PeerAddress,
     Phase,
     Prepare,
     Prepared,
+    Register,
     Run,
     Save,
     StepDone,
@@ -171,15 +173,60 @@ def test_submissions_that_cannot_run_are_refused() -> None:
     assert cluster.master.status(0.0).jobs == ()
 
 
-def test_workers_on_different_hosts_cannot_run_a_job() -> None:
+def offer(host_id: str, address: str, network: str = "") -> Register:
+    local = address.startswith("127.")
+    return Register(None, "machine", "cpu", "1.2.3", host_id, address, network, local)
+
+
+def test_ranks_learn_where_those_on_other_hosts_are() -> None:
+    cluster = SimulatedCluster(4)
+    for number, host in enumerate("abab"):
+        cluster.add_worker(offer=offer(host, f"{host}:{number}"))
+    job = cluster.submit(JobRequest(1))
+    until(cluster, job, Phase.PREPARING)
+    cluster.run()
+    told = [worker.prepared[0].far for worker in cluster.workers]
+    assert told[0] == (PeerAddress(1, "b:1"), PeerAddress(3, "b:3"))
+    assert told[1] == (PeerAddress(0, "a:0"), PeerAddress(2, "a:2"))
+    assert (told[2], told[3]) == (told[0], told[1])
+    assert cluster.phases(job) == ALL_GOOD
+
+
+def test_one_slice_goes_to_each_host() -> None:
+    cluster = SimulatedCluster(4)
+    for host in "abab":
+        cluster.add_worker(offer=offer(host, f"{host}:1"))
+    cluster.submit(JobRequest(1))
+    cluster.run()
+    assert [worker.told[0].copy is None for worker in cluster.workers] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("offers", "unreachable"),
+    [
+        ([offer("a", "127.0.0.1:1", "a"), offer("b", "127.0.0.1:2", "b")], True),
+        ([offer("a", "10.0.0.1:1"), offer("b", "127.0.0.1:2", "b")], True),
+        ([offer("a", "10.0.0.1:1"), offer("b", "")], True),
+        ([offer("a", "10.0.0.1:1", "a"), offer("b", "10.0.0.2:1", "b")], False),
+        ([offer("a", "10.0.0.1:1", "same"), offer("b", "127.0.0.1:1", "same")], False),
+        ([offer("a", "127.0.0.1:1", "same"), offer("b", "127.0.0.1:2", "same")], False),
+        ([offer("a", "127.0.0.1:1", "a"), offer("a", "127.0.0.1:2", "a")], False),
+    ],
+)
+def test_workers_that_cannot_reach_each_other_run_no_job(
+    offers: list[Register], unreachable: bool
+) -> None:
     cluster = SimulatedCluster(2)
-    cluster.add_worker(host="a")
-    cluster.add_worker(host="b")
+    for each in offers:
+        cluster.add_worker(offer=each)
     job = cluster.submit(JobRequest(1))
     cluster.run()
     error = cluster.error(job)
-    assert error is not None
-    assert "only one host is supported" in error.what
+    assert (error is not None) == unreachable
+    if error is not None:
+        assert "cannot reach rank" in error.what
+        assert error.hint is not None
+        assert "--listen" in error.hint
     assert cluster.busy() == {0: 0, 1: 0}
 
 

@@ -1,4 +1,7 @@
-"""Ranks as real processes that use the `host` transport, driven by the test over pipes."""
+"""Ranks as real processes of one or several hosts, driven by the test over pipes.
+
+Ranks of one host share memory; which ranks those are the test decides.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError
+from plancompiler.executor.comm.base import Transport
 from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.remote import PeerServer, remote_transport
+from plancompiler.executor.comm.routed import RoutedTransport
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ops import registry
 from plancompiler.plan.plan import Plan
@@ -45,11 +51,26 @@ def shared_mappings() -> list[str]:
     return [text for text in (*maps, *links) if "plancompiler" in text]
 
 
+def make_transport(
+    token: str, rank: int, hosts: Sequence[int], server: PeerServer | None, ports: Mapping[int, int]
+) -> Transport:
+    """The transport of a rank; `hosts` by rank, empty where all are of one host."""
+    far = [other for other, host in enumerate(hosts) if host != hosts[rank]]
+    if server is None or not far:
+        return HostTransport(token, rank)
+    addresses = {other: f"127.0.0.1:{ports[other]}" for other in far}
+    remote = remote_transport(token, rank, server, addresses)
+    if len(far) == len(hosts) - 1:
+        return remote
+    return RoutedTransport(HostTransport(token, rank), remote, far)
+
+
 def _serve(connection: Connection, rank: int) -> None:
     """A rank's process: does what it is told until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     registry._TABLE.update(TEST_OPS)
     runtime: Runtime | None = None
+    server: PeerServer | None = None
     outputs: dict[int, dict[str, np.ndarray]] = {}
 
     def collect(step: int, name: str, value: np.ndarray) -> None:
@@ -63,12 +84,23 @@ def _serve(connection: Connection, rank: int) -> None:
         answer: Any = None
         try:
             if command == "open":
-                token, build, build_arguments, options = arguments
+                token, build, build_arguments, hosts, ports, options = arguments
                 plan = build(*build_arguments)[rank]
                 if runtime is not None:
                     runtime.close()
-                runtime = Runtime(plan, HostTransport(token, rank), on_outputs=collect, **options)
+                runtime = Runtime(
+                    plan,
+                    make_transport(token, rank, hosts, server, ports),
+                    on_outputs=collect,
+                    **options,
+                )
                 runtime.prepare()
+            elif command == "listen":
+                server = server or PeerServer("127.0.0.1:0")
+                answer = server.port
+            elif command == "deafen" and server is not None:
+                server.close()
+                server = None
             elif command == "close" and runtime is not None:
                 runtime.close()
                 runtime = None
@@ -87,6 +119,8 @@ def _serve(connection: Connection, rank: int) -> None:
             connection.send(("error", error.report))
     if runtime is not None:
         runtime.close()
+    if server is not None:
+        server.close()
 
 
 class HostWorld:
@@ -105,12 +139,21 @@ class HostWorld:
             self.processes.append(process)
 
     def open(
-        self, build: Build, *arguments: object, ranks: Sequence[int], **options: object
+        self,
+        build: Build,
+        *arguments: object,
+        ranks: Sequence[int],
+        hosts: Sequence[int] = (),
+        **options: object,
     ) -> None:
-        """Prepare the plans that `build(*arguments)` makes, on these ranks."""
+        """Prepare the plans that `build(*arguments)` makes, on these ranks.
+
+        `hosts` are numbers of hosts by rank; without them all ranks are of one host.
+        """
         token = secrets.token_hex(16)
+        ports = {rank: self.ask(rank, "listen") for rank in ranks} if hosts else {}
         for rank in ranks:
-            self.tell(rank, "open", (token, build, arguments, options))
+            self.tell(rank, "open", (token, build, arguments, hosts, ports, options))
         self.collect(ranks)
 
     def step(
@@ -129,6 +172,7 @@ class HostWorld:
         """Close the runtimes on these ranks, in turn."""
         for rank in ranks:
             self.ask(rank, "close")
+            self.ask(rank, "deafen")
 
     def tell(self, rank: int, command: str, arguments: object = None) -> None:
         """Send a command without waiting."""

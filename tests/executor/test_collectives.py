@@ -28,3 +28,17 @@ def test_host(members, host_world):
     host_world.close_run(ranks)
     for rank in ranks:
         assert host_world.ask(rank, "leaks") == ([], [])
+
+
+@pytest.mark.parametrize(
+    "hosts", [(0, 1), (0, 0, 1), (0, 1, 2), (0, 1, 0, 1), (0, 1, 2, 3)], ids=str
+)
+def test_several_hosts(hosts, host_world):
+    ranks = range(len(hosts))
+    host_world.open(collective_plans, len(hosts), ranks=ranks, hosts=hosts)
+    feeds = [collective_feeds(len(hosts), step) for step in range(STEPS)]
+    for fed, outputs in zip(feeds, host_world.step(feeds, ranks), strict=True):
+        check_collectives(len(hosts), fed, outputs)
+    host_world.close_run(ranks)
+    for rank in ranks:
+        assert host_world.ask(rank, "leaks") == ([], [])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -18,12 +21,23 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.comm.host import HostTransport
 from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.comm.remote import PeerServer, remote_transport
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.runtime import Runtime
 from tests.executor.host_world import HostWorld
 from tests.executor.plans import data_parallel, failing, pipeline, with_op
 
 X = np.ones(3, np.float32)
+KINDS = ["local", "host", "remote"]
+SERVERS: list[PeerServer] = []
+
+
+@pytest.fixture(autouse=True)
+def servers_end() -> Iterator[None]:
+    """Close what `transports` has opened."""
+    yield
+    while SERVERS:
+        SERVERS.pop().close()
 
 
 def transports(kind: str, ranks: int) -> list:
@@ -31,11 +45,16 @@ def transports(kind: str, ranks: int) -> list:
         hub = LocalHub()
         return [hub.transport(rank) for rank in range(ranks)]
     token = secrets.token_hex(8)
+    if kind == "remote":
+        servers = [PeerServer("127.0.0.1:0") for _ in range(ranks)]
+        SERVERS.extend(servers)
+        addresses = {rank: f"127.0.0.1:{each.port}" for rank, each in enumerate(servers)}
+        return [remote_transport(token, rank, servers[rank], addresses) for rank in range(ranks)]
     return [HostTransport(token, rank) for rank in range(ranks)]
 
 
 class Ranks:
-    """Runtimes of all ranks in this process, driven one by one; also over the host transport."""
+    """Runtimes of all ranks in this process, driven one by one, over any transport."""
 
     def __init__(self, plans, kind: str, deadline: float = 60.0) -> None:
         self.runtimes = [
@@ -63,7 +82,7 @@ class Ranks:
         return self.pool.submit(self.runtimes[rank].run, steps)
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_failing_kernel_stops_all_ranks(kind, test_ops):
     with Ranks(failing(3), kind) as ranks:
         futures = [ranks.start(rank, {"x": X}, 3) for rank in range(3)]
@@ -108,7 +127,7 @@ def test_failure_on_real_processes(host_world):
         assert host_world.ask(rank, "leaks") == ([], [])
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_abort_from_another_thread(kind):
     with Ranks(data_parallel(2), kind) as ranks:
         future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
@@ -120,7 +139,7 @@ def test_abort_from_another_thread(kind):
             other.result()
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_member_that_does_not_come(kind):
     with Ranks(data_parallel(3), kind, deadline=0.2) as ranks:
         future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
@@ -136,7 +155,7 @@ def test_a_member_that_does_not_come(kind):
             assert "to arrive from stream collective" in text
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_producer_that_does_not_come(kind):
     with Ranks(pipeline(2), kind, deadline=0.2) as ranks:
         future = ranks.pool.submit(ranks.runtimes[1].run, 1)
@@ -144,7 +163,7 @@ def test_a_producer_that_does_not_come(kind):
             future.result()
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_never_starts(kind):
     runtime = Runtime(data_parallel(2)[0], transports(kind, 2)[0], deadline=0.05)
     with pytest.raises(DeadlineError, match=r"missing ranks \[1\]"):
@@ -152,7 +171,7 @@ def test_a_rank_that_never_starts(kind):
     runtime.close()
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_member_that_closed(kind):
     with Ranks(data_parallel(2), kind) as ranks:
         ranks.runtimes[1].close()
@@ -161,7 +180,7 @@ def test_a_member_that_closed(kind):
             future.result()
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_closing_in_the_middle_of_a_step(kind):
     with Ranks(data_parallel(2), kind) as ranks:
         future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
@@ -172,7 +191,7 @@ def test_closing_in_the_middle_of_a_step(kind):
             future.result()
 
 
-@pytest.mark.parametrize("kind", ["local", "host"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_ctrl_c(kind, test_ops):
     """A kernel sends SIGINT while the caller waits for a collective that cannot end."""
     with Ranks(with_op("test_interrupt"), kind) as ranks:
@@ -185,11 +204,12 @@ def test_ctrl_c(kind, test_ops):
         assert not any(one.name.startswith("plancompiler-0-") for one in threading.enumerate())
 
 
+@pytest.mark.parametrize("hosts", [(), (0, 0, 1), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_process_is_noticed(victim):
+def test_a_killed_process_is_noticed(victim, hosts):
     world = HostWorld(3)
     try:
-        world.open(data_parallel, 3, ranks=range(3))
+        world.open(data_parallel, 3, ranks=range(3), hosts=hosts)
         others = [rank for rank in range(3) if rank != victim]
         for rank in others:
             world.tell(rank, "step", [{"x": np.ones((6, 4), np.float32)}])
@@ -199,21 +219,36 @@ def test_a_killed_process_is_noticed(victim):
                 world.answer(rank)
             assert isinstance(caught.value, (TransportError, AbortedError))
             assert caught.value.report.rank == victim
-            world.ask(rank, "close")
+            world.close_run([rank])
             assert world.ask(rank, "leaks") == ([], [])
     finally:
         world.shut_down()
 
 
-def test_a_killed_producer_is_noticed():
+@pytest.mark.parametrize("hosts", [(), (0, 1)], ids=str)
+def test_a_killed_producer_is_noticed(hosts):
     world = HostWorld(2)
     try:
-        world.open(pipeline, 2, ranks=range(2))
+        world.open(pipeline, 2, ranks=range(2), hosts=hosts)
         world.tell(1, "step", [{}])
         world.kill(0)
         with pytest.raises(TransportError, match="rank 0 went away"):
             world.answer(1)
-        world.ask(1, "close")
+        world.close_run([1])
         assert world.ask(1, "leaks") == ([], [])
+    finally:
+        world.shut_down()
+
+
+def test_a_peer_on_another_host_that_stops_answering_is_named():
+    world = HostWorld(2)
+    try:
+        world.open(data_parallel, 2, ranks=range(2), hosts=(0, 1), deadline=2.0)
+        os.kill(world.processes[1].pid, signal.SIGSTOP)
+        with pytest.raises(DeadlineError) as caught:
+            world.ask(0, "step", [{"x": np.ones((6, 4), np.float32)}])
+        assert "not entered: [1]" in str(caught.value) or "collective" in str(caught.value)
+        os.kill(world.processes[1].pid, signal.SIGCONT)
+        world.close_run([0])
     finally:
         world.shut_down()

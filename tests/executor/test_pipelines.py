@@ -66,10 +66,11 @@ class Local:
 class Host:
     """Ranks as processes; all steps are fed at once, so that ranks run ahead of each other."""
 
-    def __init__(self, build, arguments, host_world) -> None:
+    def __init__(self, build, arguments, host_world, several: bool) -> None:
         self.ranks = range(len(build(*arguments)))
         self.world = host_world
-        host_world.open(build, *arguments, ranks=self.ranks)
+        hosts = [rank * 2 // len(self.ranks) for rank in self.ranks] if several else ()
+        host_world.open(build, *arguments, ranks=self.ranks, hosts=hosts)
 
     def variables(self) -> list[dict[str, np.ndarray]]:
         return [self.world.ask(rank, "variables") for rank in self.ranks]
@@ -82,10 +83,12 @@ class Host:
 
 
 def open_world(transport, build, arguments, host_world):
-    return Local(build, arguments) if transport == "local" else Host(build, arguments, host_world)
+    if transport == "local":
+        return Local(build, arguments)
+    return Host(build, arguments, host_world, transport == "hosts")
 
 
-@pytest.mark.parametrize("transport", ["local", "host"])
+@pytest.mark.parametrize("transport", ["local", "host", "hosts"])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("microbatches", [3, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -314,11 +314,11 @@ def test_values_do_not_work_outside_their_job():
     assert len(first.ops) == 2
 
 
-def test_functions_need_a_job():
+def test_inputs_outputs_and_stages_need_a_job():
     for call in (
         lambda: pc.input("x", (2,), "float32", MESH),
-        lambda: pc.zeros((2,), "float32", MESH),
-        lambda: pc.nn.Parameter((2,)).value,
+        lambda: pc.output("x", None),
+        lambda: pc.stage(1),
     ):
         with pytest.raises(TracingError, match="while a job is traced"):
             call()

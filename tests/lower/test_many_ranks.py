@@ -15,25 +15,26 @@ from tests.cache.work import count_work
 from tests.examples import gpt, mlp
 
 MOST = 1 << RANK_BITS
-UNEVEN = {"layers": 6, "vocabulary": 257, "split_vocabulary": True}
+PIECES = {"microbatches": 8, "schedule": "1f1b"}
+UNEVEN = {"layers": 6, "vocabulary": 257, "split_vocabulary": True, "spare": 1}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "zero": {"zero": 1},
-    "micro-batches": {"batch": 2048, "microbatches": 8, "schedule": "1f1b"},
-    "uneven": {**UNEVEN, "batch": 1537},
-    "uneven, micro-batches": {
-        **UNEVEN,
-        "batch": 1544,
-        "microbatches": 8,
-        "schedule": "1f1b",
-    },
+    "micro-batches": PIECES,
+    "uneven": UNEVEN,
+    "uneven, micro-batches": {**UNEVEN, **PIECES},
+    "uneven, zero, micro-batches": {**UNEVEN, **PIECES, "zero": 1},
 }
 
 
-def some_of(ranks: int, **settings: Any) -> Compilation:
-    """First, middle and last rank of a job on 4 stages, tp 4."""
-    job = gpt(**{"layers": 4, "pp": 4, "tp": 4, "batch": 2048, "dp": ranks // 16, **settings})
+def some_of(ranks: int, spare: int = 0, **settings: Any) -> Compilation:
+    """First, middle and last rank of a job on 4 stages, tp 4, with 16 sequences a replica and
+    micro-batch, and `spare` more that do not divide.
+    """
+    dp = ranks // 16
+    batch = (16 * dp + spare) * settings.get("microbatches", 1)
+    job = gpt(**{"layers": 4, "pp": 4, "tp": 4, "batch": batch, "dp": dp, **settings})
     return compile_plans(job, ranks, "rank_per_iter", only_ranks=(0, ranks // 2, ranks - 1))
 
 
@@ -62,6 +63,7 @@ def test_layers_that_do_not_divide_cost_as_much_as_they_are_more() -> None:
 
 
 def test_a_hundred_thousand_ranks() -> None:
+    # Stages of 25,024 devices: more than an id has lanes.
     ranks = 100_096
     few, many = some_of(1024), some_of(ranks)
     for rank, plan in many.plans.items():

@@ -253,7 +253,10 @@ def sample_plan() -> Plan:
         remote_registers=(
             RemoteRegister(far, own[6], "far", (3,), DType.INT64, far, (own[7], own[8]), True),
         ),
-        blocks=(Block(0, "arena", True, 1 << 40), Block(1, "variables", False, 0)),
+        blocks=(
+            Block(0, "arena", True, 1 << 40),
+            Block(1, "variables", False, 0, "cuda"),
+        ),
         communicators=(Communicator((2, 9), (3, 4, 5)), Communicator((9,), ())),
         variables=(
             VariableDesc(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.frontend.trace import current_builder, demanded_sbp
+from plancompiler.frontend.trace import current_recorder, demanded_sbp
 from plancompiler.ir import AttrValue, DType, Placement, Value
 from plancompiler.ir.operators import SbpLike, Scalar
 
@@ -20,7 +20,8 @@ def _made(
     kind: str, attrs: Mapping[str, AttrValue], placement: Placement, sbp: SbpLike | None
 ) -> Value:
     demanded = None if sbp is None else demanded_sbp(placement, sbp)
-    return current_builder().add(kind, (), attrs, placement, demanded)[0]
+    found: Value = current_recorder().add(kind, (), attrs, placement, demanded)[0]
+    return found
 
 
 # --- sequences and the identity -------------------------------------------------------------------
@@ -103,7 +104,7 @@ def _drawn(
 ) -> Value:
     if key is None:
         # One count for all random ops: equal keys would give related numbers.
-        key = current_builder().next_number("dropout key")
+        key = current_recorder().next_number("dropout key")
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     return _made(
         kind,

@@ -2,21 +2,29 @@
 
 Modules are plain objects and belong to no job. When a parameter's `value` is first read while a
 job is traced, it becomes a `variable` op of that job, named by its path from the root of its tree
-(`blocks.0.mlp.fc1.weight`), and every later read gives the same value.
+(`blocks.0.mlp.fc1.weight`), and every later read gives the same value. Outside of jobs it becomes
+an eager tensor with the same initial value in the same way.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from plancompiler.errors import PlacementError, PlanCompilerError, UsageError
-from plancompiler.frontend.trace import JobBuilder, current_builder, source_tensor, user_line
+from plancompiler.frontend.trace import (
+    JobBuilder,
+    current_builder,
+    current_recorder,
+    source_tensor,
+)
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, Value
-from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.operators import SbpLike, TensorOperators
+from plancompiler.ir.source import user_line
 
 
 class Parameter:
@@ -56,9 +64,9 @@ class Parameter:
 
     @property
     def value(self) -> Value:
-        """The parameter in the job that is being traced."""
-        builder = current_builder()
-        names = _names(builder)
+        """The parameter in the job that is being traced; outside of jobs an eager tensor."""
+        recorder = current_recorder()
+        names = _names(recorder)
         found = names.values.get(self)
         if found is None:
             name = names.name_of(self)
@@ -66,7 +74,7 @@ class Parameter:
             if placement is None:
                 raise PlacementError(
                     f"parameter {name!r} has no placement",
-                    source=builder.source_line(),
+                    source=recorder.source_line(),
                     hint="call .place(...) on its module, or use it inside a module that is given "
                     "a value as its input",
                 )
@@ -79,6 +87,8 @@ class Parameter:
                 "trainable": self.trainable,
             }
             found = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
+        if names.eager and found.requires_grad is not self.trainable:  # type: ignore[attr-defined]
+            found.requires_grad = self.trainable  # type: ignore[attr-defined]
         return found
 
     def owned_by(self, module: Module) -> None:
@@ -137,14 +147,24 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`forward`, with parameters that are not placed living where the first input lives."""
-        given = next((each for each in (*args, *kwargs.values()) if isinstance(each, Value)), None)
+        given = next(
+            (each for each in (*args, *kwargs.values()) if isinstance(each, TensorOperators)), None
+        )
         if given is None:
             return self.forward(*args, **kwargs)
-        builder = current_builder()
+        recorder = current_builder() if isinstance(given, Value) else current_recorder()
+        names = _names(recorder)
+        placement: Placement = given.placement  # type: ignore[attr-defined]  # all tensors have one
+        if names.eager:
+            names.placements.append(placement)
+            try:
+                return self.forward(*args, **kwargs)
+            finally:
+                names.placements.pop()
         with ExitStack() as around:
-            around.enter_context(_names(builder).inputs_on(given.placement))
+            around.enter_context(names.inputs_on(placement))
             if self.checkpointed or self.recomputable:
-                around.enter_context(builder.region(self.path, self.checkpointed))
+                around.enter_context(recorder.region(self.path, self.checkpointed))
             return self.forward(*args, **kwargs)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -256,11 +276,13 @@ class Module:
 class _Names:
     """What modules remember about one job: the names and values of parameters."""
 
-    values: dict[Parameter, Value] = field(default_factory=dict)
-    names: dict[Parameter, str] = field(default_factory=dict)
-    prefixes: dict[Module, str] = field(default_factory=dict)
+    values: MutableMapping[Parameter, Value] = field(default_factory=dict)
+    names: MutableMapping[Parameter, str] = field(default_factory=dict)
+    prefixes: MutableMapping[Module, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     placements: list[Placement] = field(default_factory=list)
+    eager: bool = False
+    """Whether they are those of tensors that live as long as their parameters do."""
 
     @property
     def input_placement(self) -> Placement | None:
@@ -313,10 +335,21 @@ class _Names:
         self.taken.add(name)
 
 
-def _names(builder: JobBuilder) -> _Names:
-    found = builder.attachments.setdefault(_Names, _Names())
+def _names(recorder: Any) -> _Names:
+    found = recorder.attachments.get(_Names)
+    if found is None:
+        found = _Names()
+        if not isinstance(recorder, JobBuilder):
+            weak = WeakKeyDictionary[Any, Any]
+            found = _Names(weak(), weak(), weak(), eager=True)
+        recorder.attachments[_Names] = found
     assert isinstance(found, _Names)
     return found
+
+
+def eager_parameters(world: Any) -> list[Any]:
+    """The eager tensors of all trainable parameters that were read outside of jobs so far."""
+    return [value for parameter, value in _names(world).values.items() if parameter.trainable]
 
 
 def _snake_case(name: str) -> str:

@@ -9,7 +9,7 @@ from plancompiler.errors import AttributeValueError, JobError, ShapeError
 from plancompiler.frontend.functions import normalization
 from plancompiler.frontend.functions.training import moving_average_update
 from plancompiler.frontend.nn.module import Buffer, Module, Parameter
-from plancompiler.frontend.trace import current_builder
+from plancompiler.frontend.trace import JobBuilder, current_recorder
 from plancompiler.ir import DType, Phase, Value
 
 
@@ -88,19 +88,19 @@ class _BatchNorm(Module):
 
     def _keep(self, x: Value, mean: Value, variance: Value) -> None:
         """Append the updates of the running statistics."""
-        builder = current_builder()
+        recorder = current_recorder()
         before = self.running_mean.value
-        for op in builder.ops:
+        for op in recorder.ops if isinstance(recorder, JobBuilder) else ():
             if op.kind == "moving_average_update" and op.inputs[0] is before:
-                name = builder.producer(before).attr("name")
+                name = recorder.producer(before).attr("name")
                 raise JobError(
                     f"running statistics {name!r} would be updated twice in a step",
                     op=op.name,
-                    source=builder.source_line(),
+                    source=recorder.source_line(),
                     hint="call the module once in training mode, or join its inputs",
                 )
         count = math.prod(x.shape) // x.shape[1]
-        with builder.phase(Phase.UPDATE):
+        with recorder.phase(Phase.UPDATE):
             # The variance of a batch is around its own mean, and so too small by this factor.
             unbiased = variance * (count / max(1, count - 1))
             for kept, new in ((self.running_mean, mean), (self.running_variance, unbiased)):

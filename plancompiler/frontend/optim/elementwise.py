@@ -29,7 +29,7 @@ class SGD(ElementwiseOptimizer):
         self.nesterov = nesterov
         self.states = ("momentum",) if self.momentum else ()
 
-    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
         if not self.momentum:
             return "sgd_update", {"weight_decay": self.weight_decay}
         return "momentum_update", {
@@ -56,7 +56,7 @@ class Adam(ElementwiseOptimizer):
         self.betas = number_pair("betas", betas)
         self.eps = real_number("eps", eps)
 
-    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
         return "adam_update", {
             "beta1": self.betas[0],
             "beta2": self.betas[1],
@@ -99,7 +99,7 @@ class Lion(ElementwiseOptimizer):
         super().__init__(lr, weight_decay)
         self.betas = number_pair("betas", betas)
 
-    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
         return "lion_update", {
             "beta1": self.betas[0],
             "beta2": self.betas[1],

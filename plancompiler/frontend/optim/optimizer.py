@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from plancompiler.errors import GradientError, JobError, UsageError
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.functions.training import clip_by_global_norm
 from plancompiler.frontend.nn.module import Parameter
+from plancompiler.frontend.optim.eager import EagerSteps
 from plancompiler.frontend.optim.schedule import Schedule, constant
-from plancompiler.frontend.trace import JobBuilder, current_builder
+from plancompiler.frontend.trace import JobBuilder, current_builder, current_recorder
 from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
 from plancompiler.ir.arguments import real_number
+from plancompiler.ir.value import eager_world
 from plancompiler.ops.registry import op_def
 
 State = tuple[str, tuple[int, ...], NdSbp | None]
@@ -25,6 +29,7 @@ class Optimizer(ABC):
     def __init__(self, lr: float | Schedule, weight_decay: float = 0.0) -> None:
         self.schedule = lr if isinstance(lr, Schedule) else constant(lr)
         self.weight_decay = real_number("weight_decay", weight_decay)
+        self._eager: WeakKeyDictionary[Any, EagerSteps] = WeakKeyDictionary()
 
     def minimize(
         self,
@@ -41,8 +46,14 @@ class Optimizer(ABC):
 
         Raises GradientError for a loss that is no floating scalar and for a parameter that does not
         influence it (freeze it if that is meant), UsageError for a norm that is not positive.
+
+        Outside of jobs it differentiates and updates at once: `zero_grad`, `loss.backward()` and
+        `step` in one call.
         """
-        builder = current_builder()
+        recorder = current_recorder()
+        if not isinstance(recorder, JobBuilder):
+            return self._steps_of(recorder).minimize(loss, parameters, clip_norm)
+        builder = recorder
         variables = _variables(builder, parameters)
         found: list[Value] = []
         for value, grad in zip(variables, gradients(loss, variables), strict=True):
@@ -94,16 +105,45 @@ class Optimizer(ABC):
                 rate = builder.source(value.placement, "learning_rate", self.schedule.attrs)[0]
                 states = [
                     _state_variable(builder, value, *state)
-                    for state in self._states(value, builder.producer(value).sbp)
+                    for state in self.states_of(value, builder.producer(value).sbp)
                 ]
-                self._append_update(builder, value, grad, states, rate)
+                self.append_update(builder, value, grad, states, rate)
+
+    # Outside of jobs.
+
+    def step(
+        self, parameters: Iterable[Parameter | Any] | None = None, clip_norm: float | None = None
+    ) -> None:
+        """Update eager parameters by the gradients that `backward` has left in them, all at once.
+
+        `parameters` defaults to all trainable parameters that were read outside of jobs so far and
+        have a gradient. Partial gradients are reduced here, once. `clip_norm` as in `minimize`.
+        """
+        self._steps_of(eager_world()).step(parameters, clip_norm)
+
+    def zero_grad(self, parameters: Iterable[Parameter | Any] | None = None) -> None:
+        """Forget the gradients of eager parameters (default: as in `step`)."""
+        self._steps_of(eager_world()).zero_grad(parameters)
+
+    def update_all(
+        self, world: Any, updates: Sequence[tuple[Any, Any, Sequence[Any], Any]]
+    ) -> None:
+        """Run the updates of eager parameters: parameter, gradient, states and learning rate."""
+        for tensor, grad, states, rate in updates:
+            self.append_update(world, tensor, grad, states, rate)
+
+    def _steps_of(self, world: Any) -> EagerSteps:
+        found = self._eager.get(world)
+        if found is None:
+            found = self._eager[world] = EagerSteps(self, world)
+        return found
 
     @abstractmethod
-    def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
         """The state variables of a parameter that is held as `sbp`."""
 
     @abstractmethod
-    def _append_update(
+    def append_update(
         self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
     ) -> None:
         """Append the update of a parameter and of its states, at the learning rate `rate`."""
@@ -115,18 +155,33 @@ class ElementwiseOptimizer(Optimizer):
     states: Sequence[str] = ()
     """Suffixes of the state variables of a parameter."""
 
-    def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
         return [(suffix, value.shape, sbp) for suffix in self.states]
 
-    def _append_update(
+    def append_update(
         self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
     ) -> None:
-        kind, attrs = self._update()
+        kind, attrs = self.update_op()
         sbp = builder.producer(value).sbp
         builder.add(kind, (value, grad, *states, rate), attrs, value.placement, sbp)
 
+    def update_all(
+        self, world: Any, updates: Sequence[tuple[Any, Any, Sequence[Any], Any]]
+    ) -> None:
+        """See `Optimizer.update_all`: every update is one kernel."""
+        kind, attrs = self.update_op()
+        plans: dict[object, Any] = {}
+        for tensor, grad, states, rate in updates:
+            tensors = (tensor, grad, *states, rate)
+            # The states lie as their parameter does, and so does the gradient by now.
+            plan = plans.get(tensor.spec)
+            if plan is None:
+                specs = tuple([each.spec for each in tensors])
+                plan = plans[tensor.spec] = world.dispatcher.plan(kind, specs, attrs)
+            plan.update(tensors)
+
     @abstractmethod
-    def _update(self) -> tuple[str, dict[str, AttrValue]]:
+    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
         """Kind and attributes of the update, whose inputs are parameter, gradient, states, rate."""
 
 
@@ -153,7 +208,7 @@ def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | No
             if op.kind == "variable" and op.attr("trainable") is True
         ]
     else:
-        found = []
+        by_name: dict[str, Value] = {}
         for each in parameters:
             if isinstance(each, Parameter) and not each.trainable:
                 continue
@@ -166,8 +221,8 @@ def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | No
                     source=builder.source_line(),
                     got=str(value),
                 )
-            if all(value is not other for other in found):
-                found.append(value)
+            by_name.setdefault(value.name, value)
+        found = list(by_name.values())
     not_floating = [value for value in found if not value.dtype.is_floating]
     if not_floating:
         raise GradientError(

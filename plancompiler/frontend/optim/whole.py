@@ -30,10 +30,10 @@ class LAMB(Optimizer):
         self.betas = number_pair("betas", betas)
         self.eps = real_number("eps", eps)
 
-    def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
         return [(suffix, value.shape, sbp) for suffix in ("lamb_m", "lamb_v")]
 
-    def _append_update(
+    def append_update(
         self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
     ) -> None:
         first, second = states
@@ -64,7 +64,7 @@ class Adafactor(Optimizer):
         self.relative = relative
         self.eps = number_pair("eps", eps)
 
-    def _states(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
         shape, last = value.shape, value.ndim - 1
         if last < 1:
             return [("adafactor_v", shape, sbp)]
@@ -73,7 +73,7 @@ class Adafactor(Optimizer):
             ("adafactor_columns", (*shape[:-2], shape[-1]), _without(sbp, last - 1)),
         ]
 
-    def _append_update(
+    def append_update(
         self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
     ) -> None:
         adafactor_update(

@@ -1,0 +1,234 @@
+"""`mpi` transport: frames as MPI messages between the processes that one `mpiexec` has started.
+
+One thread of a process makes all MPI calls, for all runs of the process: MPI has to be asked for
+what came, and a thread that asks as often as something comes, and else ever more rarely, costs
+nothing while a rank waits. Messages of a run have its tag. Where a process dies, MPI ends all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from plancompiler.errors import DeviceError, TransportError, WireFormatError
+from plancompiler.executor.comm import remote_wire as wire
+from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+
+EAGER_ROUNDS = 100
+"""Rounds without news in which MPI is asked again at once."""
+FIRST_PAUSE = 20e-6
+LAST_PAUSE = 1e-3
+"""Seconds between later rounds: longer and longer."""
+PAUSE_GROWTH = 1.2
+IN_FLIGHT = 16
+"""Messages that MPI is given before it has sent them."""
+MAX_EARLY = 4096
+"""Messages kept for runs that this process does not know yet: parts of directories."""
+JOIN_SECONDS = 10.0
+
+
+class _Message(NamedTuple):
+    carrier: MpiCarrier
+    rank: int
+    frame: Frame
+
+
+class MpiWorld:
+    """This process's part in MPI's world. Make one, and close it at the end."""
+
+    def __init__(self) -> None:
+        """Raises DeviceError where MPI is missing."""
+        try:
+            self._mpi: Any = importlib.import_module("mpi4py.MPI")
+        except (ImportError, RuntimeError) as error:
+            raise DeviceError(
+                "MPI cannot be used here", got=str(error), hint="pip install plancompiler[mpi]"
+            ) from error
+        if self._mpi.Query_thread() < self._mpi.THREAD_SERIALIZED:
+            raise DeviceError("this MPI can be used from the main thread only")
+        self.comm: Any = self._mpi.COMM_WORLD.Dup()
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
+        self._tags: int = self.comm.Get_attr(self._mpi.TAG_UB)
+        self._lock = threading.Lock()
+        self._receivers: dict[int, Receiver] = {}
+        """By tag."""
+        self._past: set[int] = set()
+        self._failure = ""
+        self._early: deque[tuple[int, int, bytes]] = deque()
+        """Tag, rank and frame of messages for runs yet to come."""
+        self._outbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._progress, name="plancompiler-mpi")
+        self._thread.start()
+
+    def transport(self, token: str) -> MirrorTransport:
+        """This rank's transport for one run; `token` is the run's secret."""
+        return MirrorTransport(self.rank, MpiCarrier(self, token))
+
+    def tag(self, token: str) -> int:
+        """The tag of a run."""
+        return int.from_bytes(wire.run_name(token)[:8], "little") % self._tags
+
+    def attach(self, tag: int, receiver: Receiver) -> None:
+        """Hand over what comes for a run, and what has come already."""
+        with self._lock:
+            if self._failure:
+                raise TransportError("MPI has failed", got=self._failure)
+            if tag in self._receivers or tag in self._past:
+                raise TransportError("a rank was started twice", rank=receiver.rank)
+            self._receivers[tag] = receiver
+        self._outbox.put(None)
+
+    def detach(self, tag: int) -> None:
+        """Drop what still comes for a run."""
+        with self._lock:
+            self._receivers.pop(tag, None)
+            self._past.add(tag)
+
+    def send(self, carrier: MpiCarrier, rank: int, frame: Frame) -> None:
+        """Send some time soon."""
+        self._outbox.put(_Message(carrier, rank, frame))
+
+    def close(self) -> None:
+        """Stop. MPI itself ends with the process, when all others end too."""
+        self._closing = True
+        self._outbox.put(None)
+        self._thread.join(JOIN_SECONDS)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _progress(self) -> None:
+        try:
+            self._talk()
+        except Exception as error:  # a fault of MPI or here: nothing comes any more
+            with self._lock:
+                self._failure = f"{type(error).__name__}: {error}"
+                receivers = list(self._receivers.values())
+            for receiver in receivers:
+                receiver.lost(receiver.rank, self._failure)
+
+    def _talk(self) -> None:
+        flying: list[tuple[_Message, Any]] = []
+        idle = 0
+        pause = FIRST_PAUSE
+        while not (self._closing and not flying):
+            news = self._deliver_early()
+            news |= self._receive()
+            news |= self._finish_sends(flying)
+            idle = 0 if news else idle + 1
+            if news:
+                pause = FIRST_PAUSE
+            try:
+                if len(flying) >= IN_FLIGHT:
+                    raise queue.Empty
+                if idle < EAGER_ROUNDS:
+                    message = self._outbox.get_nowait()
+                else:
+                    message = self._outbox.get(timeout=pause)
+                    pause = FIRST_PAUSE
+            except queue.Empty:
+                if idle >= EAGER_ROUNDS:
+                    pause = min(pause * PAUSE_GROWTH, LAST_PAUSE)
+                continue
+            idle = 0
+            if message is not None:
+                self._start_send(message, flying)
+
+    def _start_send(self, message: _Message, flying: list[tuple[_Message, Any]]) -> None:
+        carrier, rank, frame = message
+        data = frame.encoded()
+        request = self.comm.Isend([data, self._mpi.BYTE], dest=rank, tag=carrier.tag)
+        flying.append((message, request))
+
+    def _finish_sends(self, flying: list[tuple[_Message, Any]]) -> bool:
+        done = [each for each in flying if each[1].Test()]
+        for each in done:
+            flying.remove(each)
+            each[0].carrier.sent(each[0].rank)
+        return bool(done)
+
+    def _receive(self) -> bool:
+        status = self._mpi.Status()
+        message = self.comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+        if message is None:
+            return False
+        rank, tag = status.Get_source(), status.Get_tag()
+        size = status.Get_count(self._mpi.BYTE)
+        if size > 2 * wire.CHUNK_BYTES:
+            raise WireFormatError(f"rank {rank} sent a message that is too large", got=size)
+        frame = bytearray(size)
+        message.Recv([frame, self._mpi.BYTE])
+        with self._lock:
+            receiver = self._receivers.get(tag)
+            if receiver is None:
+                if tag not in self._past and len(self._early) < MAX_EARLY:
+                    self._early.append((tag, rank, bytes(frame)))
+                return True
+        receiver.receive(rank, bytes(frame))
+        return True
+
+    def _deliver_early(self) -> bool:
+        if not self._early:
+            return False
+        with self._lock:
+            known = [each for each in self._early if each[0] in self._receivers]
+            for each in known:
+                self._early.remove(each)
+            receivers = dict(self._receivers)
+        for tag, rank, frame in known:
+            receivers[tag].receive(rank, frame)
+        return bool(known)
+
+
+class MpiCarrier:
+    """Frames of one run."""
+
+    def __init__(self, world: MpiWorld, token: str) -> None:
+        self.tag = world.tag(token)
+        self._world = world
+        self._peers: tuple[int, ...] = ()
+        self._waiting = 0
+        """Frames that are not yet sent."""
+        self._changed = threading.Condition()
+
+    def open(self, peers: Sequence[int], receiver: Receiver) -> None:
+        """See `Carrier.open`."""
+        outside = [peer for peer in peers if peer >= self._world.size]
+        if outside:
+            raise TransportError(
+                "a peer is not among the processes of this MPI run",
+                rank=receiver.rank,
+                got=f"ranks {outside}",
+                expected=f"ranks 0 to {self._world.size - 1}",
+            )
+        self._peers = tuple(peers)
+        self._world.attach(self.tag, receiver)
+
+    def send(self, rank: int, frame: Frame) -> None:
+        """See `Carrier.send`."""
+        with self._changed:
+            self._waiting += 1
+        self._world.send(self, rank, frame)
+
+    def sent(self, rank: int) -> None:
+        """A frame is on its way; called by the world's thread."""
+        with self._changed:
+            self._waiting -= 1
+            self._changed.notify_all()
+
+    def close(self, last: Frame, hurry: bool, seconds: float) -> None:
+        """See `Carrier.close`."""
+        for peer in self._peers:
+            self.send(peer, last)
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting == 0, seconds)
+        self._world.detach(self.tag)
+
+    def where(self, rank: int) -> str:
+        """See `Carrier.where`."""
+        return f"MPI rank {rank}"

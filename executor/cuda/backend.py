@@ -1,0 +1,166 @@
+"""`DeviceBackend`: how a `Runtime` runs a plan on a device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from plancompiler.errors import ExecutionError, PlanCompilerError
+from plancompiler.executor.actor import ARRIVED, Notice
+from plancompiler.executor.backend import Backend, Feeds, HostBackend
+from plancompiler.executor.comm.base import Publication, Transport
+from plancompiler.executor.cuda.completions import Completions
+from plancompiler.executor.cuda.device import CudaDevice, local_device
+from plancompiler.executor.cuda.interface import Communicator, Device
+from plancompiler.executor.cuda.meeting import Cards, Meetings, meet, meetings_of
+from plancompiler.executor.cuda.memory import DeviceMemory
+from plancompiler.executor.cuda.order import launch_order
+from plancompiler.executor.cuda.task import DeviceBinder
+from plancompiler.executor.memory import Memory
+from plancompiler.executor.stream import Notifier
+from plancompiler.executor.task import OnOutput
+from plancompiler.plan.plan import Plan
+
+CLOSING_SECONDS = 5.0
+"""How long the end of a run waits for the thread that calls back."""
+
+
+def backend_of(
+    plan: Plan, device: Device | str | None, failed: Callable[[BaseException], None]
+) -> Backend:
+    """The backend for a plan's device type.
+
+    `device` is an opened device, or its name (`cuda:1`); by default the rank's place on its host
+    decides. `failed` is called with failures of work that was launched before.
+    """
+    if plan.device == "cpu":
+        return HostBackend(plan)
+    return DeviceBackend(plan, device, failed)
+
+
+class DeviceBackend:
+    """One device's rank: a launching thread (the caller's), and one that calls back."""
+
+    def __init__(
+        self, plan: Plan, device: Device | str | None, failed: Callable[[BaseException], None]
+    ) -> None:
+        self._wanted = device
+        self._failed = failed
+        self._order = launch_order(plan)
+        self._given = plan
+        self.plan = self._order.plan
+        self._device: Device | None = None
+        self._memory: DeviceMemory | None = None
+        self._cards: Cards | None = None
+        self._meetings: Meetings | None = None
+        self._completions: Completions | None = None
+        self._binder: DeviceBinder | None = None
+        self._communicators: dict[object, Communicator] = {}
+        self._deadline = 0.0
+
+    def begin(self) -> None:
+        """See `Backend.begin`."""
+        self._opened().use()
+
+    def _opened(self) -> Device:
+        if self._device is None:
+            wanted = self._wanted
+            if wanted is None or isinstance(wanted, str):
+                wanted = CudaDevice(local_device(self.plan.rank, wanted))
+            self._device = wanted
+        return self._device
+
+    def memory(self, transport: Transport) -> Memory:
+        """See `Backend.memory`."""
+        device = self._opened()
+        device.use()
+        self._memory = DeviceMemory(self.plan, device, transport)
+        self._cards = Cards(self.plan, transport)
+        return self._memory
+
+    def publication(self, first_step: int) -> Publication:
+        """See `Backend.publication`."""
+        self._meetings = meetings_of(self._given, self._order, first_step)
+        return self._meetings.publication
+
+    def binder(
+        self,
+        memory: Memory,
+        transport: Transport,
+        feeds: Feeds,
+        on_outputs: OnOutput | None,
+        deadline: float,
+    ) -> DeviceBinder:
+        """See `Backend.binder`."""
+        device, cards, meetings = self._opened(), self._cards, self._meetings
+        if not isinstance(memory, DeviceMemory) or cards is None or meetings is None:
+            raise ExecutionError("a device's tasks were bound before its ranks have met")
+        self._deadline = deadline
+        self._communicators, boxes = meet(
+            meetings, cards, self._order, self._given, device, deadline
+        )
+        name = f"plancompiler-completions-{self.plan.rank}"
+        self._completions = Completions(device, name, self._failed)
+        self._binder = DeviceBinder(
+            self._order,
+            device,
+            memory,
+            transport,
+            feeds,
+            on_outputs,
+            self._completions,
+            self._communicators,
+            boxes,
+            deadline,
+        )
+        return self._binder
+
+    def notifier(self, transport: Transport) -> Notifier:
+        """See `Backend.notifier`."""
+        return _Deferred(self, transport)
+
+    def notify(self, transport: Transport, notice: Notice) -> None:
+        """Tell another rank of a register: that it arrived, when the device has made it."""
+        binder, completions = self._binder, self._completions
+        event = None if binder is None else binder.last_event
+        if notice.kind == ARRIVED and event is not None and completions is not None:
+            completions.after(event, partial(transport.notify, notice))
+        else:
+            transport.notify(notice)
+
+    def finish(self) -> None:
+        """See `Backend.finish`."""
+        if self._completions is not None:
+            self._completions.wait(0, self._deadline)
+
+    def abort(self, error: PlanCompilerError) -> None:
+        """See `Backend.abort`."""
+        if self._completions is not None:
+            self._completions.stop()
+        for communicator in self._communicators.values():
+            with contextlib.suppress(Exception):
+                communicator.abort()
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        if self._completions is not None:
+            self._completions.close(CLOSING_SECONDS)
+        for communicator in self._communicators.values():
+            with contextlib.suppress(Exception):
+                communicator.close()
+        self._communicators.clear()
+        self._binder = None
+        self._memory = None
+
+
+class _Deferred:
+    """Tells other ranks of registers when the device has made them."""
+
+    def __init__(self, backend: DeviceBackend, transport: Transport) -> None:
+        self._backend = backend
+        self._transport = transport
+
+    def notify(self, notice: Notice) -> None:
+        """See `Transport.notify`."""
+        self._backend.notify(self._transport, notice)

@@ -1,0 +1,313 @@
+"""A CUDA device through CuPy: the one file that imports it, when a device is first opened.
+
+Needs CuPy 14 or newer, and for several devices NCCL 2.18 or newer. Written from CuPy's sources
+(`cupy/cuda/stream.pyx`, `memory.pyx`, `cupy_backends/cuda/libs/nccl.pyx`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import DeviceError, TransportError
+from plancompiler.executor.cuda.interface import DeviceArray, DeviceEvent, DeviceStream
+from plancompiler.executor.cuda.kernels import kernel_on
+from plancompiler.executor.memory import Buffer
+from plancompiler.ir import DType, Reduction
+from plancompiler.ops.registry import Kernel, OpDef
+
+DEVICE_VARIABLE = "PLANCOMPILER_DEVICE"
+"""Environment variable that names the local device, such as `cuda:1`."""
+
+
+def load_cupy() -> Any:
+    """CuPy, with a device to work on; a DeviceError that says what is missing."""
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise DeviceError(
+            "a plan for CUDA devices needs CuPy, which cannot be imported",
+            got=str(error),
+            hint="pip install 'plancompiler[cuda12]' (or [cuda13]); `plancompiler doctor` looks",
+        ) from error
+    if int(cupy.__version__.split(".")[0]) < 14:
+        raise DeviceError(
+            "this version of CuPy is too old", got=cupy.__version__, expected="14 or newer"
+        )
+    return cupy
+
+
+def device_count() -> int:
+    """CUDA devices of this machine; DeviceError where none can be used."""
+    cupy = load_cupy()
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            "no CUDA device can be used here",
+            got=str(error),
+            hint="`nvidia-smi` shows driver and devices; `plancompiler doctor` looks for both",
+        ) from error
+
+
+def local_device(rank: int, wanted: str | None = None) -> int:
+    """Index of the device of a rank: the one that is asked for, else by order on the host.
+
+    `wanted` is `cuda:I`; without it the environment variable PLANCOMPILER_DEVICE counts. Ranks of a
+    host have consecutive numbers, so that the rank modulo the number of devices tells them apart.
+    """
+    count = device_count()
+    text = wanted or os.environ.get(DEVICE_VARIABLE)
+    if text is None:
+        index = rank % max(count, 1)
+    else:
+        kind, _, number = text.partition(":")
+        if kind != "cuda" or not number.isdecimal():
+            raise DeviceError("no such device", got=repr(text), expected="cuda:I")
+        index = int(number)
+    if index >= count:
+        raise DeviceError(
+            "this machine has no such device", got=f"cuda:{index}", expected=f"{count} devices"
+        )
+    return index
+
+
+class CudaDevice:
+    """One CUDA device of this machine. See `interface.Device`."""
+
+    def __init__(self, index: int) -> None:
+        self.arrays = self._cupy = cupy = load_cupy()
+        self._cuda = cupy.cuda
+        self._device = cupy.cuda.Device(index)
+        self.use()
+
+    def use(self) -> None:
+        """See `Device.use`."""
+        self._device.use()
+
+    def allocate(self, nbytes: int) -> DeviceArray:
+        """See `Device.allocate`. Memory comes from the driver, not from CuPy's pool."""
+        cuda = self._cuda
+        pointer = cuda.MemoryPointer(cuda.Memory(max(nbytes, 1)), 0)
+        pointer.memset(0, max(nbytes, 1))
+        return self._cupy.ndarray((nbytes,), np.uint8, memptr=pointer)
+
+    def pinned(self, nbytes: int) -> Buffer:
+        """See `Device.pinned`."""
+        memory = self._cuda.alloc_pinned_memory(max(nbytes, 1))
+        return np.ndarray((nbytes,), np.uint8, buffer=memory)
+
+    def stream(self, name: str) -> DeviceStream:
+        """See `Device.stream`. It does not wait for the legacy default stream."""
+        return self._cuda.Stream(non_blocking=True)
+
+    def event(self) -> DeviceEvent:
+        """See `Device.event`. A thread that waits for it sleeps."""
+        return self._cuda.Event(block=True, disable_timing=True)
+
+    def launch(self, stream: DeviceStream, work: Callable[[], object]) -> None:
+        """See `Device.launch`: CuPy's calls go to the thread's current stream."""
+        with stream:
+            work()
+
+    def record(self, event: DeviceEvent, stream: DeviceStream) -> None:
+        """See `Device.record`."""
+        event.record(stream)
+
+    def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
+        """See `Device.wait`."""
+        stream.wait_event(event)
+
+    def synchronize(self, event: DeviceEvent) -> None:
+        """See `Device.synchronize`."""
+        event.synchronize()
+
+    def upload(self, stream: DeviceStream, target: DeviceArray, source: Any) -> None:
+        """See `Device.upload`."""
+        runtime = self._cuda.runtime
+        runtime.memcpyAsync(
+            target.data.ptr,
+            source.ctypes.data,
+            source.nbytes,
+            runtime.memcpyHostToDevice,
+            stream.ptr,
+        )
+
+    def download(self, stream: DeviceStream, target: Any, source: DeviceArray) -> None:
+        """See `Device.download`."""
+        runtime = self._cuda.runtime
+        runtime.memcpyAsync(
+            target.ctypes.data,
+            source.data.ptr,
+            target.nbytes,
+            runtime.memcpyDeviceToHost,
+            stream.ptr,
+        )
+
+    def kernel(self, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
+        """See `Device.kernel`."""
+        return kernel_on(self._cupy, definition, dtypes)
+
+    def unique_id(self) -> bytes:
+        """See `Device.unique_id`."""
+        return bytes(_nccl(self._cuda).get_unique_id())
+
+    def communicator(self, unique_id: bytes, members: int, member: int) -> NcclCommunicator:
+        """See `Device.communicator`."""
+        nccl = _nccl(self._cuda)
+        try:
+            return NcclCommunicator(nccl, nccl.NcclCommunicator(members, unique_id, member))
+        except nccl.NcclError as error:
+            raise TransportError(
+                "NCCL could not make a communicator",
+                got=str(error),
+                expected=f"{members} members, each on a device of its own",
+                hint="NCCL_DEBUG=INFO shows why",
+            ) from error
+
+
+def _nccl(cuda: Any) -> Any:
+    nccl = importlib.import_module("cupy.cuda.nccl")
+    if not nccl.available:
+        raise DeviceError(
+            "several devices need NCCL, which cannot be loaded",
+            hint="pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13)",
+        )
+    return nccl
+
+
+_OPERATIONS = {
+    Reduction.SUM: "NCCL_SUM",
+    Reduction.PROD: "NCCL_PROD",
+    Reduction.MAX: "NCCL_MAX",
+    Reduction.MIN: "NCCL_MIN",
+}
+
+_TYPES = {
+    "bool": "NCCL_UINT8",
+    "uint8": "NCCL_UINT8",
+    "int8": "NCCL_INT8",
+    "int32": "NCCL_INT32",
+    "int64": "NCCL_INT64",
+    "float16": "NCCL_FLOAT16",
+    "bfloat16": "NCCL_BFLOAT16",
+    "float32": "NCCL_FLOAT32",
+    "float64": "NCCL_FLOAT64",
+}
+
+
+class NcclCommunicator:
+    """A member of an NCCL communicator. See `interface.Communicator`."""
+
+    def __init__(self, nccl: Any, communicator: Any) -> None:
+        self._nccl = nccl
+        self._communicator = communicator
+        self._aborted = False
+
+    def _type(self, array: DeviceArray) -> int:
+        return int(getattr(self._nccl, _TYPES[array.dtype.name]))
+
+    def _bytes(self, array: DeviceArray) -> tuple[int, int]:
+        """Size and type of an array that is only moved, whatever its dtype."""
+        return array.nbytes, int(self._nccl.NCCL_UINT8)
+
+    def _operation(self, how: Reduction) -> int:
+        return int(getattr(self._nccl, _OPERATIONS[how]))
+
+    def group_start(self) -> None:
+        """See `Communicator.group_start`."""
+        self._nccl.groupStart()
+
+    def group_end(self) -> None:
+        """See `Communicator.group_end`."""
+        self._nccl.groupEnd()
+
+    def all_reduce(
+        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
+    ) -> None:
+        """See `Communicator.all_reduce`."""
+        self._communicator.allReduce(
+            source.data.ptr,
+            target.data.ptr,
+            source.size,
+            self._type(source),
+            self._operation(how),
+            stream.ptr,
+        )
+
+    def reduce_scatter(
+        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
+    ) -> None:
+        """See `Communicator.reduce_scatter`."""
+        self._communicator.reduceScatter(
+            source.data.ptr,
+            target.data.ptr,
+            target.size,
+            self._type(source),
+            self._operation(how),
+            stream.ptr,
+        )
+
+    def reduce(
+        self,
+        stream: DeviceStream,
+        source: DeviceArray,
+        target: DeviceArray,
+        how: Reduction,
+        root: int,
+    ) -> None:
+        """See `Communicator.reduce`."""
+        self._communicator.reduce(
+            source.data.ptr,
+            target.data.ptr,
+            source.size,
+            self._type(source),
+            self._operation(how),
+            root,
+            stream.ptr,
+        )
+
+    def all_gather(self, stream: DeviceStream, source: DeviceArray, target: DeviceArray) -> None:
+        """See `Communicator.all_gather`."""
+        size, kind = self._bytes(source)
+        self._communicator.allGather(source.data.ptr, target.data.ptr, size, kind, stream.ptr)
+
+    def broadcast(
+        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, root: int
+    ) -> None:
+        """See `Communicator.broadcast`."""
+        size, kind = self._bytes(target)
+        self._communicator.broadcast(source.data.ptr, target.data.ptr, size, kind, root, stream.ptr)
+
+    def send(self, stream: DeviceStream, source: DeviceArray, peer: int) -> None:
+        """See `Communicator.send`."""
+        self._communicator.send(source.data.ptr, *self._bytes(source), peer, stream.ptr)
+
+    def receive(self, stream: DeviceStream, target: DeviceArray, peer: int) -> None:
+        """See `Communicator.receive`."""
+        self._communicator.recv(target.data.ptr, *self._bytes(target), peer, stream.ptr)
+
+    def check(self) -> None:
+        """See `Communicator.check`."""
+        if self._aborted:
+            return
+        try:
+            self._communicator.check_async_error()
+        except self._nccl.NcclError as error:
+            raise TransportError("an NCCL call failed", got=str(error)) from error
+
+    def abort(self) -> None:
+        """See `Communicator.abort`."""
+        if not self._aborted:
+            self._aborted = True
+            self._communicator.abort()
+
+    def close(self) -> None:
+        """See `Communicator.close`."""
+        if not self._aborted:
+            self._aborted = True
+            self._communicator.destroy()

@@ -1,0 +1,129 @@
+"""What the launcher needs of a device: memory, streams, events, kernels, communicators.
+
+Work is *launched* on a stream and runs later, in the stream's order. An event that was recorded on
+a stream has come when all that was launched there before has run; another stream can wait for it,
+and so can the host. An event that was never recorded counts as come.
+
+`CudaDevice` is the one on real devices. The tests have one that keeps launched work in queues and
+runs it in seeded orders, as late and as mixed as streams and events allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from plancompiler.executor.memory import Buffer
+from plancompiler.ir import DType, Reduction
+from plancompiler.ops.registry import Kernel, OpDef
+
+DeviceArray = Any
+"""An n-dimensional array in device memory, with NumPy's methods and dtypes."""
+DeviceStream = Any
+DeviceEvent = Any
+
+
+class Communicator(Protocol):
+    """A device's member of a group. Calls are launched on a stream, in one order on all members.
+
+    Buffers are contiguous arrays of one dtype. Calls between `group_start` and `group_end` run
+    together, so that none waits for another.
+    """
+
+    def group_start(self) -> None:
+        """Begin calls that run together."""
+
+    def group_end(self) -> None:
+        """Launch the calls since `group_start`."""
+
+    def all_reduce(
+        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
+    ) -> None:
+        """The reduction of all sources into every target; may be in place."""
+
+    def reduce_scatter(
+        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
+    ) -> None:
+        """Equal part i of the reduction of all flat sources into member i's target."""
+
+    def reduce(
+        self,
+        stream: DeviceStream,
+        source: DeviceArray,
+        target: DeviceArray,
+        how: Reduction,
+        root: int,
+    ) -> None:
+        """The reduction of all sources into the root's target; others' targets stay as they are."""
+
+    def all_gather(self, stream: DeviceStream, source: DeviceArray, target: DeviceArray) -> None:
+        """All sources, of one size, one after another into every target."""
+
+    def broadcast(
+        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, root: int
+    ) -> None:
+        """The root's source into every target."""
+
+    def send(self, stream: DeviceStream, source: DeviceArray, peer: int) -> None:
+        """To the member's `receive`."""
+
+    def receive(self, stream: DeviceStream, target: DeviceArray, peer: int) -> None:
+        """From the member's `send`, of equal size."""
+
+    def check(self) -> None:
+        """Raise TransportError where a launched call has failed."""
+
+    def abort(self) -> None:
+        """End all launched calls, whatever the other members do. The last call but `close`."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Device(Protocol):
+    """One device, as the launcher sees it."""
+
+    arrays: Any
+    """The array namespace: `empty`, `zeros`, … make arrays of this device."""
+
+    def use(self) -> None:
+        """Make it the calling thread's device."""
+
+    def allocate(self, nbytes: int) -> DeviceArray:
+        """Zeroed bytes in one allocation, aligned to 256, kept until the last view is gone."""
+
+    def pinned(self, nbytes: int) -> Buffer:
+        """Host memory from and to which copies run beside the host."""
+
+    def stream(self, name: str) -> DeviceStream:
+        """A new stream; `name` is for people."""
+
+    def event(self) -> DeviceEvent:
+        """A new event."""
+
+    def launch(self, stream: DeviceStream, work: Callable[[], object]) -> None:
+        """Let a stream run what `work` asks of arrays."""
+
+    def record(self, event: DeviceEvent, stream: DeviceStream) -> None:
+        """Let an event come when all that the stream was given so far has run."""
+
+    def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
+        """Hold what the stream is given from now on until an event has come."""
+
+    def synchronize(self, event: DeviceEvent) -> None:
+        """Hold the calling thread until an event has come; others run on."""
+
+    def upload(self, stream: DeviceStream, target: DeviceArray, source: Any) -> None:
+        """Let a stream copy a pinned, contiguous host array; it must stay until that has run."""
+
+    def download(self, stream: DeviceStream, target: Any, source: DeviceArray) -> None:
+        """Let a stream copy to a pinned, contiguous host array."""
+
+    def kernel(self, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
+        """An op's kernel on arrays of this device."""
+
+    def unique_id(self) -> bytes:
+        """A new communicator's name, for its members to share."""
+
+    def communicator(self, unique_id: bytes, members: int, member: int) -> Communicator:
+        """Join a communicator; returns when all members have."""

@@ -1,0 +1,66 @@
+"""Kernels on device arrays.
+
+Most host kernels are NumPy calls with `out=`, and NumPy hands those to the arrays they are given
+(NEP 13 and 18): on CuPy's they run as they are. `AS_THEY_ARE` lists the kinds for which that is
+proved, on arrays that refuse what CuPy refuses. `DEVICE_KERNELS` holds kernels written for devices.
+Every other op still runs: on the host, with copies there and back, and says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from plancompiler.executor.cuda.kernels.fused import fused_kernel
+from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
+from plancompiler.executor.cuda.kernels.written import DEVICE_KERNELS
+from plancompiler.ir import DType
+from plancompiler.ops.fused import KIND as FUSED
+from plancompiler.ops.kernel import kernel_for
+from plancompiler.ops.registry import Kernel, KernelContext, OpDef
+
+_LOG = logging.getLogger(__name__)
+_TOLD: set[str] = set()
+
+
+def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
+    """An op's kernel on arrays of the namespace `arrays`, for these dtypes."""
+    known = tuple(dtypes)
+    kind = definition.kind
+    if kind == FUSED:
+        return fused_kernel(arrays, known)
+    written = DEVICE_KERNELS.get(kind)
+    if written is not None:
+        return kernel_for(replace(definition, kernel=written), (each.numpy for each in known))
+    if kind in AS_THEY_ARE:
+        return kernel_for(definition, (each.numpy for each in known))
+    if kind not in _TOLD:
+        _TOLD.add(kind)
+        _LOG.warning(
+            "op %s has no kernel for devices: it runs on the host, with copies both ways", kind
+        )
+    return on_host(arrays, kernel_for(definition, (each.numpy for each in known)))
+
+
+def on_host(arrays: Any, kernel: Kernel) -> Kernel:
+    """A host kernel on device arrays: the host waits for inputs, and copies outputs back."""
+
+    def run(context: KernelContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        host: KernelContext | None = context.state.get("on_host")
+        if host is None:
+            host = context.state["on_host"] = replace(context, arrays=np, state={})
+        host.step, host.microbatch = context.step, context.microbatch
+        host.input_regions, host.output_regions = context.input_regions, context.output_regions
+        taken = [arrays.asnumpy(array) for array in inputs]
+        # A kernel may add to what its output holds (over micro-batches), so that comes along.
+        made = [arrays.asnumpy(array) for array in outputs]
+        kernel(host, taken, made)
+        for source, target in zip(made, outputs, strict=True):
+            if target.size:
+                target.set(np.asarray(source, order="C"))
+
+    return run

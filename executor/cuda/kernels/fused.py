@@ -1,0 +1,257 @@
+"""Fused elementwise programs as one kernel: the program's text becomes a line of C++ per op.
+
+`source_of` is pure: the tests compile what it writes with a C++ compiler and compare with the
+host's kernels. Halves are computed in float and rounded once, at the end. A program with an op or a
+dtype that is not known here runs op by op, as it would without fusion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plancompiler.ir import DType
+from plancompiler.ir.op import TensorType
+from plancompiler.ops.fused import Instruction, parse_program
+from plancompiler.ops.registry import Kernel, KernelContext, op_def
+
+_TYPES = {
+    DType.BOOL: ("bool", "bool"),
+    DType.FLOAT16: ("float16", "float"),
+    DType.FLOAT32: ("float32", "float"),
+    DType.FLOAT64: ("float64", "double"),
+}
+"""Per dtype its name as a parameter and the C++ type in which it is computed."""
+
+_GELU = "T(0.7978845608028654)"
+_GELU_CUBIC = "T(0.035677408136300125)"
+
+# `{0}`, `{1}`, `{2}` are operands, `{s}` the attribute `scalar`, T the type of the result.
+_EXPRESSIONS: dict[str, str] = {
+    "neg": "-{0}",
+    "abs": "fabs({0})",
+    "sign": "({0} > 0 ? T(1) : {0} < 0 ? T(-1) : {0})",
+    "exp": "exp({0})",
+    "exp2": "exp2({0})",
+    "expm1": "expm1({0})",
+    "log": "log({0})",
+    "log2": "log2({0})",
+    "log10": "log10({0})",
+    "log1p": "log1p({0})",
+    "sqrt": "sqrt({0})",
+    "rsqrt": "(T(1) / sqrt({0}))",
+    "reciprocal": "(T(1) / {0})",
+    "square": "({0} * {0})",
+    "sin": "sin({0})",
+    "cos": "cos({0})",
+    "tan": "tan({0})",
+    "asin": "asin({0})",
+    "acos": "acos({0})",
+    "atan": "atan({0})",
+    "sinh": "sinh({0})",
+    "cosh": "cosh({0})",
+    "asinh": "asinh({0})",
+    "acosh": "acosh({0})",
+    "atanh": "atanh({0})",
+    "erf": "erf({0})",
+    "floor": "floor({0})",
+    "ceil": "ceil({0})",
+    "trunc": "trunc({0})",
+    "round": "rint({0})",
+    "tanh": "tanh({0})",
+    "tanh_grad": "((T(1) - {0} * {0}) * {1})",
+    "sigmoid": "(T(0.5) * (tanh(T(0.5) * {0}) + T(1)))",
+    "sigmoid_grad": "((T(1) - {0}) * {0} * {1})",
+    "relu": "({0} < 0 ? T(0) : {0})",
+    "relu_grad": "({0} > 0 ? {1} : T(0))",
+    "gelu": f"(T(0.5) * {{0}} * (T(1) + tanh({{0}} * ({_GELU} + {_GELU_CUBIC} * {{0}} * {{0}}))))",
+    "gelu_grad": "gelu_slope(T({0})) * {1}",
+    "silu": "({0} / (T(1) + exp(-{0})))",
+    "silu_grad": "silu_slope(T({0})) * {1}",
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "pow": "pow({0}, {1})",
+    "atan2": "atan2({0}, {1})",
+    "hypot": "hypot({0}, {1})",
+    "copysign": "copysign({0}, {1})",
+    "maximum": "({0} != {0} || {0} > {1} ? {0} : {1})",
+    "minimum": "({0} != {0} || {0} < {1} ? {0} : {1})",
+    "lerp": "({0} + {2} * ({1} - {0}))",
+    "where": "({0} ? {1} : {2})",
+    "cast": "{0}",
+    "add_scalar": "({0} + {s})",
+    "mul_scalar": "({0} * {s})",
+    "maximum_scalar": "({0} != {0} || {0} > {s} ? {0} : {s})",
+    "minimum_scalar": "({0} != {0} || {0} < {s} ? {0} : {s})",
+    "less": "({0} < {1})",
+    "less_equal": "({0} <= {1})",
+    "greater": "({0} > {1})",
+    "greater_equal": "({0} >= {1})",
+    "equal": "({0} == {1})",
+    "not_equal": "({0} != {1})",
+    "less_scalar": "({0} < {s})",
+    "less_equal_scalar": "({0} <= {s})",
+    "greater_scalar": "({0} > {s})",
+    "greater_equal_scalar": "({0} >= {s})",
+    "equal_scalar": "({0} == {s})",
+    "not_equal_scalar": "({0} != {s})",
+    "isnan": "({0} != {0})",
+    "isinf": "(fabs({0}) == INFINITY)",
+    "isfinite": "(fabs({0}) < INFINITY)",
+    "logical_and": "({0} && {1})",
+    "logical_or": "({0} || {1})",
+    "logical_xor": "(({0} != 0) != ({1} != 0))",
+    "logical_not": "(!{0})",
+    "sub_scalar": "({0} - {s})",
+    "div_scalar": "({0} / {s})",
+    "pow_scalar": "pow({0}, {s})",
+}
+
+PREAMBLE = f"""
+#ifndef INFINITY
+#define INFINITY __longlong_as_double(0x7ff0000000000000LL)
+#endif
+#ifndef NAN
+#define NAN __longlong_as_double(0x7ff8000000000000LL)
+#endif
+template <typename T> __device__ T gelu_slope(T x) {{
+  const T t = tanh(x * ({_GELU} + {_GELU_CUBIC} * x * x));
+  const T q = x * ({_GELU} + T(3) * {_GELU_CUBIC} * x * x);
+  return T(0.5) * (T(1) + t) * ((T(1) - t) * q + T(1));
+}}
+template <typename T> __device__ T silu_slope(T x) {{
+  const T s = T(1) / (T(1) + exp(-x));
+  return s * (T(1) + x * (T(1) - s));
+}}
+"""
+"""Functions that expressions use."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSource:
+    """One elementwise kernel, in the form that `cupy.ElementwiseKernel` takes."""
+
+    inputs: str
+    outputs: str
+    body: str
+
+
+def source_of(program: tuple[str, ...], dtypes: Sequence[DType]) -> FusedSource | None:
+    """The kernel of a program on inputs of these dtypes; None where it has no such form."""
+    types = [TensorType((), dtype) for dtype in dtypes]
+    instructions = parse_program(program)
+    for instruction in instructions:
+        operands = tuple(types[operand] for operand in instruction.operands)
+        types += op_def(instruction.kind).infer(operands, dict(instruction.attrs))
+    if not all(tensor.dtype in _TYPES for tensor in types):
+        return None
+    lines = []
+    for number, dtype in enumerate(dtypes):
+        lines.append(f"const {_TYPES[dtype][1]} v{number} = x{number};")
+    for number, instruction in enumerate(instructions, len(dtypes)):
+        result = _TYPES[types[number].dtype][1]
+        operand = _TYPES[types[instruction.operands[0]].dtype][1]
+        expression = _expression(instruction, operand if result == "bool" else result)
+        if expression is None:
+            return None
+        lines.append(f"const {result} v{number} = {expression};")
+    lines.append(f"y = v{len(types) - 1};")
+    return FusedSource(
+        ", ".join(f"{_TYPES[dtype][0]} x{number}" for number, dtype in enumerate(dtypes)),
+        f"{_TYPES[types[-1].dtype][0]} y",
+        "\n".join(lines),
+    )
+
+
+def _expression(instruction: Instruction, computed: str) -> str | None:
+    attrs = dict(instruction.attrs)
+    swapped = bool(attrs.pop("swapped", False))
+    scalar = attrs.pop("scalar", None)
+    attrs.pop("dtype", None)
+    template = _EXPRESSIONS.get(instruction.kind)
+    if template is None or attrs:
+        return None
+    operands = [f"v{number}" for number in instruction.operands]
+    if scalar is not None:
+        operands.append(_literal(scalar, computed))
+        template = template.replace("{s}", "{1}")
+        if swapped:
+            operands.reverse()
+    for place, operand in enumerate(operands):
+        template = template.replace(f"{{{place}}}", operand)
+    return template.replace("T(", f"{computed}(")
+
+
+def _literal(scalar: object, computed: str) -> str:
+    value = float(scalar) if isinstance(scalar, (bool, int, float)) else math.nan
+    if math.isnan(value):
+        return f"{computed}(NAN)"
+    if math.isinf(value):
+        return f"{computed}({'-' if value < 0 else ''}INFINITY)"
+    return f"{computed}({value!r})"
+
+
+def fused_kernel(arrays: Any, dtypes: Sequence[DType]) -> Kernel:
+    """The kernel of fused programs; `dtypes` are those of inputs and output."""
+
+    def run(context: KernelContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        bound = context.state.get("device_kernel")
+        if bound is None:
+            bound = context.state["device_kernel"] = _bind(arrays, context, dtypes[:-1])
+        bound(inputs, outputs[0])
+
+    return run
+
+
+def _bind(arrays: Any, context: KernelContext, dtypes: Sequence[DType]) -> Any:
+    texts = context.attrs["program"]
+    program = tuple(map(str, texts)) if isinstance(texts, tuple) else ()
+    source = source_of(program, dtypes)
+    make = getattr(arrays, "ElementwiseKernel", None)
+    if source is None or make is None:
+        return _OneByOne(arrays, context, program, dtypes)
+    kernel = make(
+        source.inputs, source.outputs, source.body, "plancompiler_fused", preamble=PREAMBLE
+    )
+
+    def run(inputs: Sequence[Any], out: Any) -> None:
+        kernel(*inputs, out)
+
+    return run
+
+
+class _OneByOne:
+    """A program's ops one after another, on whole arrays."""
+
+    def __init__(
+        self, arrays: Any, context: KernelContext, program: tuple[str, ...], dtypes: Sequence[DType]
+    ) -> None:
+        # Here, as the package's own module builds on this one.
+        from plancompiler.executor.cuda.kernels import kernel_on  # noqa: PLC0415
+
+        self._arrays = arrays
+        types = [TensorType((), dtype) for dtype in dtypes]
+        self._steps = []
+        for instruction in parse_program(program):
+            definition = op_def(instruction.kind)
+            operands = tuple(types[operand] for operand in instruction.operands)
+            attrs = dict(instruction.attrs)
+            types += definition.infer(operands, attrs)
+            kernel = kernel_on(
+                arrays, definition, (*(each.dtype for each in operands), types[-1].dtype)
+            )
+            shapes = context.output_shapes * len(operands)
+            step = KernelContext(attrs, shapes, context.output_shapes, (), (), arrays=arrays)
+            self._steps.append((kernel, step, instruction.operands, types[-1].dtype.numpy))
+
+    def __call__(self, inputs: Sequence[Any], out: Any) -> None:
+        numbers = list(inputs)
+        for kernel, context, operands, dtype in self._steps:
+            made = self._arrays.empty(out.shape, dtype)
+            kernel(context, [numbers[number] for number in operands], [made])
+            numbers.append(made)
+        out[...] = numbers[-1]

@@ -1,0 +1,500 @@
+"""Kernels written for devices: where the host kernel asks what a device's arrays do not do, makes
+the host wait, or works around the host's caches.
+
+They are written with the functions that both NumPy's and a device's arrays know, so that the tests
+run them on the host. What they make, they make with `context.arrays`. A label or id that is out of
+range makes its row NaN: to raise an error, the host would have to wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.ops import random
+from plancompiler.ops.check import axes_attr, axis_attr, bool_attr, float_attr, int_attr
+from plancompiler.ops.kernel import (
+    contiguous,
+    copy_unless_shared,
+    in_float32,
+    of_box,
+    rows_of,
+    scratch,
+)
+from plancompiler.ops.loss_scale import UPDATES, guarded_kind
+from plancompiler.ops.registry import Kernel, KernelContext, op_def
+from plancompiler.ops.softmax import IGNORE_INDEX
+
+Array = Any
+Arrays = Sequence[Array]
+
+SCORE_BYTES = 256 << 20
+"""Scores of attention that are alive at once: memory stays linear in the sequence's length."""
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _matmul(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    # In the inputs' own dtype: tensor cores multiply halves and add in float32.
+    (a, b), (out,) = inputs, outputs
+    if context.attrs.get("transpose_b", False):
+        b = b.swapaxes(-1, -2)
+    if context.attrs.get("transpose_a", False):
+        a = a.swapaxes(-1, -2)
+    elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
+        a, out = rows_of(a), rows_of(out)
+    np.matmul(a, b, out=out)
+
+
+def _contract_leading(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    a, b = inputs
+    rows = math.prod(a.shape[:-1])
+    np.matmul(a.reshape(rows, a.shape[-1]).T, b.reshape(rows, b.shape[-1]), out=outputs[0])
+
+
+# --- softmax --------------------------------------------------------------------------------------
+
+
+def _softmax(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (x,), (y,) = inputs, outputs
+    axis = axis_attr(context.attrs, x.ndim)
+    np.subtract(x, x.max(axis=axis, keepdims=True), out=y)
+    np.exp(y, out=y)
+    np.divide(y, y.sum(axis=axis, keepdims=True), out=y)
+
+
+def _softmax_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (y, dy), (dx,) = inputs, outputs
+    axis = axis_attr(context.attrs, y.ndim)
+    work = scratch(context, "work", y.shape, y.dtype)
+    np.multiply(y, dy, out=work)
+    np.subtract(dy, work.sum(axis=axis, keepdims=True), out=dx)
+    np.multiply(dx, y, out=dx)
+
+
+def _log_softmax(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (x,), (y,) = inputs, outputs
+    axis = axis_attr(context.attrs, x.ndim)
+    work = scratch(context, "work", x.shape, x.dtype)
+    np.subtract(x, x.max(axis=axis, keepdims=True), out=y)
+    np.exp(y, out=work)
+    np.subtract(y, np.log(work.sum(axis=axis, keepdims=True)), out=y)
+
+
+def _log_softmax_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (y, dy), (dx,) = inputs, outputs
+    axis = axis_attr(context.attrs, y.ndim)
+    work = scratch(context, "work", y.shape, y.dtype)
+    np.exp(y, out=work)
+    np.multiply(work, dy.sum(axis=axis, keepdims=True), out=work)
+    np.subtract(dy, work, out=dx)
+
+
+def _labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array, Array, Array]:
+    """Flat labels that can be used as indices, which of them count, and which are no class."""
+    flat = labels.reshape(-1)
+    counts = flat != int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
+    wrong = counts & ((flat < 0) | (flat >= classes))
+    return np.where(counts & ~wrong, flat, 0), counts, wrong
+
+
+def _cross_entropy(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    logits, labels = inputs
+    x, loss = rows_of(logits), outputs[0].reshape(-1)
+    label, counts, wrong = _labels(context, labels, x.shape[1])
+    work = scratch(context, "work", x.shape, x.dtype)
+    np.subtract(x, x.max(axis=1, keepdims=True), out=work)
+    picked = np.take_along_axis(work, label[:, None], axis=1)[:, 0]
+    np.exp(work, out=work)
+    np.subtract(np.log(work.sum(axis=1)), picked, out=loss)
+    np.multiply(loss, counts, out=loss)
+    np.copyto(loss, math.nan, where=wrong)
+
+
+def _cross_entropy_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (logits, labels, dloss), (out,) = inputs, outputs
+    x, dx = rows_of(logits), rows_of(out)
+    label, counts, wrong = _labels(context, labels, x.shape[1])
+    factor = dloss.reshape(-1) * counts
+    np.copyto(factor, math.nan, where=wrong)
+    np.subtract(x, x.max(axis=1, keepdims=True), out=dx)
+    np.exp(dx, out=dx)
+    np.divide(dx, dx.sum(axis=1, keepdims=True), out=dx)
+    classes = context.arrays.arange(x.shape[1])
+    np.subtract(dx, classes == label[:, None], out=dx)
+    np.multiply(dx, factor[:, None], out=dx)
+
+
+# --- rows of tables -------------------------------------------------------------------------------
+
+
+def _embedding(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    table, ids = inputs
+    low, high = context.input_regions[0][0]
+    vocabulary = context.input_shapes[0][0]
+    flat = ids.reshape(-1)
+    out = outputs[0].reshape(flat.size, table.shape[1])
+    inside = (flat >= low) & (flat < high)
+    if high > low:
+        np.take(table, np.where(inside, flat - low, 0), axis=0, out=out)
+        np.multiply(out, inside[:, None], out=out)
+    else:
+        out.fill(0)
+    np.copyto(out, math.nan, where=((flat < 0) | (flat >= vocabulary))[:, None])
+
+
+def _embedding_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (ids, dy), (out,) = inputs, outputs
+    low, high = context.output_regions[0][0]
+    flat = ids.reshape(-1)
+    out.fill(0)
+    if high == low:
+        return
+    inside = (flat >= low) & (flat < high)
+    # Atomic additions: equal ids come in any order, so that the last bits may differ between runs.
+    values = dy.reshape(flat.size, out.shape[1]) * inside[:, None]
+    np.add.at(out, np.where(inside, flat - low, 0), values)
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+
+def _dropout(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    """The mask of the host's kernel, bit for bit: two elements of the last axis share a word."""
+    (x,), (out,) = inputs, outputs
+    rate = float_attr(context.attrs, "rate")
+    if rate == 0.0 or x.size == 0:
+        copy_unless_shared(x, out)
+        return
+    shape, region = context.input_shapes[0] or (1,), context.input_regions[0] or ((0, 1),)
+    low, high = region[-1]
+    first, last = low // 2, -(-high // 2)
+
+    def places() -> tuple[Array, Array]:
+        per_row = -(-shape[-1] // 2)
+        rows = random.offsets((*shape[:-1], per_row), (*region[:-1], (0, 1))).reshape(-1, 1)
+        columns = np.arange(first, last, dtype=np.uint64) * np.uint64(random.GOLDEN)
+        return context.arrays.asarray(rows), context.arrays.asarray(columns)
+
+    rows, columns = of_box(context, "mask", region, places)
+    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    threshold = min(round(rate * 2**32), 2**32 - 1)
+    words = rows + (columns + np.uint64(start))
+    random.mix_words(words, np.empty_like(words))
+    skip = low - 2 * first
+    keep = (words.view(np.uint32) >= np.uint32(threshold))[:, skip : skip + high - low]
+    source, target = x.reshape(keep.shape), out.reshape(keep.shape)
+    np.multiply(source, 1.0 / (1.0 - rate), out=target)
+    np.multiply(target, keep, out=target)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _folded(context: KernelContext, query: Array, key: Array) -> tuple[int, int, int]:
+    """Pairs of batch and heads of keys, heads of queries for each, and how far queries see."""
+    pairs = key.shape[0] * key.shape[1]
+    heads = query.shape[1] // key.shape[1]
+    shift = key.shape[2] - context.input_shapes[0][2] + context.input_regions[0][2][0]
+    return pairs, heads, shift
+
+
+def _scores(
+    context: KernelContext, query: Array, key: Array, shift: int, rows: slice, heads: int
+) -> Array:
+    """Scores [pairs, heads * rows, keys] of some queries, in float32 where inputs are halves."""
+    scale = float_attr(context.attrs, "scale")
+    pairs, keys = key.shape[0], key.shape[1]
+    count = rows.stop - rows.start
+    scaled = (query[:, :, rows] * scale).astype(query.dtype)
+    scaled = scaled.reshape(pairs, heads * count, query.shape[3])
+    found = np.matmul(scaled, key.swapaxes(-1, -2))
+    found = found.astype(_wide(found.dtype), copy=False)
+    if bool_attr(context.attrs, "causal", False):
+        last = context.arrays.arange(rows.start, rows.stop) + shift
+        hidden = context.arrays.arange(keys) > last[:, None]
+        np.copyto(found.reshape(pairs, heads, count, keys), -math.inf, where=hidden)
+    return found
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def _tiles(pairs: int, heads: int, length: int, keys: int) -> list[slice]:
+    """Positions of queries whose scores are alive at once."""
+    tall = max(1, SCORE_BYTES // max(1, 4 * pairs * heads * keys))
+    return [slice(start, min(start + tall, length)) for start in range(0, length, tall)]
+
+
+def _attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    query, key, value = inputs
+    pairs, heads, shift = _folded(context, query, key)
+    length, keys = query.shape[2], key.shape[2]
+    query = query.reshape(pairs, heads, *query.shape[2:])
+    key, value = (array.reshape(pairs, *array.shape[2:]) for array in (key, value))
+    result = outputs[0].reshape(pairs, heads, length, value.shape[2])
+    normaliser = outputs[1].reshape(pairs, heads, length)
+    for rows in _tiles(pairs, heads, length, keys):
+        count = rows.stop - rows.start
+        scores = _scores(context, query, key, shift, rows, heads)
+        top = scores.max(axis=-1, keepdims=True)
+        np.subtract(scores, top, out=scores)
+        np.exp(scores, out=scores)
+        total = scores.sum(axis=-1, keepdims=True)
+        np.divide(scores, total, out=scores)
+        mixed = np.matmul(scores.astype(value.dtype, copy=False), value)
+        np.copyto(result[:, :, rows], mixed.reshape(pairs, heads, count, value.shape[2]))
+        np.copyto(
+            normaliser[:, :, rows],
+            (np.log(total) + top).reshape(pairs, heads, count),
+            casting="same_kind",
+        )
+
+
+def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    # As on the host: w = exp(scores - normaliser), dvalue = wᵀ dy, dw = dy valueᵀ,
+    # dscores = w * (dw - sum(dy * y)), dquery = dscores key, dkey = dscoresᵀ query.
+    query, key, value, result, normaliser, passed = inputs
+    scale = float_attr(context.attrs, "scale")
+    pairs, heads, shift = _folded(context, query, key)
+    length, keys = query.shape[2], key.shape[2]
+    query, result, normaliser, passed, dquery = (
+        array.reshape(pairs, heads, *array.shape[2:])
+        for array in (query, result, normaliser, passed, outputs[0])
+    )
+    key, value, dkey, dvalue = (
+        array.reshape(pairs, *array.shape[2:]) for array in (key, value, *outputs[1:])
+    )
+    dkey.fill(0)
+    dvalue.fill(0)
+    for rows in _tiles(pairs, heads, length, keys):
+        count = rows.stop - rows.start
+        below = (pairs, heads * count)
+        dy = passed[:, :, rows].copy().reshape(*below, value.shape[2])
+        y = result[:, :, rows].copy().reshape(*below, value.shape[2])
+        weights = _scores(context, query, key, shift, rows, heads)
+        wide = weights.dtype
+        level = normaliser[:, :, rows].copy().reshape(*below, 1)
+        np.subtract(weights, level, out=weights)
+        np.exp(weights, out=weights)
+        narrow = weights.astype(dy.dtype, copy=False)
+        np.add(dvalue, np.matmul(narrow.swapaxes(-1, -2), dy), out=dvalue)
+        slopes = np.matmul(dy, value.swapaxes(-1, -2)).astype(wide, copy=False)
+        pull = (dy.astype(wide, copy=False) * y.astype(wide, copy=False)).sum(
+            axis=-1, keepdims=True
+        )
+        np.subtract(slopes, pull, out=slopes)
+        np.multiply(slopes, weights, out=slopes)
+        slopes = (slopes * scale).astype(dy.dtype, copy=False)
+        back = np.matmul(slopes, key)
+        np.copyto(dquery[:, :, rows], back.reshape(pairs, heads, count, key.shape[2]))
+        piece = query[:, :, rows].copy().reshape(*below, key.shape[2])
+        np.add(dkey, np.matmul(slopes.swapaxes(-1, -2), piece), out=dkey)
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+def _rotary(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (x,), (out,) = inputs, outputs
+    length, width = x.shape[-2:]
+    start, stop = context.input_regions[0][-2]
+    attrs, dtype = context.attrs, x.dtype
+
+    def turned() -> tuple[Array, Array]:
+        offset = int_attr(attrs, "offset", 0)
+        positions = np.arange(start + offset, stop + offset, dtype=np.float64)
+        rates = float_attr(attrs, "base") ** (np.arange(0, width, 2) / -max(width, 1))
+        angles = np.outer(positions, rates)
+        sines = np.sin(angles) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
+        asarray = context.arrays.asarray
+        return asarray(np.cos(angles).astype(dtype)), asarray(sines.astype(dtype))
+
+    cosines, sines = of_box(context, "turns", (start, stop), turned)
+    shape = (math.prod(x.shape[:-2]), length, width)
+    source, target = x.reshape(shape), out.reshape(shape)
+    if bool_attr(attrs, "interleaved", False):
+        a, b = (slice(0, None, 2), slice(1, None, 2))
+    else:
+        a, b = slice(0, width // 2), slice(width // 2, None)
+    first, second = source[:, :, a].copy(), source[:, :, b].copy()
+    np.subtract(first * cosines, second * sines, out=target[:, :, a])
+    np.add(second * cosines, first * sines, out=target[:, :, b])
+
+
+def _causal_mask(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    rows, columns = (
+        context.arrays.arange(start, stop) for start, stop in context.output_regions[0]
+    )
+    np.less_equal(columns, rows[:, None], out=outputs[0])
+
+
+def _arange(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _once(context, "arange", outputs)
+
+
+def _constant(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _once(context, "constant", outputs)
+
+
+def _linspace(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _once(context, "linspace", outputs)
+
+
+def _once(context: KernelContext, kind: str, outputs: Arrays) -> None:
+    """What never changes is made on the host the first time, and kept on the device."""
+
+    def made() -> Array:
+        host = [np.empty(array.shape, array.dtype) for array in outputs]
+        plain = KernelContext(
+            context.attrs,
+            context.input_shapes,
+            context.output_shapes,
+            context.input_regions,
+            context.output_regions,
+        )
+        op_def(kind).kernel(plain, (), host)
+        return context.arrays.asarray(host[0])
+
+    np.copyto(outputs[0], of_box(context, "made", context.output_regions, made))
+
+
+# --- reductions -----------------------------------------------------------------------------------
+
+
+def _reduction(name: str) -> Kernel:
+    """A kernel that is a method of arrays: `max`, `min`, `all`, `any`."""
+
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        (x,), (out,) = inputs, outputs
+        axes = axes_attr(context.attrs, x.ndim)
+        keepdims = bool_attr(context.attrs, "keepdims", False)
+        np.copyto(out, getattr(x, name)(axis=axes, keepdims=keepdims))
+
+    return kernel
+
+
+def _abs_max(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (x,), (out,) = inputs, outputs
+    axes = axes_attr(context.attrs, x.ndim)
+    np.copyto(
+        out, np.absolute(x).max(axis=axes, keepdims=bool_attr(context.attrs, "keepdims", False))
+    )
+
+
+def _found_inf(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    np.copyto(outputs[0], ~np.isfinite(inputs[0]).all(), casting="unsafe")
+
+
+# --- updates --------------------------------------------------------------------------------------
+
+
+def _decayed(w: Array, g: Array, scale: float, decay: float) -> Array:
+    total = g * scale if scale != 1.0 else g
+    return total + w * decay if decay else total
+
+
+def _sgd(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, rate), (w_next,) = inputs, outputs
+    total = _decayed(
+        w,
+        g,
+        float_attr(context.attrs, "grad_scale", 1.0),
+        float_attr(context.attrs, "weight_decay", 0.0),
+    )
+    np.subtract(w, total * rate, out=w_next)
+
+
+def _momentum(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, m, rate), (w_next, m_next) = inputs, outputs
+    attrs = context.attrs
+    momentum = float_attr(attrs, "momentum")
+    total = _decayed(
+        w, g, float_attr(attrs, "grad_scale", 1.0), float_attr(attrs, "weight_decay", 0.0)
+    )
+    np.multiply(m, momentum, out=m_next)
+    np.add(m_next, total, out=m_next)
+    step = m_next * momentum + total if bool_attr(attrs, "nesterov", False) else m_next
+    np.subtract(w, step * rate, out=w_next)
+
+
+def _adam(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, m, v, rate), (w_next, m_next, v_next) = inputs, outputs
+    attrs = context.attrs
+    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
+    decay = float_attr(attrs, "weight_decay", 0.0)
+    decoupled = bool_attr(attrs, "decoupled", False)
+    total = _decayed(w, g, float_attr(attrs, "grad_scale", 1.0), 0.0 if decoupled else decay)
+    count = context.step + 1
+    root = math.sqrt(1.0 - beta2**count)
+    np.multiply(m, beta1, out=m_next)
+    np.add(m_next, total * (1.0 - beta1), out=m_next)
+    np.multiply(v, beta2, out=v_next)
+    np.add(v_next, np.square(total) * (1.0 - beta2), out=v_next)
+    step = m_next / (np.sqrt(v_next) + float_attr(attrs, "eps") * root)
+    np.multiply(step, rate * (root / (1.0 - beta1**count)), out=step)
+    kept = w * (1.0 - rate * decay) if decay and decoupled else w
+    np.subtract(kept, step, out=w_next)
+
+
+def _guarded(kind: str, plain: Kernel) -> Kernel:
+    """An update with found_inf as one input more; the device decides."""
+    kept = dict(op_def(kind).mutates)
+
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        *operands, found = inputs
+        made = [np.empty_like(output) for output in outputs]
+        plain(context, operands, made)
+        for target, (new, output) in enumerate(zip(made, outputs, strict=True)):
+            if target in kept:
+                copy_unless_shared(operands[kept[target]], output)
+            else:
+                output.fill(0)
+            np.copyto(output, new, where=found == 0)
+
+    return kernel
+
+
+_PLAIN: dict[str, Kernel] = {"sgd_update": _sgd, "momentum_update": _momentum, "adam_update": _adam}
+_GUARDED: dict[str, Kernel] = {
+    guarded: _guarded(kind, _PLAIN[kind])
+    for kind in UPDATES
+    if kind in _PLAIN and (guarded := guarded_kind(kind)) is not None
+}
+
+DEVICE_KERNELS: dict[str, Kernel] = {
+    "abs_max": _abs_max,
+    "adam_update": _adam,
+    "all": _reduction("all"),
+    "any": _reduction("any"),
+    "arange": _arange,
+    "attention": contiguous(_attention),
+    "attention_grad": contiguous(_attention_grad),
+    "causal_mask": _causal_mask,
+    "constant": _constant,
+    "contract_leading": _contract_leading,
+    "cross_entropy": in_float32(contiguous(_cross_entropy)),
+    "cross_entropy_grad": in_float32(contiguous(_cross_entropy_grad)),
+    "dropout": contiguous(_dropout),
+    "embedding": contiguous(_embedding),
+    "embedding_grad": in_float32(contiguous(_embedding_grad)),
+    "found_inf": _found_inf,
+    "linspace": _linspace,
+    "log_softmax": in_float32(_log_softmax),
+    "log_softmax_grad": in_float32(_log_softmax_grad),
+    "matmul": _matmul,
+    "max": _reduction("max"),
+    "min": _reduction("min"),
+    "momentum_update": _momentum,
+    "rotary_embedding": in_float32(contiguous(_rotary)),
+    "sgd_update": _sgd,
+    "softmax": in_float32(_softmax),
+    "softmax_grad": in_float32(_softmax_grad),
+    **_GUARDED,
+}
+"""By op kind, in place of the host's kernels."""

@@ -1,0 +1,371 @@
+"""Binds a device rank's tasks: each becomes a callable that launches its work and returns.
+
+Around the work stand the waits and the event that `Fences` asks for. Tasks of the host's (copies
+from other ranks' memory, data from files and feeds) run in the launching thread itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.cuda.collective import bind_collective
+from plancompiler.executor.cuda.completions import Completions
+from plancompiler.executor.cuda.fences import FencedTask, Fences
+from plancompiler.executor.cuda.interface import Communicator, Device, DeviceArray, DeviceEvent
+from plancompiler.executor.cuda.memory import DeviceMemory, pinned_like
+from plancompiler.executor.cuda.order import LaunchOrder
+from plancompiler.executor.memory import Array, same_memory
+from plancompiler.executor.task import OnOutput, Run, TaskBinder, microbatch_run, not_finite
+from plancompiler.ir.shard import Region, region_index
+from plancompiler.ir.task import TaskKind, unpack_id
+from plancompiler.ops.registry import Kernel, KernelContext, op_def
+from plancompiler.plan.plan import (
+    CollectiveSpec,
+    ComputeSpec,
+    SliceSpec,
+    Task,
+)
+
+RUN_AHEAD = 2
+"""Steps that may be launched before the first of them has ended: one runs, one waits its turn."""
+
+Work = Callable[[int], object]
+"""What a stream is asked to do in a run of a task, by its version."""
+
+
+class DeviceBinder(TaskBinder):
+    """Makes the callables of one device rank's tasks."""
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        device: Device,
+        memory: DeviceMemory,
+        transport: Transport,
+        feeds: dict[str, deque[Array]],
+        on_outputs: OnOutput | None,
+        completions: Completions,
+        communicators: dict[object, Communicator],
+        boxes: dict[int, Region],
+        deadline: float,
+    ) -> None:
+        """`communicators` by index of a plan's communicator and by channel; `boxes` are what other
+        ranks read of the registers that are sent, by the reading task's id.
+        """
+        super().__init__(order.plan, memory, transport, feeds, on_outputs)
+        self._order = order
+        self._device = device
+        self._device_memory = memory
+        self._completions = completions
+        self._communicators = communicators
+        self._boxes = boxes
+        self._deadline = deadline
+        self._positions = {task.id: place for place, task in enumerate(order.plan.tasks)}
+        self._streams = {
+            each: device.stream(str(each)) for each in dict.fromkeys(order.streams.values())
+        }
+        self._fences = fences_of(order, device.event)
+        self.last_event: DeviceEvent | None = None
+        """Recorded after the task that was launched last, where it was told elsewhere."""
+
+    def bind(self, task: Task) -> Run | None:
+        """See `TaskBinder.bind`."""
+        kind, spec = task.kind, task.spec
+        if kind is TaskKind.VARIABLE:
+            return self._fenced(task, None)
+        if kind is TaskKind.STEP_END:
+            return self._bind_step_end(task)
+        if kind is TaskKind.SEND_RECV:
+            return self._launched(task, self._exchange(task))
+        if kind is TaskKind.COPY_COMM_NET:
+            return self._by_host(task, super().bind(task))
+        if isinstance(spec, CollectiveSpec):
+            return self._launched(task, self._collective(task, spec))
+        if kind is TaskKind.COPY_HD:
+            return self._fenced(task, self._upload_or_download(task))
+        if isinstance(spec, SliceSpec):
+            return self._launched(task, self._bind_slice(task, spec))
+        if isinstance(spec, ComputeSpec):
+            if kind is TaskKind.OUTPUT:
+                return self._fenced(task, self._output(task, spec))
+            if kind is TaskKind.INPUT or op_def(spec.kind).source:
+                return self._staged(task, spec)
+            return self._launched(task, self._compute(task, spec))
+        return super().bind(task)
+
+    # --- around the work ------------------------------------------------------------------------
+
+    def _fenced(self, task: Task, launch: Work | None) -> Run | None:
+        """`launch` between the waits and the event of the task."""
+        place = self._positions[task.id]
+        if launch is None and not self._fences.concerns(place):
+            return None
+        device, fences = self._device, self._fences
+        stream = self._streams[self._order.streams[task.id]]
+
+        def run(version: int) -> None:
+            for event in fences.before(place, version):
+                device.wait(stream, event)
+            if launch is not None:
+                launch(version)
+            event = fences.after(place, version)
+            if event is not None:
+                device.record(event, stream)
+            self.last_event = event
+
+        return run
+
+    def _launched(self, task: Task, work: Work | None) -> Run | None:
+        """`work` on the task's stream."""
+        if work is None:
+            return self._fenced(task, None)
+        device, stream = self._device, self._streams[self._order.streams[task.id]]
+        return self._fenced(task, lambda version: device.launch(stream, partial(work, version)))
+
+    def _by_host(self, task: Task, work: Work | None) -> Run | None:
+        """`work` in this thread, when what it overwrites has been read."""
+        if work is None:
+            return self._fenced(task, None)
+        place = self._positions[task.id]
+        device, fences = self._device, self._fences
+        stream = self._streams[self._order.streams[task.id]]
+
+        def run(version: int) -> None:
+            for event in fences.before(place, version):
+                device.synchronize(event)
+            work(version)
+            event = fences.after(place, version)
+            if event is not None:
+                device.record(event, stream)
+            self.last_event = event
+
+        return run
+
+    def _bind_step_end(self, task: Task) -> Run:
+        """The end of a segment; the last one of a step bounds how far the host is ahead."""
+        fenced = self._fenced(task, None)
+        device, completions, deadline = self._device, self._completions, self._deadline
+        stream = self._streams[self._order.streams[task.id]]
+        last = self._plan.slots[-1]
+        per_microbatch = self._plan.segments[task.segment].kind.per_microbatch
+        ends_step = task.segment == last.segment
+        microbatches = self._plan.microbatches if per_microbatch else 1
+        # One more event than steps under way, so that none is recorded before it was waited for.
+        events = [device.event() for _ in range(RUN_AHEAD + 2)]
+
+        def run(version: int) -> None:
+            if fenced is not None:
+                fenced(version)
+            step, microbatch = divmod(version, microbatches)
+            if ends_step and microbatch == microbatches - 1:
+                event = events[step % len(events)]
+                device.record(event, stream)
+                completions.step(event, step)
+                completions.wait(RUN_AHEAD, deadline)
+                for communicator in self._communicators.values():
+                    communicator.check()
+
+        return run
+
+    # --- the work -------------------------------------------------------------------------------
+
+    def _compute(self, task: Task, spec: ComputeSpec) -> Work | None:
+        definition = op_def(spec.kind)
+        period = self._memory.period(*task.inputs, *task.outputs)
+        inputs = [self._arrays(task.inputs, version) for version in range(period)]
+        outputs = [self._arrays(task.outputs, version) for version in range(period)]
+        if task.outputs and all(array.size == 0 for row in outputs for array in row):
+            return None
+        views = dict(definition.view)
+        if task.outputs and all(
+            position in views and same_memory(array, taken[views[position]])
+            for made, taken in zip(outputs, inputs, strict=True)
+            for position, array in enumerate(made)
+        ):
+            return None
+        registers = self._plan.register_by_id
+        kernel = self._device.kernel(
+            definition, (registers[each].dtype for each in (*task.inputs, *task.outputs))
+        )
+        return self._run_kernel(task, spec, kernel, self._device.arrays, inputs, outputs)
+
+    def _run_kernel(
+        self,
+        task: Task,
+        spec: ComputeSpec,
+        kernel: Kernel,
+        arrays: Any,
+        inputs: list[tuple[DeviceArray, ...]],
+        outputs: list[tuple[DeviceArray, ...]],
+    ) -> Work:
+        """A kernel on arrays by slot."""
+        context = KernelContext(
+            dict(spec.attrs),
+            spec.input_shapes,
+            spec.output_shapes,
+            spec.input_regions,
+            spec.output_regions,
+            seed=self._plan.seed,
+            arrays=arrays,
+        )
+        regions = self._regions(spec)
+        return microbatch_run(kernel, context, inputs, outputs, self._microbatches(task), regions)
+
+    def _staged(self, task: Task, spec: ComputeSpec) -> Run | None:
+        """Data from outside: this thread fills pinned memory, a stream copies it to the device."""
+        slots = [self._memory.slots(register) for register in task.outputs]
+        depth = max(map(len, slots))
+        staging = [
+            tuple(self._pinned(each[version % len(each)]) for each in slots)
+            for version in range(depth)
+        ]
+        if task.kind is TaskKind.INPUT:
+            fill: Work = self._input_into(task, spec, [row[0] for row in staging])
+        else:
+            kernel = op_def(spec.kind).kernel
+            fill = self._run_kernel(task, spec, kernel, np, [()] * depth, staging)
+        device = self._device
+        stream = self._streams[self._order.streams[task.id]]
+        copied = [device.event() for _ in range(depth)]
+
+        def launch(version: int) -> None:
+            at = version % depth
+            device.synchronize(copied[at])
+            fill(version)
+            for each, source in zip(slots, staging[at], strict=True):
+                if source.size:
+                    device.upload(stream, each[version % len(each)], source)
+            device.record(copied[at], stream)
+
+        return self._fenced(task, launch)
+
+    def _output(self, task: Task, spec: ComputeSpec) -> Work | None:
+        """Copy a value to the host; it is checked and delivered when it is there."""
+        label, deliver, finite = self._output_of(task, spec)
+        if deliver is None and not finite:
+            return None
+        slots = self._memory.slots(task.inputs[0])
+        device, completions = self._device, self._completions
+        stream = self._streams[self._order.streams[task.id]]
+
+        # As many as steps can be under way, so that a value was delivered before its memory is
+        # filled again.
+        depth = RUN_AHEAD + 2
+        staging = [self._pinned(slots[0]) for _ in range(depth)]
+        events = [device.event() for _ in range(depth)]
+
+        def launch(step: int) -> None:
+            target, event = staging[step % depth], events[step % depth]
+            if target.size:
+                device.download(stream, target, slots[step % len(slots)])
+            device.record(event, stream)
+            completions.after(event, partial(arrived, step, target))
+
+        def arrived(step: int, value: Array) -> None:
+            if finite and not np.isfinite(value).all():
+                raise not_finite(label, step, value).at(
+                    op=task.name, source=task.source, rank=self._plan.rank
+                )
+            if deliver is not None:
+                deliver(step, label, value.copy())
+
+        return launch
+
+    def _upload_or_download(self, task: Task) -> Work | None:
+        source, target = (self._memory.slots(each[0]) for each in (task.inputs, task.outputs))
+        if source[0].size == 0:
+            return None
+        device = self._device
+        stream = self._streams[self._order.streams[task.id]]
+        upload = self._device_memory.on_device(self._plan.register_by_id[task.outputs[0]])
+        copy = device.upload if upload else device.download
+
+        def run(version: int) -> None:
+            copy(stream, target[version % len(target)], source[version % len(source)])
+
+        return run
+
+    def _exchange(self, task: Task) -> Work | None:
+        """This rank's half of a SendRecv."""
+        stream = self._streams[self._order.streams[task.id]]
+        send = self._order.sends.get(task.id)
+        if send is None:
+            channel = self._order.receives[task.id]
+            communicator = self._communicators[channel]
+            targets = self._memory.slots(task.outputs[0])
+            if targets[0].size == 0:
+                return None
+            return lambda version: communicator.receive(stream, targets[version % len(targets)], 0)
+        communicator = self._communicators[send.channel]
+        index = region_index(self._boxes[send.task])
+        sources = [slot[index] for slot in self._memory.slots(task.inputs[0])]
+        if sources[0].size == 0:
+            return None
+        arrays = self._device.arrays
+        # A box that is not contiguous is packed first; versions are sent one after another.
+        packed = (
+            None
+            if sources[0].flags.c_contiguous
+            else arrays.empty(sources[0].shape, sources[0].dtype)
+        )
+
+        def run(version: int) -> None:
+            source = sources[version % len(sources)]
+            if packed is not None:
+                np.copyto(packed, source)
+                source = packed
+            communicator.send(stream, source, 1)
+
+        return run
+
+    def _collective(self, task: Task, spec: CollectiveSpec) -> Work | None:
+        communicator = self._communicators.get(spec.communicator)
+        ranks = self._plan.communicators[spec.communicator].ranks
+        stream = self._streams[self._order.streams[task.id]]
+        return bind_collective(
+            self._device,
+            communicator,
+            stream,
+            spec,
+            ranks.index(self._plan.rank),
+            len(ranks),
+            [
+                (self._memory.slots(source), self._memory.slots(target))
+                for source, target in zip(task.inputs, task.outputs, strict=True)
+            ],
+            self._plan.register_by_id[task.outputs[0]].dtype,
+        )
+
+    def _arrays(self, registers: tuple[int, ...], version: int) -> tuple[DeviceArray, ...]:
+        slots = [self._memory.slots(register) for register in registers]
+        return tuple(each[version % len(each)] for each in slots)
+
+    def _pinned(self, like: DeviceArray) -> Array:
+        return pinned_like(self._device, like)
+
+
+def fences_of(order: LaunchOrder, make_event: Callable[[], DeviceEvent]) -> Fences:
+    """Fences for the tasks of a launch order."""
+    plan = order.plan
+    counts = {register.id: register.register_count for register in plan.registers}
+    abroad = {
+        register.producer
+        for register in plan.registers
+        if any(unpack_id(task).rank != plan.rank for task in register.consumers)
+    }
+    tasks = [
+        FencedTask(
+            order.streams[task.id],
+            tuple(each for each in (*task.inputs, *task.controls_in) if each in counts),
+            (*task.outputs, *task.controls_out),
+            told_elsewhere=task.id in abroad,
+        )
+        for task in plan.tasks
+    ]
+    return Fences.of(tasks, counts, make_event)

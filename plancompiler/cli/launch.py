@@ -1,0 +1,182 @@
+"""`plancompiler launch`: run a script as several ranks of one SPMD program on this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from plancompiler.blas import one_thread_environment
+from plancompiler.cli.options import json_option
+from plancompiler.cli.output import print_json, print_note
+from plancompiler.cli.signals import stop_on_signals
+from plancompiler.eager.launcher import PIPE, RANK, TOKEN, WORLD_SIZE
+from plancompiler.errors import ExecutionError
+
+GRACE_SECONDS = 3.0
+"""How long the other ranks may take to see a failure by themselves, and to end after SIGTERM."""
+_TRACEBACK = "Traceback (most recent call last):"
+_CONSEQUENCE = "AbortedError"
+"""In the traceback of a rank that only ended because another one had failed."""
+
+
+class _Rank:
+    """One process, and what it says on standard error.
+
+    Lines are passed on as they come. From a traceback on they are held back, so that the rank whose
+    failure came first can be shown first.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: dict[str, str],
+        pipe: int,
+        as_json: bool,
+    ) -> None:
+        self.rank = rank
+        self.held: list[str] = []
+        self.ended = threading.Event()
+        self.end_seconds = 0.0
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=sys.stderr if as_json else None,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=(pipe,),
+        )
+        self._reader = threading.Thread(target=self._read, name=f"stderr of rank {rank}")
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if self.held or line.startswith((_TRACEBACK, "plancompiler.errors.")):
+                self.held.append(line)
+            else:
+                click.echo(line, err=True, nl=False)
+        self.process.wait()
+        self.end_seconds = time.monotonic()
+        self.ended.set()
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self.process.returncode if self.ended.is_set() else None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed because another rank had."""
+        return any(line.startswith("plancompiler.") and _CONSEQUENCE in line for line in self.held)
+
+    def stop(self) -> None:
+        """End it and all that it started."""
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
+            if not self.ended.is_set():
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, number)
+                self.ended.wait(seconds)
+        self._reader.join()
+
+
+@click.command("launch", context_settings={"ignore_unknown_options": True})
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=1), required=True, help="How many ranks to start."
+)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@json_option
+@click.pass_context
+def launch_command(
+    context: click.Context,
+    ranks: int,
+    script: Path,
+    arguments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Start SCRIPT as several ranks of one SPMD program; it calls pc.init() to join.
+
+    \b
+    Example:
+      plancompiler launch -n 2 train.py --epochs 3
+
+    What follows SCRIPT is passed to it. Where a rank fails all are ended, and the traceback of the
+    first failure is shown first. With --json the ranks' standard output goes to standard error.
+    """
+    begin = time.monotonic()
+    reading, writing = os.pipe()
+    started: list[_Rank] = []
+    with stop_on_signals() as stop:
+        try:
+            environment = one_thread_environment()
+            environment.update(
+                {WORLD_SIZE: str(ranks), TOKEN: secrets.token_hex(16), PIPE: str(reading)}
+            )
+            command = [sys.executable, str(script), *arguments]
+            for rank in range(ranks):
+                own = {**environment, RANK: str(rank)}
+                # One by one: where one cannot be started, those before it are known, and ended.
+                started += [_Rank(rank, command, own, reading, as_json)]
+            _wait(started, stop.event)
+        finally:
+            for each in started:
+                each.stop()
+            os.close(reading)
+            os.close(writing)
+    failed = _show_failures(started)
+    codes = [each.code for each in started]
+    if as_json:
+        seconds = time.monotonic() - begin
+        print_json({"ranks": ranks, "exit_codes": codes, "seconds": seconds})
+    if stop.event.is_set():
+        print_note("plancompiler: interrupted; everything it started has been stopped.")
+        context.exit(stop.exit_code)
+    if failed is not None:
+        raise ExecutionError(
+            "a rank failed, and the others were ended",
+            rank=failed.rank,
+            got=f"exit code {failed.code}",
+            expected="exit code 0 of all ranks",
+            hint="its output above says why",
+        )
+
+
+def _wait(started: Sequence[_Rank], stop: threading.Event) -> None:
+    """Return when all have ended, some time after one has failed, or when asked to stop."""
+    failed_at: float | None = None
+    while not stop.is_set() and not all(each.ended.is_set() for each in started):
+        if failed_at is None and any(each.code for each in started):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
+            return
+        waiting = next((each for each in started if not each.ended.is_set()), None)
+        if waiting is not None:
+            waiting.ended.wait(0.05)
+
+
+def _show_failures(started: Sequence[_Rank]) -> _Rank | None:
+    """Show what was held back, the first cause first; returns the rank that failed first."""
+    failed = sorted(
+        (each for each in started if each.code),
+        # Those that were killed did not say why; they did not fail by themselves as a rule.
+        key=lambda each: (each.is_consequence, (each.code or 0) < 0, each.end_seconds),
+    )
+    for each in [*failed, *(each for each in started if not each.code)]:
+        if each.held:
+            print_note(f"rank {each.rank}:")
+            for line in each.held:
+                click.echo(line, err=True, nl=False)
+    return failed[0] if failed else None

@@ -1,0 +1,120 @@
+"""Eager tensors out of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.world import World, current_world
+from plancompiler.errors import ShapeError, UsageError
+from plancompiler.ir import DType, NdSbp, Placement, Split
+from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array
+
+_PARTS = 4096
+"""Kinds of parts that `from_local` knows at sight."""
+
+
+def tensor(
+    value: object,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    dtype: DType | str | None = None,
+    requires_grad: bool = False,
+) -> DistTensor:
+    """A tensor of a whole value, which every rank gives alike (default: broadcast).
+
+    Each rank keeps its part. Python numbers become float32 or int64. Nothing is exchanged.
+    """
+    if isinstance(value, DistTensor):
+        raise UsageError(
+            "this is a DistTensor already", source=user_line(), hint="use .redistribute(...)"
+        )
+    array = np.asarray(value)
+    if dtype is not None:
+        array = array.astype(DType.parse(dtype).numpy)
+    elif not isinstance(value, (np.ndarray, np.generic)) and array.dtype == np.float64:
+        array = array.astype(np.float32)
+    found = current_world().tensor(array, placement, sbp)
+    found.requires_grad = requires_grad
+    return found
+
+
+def from_local(
+    local: object,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    shape: Sequence[int] | None = None,
+    check: bool = False,
+) -> DistTensor:
+    """See `DistTensor.from_local`."""
+    world = current_world()
+    known = None
+    if local.__class__ is np.ndarray and shape is None and not check:
+        # Tuples, texts and layouts can be looked up; a list cannot.
+        known = (local.shape, local.dtype, placement, sbp)
+        try:
+            spec = world.parts.get(known)
+        except TypeError:
+            known = spec = None
+        if spec is not None:
+            return DistTensor(spec, local.copy())
+    array = np.asarray(local)
+    layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
+    layout.check(placement.ndim, array.ndim)
+    if shape is None:
+        shape = _extents(array.shape, placement, layout)
+        if check and world.rank in placement:
+            shape = _summed(world, array, placement, layout)
+    spec = world.spec(tuple(shape), DType.parse(array.dtype), placement, layout)
+    if check and world.rank in placement and placement.size > 1:
+        _compare(world, array, placement)
+    found = world.from_local(array, spec)
+    if known is not None and spec.inside and len(world.parts) < _PARTS:
+        world.parts[known] = spec
+    return found
+
+
+def _extents(shape: tuple[int, ...], placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
+    """The global shape, if all parts are as large as this one."""
+    found = list(shape)
+    for entry, parts in zip(sbp, placement.hierarchy, strict=True):
+        if isinstance(entry, Split):
+            found[entry.axis] *= parts
+    return tuple(found)
+
+
+def _summed(
+    world: World,
+    array: Array,
+    placement: Placement,
+    sbp: NdSbp,
+) -> tuple[int, ...]:
+    """The global shape by the sum of all parts' extents."""
+    found = list(array.shape)
+    for mesh_axis, entry in reversed(list(enumerate(sbp))):
+        if isinstance(entry, Split):
+            group = world.comm.context(placement.group(world.rank, (mesh_axis,)))
+            total = group.all_reduce(np.array(found[entry.axis], np.int64))
+            found[entry.axis] = int(total)
+    return tuple(found)
+
+
+def _compare(world: World, array: Array, placement: Placement) -> None:
+    """All ranks must give parts of one dtype and number of axes."""
+    group = world.comm.context(placement.rank_list)
+    own = np.array([array.ndim, list(DType).index(DType.parse(array.dtype))], np.int64)
+    every = group.all_gather(own.reshape(1, 2))
+    if (every != own).any():
+        raise ShapeError(
+            "the parts of a tensor have different dtypes or numbers of axes",
+            source=user_line(),
+            rank=world.rank,
+            got="; ".join(
+                f"rank {rank}: {list(DType)[dtype]} of {ndim} axes"
+                for rank, (ndim, dtype) in zip(placement.rank_list, every.tolist(), strict=True)
+            ),
+        )

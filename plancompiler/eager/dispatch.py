@@ -1,0 +1,417 @@
+"""Dispatch: from an op on specs to what this rank does, worked out once and kept.
+
+The key is all that a plan depends on: kind, attributes, and the inputs' specs. A hit is one
+look-up; nothing is inferred. A miss infers types, prices the op's signatures as the compiler does,
+and prepares the inputs' changes of layout and the context of the local kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plancompiler.boxing.infer_sbp import Operand, cheapest_signature
+from plancompiler.boxing.planner import boxing_path, canonical
+from plancompiler.eager.layout import Change
+from plancompiler.eager.program import Program, trace_gradient
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.tape import Node
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.errors import (
+    AttributeValueError,
+    GradientError,
+    PlacementMismatchError,
+    PlanCompilerError,
+)
+from plancompiler.ir import AttrValue, NdSbp, Placement, freeze_attrs, plain_value
+from plancompiler.ir.source import user_line
+from plancompiler.ir.task import Primitive
+from plancompiler.ops.kernel import kernel_for
+from plancompiler.ops.registry import Array, KernelContext, mesh_signatures, op_def
+from plancompiler.ops.rule import NdSignature
+
+if TYPE_CHECKING:
+    from plancompiler.eager.world import World
+
+logger = logging.getLogger("plancompiler.eager")
+
+PLANS = 1 << 14
+"""Plans that a world keeps; it starts anew when there are more."""
+
+_MOVING = (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL)
+
+
+class OpPlan:
+    """One op on inputs of these specs, prepared for this rank."""
+
+    def __init__(
+        self,
+        world: World,
+        kind: str,
+        attrs: Mapping[str, AttrValue],
+        inputs: tuple[TensorSpec, ...],
+        used: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+    ) -> None:
+        definition = op_def(kind)
+        self.world = world
+        self.kind = kind
+        self.attrs = attrs
+        self.inputs = inputs
+        self.used = used
+        """The inputs in the layouts that the kernel takes."""
+        self.outputs = outputs
+        self.moves: tuple[Change | None, ...] = tuple(
+            None if got is wanted else world.move(got, wanted)
+            for got, wanted in zip(inputs, used, strict=True)
+        )
+        self.gradient = definition.gradient
+        self.mutates = definition.mutates
+        self.recorded = any(spec.dtype.is_floating for spec in outputs) and not self.mutates
+        self.random = attrs.get("key").__class__ is int
+        self.stepped = definition.source or kind == "learning_rate"
+        self.inside = outputs[0].inside
+        self.view = (
+            definition.view[0][1]
+            if len(outputs) == 1
+            and definition.view
+            and element_counts_agree(used[definition.view[0][1]], outputs[0])
+            else -1
+        )
+        self.context = KernelContext(
+            attrs=attrs,
+            input_shapes=tuple(spec.shape for spec in inputs),
+            output_shapes=tuple(spec.shape for spec in outputs),
+            input_regions=tuple(spec.region for spec in used),
+            output_regions=tuple(spec.region for spec in outputs),
+        )
+        self.kernel = kernel_for(definition, (spec.numpy_dtype for spec in (*inputs, *outputs)))
+        self.local = self._local()
+        self._programs: dict[object, Program] = {}
+
+    def _local(self) -> Callable[..., Any]:
+        """The kernel on arrays in the layouts that it takes: an array, or a tuple of several."""
+        outputs, kernel, context = self.outputs, self.kernel, self.context
+        if not self.inside:
+            if len(outputs) == 1:
+                return lambda *arrays: outputs[0].empty()
+            return lambda *arrays: tuple(spec.empty() for spec in outputs)
+        if self.random:
+            return self._drawn
+        if len(outputs) != 1:
+            return self._several
+        shape, dtype, empty = outputs[0].local_shape, outputs[0].numpy_dtype, np.empty
+
+        def single(*arrays: Array) -> Array:
+            out = empty(shape, dtype)
+            kernel(context, arrays, (out,))
+            return out
+
+        return single
+
+    def _several(self, *arrays: Array) -> tuple[Array, ...]:
+        outs = tuple(spec.empty() for spec in self.outputs)
+        self.kernel(self.context, arrays, outs)
+        return outs
+
+    def _drawn(self, *arrays: Array) -> Any:
+        """A random op: its numbers follow from the draw that the world names."""
+        context = self.context
+        context.seed, context.step, key = self.world.draw
+        if context.attrs["key"] != key:
+            context.attrs = {**self.attrs, "key": key}
+        outs = self._several(*arrays)
+        return outs[0] if len(outs) == 1 else outs
+
+    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+        """Run on tensors of the plan's specs, and record it if a gradient is wanted."""
+        world = self.world
+        arrays = [
+            tensor.local if move is None else tensor.moved(spec, move)
+            for tensor, move, spec in zip(tensors, self.moves, self.used, strict=True)
+        ]
+        if self.mutates:
+            return self._updated(tensors, arrays)
+        if self.stepped:
+            self.context.step = world.step
+        base = None
+        if self.view >= 0 and self.inside and arrays[self.view].flags.c_contiguous:
+            outs: tuple[Array, ...] = (arrays[self.view].reshape(self.outputs[0].local_shape),)
+            if self.moves[self.view] is None:
+                base = tensors[self.view]
+        elif len(self.outputs) == 1:
+            outs = (self.local(*arrays),)
+        else:
+            outs = self.local(*arrays)
+        found = tuple(map(DistTensor, self.outputs, outs))
+        if base is not None:
+            found[0].view_of(base)
+        if self.recorded and world.recording and any(each.node is not None for each in tensors):
+            world.clock = number = world.clock + 1
+            node = Node(self, tuple(tensors), outs, number, world.draw if self.random else None)
+            for slot, tensor in enumerate(found):
+                if self.outputs[slot].dtype.is_floating:
+                    tensor.node, tensor.slot = node, slot
+        return found
+
+    def update(self, tensors: Sequence[DistTensor]) -> None:
+        """Run an op that only changes inputs, on inputs that lie as its kernel takes them."""
+        if any(self.moves):
+            self.call(tensors)
+            return
+        arrays = [tensor.local for tensor in tensors]
+        self.context.step = self.world.step
+        if self.inside:
+            self.kernel(self.context, arrays, [arrays[source] for _, source in self.mutates])
+        for _, source in self.mutates:
+            tensors[source].written()
+
+    def _updated(
+        self, tensors: Sequence[DistTensor], arrays: Sequence[Array]
+    ) -> tuple[DistTensor, ...]:
+        """An op that changes inputs: their memory takes what they become."""
+        kept = dict(self.mutates)
+        outs = tuple(
+            arrays[kept[slot]] if slot in kept else spec.empty()
+            for slot, spec in enumerate(self.outputs)
+        )
+        self.context.step = self.world.step
+        if self.inside:
+            self.kernel(self.context, arrays, outs)
+        for source in kept.values():
+            tensors[source].written()
+        return tuple(
+            tensors[kept[slot]] if slot in kept else DistTensor(spec, outs[slot])
+            for slot, spec in enumerate(self.outputs)
+        )
+
+    # --- backward -------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """Gradients of the inputs that need one; see `Recorded.backward`."""
+        if self.gradient is None:
+            raise GradientError(
+                f"{self.kind} has no gradient",
+                op=self.kind,
+                hint="detach its input, or keep it off the way from what wants a gradient",
+            )
+        tensors, world = node.inputs or (), self.world
+        attrs = self.attrs if node.draw is None else {**self.attrs, "key": node.draw[2]}
+        if create_graph:
+            return self._differentiable(node, attrs, grads)
+        specs = tuple([None if grad is None else grad.spec for grad in grads])
+        key = (needed, specs)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = trace_gradient(self, attrs, specs, needed)
+        arrays = [tensor.local for tensor in tensors]
+        arrays += node.outputs
+        arrays += [grad.local for grad in grads if grad is not None]
+        if node.draw is not None:
+            world.draw = node.draw
+        return [
+            None if spec is None or array is None else DistTensor(spec, array)
+            for spec, array in zip(program.results, program.run(arrays), strict=True)
+        ]
+
+    def _differentiable(
+        self, node: Node, attrs: Mapping[str, AttrValue], grads: Sequence[DistTensor | None]
+    ) -> Sequence[DistTensor | None]:
+        """The same by eager ops, which are recorded in turn."""
+        outputs = []
+        for slot, (spec, array) in enumerate(zip(self.outputs, node.outputs, strict=True)):
+            tensor = DistTensor(spec, array)
+            if spec.dtype.is_floating:
+                tensor.node, tensor.slot = node, slot
+            outputs.append(tensor)
+        world = self.world
+        before = world.forced
+        world.forced = None if node.draw is None else node.draw[:2]
+        try:
+            if self.gradient is None:
+                return [None] * len(self.inputs)
+            return self.gradient(attrs, node.inputs or (), outputs, grads)
+        finally:
+            world.forced = before
+
+
+def element_counts_agree(left: TensorSpec, right: TensorSpec) -> bool:
+    """Whether two local arrays have as many elements, of one size."""
+    return left.dtype is right.dtype and int(np.prod(left.local_shape)) == int(
+        np.prod(right.local_shape)
+    )
+
+
+def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
+    """A plan as one function of its tensors, where nothing needs care; else None."""
+    if (
+        len(plan.outputs) != 1
+        or any(plan.moves)
+        or not plan.inside
+        or plan.random
+        or plan.stepped
+        or plan.mutates
+        or not 1 <= len(plan.inputs) <= 2
+    ):
+        return None
+    world, kernel, context, (spec,) = plan.world, plan.kernel, plan.context, plan.outputs
+    shape, dtype, empty, recorded = spec.local_shape, spec.numpy_dtype, np.empty, plan.recorded
+
+    def run_one(x: DistTensor) -> DistTensor:
+        out = empty(shape, dtype)
+        kernel(context, (x.local,), (out,))
+        found = DistTensor(spec, out)
+        if x.node is not None and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x,), (out,), number)
+            found.slot = 0
+        return found
+
+    def run_two(x: DistTensor, y: DistTensor) -> DistTensor:
+        out = empty(shape, dtype)
+        kernel(context, (x.local, y.local), (out,))
+        found = DistTensor(spec, out)
+        if (x.node is not None or y.node is not None) and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x, y), (out,), number)
+            found.slot = 0
+        return found
+
+    def run_view(x: DistTensor) -> DistTensor:
+        local = x.local
+        out = local.reshape(shape) if local.flags.c_contiguous else plan.local(local)
+        found = DistTensor(spec, out)
+        if local.flags.c_contiguous:
+            more = x.more
+            found.more = {"base": x if more is None else more.get("base", x)}
+        if x.node is not None and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x,), (out,), number)
+            found.slot = 0
+        return found
+
+    if plan.view >= 0:
+        return run_view if len(plan.inputs) == 1 else None
+    return run_one if len(plan.inputs) == 1 else run_two
+
+
+# --- looking up and making plans ------------------------------------------------------------------
+
+
+class Dispatcher:
+    """The plans of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._plans: dict[object, OpPlan] = {}
+
+    def plan(
+        self,
+        kind: str,
+        inputs: tuple[TensorSpec, ...],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement | None = None,
+        sbp: NdSbp | None = None,
+    ) -> OpPlan:
+        """The plan of an op on inputs of these specs, or of one without inputs on a placement."""
+        key: object
+        try:
+            if placement is None and sbp is None:
+                key = (kind, attrs_key(attrs), inputs) if attrs else (kind, inputs)
+            else:
+                key = (kind, attrs_key(attrs), inputs, placement, sbp)
+            found = self._plans.get(key)
+        except TypeError:  # a list among the attributes
+            attrs = {name: plain_value(name, value) for name, value in attrs.items()}
+            key = (kind, attrs_key(attrs), inputs, placement, sbp)
+            found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            try:
+                found = self._make(kind, inputs, attrs, placement, sbp)
+            except PlanCompilerError as error:
+                raise error.at(op=kind, source=user_line(), rank=self._world.rank) from None
+            self._plans[key] = found
+        return found
+
+    def _make(
+        self,
+        kind: str,
+        inputs: tuple[TensorSpec, ...],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement | None,
+        sbp: NdSbp | None,
+    ) -> OpPlan:
+        world = self._world
+        plain = {name: plain_value(name, value) for name, value in attrs.items()}
+        where = inputs[0].placement if placement is None else placement
+        for spec in inputs:
+            if spec.placement != where:
+                raise PlacementMismatchError(
+                    "an op needs all its inputs on one placement",
+                    got="; ".join(str(each) for each in inputs),
+                    hint="move a tensor first: tensor.redistribute(placement=...)",
+                )
+        types = tuple(spec.type for spec in inputs)
+        outputs = op_def(kind).infer(types, plain)
+        if not outputs:
+            raise AttributeValueError("an op without outputs has no eager form", got=kind)
+        if sbp is not None:
+            for tensor in outputs:
+                sbp.check(where.ndim, len(tensor.shape))
+        hierarchy = where.hierarchy
+        if kind == "variable":
+            layout = canonical(sbp or NdSbp.broadcast(where.ndim), hierarchy)
+            signature = NdSignature((), (layout,))
+        else:
+            signature = cheapest_signature(
+                kind,
+                mesh_signatures(kind, types, outputs, freeze_attrs(plain), hierarchy),
+                [Operand(spec.type, spec.sbp) for spec in inputs],
+                outputs,
+                hierarchy,
+                sbp,
+            )
+        used = tuple(
+            world.spec(*spec.type, where, wanted)
+            for spec, wanted in zip(inputs, signature.inputs, strict=True)
+        )
+        made = tuple(
+            world.spec(*tensor, where, layout)
+            for tensor, layout in zip(outputs, signature.outputs, strict=True)
+        )
+        _report(kind, inputs, used)
+        return OpPlan(world, kind, plain, inputs, used, made)
+
+
+def _report(kind: str, inputs: tuple[TensorSpec, ...], used: tuple[TensorSpec, ...]) -> None:
+    """Say once, at INFO, that an op gathers an input, which costs more than reducing it."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    for got, wanted in zip(inputs, used, strict=True):
+        steps = boxing_path(got.sbp, wanted.sbp, *got.type, got.placement.hierarchy)
+        if any(step.primitive in _MOVING for step in steps):
+            logger.info("%s (%s) uses %s as %s", kind, user_line(), got, wanted.sbp)
+
+
+def attrs_key(attrs: Mapping[str, AttrValue]) -> tuple[object, ...]:
+    """Attributes as part of a key. 1, 1.0 and True are equal but not the same, nor are 0.0 and
+    -0.0; the key of a random op is no part of its plan.
+    """
+    return tuple(
+        [
+            (name, value, value.__class__) if value else (name, repr(value))
+            for name, value in attrs.items()
+            if name != "key" or value.__class__ is not int
+        ]
+    )

@@ -1,0 +1,50 @@
+"""Random state: which stream of counter-based numbers the next random op reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plancompiler.errors import UsageError
+
+
+class Generator:
+    """The state of eager random ops: a seed, a step, and the number of the next draw in the step.
+
+    An element's number follows from these and its index in the global tensor, so that a draw is the
+    same on every layout, provided that all ranks make the same draws. A traced job with this seed
+    draws the same in its step `step`, if it has as many random ops as are called here in a step.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = _whole("seed", seed)
+        self.step = 0
+        self.number = 0
+
+    def next_number(self) -> int:
+        """The number of a draw; each is given once per step."""
+        number, self.number = self.number, self.number + 1
+        return number
+
+    def start_step(self, step: int) -> None:
+        """Draw what step `step` of a traced job draws: numbers count from 0 again."""
+        self.step, self.number = _whole("step", step), 0
+
+    def state(self) -> dict[str, int]:
+        """What `load_state` takes."""
+        return {"seed": self.seed, "step": self.step, "number": self.number}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Continue from a saved state. UsageError for what is none."""
+        if set(state) != {"seed", "step", "number"}:
+            raise UsageError(
+                "not the state of a generator", got=sorted(state), expected="seed, step, number"
+            )
+        self.seed, self.step, self.number = (
+            _whole(name, state[name]) for name in ("seed", "step", "number")
+        )
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise UsageError(f"a generator's {name} is a whole number of 63 bits", got=repr(value))
+    return value

@@ -1,0 +1,70 @@
+"""What holds within a block or from now on: recording, implicit broadcast, seeds, the generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from plancompiler.eager.generator import Generator
+from plancompiler.eager.tape import backward
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.world import current_world
+from plancompiler.errors import UsageError
+
+
+def no_grad() -> AbstractContextManager[None]:
+    """Ops inside are not recorded on the tape."""
+    return current_world().no_grad()
+
+
+@contextmanager
+def implicit_broadcast() -> Iterator[None]:
+    """Plain arrays beside DistTensors count as broadcast: all ranks must have the same."""
+    world = current_world()
+    before, world.implicit_broadcast = world.implicit_broadcast, True
+    try:
+        yield
+    finally:
+        world.implicit_broadcast = before
+
+
+def manual_seed(seed: int) -> Generator:
+    """Start random numbers and initial values anew from a seed; returns the generator.
+
+    Names of parameters start anew too, as those of a new job do.
+    """
+    world = current_world()
+    world.generator = Generator(seed)
+    world.attachments.clear()
+    return world.generator
+
+
+def default_generator() -> Generator:
+    """The generator of random ops that are given none."""
+    return current_world().generator
+
+
+@contextmanager
+def using_generator(generator: Generator) -> Iterator[Generator]:
+    """Random ops inside draw from this generator."""
+    if not isinstance(generator, Generator):
+        raise UsageError("not a generator", got=type(generator).__name__)
+    world = current_world()
+    before, world.generator = world.generator, generator
+    try:
+        yield generator
+    finally:
+        world.generator = before
+
+
+def grad(
+    output: DistTensor,
+    inputs: Sequence[DistTensor],
+    seed: DistTensor | None = None,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+) -> list[DistTensor | None]:
+    """Gradients of `output` by each of `inputs`, which may be any tensors on the tape; their `grad`
+    stays as it is. None stands for one that has no influence.
+    """
+    return backward([(output, output.seed(seed))], list(inputs), retain_graph, create_graph)

@@ -1,0 +1,241 @@
+"""The tape: what recorded ops were, and the walk back from a result to what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.errors import GradientError
+from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial
+from plancompiler.ops.registry import Array
+
+if TYPE_CHECKING:
+    from plancompiler.eager.tensor import DistTensor
+
+Hook = Callable[[Any], Any]
+"""Given a gradient; gives another one in its place, or None to leave it."""
+
+
+class Recorded(Protocol):
+    """What a node asks of the op that it recorded."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the op."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Specs of its outputs."""
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """Gradients of the inputs that need one, from those of the outputs."""
+
+
+class Leaf:
+    """The end of the tape at a tensor that wants a gradient."""
+
+    __slots__ = ("grad", "hooks", "number")
+
+    def __init__(self, number: int) -> None:
+        self.grad: DistTensor | None = None
+        self.hooks: list[Hook] = []
+        self.number = number
+
+
+class Node:
+    """One recorded op.
+
+    It keeps its inputs as tensors and its outputs as arrays: an output tensor points to its node,
+    and a circle would keep both alive.
+    """
+
+    __slots__ = ("draw", "hooks", "inputs", "number", "op", "outputs", "stale")
+
+    def __init__(
+        self,
+        op: Recorded,
+        inputs: tuple[DistTensor, ...] | None,
+        outputs: tuple[Array, ...],
+        number: int,
+        draw: tuple[int, int, int] | None = None,
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        """None once a walk has passed."""
+        self.outputs = outputs
+        self.number = number
+        """Counts recorded ops and changes in place, in their order."""
+        self.draw = draw
+        """Seed, step and key of a random op."""
+        self.hooks: list[tuple[int, Hook]] | None = None
+        self.stale = False
+        """Whether the memory of an output was changed."""
+
+
+def backward(
+    roots: Sequence[tuple[DistTensor, DistTensor]],
+    wrt: Sequence[DistTensor] | None = None,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+) -> list[DistTensor | None]:
+    """Walk back from tensors with their gradients.
+
+    With `wrt` the gradients of these tensors are returned and nothing else changes; else every leaf
+    on the way adds to its `grad`. GradientError for what has no gradient or cannot be walked again.
+    """
+    world = roots[0][0].spec.world
+    wanted = None if wrt is None else [_place(tensor) for tensor in wrt]
+    nodes = _reached([tensor.node for tensor, _ in roots])
+    useful = None if wanted is None else _useful(nodes, wanted)
+    found: dict[tuple[int, int], DistTensor] = {}
+    grads: dict[int, list[DistTensor | None]] = {}
+    recording, world.recording = world.recording, create_graph
+    try:
+        for tensor, grad in roots:
+            _add(grads, tensor, grad)
+        for node in nodes:
+            arrived = grads.pop(id(node), None)
+            if arrived is None:
+                continue
+            if node.hooks:
+                _run_hooks(node, arrived)
+            if wanted is not None:
+                for slot, passed in enumerate(arrived):
+                    if passed is not None and (id(node), slot) in wanted:
+                        found[id(node), slot] = passed
+            if isinstance(node, Leaf):
+                if wanted is None and arrived[0] is not None:
+                    node.grad = arrived[0] if node.grad is None else node.grad + arrived[0]
+            elif useful is None or id(node) in useful:
+                _pass_on(node, arrived, wanted, useful, grads, create_graph)
+                if not (retain_graph or create_graph):
+                    node.inputs, node.outputs = None, ()
+    finally:
+        world.recording = recording
+    return [] if wanted is None else [None if key is None else found.get(key) for key in wanted]
+
+
+def _add(grads: dict[int, list[DistTensor | None]], tensor: DistTensor, grad: DistTensor) -> None:
+    """Add to what has arrived at a tensor."""
+    node = tensor.node
+    if node is None:
+        return
+    key, slot = id(node), 0 if node.__class__ is Leaf else tensor.slot
+    arrived = grads.get(key)
+    if arrived is None:
+        arrived = grads[key] = [None] * (1 if isinstance(node, Leaf) else len(node.op.outputs))
+    earlier = arrived[slot]
+    arrived[slot] = grad if earlier is None else earlier + grad
+
+
+def _pass_on(
+    node: Node,
+    arrived: Sequence[DistTensor | None],
+    wanted: list[tuple[int, int] | None] | None,
+    useful: set[int] | None,
+    grads: dict[int, list[DistTensor | None]],
+    create_graph: bool,
+) -> None:
+    """Add the gradients of a node's inputs, from those of its outputs."""
+    tensors = node.inputs
+    if tensors is None:
+        raise GradientError(
+            "the tape was walked back already, and what it kept is gone",
+            op=node.op.kind,
+            hint="give the first backward retain_graph=True",
+        )
+    stale = node.stale
+    needed = []
+    for tensor in tensors:
+        if tensor.more is not None and tensor.changed > node.number:
+            stale = True
+        if useful is None or wanted is None:
+            needed.append(tensor.node is not None)
+        else:
+            key = _place(tensor)
+            needed.append(key is not None and (key[0] in useful or key in wanted))
+    if stale:
+        raise GradientError(
+            "a tensor that the gradient needs was changed in place after it was used",
+            op=node.op.kind,
+            hint="use the out-of-place form, or change it after backward",
+        )
+    passed = node.op.backward(node, arrived, tuple(needed), create_graph)
+    for tensor, grad, wants in zip(tensors, passed, needed, strict=True):
+        if wants and grad is not None:
+            _add(grads, tensor, grad)
+
+
+def _place(tensor: DistTensor) -> tuple[int, int] | None:
+    """A tensor's place on the tape."""
+    node = tensor.node
+    if node is None:
+        return None
+    return id(node), 0 if isinstance(node, Leaf) else tensor.slot
+
+
+def _reached(starts: Sequence[Node | Leaf | None]) -> list[Node | Leaf]:
+    """All nodes behind these, the newest first."""
+    seen: dict[int, Node | Leaf] = {}
+    pending = [node for node in starts if node is not None]
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node
+        if isinstance(node, Node) and node.inputs is not None:
+            pending.extend(tensor.node for tensor in node.inputs if tensor.node is not None)
+    return sorted(seen.values(), key=lambda node: -node.number)
+
+
+def _useful(nodes: Sequence[Node | Leaf], wanted: list[tuple[int, int] | None]) -> set[int]:
+    """Ids of the nodes that lead to something wanted."""
+    places = {key for key in wanted if key is not None}
+    found: set[int] = set()
+    for node in reversed(nodes):
+        if isinstance(node, Node) and node.inputs is not None:
+            keys = [_place(tensor) for tensor in node.inputs]
+            if any(key is not None and (key in places or key[0] in found) for key in keys):
+                found.add(id(node))
+    return found
+
+
+def _run_hooks(node: Node | Leaf, grads: list[DistTensor | None]) -> None:
+    hooks = [(0, hook) for hook in node.hooks] if isinstance(node, Leaf) else list(node.hooks or ())
+    for slot, hook in hooks:
+        grad = grads[slot]
+        if grad is not None:
+            replaced = hook(grad)
+            grads[slot] = grad if replaced is None else replaced
+
+
+def gradient_layout(layout: NdSbp, grad: NdSbp) -> NdSbp:
+    """The layout in which a change of layout hands on a gradient.
+
+    Of a partial value it is broadcast, of a split value it is split likewise, and of a broadcast
+    value it stays as it came: a partial one is reduced when it is needed whole.
+    """
+    return NdSbp(
+        tuple(
+            BROADCAST
+            if isinstance(entry, Partial)
+            else got
+            if isinstance(entry, Broadcast)
+            else entry
+            for entry, got in zip(layout, grad, strict=True)
+        )
+    )
+
+
+def ones_like(spec: TensorSpec) -> Array:
+    """The seed of a walk back from a scalar."""
+    return np.ones(spec.local_shape, spec.numpy_dtype)

@@ -1,0 +1,603 @@
+"""`DistTensor`: a tensor that lies on the ranks of a placement, and runs ops at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.eager.layout import Change
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.tape import Hook, Leaf, Node, backward, gradient_layout, ones_like
+from plancompiler.errors import (
+    GradientError,
+    InplaceError,
+    PlacementError,
+    PlacementMismatchError,
+    ShapeError,
+    UsageError,
+)
+from plancompiler.ir import AttrValue, DType, NdSbp, Placement
+from plancompiler.ir.operators import SbpLike, Scalar, TensorOperators, is_scalar
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array
+
+_NUMBERS = (float, int)
+
+
+class DistTensor(TensorOperators):
+    """A tensor of which each rank of `placement` holds its part as `sbp` says.
+
+    Made by `pc.tensor`, `DistTensor.from_local` and by ops. All ranks of a placement run the same
+    calls in the same order. A rank outside holds an empty part and takes part in nothing.
+
+    `numpy()`, `item()` and `bool()` are collectives: they give the whole value on every rank of the
+    placement.
+    """
+
+    __slots__ = ("__weakref__", "local", "more", "node", "slot", "spec")
+
+    spec: TensorSpec
+    local: Array
+    """This rank's part; others may share its memory."""
+    node: Node | Leaf | None
+    """Where the tape reaches it; None where no gradient is wanted."""
+    slot: int
+    """Which output of its node it is."""
+    more: dict[str, Any] | None
+    """What few tensors have: the tensor whose memory this one shares, and what was reduced."""
+
+    def __init__(self, spec: TensorSpec, local: Array) -> None:
+        self.spec = spec
+        self.local = local
+        self.node = None
+        self.more = None
+
+    @classmethod
+    def from_local(
+        cls,
+        local: object,
+        placement: Placement,
+        sbp: SbpLike | None = None,
+        shape: Sequence[int] | None = None,
+        check: bool = False,
+    ) -> DistTensor:
+        """A tensor of this rank's own part (default: each rank holds the whole value).
+
+        Global extents along split axes are those of `shape`, else the parts must all be as large
+        as this one. With `check` the parts' shapes and dtypes are compared across ranks, and
+        extents summed. The parts of a split are balanced: see `pc.Placement`. ShapeError for a part
+        that has another shape than its rank must hold.
+        """
+        from plancompiler.eager.creation import from_local  # noqa: PLC0415
+
+        return from_local(local, placement, sbp, shape, check)
+
+    # --- what it is -----------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The global shape."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        """The element type."""
+        return self.spec.dtype
+
+    @property
+    def placement(self) -> Placement:
+        """Where it lies."""
+        return self.spec.placement
+
+    @property
+    def sbp(self) -> NdSbp:
+        """How it lies there."""
+        return self.spec.sbp
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part."""
+        return self.spec.local_shape
+
+    @property
+    def base(self) -> DistTensor | None:
+        """The tensor whose memory this one shares, where it is a view."""
+        return None if self.more is None else self.more.get("base")
+
+    @property
+    def root(self) -> DistTensor:
+        """The tensor that owns the memory: its base, else itself."""
+        found = self.base
+        return self if found is None else found
+
+    def to_local(self) -> Array:
+        """A copy of this rank's part, outside of the tape. Of a partial value it is a summand."""
+        return self.local.copy()
+
+    def numpy(self) -> Array:
+        """The whole value on every rank of the placement: a collective."""
+        spec = self.spec
+        if not spec.inside:
+            raise PlacementError(
+                "this rank holds no part of the tensor",
+                source=user_line(),
+                rank=spec.world.rank,
+                got=str(spec),
+                hint="read it on the ranks of its placement, or redistribute it to all",
+            )
+        whole = spec.world.spec(*spec.type, spec.placement, NdSbp.broadcast(spec.placement.ndim))
+        if whole is spec:
+            return self.local.copy()
+        return self.moved(whole, spec.world.move(spec, whole)).copy()
+
+    def item(self) -> Scalar:
+        """The value of a tensor of one element as a Python number: a collective."""
+        if np.prod(self.shape) != 1:
+            raise ShapeError(
+                "only a tensor of one element is a number", source=user_line(), got=self.shape
+            )
+        found: Scalar = self.numpy().reshape(()).item()
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError("a scalar has no length")
+        return self.shape[0]
+
+    def __array__(self, *args: object, **kwargs: object) -> Array:
+        raise UsageError(
+            "a DistTensor does not become an array by itself",
+            source=user_line(),
+            hint="call .numpy() for the whole value or .to_local() for this rank's part",
+        )
+
+    def __str__(self) -> str:
+        return f"DistTensor({self.spec})"
+
+    def __repr__(self) -> str:
+        part = np.array2string(self.local, threshold=8, edgeitems=2, precision=4)
+        return f"DistTensor({self.spec}, rank {self.spec.world.rank} holds {part})"
+
+    # --- gradients ------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether ops on it are recorded. Set it on tensors that no recorded op has made."""
+        return self.node is not None
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        if wanted and not self.dtype.is_floating:
+            raise GradientError(
+                "only a floating tensor has a gradient", source=user_line(), got=str(self.spec)
+            )
+        if isinstance(self.node, Node):
+            if not wanted:
+                raise GradientError("a result cannot be taken off the tape", hint="use .detach()")
+        elif wanted and self.node is None:
+            self.node = Leaf(self.spec.world.tick())
+        elif not wanted:
+            self.node = None
+
+    @property
+    def grad(self) -> DistTensor | None:
+        """The gradient that `backward` has added up here, for tensors with `requires_grad` set.
+
+        It may be partial: it is reduced when it is first needed whole.
+        """
+        return self.node.grad if isinstance(self.node, Leaf) else None
+
+    @grad.setter
+    def grad(self, value: DistTensor | None) -> None:
+        if not isinstance(self.node, Leaf):
+            raise GradientError("only a tensor with requires_grad set keeps a gradient")
+        if value is not None and (
+            value.spec.type != self.spec.type or value.placement != self.placement
+        ):
+            raise GradientError(
+                "a gradient has the shape, dtype and placement of its tensor",
+                got=str(value.spec),
+                expected=str(self.spec),
+            )
+        self.node.grad = value
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no recorded op has made it."""
+        return not isinstance(self.node, Node)
+
+    def backward(
+        self,
+        grad: DistTensor | None = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """Add the gradients of this tensor, times `grad`, to all leaves that it was made of.
+
+        `grad` may be left out for a scalar. With `create_graph` the gradients are recorded too, so
+        that they can be differentiated in turn.
+        """
+        backward([(self, self.seed(grad))], None, retain_graph, create_graph)
+
+    def seed(self, grad: DistTensor | None) -> DistTensor:
+        """The gradient to walk back with, checked; one for a scalar."""
+        spec = self.spec
+        if self.node is None:
+            raise GradientError(
+                "the tensor was made of nothing that wants a gradient",
+                source=user_line(),
+                got=str(spec),
+                hint="set requires_grad on what to differentiate by, outside of pc.no_grad()",
+            )
+        if grad is None:
+            if spec.shape != ():
+                raise GradientError(
+                    "backward from a tensor that is no scalar needs a gradient",
+                    source=user_line(),
+                    got=f"shape {spec.shape}",
+                    hint="reduce it first, for example with .mean(), or give backward(grad)",
+                )
+            whole = NdSbp.broadcast(spec.placement.ndim)
+            seed = spec.world.spec(*spec.type, spec.placement, whole)
+            return DistTensor(seed, ones_like(seed))
+        if grad.spec.type != spec.type or grad.placement != spec.placement:
+            raise GradientError(
+                "the gradient given to backward does not fit the tensor",
+                source=user_line(),
+                got=str(grad.spec),
+                expected=str(spec),
+            )
+        return grad
+
+    def detach(self) -> DistTensor:
+        """The same value and memory, off the tape."""
+        found = DistTensor(self.spec, self.local)
+        found.view_of(self)
+        return found
+
+    def register_hook(self, hook: Hook) -> Callable[[], None]:
+        """Call `hook` with the gradient when `backward` has it; what it returns takes its place.
+
+        Returns a function that takes the hook off again.
+        """
+        if self.node is None:
+            raise GradientError("a tensor without gradient has no hooks", source=user_line())
+        if isinstance(self.node, Leaf):
+            hooks = self.node.hooks
+            hooks.append(hook)
+            return lambda: hooks.remove(hook)
+        if self.node.hooks is None:
+            self.node.hooks = []
+        entry, entries = (self.slot, hook), self.node.hooks
+        entries.append(entry)
+        return lambda: entries.remove(entry)
+
+    # --- layout ---------------------------------------------------------------------------------
+
+    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> DistTensor:
+        spec = self.spec
+        key = ("redistribute", placement, sbp)
+        found = spec.runs.get(key)
+        if found is None:
+            where = spec.placement if placement is None else placement
+            target = spec.world.target(spec, where, sbp)
+            found = spec.runs[key] = Redistribution(spec, target)
+        run: Redistribution = found
+        return run(self)
+
+    def moved(self, spec: TensorSpec, move: Change) -> Array:
+        """This rank's part in another layout. A partial value is reduced once and then kept."""
+        if not self.spec.sbp.has_partial:
+            return move(self.local)
+        more = self.more
+        if more is None:
+            more = self.more = {}
+        kept = more.get("reduced")
+        if kept is None or kept[0] is not spec:
+            kept = more["reduced"] = (spec, move(self.local))
+        found: Array = kept[1]
+        return found
+
+    # --- changes in place -----------------------------------------------------------------------
+
+    @property
+    def changed(self) -> int:
+        """When its memory was last changed in place, by the clock of the tape; 0 for never."""
+        root = self.root
+        return 0 if root.more is None else int(root.more.get("changed", 0))
+
+    def written(self) -> None:
+        """Note that the memory was changed: what the tape kept of it does not hold any more."""
+        more = self.more
+        root = self if more is None else more.get("base", self)
+        world = self.spec.world
+        world.clock += 1
+        if root.more is None:
+            root.more = {"changed": world.clock}
+        else:
+            root.more.pop("reduced", None)
+            root.more["changed"] = world.clock
+        for tensor in (self,) if root is self else (self, root):
+            if tensor.node.__class__ is Node:
+                tensor.node.stale = True
+
+    def view_of(self, base: DistTensor) -> None:
+        """Note whose memory this tensor shares."""
+        self.more = {"base": base.root}
+
+    def copy_(self, value: DistTensor) -> DistTensor:
+        """Take the value of a tensor of the same shape, dtype and placement, in this layout."""
+        self._check_inplace()
+        if value.spec.type != self.spec.type or value.placement != self.placement:
+            raise InplaceError(
+                "a tensor can take the value of one of its own shape, dtype and placement only",
+                source=user_line(),
+                got=str(value.spec),
+                expected=str(self.spec),
+            )
+        with self.spec.world.no_grad():
+            np.copyto(self.local, value.redistribute(sbp=self.sbp).local)
+        self.written()
+        return self
+
+    def fill_(self, value: Scalar) -> DistTensor:
+        """Set every element to one number."""
+        return self.copy_(self._full(self.shape, self.dtype, value))
+
+    def zero_(self) -> DistTensor:
+        """Set every element to zero."""
+        return self.fill_(0)
+
+    def _inplace(self, kind: str, other: Any) -> DistTensor:
+        self._check_inplace()
+        with self.spec.world.no_grad():
+            found = self._binary(kind, other)
+        if found.spec is not self.spec:
+            raise InplaceError(
+                f"{kind} in place would change the tensor's shape, dtype or layout",
+                source=user_line(),
+                got=str(found.spec),
+                expected=str(self.spec),
+                hint="write x = x + y, or redistribute the other operand first",
+            )
+        np.copyto(self.local, found.local)
+        self.written()
+        return self
+
+    def _check_inplace(self) -> None:
+        if self.node is not None and self.spec.world.recording:
+            raise InplaceError(
+                "a tensor on the tape cannot be changed in place",
+                source=user_line(),
+                got=str(self.spec),
+                hint="use the out-of-place form, or `with pc.no_grad():`",
+            )
+
+    def __iadd__(self, other: Any) -> DistTensor:
+        return self._inplace("add", other)
+
+    def __isub__(self, other: Any) -> DistTensor:
+        return self._inplace("sub", other)
+
+    def __imul__(self, other: Any) -> DistTensor:
+        return self._inplace("mul", other)
+
+    def __itruediv__(self, other: Any) -> DistTensor:
+        return self._inplace("div", other)
+
+    # --- ops ------------------------------------------------------------------------------------
+
+    def _apply(
+        self, kind: str, inputs: Sequence[Any], attrs: Mapping[str, AttrValue]
+    ) -> tuple[DistTensor, ...]:
+        world = self.spec.world
+        try:
+            if not attrs and len(inputs) <= 2:
+                key = kind if len(inputs) == 1 else (kind, inputs[1].spec)
+                run = inputs[0].spec.runs.get(key)
+                if run is not None:
+                    return (run(*inputs),)
+            specs = tuple([tensor.spec for tensor in inputs])
+        except AttributeError:
+            inputs = [self.coerced(kind, each) for each in inputs]
+            specs = tuple([tensor.spec for tensor in inputs])
+        plan = world.dispatcher.plan(kind, specs, attrs)
+        if plan.random:
+            world.draw_from(attrs)
+        elif not attrs and len(inputs) <= 2:
+            run = world.fast_run(plan)
+            if run is not None:
+                specs[0].runs[kind if len(inputs) == 1 else (kind, specs[1])] = run
+        return plan.call(inputs)
+
+    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> DistTensor:
+        return self._source("fill", {"shape": shape, "dtype": str(dtype), "value": value})[0]
+
+    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[DistTensor, ...]:
+        return self.spec.world.source(self.placement, kind, attrs)
+
+    def coerced(self, kind: str, value: object) -> DistTensor:
+        """An operand as a tensor beside this one: arrays only if the user has allowed it."""
+        if isinstance(value, DistTensor):
+            return value
+        world = self.spec.world
+        if isinstance(value, (np.ndarray, list, tuple)) and world.implicit_broadcast:
+            array = np.asarray(value)
+            if not isinstance(value, np.ndarray):
+                array = array.astype(self.spec.numpy_dtype)
+            return world.tensor(array, self.placement, None)
+        raise UsageError(
+            f"{kind} cannot combine a DistTensor with this",
+            op=kind,
+            source=user_line(),
+            got=type(value).__name__,
+            expected="a DistTensor or a plain number",
+            hint="make it a tensor with pc.tensor(array, placement, sbp), or let arrays count as "
+            "broadcast inside `with pc.implicit_broadcast():`",
+        )
+
+    def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> DistTensor:
+        kept = other.__class__
+        if kept is not float and kept is not int:
+            if isinstance(other, DistTensor):
+                return _run_binary(kind, other, self) if swapped else _run_binary(kind, self, other)
+            if not is_scalar(other):
+                beside = self.coerced(kind, other)
+                return self._binary(kind, beside, swapped=swapped)
+        number = other.item() if hasattr(other, "item") else other
+        # 1, 1.0 and True are equal but not the same, nor are 0.0 and -0.0.
+        key = (kind, number.__class__, number or repr(number), swapped)
+        run = self.spec.runs.get(key)
+        if run is not None:
+            return run(self)  # type: ignore[no-any-return]
+        attrs: dict[str, AttrValue] = {"scalar": number}
+        if swapped:
+            attrs["swapped"] = True
+        return _run(f"{kind}_scalar", key, attrs, self)
+
+    def _unary(self, kind: str, **attrs: AttrValue) -> DistTensor:
+        if attrs:
+            return self._apply(kind, (self,), attrs)[0]
+        run = self.spec.runs.get(kind)
+        if run is not None:
+            return run(self)  # type: ignore[no-any-return]
+        return _run(kind, kind, {}, self)
+
+    def __add__(self, other: Any) -> DistTensor:
+        if other.__class__ is DistTensor:
+            run = self.spec.runs.get(("add", other.spec))
+            if run is not None:
+                return run(self, other)  # type: ignore[no-any-return]
+        return self._binary("add", other)
+
+    def __sub__(self, other: Any) -> DistTensor:
+        if other.__class__ is DistTensor:
+            run = self.spec.runs.get(("sub", other.spec))
+            if run is not None:
+                return run(self, other)  # type: ignore[no-any-return]
+        return self._binary("sub", other)
+
+    def __mul__(self, other: Any) -> DistTensor:
+        if other.__class__ is DistTensor:
+            run = self.spec.runs.get(("mul", other.spec))
+            if run is not None:
+                return run(self, other)  # type: ignore[no-any-return]
+        return self._binary("mul", other)
+
+    def __truediv__(self, other: Any) -> DistTensor:
+        if other.__class__ is DistTensor:
+            run = self.spec.runs.get(("div", other.spec))
+            if run is not None:
+                return run(self, other)  # type: ignore[no-any-return]
+        return self._binary("div", other)
+
+    def __matmul__(self, other: Any) -> DistTensor:
+        if other.__class__ is DistTensor:
+            run = self.spec.runs.get(("matmul", other.spec))
+            if run is not None:
+                return run(self, other)  # type: ignore[no-any-return]
+        return self._binary("matmul", other)
+
+    def reshape(self, *shape: int | Sequence[int]) -> DistTensor:
+        try:
+            run = self.spec.runs.get(("reshape", shape))
+        except TypeError:  # a list
+            return super().reshape(*shape)
+        if run is not None:
+            return run(self)  # type: ignore[no-any-return]
+        wanted = shape if len(shape) != 1 or isinstance(shape[0], int) else tuple(shape[0])
+        return _run("reshape", ("reshape", shape), {"shape": wanted}, self)  # type: ignore[dict-item]
+
+    def relu(self) -> DistTensor:
+        run = self.spec.runs.get("relu")
+        return self._unary("relu") if run is None else run(self)
+
+
+def _run_binary(kind: str, left: DistTensor, right: DistTensor) -> DistTensor:
+    run = left.spec.runs.get((kind, right.spec))
+    if run is not None:
+        return run(left, right)  # type: ignore[no-any-return]
+    return _run(kind, (kind, right.spec), {}, left, right)
+
+
+def _run(
+    kind: str, key: object, attrs: Mapping[str, AttrValue], *tensors: DistTensor
+) -> DistTensor:
+    """Run an op, and keep it on the first tensor's spec as one function where it is that simple."""
+    spec = tensors[0].spec
+    specs = tuple([tensor.spec for tensor in tensors])
+    plan = spec.world.dispatcher.plan(kind, specs, attrs)
+    run = spec.world.fast_run(plan)
+    if run is not None:
+        if len(spec.runs) >= _RUNS:
+            spec.runs.clear()
+        spec.runs[key] = run
+        return run(*tensors)
+    return plan.call(tensors)[0]
+
+
+_RUNS = 1024
+"""Prepared ops that a spec keeps; it starts anew when there are more (numbers that all differ)."""
+
+
+class Redistribution:
+    """A change of layout of tensors of one spec."""
+
+    kind = "redistribute"
+
+    def __init__(self, source: TensorSpec, target: TensorSpec) -> None:
+        self.source = source
+        self.outputs = (target,)
+        self._move = None if source is target else source.world.move(source, target)
+
+    def __call__(self, tensor: DistTensor) -> DistTensor:
+        if self._move is None:
+            return tensor
+        world, target = self.source.world, self.outputs[0]
+        local = tensor.moved(target, self._move)
+        found = DistTensor(target, local)
+        if tensor.node is not None and world.recording:
+            found.node = Node(self, (tensor,), (local,), world.tick())
+            found.slot = 0
+        return found
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """The same value in the layout that suits the input; see `gradient_layout`."""
+        (grad,) = grads
+        if grad is None:
+            return (None,)
+        source = self.source
+        if grad.placement == source.placement:
+            return (grad.redistribute(sbp=gradient_layout(source.sbp, grad.sbp)),)
+        whole = gradient_layout(source.sbp, NdSbp.broadcast(source.placement.ndim))
+        return (grad.redistribute(source.placement, whole),)
+
+
+def one_placement(tensors: Sequence[DistTensor]) -> Placement:
+    """The placement of tensors that must share one."""
+    first = tensors[0].placement
+    for tensor in tensors:
+        if tensor.placement != first:
+            raise PlacementMismatchError(
+                "these tensors lie on different placements",
+                got=f"{first} and {tensor.placement}",
+                hint="move a tensor first: tensor.redistribute(placement=...)",
+            )
+    return first

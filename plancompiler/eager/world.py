@@ -1,0 +1,278 @@
+"""`World`: one rank's side of an SPMD program: its number, communicators, plans and random state.
+
+Where ranks are processes, a process has one world; where they are threads, each thread has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+
+import numpy as np
+
+from plancompiler.boxing.planner import canonical
+from plancompiler.eager.dispatch import Dispatcher, OpPlan, fast_run
+from plancompiler.eager.generator import Generator
+from plancompiler.eager.layout import Change, plan_move
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.tape import backward
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.errors import RankError, ShapeError, UsageError
+from plancompiler.executor.comm.manager import CommContextManager
+from plancompiler.ir import (
+    BROADCAST,
+    AttrValue,
+    DType,
+    NdSbp,
+    Partial,
+    Phase,
+    Placement,
+    SourceLine,
+)
+from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.shard import region_index
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array
+
+SPECS = 1 << 14
+"""Specs that a world keeps before it forgets those of tensors that are gone."""
+
+
+class World:
+    """One rank's side of an SPMD program of `size` ranks."""
+
+    def __init__(self, rank: int, size: int, comm: CommContextManager | None = None) -> None:
+        if not 0 <= rank < size:
+            raise RankError("a rank is outside its world", got=rank, expected=f"0 to {size - 1}")
+        self.rank = rank
+        self.size = size
+        self.recording = True
+        """Whether ops on tensors that want a gradient are recorded."""
+        self.implicit_broadcast = False
+        """Whether plain arrays beside tensors count as broadcast."""
+        self.clock = 0
+        """Counts recorded ops and changes in place."""
+        self.step = 0
+        """What optimizer steps and schedules see as the step."""
+        self.generator = Generator()
+        self.draw: tuple[int, int, int] = (0, 0, 0)
+        """Seed, step and key of the random op that runs."""
+        self.forced: tuple[int, int] | None = None
+        """Seed and step of random ops that repeat an earlier one."""
+        self.attachments: dict[object, object] = {}
+        """What the frontend remembers per world, by a key of its own."""
+        self.dispatcher = Dispatcher(self)
+        self.parts: dict[object, TensorSpec] = {}
+        """Specs of parts that `from_local` was given, by shape, dtype, placement and layout."""
+        self._comm = comm
+        self._specs: dict[tuple[object, ...], TensorSpec] = {}
+        self._moves: dict[tuple[TensorSpec, TensorSpec], Change] = {}
+
+    @property
+    def comm(self) -> CommContextManager:
+        """The communicators of this rank."""
+        if self._comm is None:
+            raise UsageError(
+                "this program runs as one rank and has nobody to exchange data with",
+                source=user_line(),
+                hint="start it with `plancompiler launch -n N SCRIPT.py`, and call pc.init()",
+            )
+        return self._comm
+
+    def tick(self) -> int:
+        """The next time of the clock."""
+        self.clock += 1
+        return self.clock
+
+    def close(self) -> None:
+        """Let go of the communicators."""
+        if self._comm is not None:
+            self._comm.close()
+
+    # --- specs and moves ------------------------------------------------------------------------
+
+    def spec(
+        self, shape: tuple[int, ...], dtype: DType, placement: Placement, sbp: NdSbp
+    ) -> TensorSpec:
+        """The one object of this combination."""
+        key = (shape, dtype, placement, sbp)
+        found = self._specs.get(key)
+        if found is None:
+            if max(placement.rank_list) >= self.size:
+                raise RankError(
+                    "a placement names a rank outside the world",
+                    source=user_line(),
+                    got=str(placement),
+                    expected=f"ranks 0 to {self.size - 1}",
+                    hint="start more ranks: `plancompiler launch -n N SCRIPT.py`",
+                )
+            layout = canonical(sbp.check(placement.ndim, len(shape)), placement.hierarchy)
+            if layout != sbp:
+                found = self.spec(shape, dtype, placement, layout)
+            else:
+                found = TensorSpec(self, shape, dtype, placement, sbp)
+            self._specs[key] = found
+        return found
+
+    def target(self, spec: TensorSpec, placement: Placement, sbp: NdSbp | None) -> TensorSpec:
+        """What a tensor becomes on a placement as `sbp`; by default as it was, reduced, if the mesh
+        has as many axes, else broadcast.
+        """
+        if sbp is None:
+            if placement == spec.placement:
+                return spec
+            sbp = NdSbp.broadcast(placement.ndim)
+            if placement.ndim == spec.placement.ndim:
+                sbp = NdSbp(
+                    tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in spec.sbp)
+                )
+        return self.spec(*spec.type, placement, sbp)
+
+    def move(self, source: TensorSpec, target: TensorSpec) -> Change:
+        """What changes arrays of one spec to those of another."""
+        found = self._moves.get((source, target))
+        if found is None:
+            found = self._moves[source, target] = plan_move(source, target)
+        return found
+
+    def fast_run(self, plan: OpPlan) -> Callable[..., DistTensor] | None:
+        """The plan as one function of its tensors, where it is simple enough."""
+        return fast_run(plan)
+
+    # --- tensors out of nothing -----------------------------------------------------------------
+
+    def tensor(self, value: object, placement: Placement, sbp: SbpLike | None) -> DistTensor:
+        """A tensor of a whole value that every rank has."""
+        array = np.asarray(value)
+        layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
+        dtype = DType.parse(array.dtype)
+        whole = self.spec(array.shape, dtype, placement, NdSbp.broadcast(placement.ndim))
+        spec = self.spec(array.shape, dtype, placement, layout)
+        if not spec.inside:
+            return DistTensor(spec, spec.empty())
+        if layout.has_partial:
+            return DistTensor(spec, self.move(whole, spec)(array))
+        return DistTensor(spec, np.array(array[region_index(spec.region)], order="C"))
+
+    def from_local(self, local: object, spec: TensorSpec) -> DistTensor:
+        """A tensor of this rank's own part."""
+        array: Array = np.asarray(local)
+        if spec.inside and array.shape != spec.local_shape:
+            raise ShapeError(
+                "a part has another shape than its rank holds",
+                source=user_line(),
+                rank=self.rank,
+                got=array.shape,
+                expected=f"{spec.local_shape}, this rank's part of {spec}",
+                hint="parts of a split are balanced: the first ranks hold one element more; "
+                "give the global shape where they differ",
+            )
+        if not spec.inside:
+            return DistTensor(spec, spec.empty())
+        return DistTensor(spec, np.array(array, spec.numpy_dtype, order="C"))
+
+    # --- what the frontend asks for -------------------------------------------------------------
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[DistTensor],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement,
+        sbp: NdSbp | None = None,
+    ) -> tuple[DistTensor, ...]:
+        """Run an op; `sbp` demands the layout of its outputs."""
+        if not isinstance(placement, Placement):
+            raise UsageError(
+                "a placement is needed here",
+                source=user_line(),
+                got=repr(placement),
+                expected='pc.Placement("cpu", [0, 1])',
+            )
+        whole = sbp
+        if sbp is not None and sbp.has_partial:
+            whole = NdSbp(tuple(BROADCAST if isinstance(e, Partial) else e for e in sbp))
+        plan = self.dispatcher.plan(
+            kind, tuple(each.spec for each in inputs), attrs, placement, whole
+        )
+        if plan.random:
+            self.draw_from(attrs)
+        plan.context.seed = self.draw[0] if plan.random else self.generator.seed
+        found = plan.call(inputs)
+        return found if whole is sbp else tuple(each.redistribute(sbp=sbp) for each in found)
+
+    def source(
+        self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
+    ) -> tuple[DistTensor, ...]:
+        """Outputs of an op without inputs."""
+        return self.add(kind, (), attrs, placement)
+
+    def gradients(self, loss: DistTensor, wrt: Sequence[DistTensor]) -> list[DistTensor | None]:
+        """d loss / d value for each value of `wrt`."""
+        return backward([(loss, loss.seed(None))], list(wrt))
+
+    def draw_from(self, attrs: Mapping[str, AttrValue]) -> None:
+        """Name the numbers that the next random op reads."""
+        seed, step = self.forced or (self.generator.seed, self.generator.step)
+        key = attrs["key"]
+        if not isinstance(key, int):
+            raise UsageError("the key of a random op is a whole number", got=repr(key))
+        self.draw = (seed, step, key)
+
+    def next_number(self, purpose: str) -> int:
+        """The key of the next random op."""
+        return self.generator.next_number()
+
+    def source_line(self) -> SourceLine:
+        """The user's line that runs."""
+        return user_line()
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Ops are not sorted by phase when they run at once."""
+        return nullcontext()
+
+    def region(self, name: str, checkpoint: bool) -> AbstractContextManager[None]:
+        """Regions that may be computed again matter to the compiler only."""
+        return nullcontext()
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Ops inside are not recorded."""
+        before, self.recording = self.recording, False
+        try:
+            yield
+        finally:
+            self.recording = before
+
+
+# --- the current world ----------------------------------------------------------------------------
+
+_CURRENT: ContextVar[World | None] = ContextVar("plancompiler_world", default=None)
+_process: World | None = None
+"""The world of a process whose ranks are processes."""
+
+
+def current_world() -> World:
+    """This thread's world, else this process's; without either, a world of one rank is made."""
+    global _process
+    found = _CURRENT.get() or _process
+    if found is None:
+        found = _process = World(0, 1)
+    return found
+
+
+def set_thread_world(world: World | None) -> None:
+    """Make a world that of the running thread."""
+    _CURRENT.set(world)
+
+
+def set_process_world(world: World | None) -> None:
+    """Make a world that of the process; None for none."""
+    global _process
+    _process = world
+
+
+def process_world() -> World | None:
+    """The process's world, if there is one."""
+    return _process

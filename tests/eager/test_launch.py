@@ -1,0 +1,115 @@
+"""`plancompiler launch` and what `pc.init()` reads: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plancompiler.eager.launcher import read_launcher
+from plancompiler.errors import UsageError
+
+SCRIPT = """
+import sys
+import numpy as np
+import plancompiler as pc
+
+world = pc.init()
+mesh = pc.Placement("cpu", list(range(world.size)))
+x = pc.tensor(np.arange(10.0), mesh, "S(0)", requires_grad=True)
+(x * x).sum().backward()
+if "fail" in sys.argv and world.rank == 1:
+    raise ValueError("broken on purpose")
+print("rank", world.rank, x.sum().item(), x.grad.numpy().sum(), flush=True)
+if "wait" in sys.argv:
+    import threading
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "plancompiler", "launch", *map(str, words)]
+
+
+def launch(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_ranks_are_one_world(script):
+    done = launch("-n", 2, script)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 45.0 90.0", "rank 1 45.0 90.0"]
+
+
+def test_json_is_one_object(script):
+    done = launch("--json", "-n", 1, script)
+    found = json.loads(done.stdout)
+    assert (found["ranks"], found["exit_codes"]) == (1, [0])
+    assert "rank 0 45.0" in done.stderr
+
+
+def test_the_first_failure_is_shown_first(script):
+    done = launch("-n", 2, script, "fail")
+    assert done.returncode == 1
+    held = done.stderr[done.stderr.index("Traceback") :]
+    assert held.index("ValueError: broken on purpose") < held.index("AbortedError")
+    assert done.stderr.index("rank 1:") < done.stderr.index("rank 0:")
+    assert "E190" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_behind(script, number):
+    process = subprocess.Popen(
+        command("-n", 2, script, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline().startswith(b"rank")
+    os.kill(process.pid, number)
+    # The ranks have the same standard output: it ends when the last of them has.
+    rest, _ = process.communicate(timeout=60)
+    assert rest == b""
+    assert process.returncode == (130 if number == signal.SIGINT else -9)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"PLANCOMPILER_RANK": "1", "PLANCOMPILER_WORLD_SIZE": "2", "RANK": "7"}, (1, 2)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1"}, (3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, (5, 8)),
+    ],
+)
+def test_variables_of_launchers(environment, expected):
+    assert read_launcher(environment)[:2] == expected
+
+
+def test_runs_of_one_launcher_are_told_apart():
+    names = {
+        read_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": job})[2]
+        for job in ("1", "2")
+    }
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    "environment", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}]
+)
+def test_senseless_variables(environment):
+    with pytest.raises(UsageError, match="torchrun"):
+        read_launcher(environment)

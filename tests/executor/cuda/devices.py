@@ -1,0 +1,290 @@
+"""Devices that run what is launched on host memory, in orders that streams and events allow."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from queue import SimpleQueue
+
+import numpy as np
+
+from plancompiler.executor.comm.reduce import UFUNCS
+from plancompiler.executor.cuda.kernels import kernel_on
+from tests.executor.cuda.strict import StrictArray, StrictNamespace
+
+
+class Event:
+    """Counts how often it was recorded, and how often that has come."""
+
+    def __init__(self):
+        self.recorded = 0
+        self.come = 0
+
+
+class HostDevice:
+    """What both devices share: memory and kernels of the host."""
+
+    def __init__(self, world=None):
+        self.arrays = StrictNamespace()
+        self.world = world
+        self.log = []
+        """What was launched, recorded and waited for, for tests that look at orders."""
+
+    def use(self):
+        pass
+
+    def allocate(self, nbytes):
+        return StrictArray(np.zeros(nbytes, np.uint8))
+
+    def pinned(self, nbytes):
+        return np.zeros(nbytes, np.uint8)
+
+    def event(self):
+        return Event()
+
+    def upload(self, stream, target, source):
+        assert target.shape == source.shape
+        self.launch(stream, lambda: np.copyto(target.host, source))
+
+    def download(self, stream, target, source):
+        assert target.shape == source.shape
+        self.launch(stream, lambda: np.copyto(target, source.host))
+
+    def kernel(self, definition, dtypes):
+        return kernel_on(self.arrays, definition, dtypes)
+
+    def unique_id(self):
+        return self.world.unique_id()
+
+    def communicator(self, unique_id, members, member):
+        return HostCommunicator(self.world.meeting(unique_id, members), member)
+
+
+class LateDevice(HostDevice):
+    """Runs nothing until somebody waits, and then streams in an order drawn by chance."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self._random = random.Random(seed)
+        self._streams = {}
+        self._lock = threading.RLock()
+
+    def stream(self, name):
+        with self._lock:
+            key = f"{name}#{len(self._streams)}"
+            self._streams[key] = deque()
+            return key
+
+    def launch(self, stream, work):
+        with self._lock:
+            self._streams[stream].append(("run", work, 0))
+
+    def record(self, event, stream):
+        with self._lock:
+            event.recorded += 1
+            self._streams[stream].append(("record", event, event.recorded))
+
+    def wait(self, stream, event):
+        with self._lock:
+            self._streams[stream].append(("wait", event, event.recorded))
+
+    def synchronize(self, event):
+        with self._lock:
+            wanted = event.recorded
+            while event.come < wanted:
+                ready = [queue for queue in self._streams.values() if self._ready(queue)]
+                assert ready, "streams wait for each other in a circle"
+                self._step(self._random.choice(ready))
+
+    def pending(self):
+        """Works that were launched and have not run."""
+        with self._lock:
+            return sum(kind == "run" for queue in self._streams.values() for kind, *_ in queue)
+
+    @staticmethod
+    def _ready(queue):
+        return bool(queue) and (queue[0][0] != "wait" or queue[0][1].come >= queue[0][2])
+
+    @staticmethod
+    def _step(queue):
+        kind, what, number = queue.popleft()
+        if kind == "run":
+            with np.errstate(all="ignore"):
+                what()
+        elif kind == "record":
+            what.come = max(what.come, number)
+
+
+class ThreadedDevice(HostDevice):
+    """Streams are threads, so that collectives of several devices can wait for each other."""
+
+    def __init__(self, world):
+        super().__init__(world)
+        self._changed = threading.Condition()
+        self._queues = []
+
+    def stream(self, name):
+        queue = SimpleQueue()
+        self._queues.append(queue)
+        threading.Thread(target=self._serve, args=(queue,), daemon=True).start()
+        return queue
+
+    def launch(self, stream, work):
+        stream.put(work)
+
+    def record(self, event, stream):
+        event.recorded += 1
+        number = event.recorded
+        stream.put(lambda: self._came(event, number))
+
+    def wait(self, stream, event):
+        number = event.recorded
+        stream.put(lambda: self._await(event, number))
+
+    def synchronize(self, event):
+        self._await(event, event.recorded)
+
+    def close(self):
+        for queue in self._queues:
+            queue.put(None)
+
+    def _serve(self, queue):
+        with np.errstate(all="ignore"):
+            while (work := queue.get()) is not None:
+                try:
+                    work()
+                except threading.BrokenBarrierError:
+                    continue
+
+    def _came(self, event, number):
+        with self._changed:
+            event.come = max(event.come, number)
+            self._changed.notify_all()
+
+    def _await(self, event, number):
+        with self._changed:
+            self._changed.wait_for(lambda: event.come >= number)
+
+
+class World:
+    """Where communicators of several devices meet."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._meetings = {}
+
+    def unique_id(self):
+        with self._lock:
+            return len(self._meetings).to_bytes(64, "little") + random.randbytes(64)
+
+    def meeting(self, unique_id, members):
+        with self._lock:
+            return self._meetings.setdefault(unique_id, Meeting(members))
+
+
+class Meeting:
+    def __init__(self, members):
+        self.barrier = threading.Barrier(members)
+        self.calls = [None] * members
+
+
+class HostCommunicator:
+    """Calls of a group, made together when the group ends."""
+
+    def __init__(self, meeting, member):
+        self._meeting, self._member = meeting, member
+        self._calls, self._grouped = [], False
+        self.aborted = False
+        meeting.barrier.wait(30)
+
+    def group_start(self):
+        self._grouped = True
+
+    def group_end(self):
+        self._grouped = False
+        self._make()
+
+    def _add(self, *call):
+        self._calls.append(call)
+        if not self._grouped:
+            self._make()
+
+    def all_reduce(self, stream, source, target, how):
+        self._add("all_reduce", source, target, how, 0)
+
+    def reduce_scatter(self, stream, source, target, how):
+        self._add("reduce_scatter", source, target, how, 0)
+
+    def reduce(self, stream, source, target, how, root):
+        self._add("reduce", source, target, how, root)
+
+    def all_gather(self, stream, source, target):
+        self._add("all_gather", source, target, None, 0)
+
+    def broadcast(self, stream, source, target, root):
+        self._add("broadcast", source, target, None, root)
+
+    def send(self, stream, source, peer):
+        self._add("send", source, None, None, peer)
+
+    def receive(self, stream, target, peer):
+        self._add("receive", None, target, None, peer)
+
+    def _make(self):
+        calls, self._calls = self._calls, []
+        meeting, own = self._meeting, self._member
+        meeting.calls[own] = [
+            (name, None if source is None else source.host.copy(), how, peer)
+            for name, source, _, how, peer in calls
+        ]
+        meeting.barrier.wait()
+        everyone = list(meeting.calls)
+        meeting.barrier.wait()
+        sent = {
+            member: deque(
+                source for name, source, _, peer in made if name == "send" and peer == own
+            )
+            for member, made in enumerate(everyone)
+        }
+        collective = [
+            [call for call in made if call[0] not in ("send", "receive")] for made in everyone
+        ]
+        place = 0
+        for name, _, target, how, peer in calls:
+            if name == "receive":
+                found = sent[peer].popleft()
+            elif name == "send":
+                continue
+            else:
+                of_all = [made[place] for made in collective]
+                place += 1
+                assert {call[0] for call in of_all} == {name}, of_all
+                assert {(call[2], call[3]) for call in of_all} == {(how, peer)}
+                sources = [call[1] for call in of_all]
+                if name == "broadcast":
+                    found = sources[peer]
+                elif name == "all_gather":
+                    found = np.concatenate([each.reshape(-1) for each in sources])
+                else:
+                    found = sources[0].copy()
+                    for each in sources[1:]:
+                        UFUNCS[how](found, each, out=found)
+                    if name == "reduce_scatter":
+                        size = target.size
+                        found = found.reshape(-1)[own * size : (own + 1) * size]
+                    if name == "reduce" and peer != own:
+                        continue
+            assert target.flags.c_contiguous
+            assert found.size == target.size
+            np.copyto(target.host, found.reshape(target.shape))
+
+    def check(self):
+        pass
+
+    def abort(self):
+        self.aborted = True
+        self._meeting.barrier.abort()
+
+    def close(self):
+        pass

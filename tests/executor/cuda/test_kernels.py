@@ -1,0 +1,98 @@
+"""Kernels for devices, on arrays that refuse what CuPy refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plancompiler.executor.cuda.kernels import kernel_on
+from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
+from plancompiler.executor.cuda.kernels.written import DEVICE_KERNELS
+from plancompiler.ir import DType
+from plancompiler.ops import op_def, op_table
+from plancompiler.ops.fused import KIND as FUSED
+from tests.executor.cuda.strict import StrictArray, StrictNamespace
+from tests.ops.samples import samples
+from tests.ops.sharding import run_dense
+from tests.ops.test_kernels import context_of
+
+HOST_ONLY = {"input", "output", "variable", "arrays_batch", "token_batch"}
+"""What the executor does itself, or the host for the device."""
+BOUNDS = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    """Calls of all kinds that a device runs, by the dtype of their floats."""
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        dtype: [
+            sample
+            for sample in samples(folder, dtype)
+            if sample.kind not in HOST_ONLY and not op_def(sample.kind).source
+        ]
+        for dtype in BOUNDS
+    }
+
+
+def run_on(arrays, sample, kernel=None):
+    """Outputs of a call on strict arrays, as host arrays."""
+    expected = run_dense(sample.kind, sample.inputs, sample.attrs)
+    context = context_of(sample)
+    context.arrays = arrays
+    outputs = [StrictArray(np.full_like(each, 7)) for each in expected]
+    if op_def(sample.kind).collects:
+        for each in outputs:
+            each.fill(0)
+    dtypes = [DType.parse(each.dtype) for each in (*sample.inputs, *expected)]
+    run = kernel or kernel_on(arrays, op_def(sample.kind), dtypes)
+    with np.errstate(all="ignore"):
+        run(context, [StrictArray(each.copy()) for each in sample.inputs], outputs)
+    return [each.host for each in outputs], expected
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_every_op_gives_the_hosts_results(calls, dtype):
+    for sample in calls[dtype]:
+        found, expected = run_on(StrictNamespace(), sample)
+        for got, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(
+                got.astype(float),
+                right.astype(float),
+                BOUNDS[dtype],
+                BOUNDS[dtype],
+                err_msg=str(sample),
+            )
+
+
+def test_kinds_that_run_as_they_are_do(calls):
+    """The list is what runs: no more, and all that is not written for devices anyway."""
+    works, fails = set(), set()
+    for sample in [*calls["float64"], *calls["float32"], *calls["float16"]]:
+        try:
+            run_on(StrictNamespace(), sample, op_def(sample.kind).kernel)
+            works.add(sample.kind)
+        except (TypeError, NotImplementedError, ValueError, AttributeError):
+            fails.add(sample.kind)
+    assert works - fails - DEVICE_KERNELS.keys() - {FUSED} == AS_THEY_ARE - DEVICE_KERNELS.keys()
+
+
+def test_kernels_are_of_known_kinds():
+    assert op_table().keys() >= AS_THEY_ARE | DEVICE_KERNELS.keys()
+
+
+def test_a_wrong_label_makes_its_loss_not_a_number():
+    logits = np.zeros((3, 4), np.float32)
+    labels = np.array([1, 9, -100])
+    context = context_of_call("cross_entropy", (logits, labels))
+    loss = StrictArray(np.zeros(3, np.float32))
+    DEVICE_KERNELS["cross_entropy"](context, [StrictArray(logits), StrictArray(labels)], [loss])
+    np.testing.assert_allclose(loss.host, [np.log(4), np.nan, 0], rtol=1e-6)
+
+
+def context_of_call(kind, inputs):
+    from tests.ops.sample import Sample
+
+    context = context_of(Sample(kind, inputs))
+    context.arrays = StrictNamespace()
+    return context

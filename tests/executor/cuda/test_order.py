@@ -1,0 +1,228 @@
+"""Launching: fences, the order of one thread, how far it runs ahead, how a run ends badly."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.errors import DeadlineError, DeviceError, NonFiniteError, PlacementError
+from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.cuda.completions import Completions
+from plancompiler.executor.cuda.device import load_cupy, local_device
+from plancompiler.executor.cuda.fences import FencedTask, Fences
+from plancompiler.executor.cuda.order import Channel, launch_order
+from plancompiler.executor.cuda.task import RUN_AHEAD
+from plancompiler.executor.runtime import Runtime
+from plancompiler.ir.task import TaskKind, unpack_id
+from plancompiler.lower.compile import compile_plans
+from tests.examples import gpt, mlp
+from tests.executor.cuda.devices import LateDevice
+from tests.executor.cuda.jobs import moved
+
+
+def fences(tasks, counts):
+    numbers = count()
+    return Fences.of(tasks, counts, lambda: next(numbers))
+
+
+def test_a_reader_on_another_stream_waits_for_the_writer():
+    found = fences([FencedTask("a", (), (1,)), FencedTask("b", (1,), ())], {1: 1})
+    assert found.before(0, 0) == []
+    made = found.after(0, 0)
+    assert found.before(1, 0) == [made]
+
+
+def test_a_writer_waits_for_the_last_readers_of_the_slot_it_fills():
+    tasks = [FencedTask("a", (), (1,)), FencedTask("b", (1,), ())]
+    found = fences(tasks, {1: 2})
+    read = []
+    for version in range(2):
+        assert found.before(0, version) == []
+        found.after(0, version)
+        found.before(1, version)
+        read.append(found.after(1, version))
+    assert found.before(0, 2) == [read[0]]
+
+
+def test_one_stream_needs_no_events():
+    found = fences([FencedTask("a", (), (1,)), FencedTask("a", (1,), ())], {1: 1})
+    assert not found.concerns(0)
+    assert found.after(0, 0) is None
+    assert found.before(1, 0) == []
+
+
+def test_what_an_earlier_wait_implies_is_left_out():
+    tasks = [
+        FencedTask("a", (), (1,)),
+        FencedTask("b", (1,), (2,)),
+        FencedTask("c", (2,), ()),
+        FencedTask("c", (1,), ()),
+    ]
+    found = fences(tasks, {1: 1, 2: 1})
+    events = []
+    for task in range(3):
+        events.append(found.before(task, 0))
+        found.after(task, 0)
+    assert [len(each) for each in events] == [0, 1, 1]
+    # Stream c waited for b, which had waited for a.
+    assert found.before(3, 0) == []
+
+
+def test_a_launch_order_is_plan_order_with_sends():
+    plans = compile_plans(moved(gpt(pp=2)), 2).plans
+    sender, receiver = launch_order(plans[0]), launch_order(plans[1])
+    (send,) = [each for each in sender.sends.values() if each.channel == Channel(0, 1, -1)]
+    (received,) = [task for task, each in receiver.receives.items() if each == send.channel]
+    assert send.task == received
+    places = {task.id: place for place, task in enumerate(sender.plan.tasks)}
+    for register in sender.plan.registers:
+        for consumer in register.consumers:
+            assert places[register.producer] < places[consumer]
+    families = [unpack_id(task.id).family for task in sender.plan.tasks]
+    assert families == sorted(families)
+    assert not sender.plan.remote_registers
+
+
+def test_with_micro_batches_each_value_has_a_channel():
+    plans = compile_plans(moved(gpt(pp=2, microbatches=2, schedule="1f1b")), 2).plans
+    assert launch_order(plans[0]).channels == launch_order(plans[1]).channels
+    assert all(each.family >= 0 for each in launch_order(plans[0]).channels)
+
+
+def test_kinds_of_copies_follow_the_devices():
+    def kinds(devices):
+        plans = compile_plans(moved(gpt(pp=2), lambda rank: devices[rank]), 2).plans
+        copies = (TaskKind.COPY_COMM_NET, TaskKind.COPY_HD, TaskKind.SEND_RECV)
+        return [[str(t.kind) for t in plans[r].tasks if t.kind in copies] for r in (0, 1)]
+
+    assert kinds(["cuda", "cuda"]) == [["SendRecv"], ["SendRecv"]]
+    assert kinds(["cuda", "cpu"]) == [["CopyHd", "CopyCommNet", "CopyHd"], ["CopyCommNet"]]
+    assert kinds(["cpu", "cpu"]) == [["CopyCommNet"], ["CopyCommNet"]]
+
+
+def test_a_rank_has_one_device():
+    with pc.job("two devices") as job:
+        x = pc.input("x", (4,), "float32", placement=pc.Placement("cpu", [0]))
+        pc.output("y", (x + 1.0).redistribute(pc.Placement("cuda", [0]), "B") * 2.0)
+    with pytest.raises(PlacementError, match="rank 0 is on two devices"):
+        compile_plans(job, 1)
+
+
+def runtime(plan, device, **options):
+    return Runtime(plan, LocalHub().transport(0), device=device, **options)
+
+
+def test_the_host_runs_ahead_of_the_device_by_a_bounded_number_of_steps():
+    plan = compile_plans(moved(mlp(ranks=1)), 1).plans[0]
+    ended, ahead = [], []
+
+    class Watched(LateDevice):
+        def launch(self, stream, work):
+            ahead.append(self.launched_step - len(ended))
+            super().launch(stream, work)
+
+    device = Watched()
+    device.launched_step = 0
+    with runtime(plan, device, on_outputs=lambda step, name, value: None) as run:
+        run.prepare()
+        completions = run._backend._completions
+        step, ended_one = completions.step, completions._step_ended
+
+        def launched(event, number):
+            device.launched_step = number + 1
+            step(event, number)
+
+        def has_ended():
+            ended.append(len(ended))
+            ended_one()
+
+        completions.step, completions._step_ended = launched, has_ended
+        run.run(8)
+    assert len(ended) == 8
+    assert max(ahead) <= RUN_AHEAD
+
+
+def test_outputs_are_those_of_their_step_and_variables_come_back():
+    job = mlp(ranks=1)
+    plan = compile_plans(job, 1).plans[0]
+    moved_plan = compile_plans(moved(job), 1).plans[0]
+    seen = {"cpu": {}, "cuda": {}}
+    variables = {}
+    for one, device in ((plan, None), (moved_plan, LateDevice(5))):
+        record = seen[one.device]
+        with runtime(
+            one, device, on_outputs=lambda s, n, v, r=record: r.setdefault((s, n), v)
+        ) as run:
+            run.prepare()
+            run.run(2)
+            run.run(3)
+            variables[one.device] = run.variables()
+    assert seen["cpu"].keys() == seen["cuda"].keys()
+    for key, value in seen["cpu"].items():
+        np.testing.assert_allclose(seen["cuda"][key], value, rtol=1e-3, err_msg=str(key))
+    for name, value in variables["cpu"].items():
+        np.testing.assert_allclose(variables["cuda"][name], value, rtol=1e-2, atol=1e-5)
+
+
+def test_an_output_that_is_not_finite_fails_the_run():
+    with pc.job("not finite") as job:
+        x = pc.input("x", (2,), "float32", placement=pc.Placement("cuda", [0]))
+        pc.output("loss", (x / 0.0).sum(), finite=True)
+    plan = compile_plans(job, 1).plans[0]
+    with runtime(plan, LateDevice()) as run:
+        run.prepare()
+        run.feed({"x": np.ones(2, np.float32)})
+        with pytest.raises(NonFiniteError, match="'loss' is not finite in step 0"):
+            run.run(1)
+
+
+def test_a_failing_kernel_names_its_op():
+    plan = compile_plans(moved(mlp(ranks=1)), 1).plans[0]
+
+    class Broken(LateDevice):
+        def kernel(self, definition, dtypes):
+            if definition.kind == "cross_entropy":
+                raise DeviceError("no such kernel")
+            return super().kernel(definition, dtypes)
+
+    with runtime(plan, Broken()) as run, pytest.raises(DeviceError) as failure:
+        run.prepare()
+    assert failure.value.report.op is not None
+
+
+def test_a_device_that_never_ends_a_step():
+    device = LateDevice()
+    stuck = threading.Event()
+    device.synchronize = lambda event: stuck.wait()
+    completions = Completions(device, "test", lambda error: None)
+    completions.step(device.event(), 7)
+    with pytest.raises(DeadlineError, match="has not finished step 7"):
+        completions.wait(0, 0.01)
+    stuck.set()
+    completions.close(5.0)
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(DeviceError, match="needs CuPy") as failure:
+        load_cupy()
+    assert "cuda12" in str(failure.value)
+
+
+def test_local_devices(monkeypatch):
+    monkeypatch.setattr("plancompiler.executor.cuda.device.device_count", lambda: 4)
+    monkeypatch.delenv("PLANCOMPILER_DEVICE", raising=False)
+    assert [local_device(rank) for rank in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert local_device(0, "cuda:3") == 3
+    monkeypatch.setenv("PLANCOMPILER_DEVICE", "cuda:2")
+    assert local_device(0) == 2
+    for wrong in ("cuda:4", "cuda", "tpu:0", "cuda:x"):
+        with pytest.raises(DeviceError):
+            local_device(0, wrong)

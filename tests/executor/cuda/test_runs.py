@@ -1,0 +1,75 @@
+"""Plans for devices, run on devices that use every freedom that streams and events leave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plancompiler.executor.local_run import LocalWorld
+from plancompiler.lower.compile import compile_plans
+from tests.examples import gpt, mlp
+from tests.executor.cuda.devices import LateDevice, ThreadedDevice, World
+from tests.executor.cuda.jobs import moved
+
+STEPS = 4
+
+
+def losses(job, ranks, devices=None):
+    plans = compile_plans(job, ranks).plans
+    with LocalWorld(plans, devices=devices, deadline=60) as world:
+        return [float(each["loss"]) for each in world.run(STEPS)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make", [mlp, gpt], ids=["mlp", "gpt"])
+def test_one_device_trains_to_the_hosts_losses(make, seed):
+    job = make(ranks=1) if make is mlp else make()
+    found = losses(moved(job), 1, {0: LateDevice(seed)})
+    np.testing.assert_allclose(found, losses(job, 1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_micro_batches_on_one_device(seed):
+    job = gpt(microbatches=4)
+    found = losses(moved(job), 1, {0: LateDevice(seed)})
+    np.testing.assert_allclose(found, losses(job, 1), rtol=1e-3)
+
+
+def devices_of(ranks):
+    world = World()
+    return {rank: ThreadedDevice(world) for rank in ranks}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2},
+        {"tp": 2},
+        {"dp": 3, "batch": 7},
+        {"dp": 2, "zero": 3},
+        {"pp": 2},
+        {"pp": 2, "microbatches": 4, "schedule": "1f1b"},
+        {"pp": 2, "dp": 2, "microbatches": 2, "schedule": "zero_bubble"},
+        {"tp": 2, "pp": 2, "microbatches": 4, "schedule": "gpipe"},
+    ],
+    ids=str,
+)
+def test_several_devices_train_to_the_hosts_losses(layout):
+    job = gpt(**layout)
+    ranks = range(job.world_size)
+    devices = devices_of(ranks)
+    found = losses(moved(job), len(ranks), devices)
+    np.testing.assert_allclose(found, losses(job, len(ranks)), rtol=1e-3)
+    for device in devices.values():
+        device.close()
+
+
+@pytest.mark.parametrize("on_device", [{0}, {1}], ids=["first stage", "last stage"])
+@pytest.mark.parametrize(
+    "layout", [{"pp": 2}, {"pp": 2, "microbatches": 4, "schedule": "1f1b"}], ids=str
+)
+def test_devices_and_hosts_exchange_values(layout, on_device):
+    job = gpt(**layout)
+    mixed = moved(job, lambda rank: "cuda" if rank in on_device else "cpu")
+    found = losses(mixed, 2, {rank: LateDevice(3) for rank in on_device})
+    np.testing.assert_allclose(found, losses(job, 2), rtol=1e-3)

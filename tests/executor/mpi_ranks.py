@@ -1,0 +1,135 @@
+"""A rank of the tests of the `mpi` transport, started by mpiexec: `python -m` this, arguments CASE.
+
+It checks its own results and says so on standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from plancompiler.errors import DeadlineError, ExecutionError
+from plancompiler.executor.comm.mpi import MpiWorld
+from plancompiler.executor.runtime import Runtime
+from plancompiler.ops import registry
+from tests.executor.collectives import check_collectives, collective_feeds, collective_plans
+from tests.executor.kernels import TEST_OPS
+from tests.executor.pipelines import ROWS, WIDTH, train, train_reference
+from tests.executor.plans import data_parallel, failing, pipeline
+
+STEPS = 2
+Outputs = dict[int, dict[str, np.ndarray]]
+
+
+def open_runtime(world: MpiWorld, plans, token: str, **options) -> tuple[Runtime, Outputs]:
+    """This rank's runtime, prepared, and where its outputs go."""
+    outputs: Outputs = {}
+
+    def collect(step: int, name: str, value: np.ndarray) -> None:
+        outputs.setdefault(step, {})[name] = value
+
+    runtime = Runtime(plans[world.rank], world.transport(token), on_outputs=collect, **options)
+    try:
+        runtime.prepare()
+    except BaseException:
+        runtime.close()
+        raise
+    return runtime, outputs
+
+
+def run(world: MpiWorld, plans, token: str, feeds) -> Outputs:
+    """Run all steps at once."""
+    runtime, outputs = open_runtime(world, plans, token)
+    for fed in feeds:
+        runtime.feed({name: fed[name] for name in runtime.input_names})
+    runtime.run(len(feeds))
+    runtime.close()
+    return outputs
+
+
+def collectives(world: MpiWorld) -> None:
+    feeds = [collective_feeds(world.size, step) for step in range(STEPS)]
+    outputs = run(world, collective_plans(world.size), "collectives", feeds)
+    for step, fed in enumerate(feeds):
+        check_collectives(world.size, fed, outputs[step], [world.rank])
+
+
+def pipelines(world: MpiWorld) -> None:
+    """Several runs one after another, each of copies between ranks, many steps ahead."""
+    for number in range(3):
+        feeds = [{"x": np.full((5, 3), step, np.float32)} for step in range(20)]
+        outputs = run(world, pipeline(world.size, 2), f"pipeline {number}", feeds)
+        for step, found in outputs.items():
+            np.testing.assert_array_equal(found["y"], feeds[step]["x"] * 2**world.size)
+
+
+def microbatches(world: MpiWorld) -> None:
+    plans = train("1f1b", 4, 1, False, 2)
+    rng = np.random.default_rng(3)
+    feeds = [
+        {
+            "x": rng.normal(size=(ROWS * 4, WIDTH)).astype(np.float32) / 4,
+            "scale": np.float32(0.4),
+        }
+        for _ in range(STEPS)
+    ]
+    runtime, outputs = open_runtime(world, plans, "microbatches")
+    before = runtime.variables()
+    for fed in feeds:
+        runtime.feed({name: fed[name] for name in runtime.input_names})
+    runtime.run(STEPS)
+    runtime.close()
+    comm = world.comm
+    shared = {name: value for each in comm.allgather(before) for name, value in each.items()}
+    w0, w1 = shared["w0"], shared["w1"]
+    for step, fed in enumerate(feeds):
+        wanted = train_reference(fed, w0, w1)
+        w0, w1 = wanted["w0"], wanted["w1"]
+        for name, key in (("y_0", "y"), ("dw0_0", "dw0"), ("dw1_0", "dw1")):
+            if name in outputs.get(step, {}):
+                np.testing.assert_allclose(outputs[step][name], wanted[key], rtol=2e-4, atol=1e-5)
+
+
+def failure(world: MpiWorld) -> None:
+    """A kernel of rank 1 fails; everybody hears of it, and the next run is not disturbed."""
+    registry._TABLE.update(TEST_OPS)
+    runtime, _ = open_runtime(world, failing(world.size), "failure")
+    x = np.ones(3, np.float32)
+    for _ in range(3):
+        runtime.feed({"x": x})
+    with pytest.raises(ExecutionError, match="boom"):
+        runtime.run(3)
+    runtime.close()
+    collectives(world)
+
+
+def late(world: MpiWorld) -> None:
+    """Rank 1 does not come; rank 0 names it and does not wait longer than its deadline."""
+    runtime, _ = open_runtime(world, data_parallel(world.size), "late", deadline=1.0)
+    if world.rank == 0:
+        runtime.feed({"x": np.ones((6, 4), np.float32)})
+        with pytest.raises(DeadlineError, match=r"\[1\]|collective"):
+            runtime.run(1)
+    world.comm.barrier()
+    runtime.close()
+
+
+CASES: dict[str, Callable[[MpiWorld], None]] = {
+    each.__name__: each for each in (collectives, pipelines, microbatches, failure, late)
+}
+
+
+def main(case: str) -> None:
+    world = MpiWorld()
+    try:
+        CASES[case](world)
+        print(f"rank {world.rank} of {world.size} is done", flush=True)
+    finally:
+        world.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

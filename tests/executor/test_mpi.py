@@ -1,0 +1,73 @@
+"""The `mpi` transport between processes that mpiexec starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plancompiler.client import Client
+from plancompiler.executor.local_run import LocalWorld
+from plancompiler.lower.compile import compile_plans
+from plancompiler.master.events import Limits
+from plancompiler.master.server import MasterServer
+from tests.examples import gpt
+from tests.executor.mpi_ranks import CASES
+
+WAIT = 120
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def mpiexec() -> str:
+    """The command; it comes with mpi4py's MPI."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if importlib.util.find_spec("mpi4py") is None or found is None:
+        pytest.skip("mpi4py or mpiexec is not installed: the extra `mpi`")
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("case", [name for name in CASES if name != "microbatches"])
+def test_ranks(case: str, ranks: int, mpiexec: str) -> None:
+    check(case, ranks, mpiexec)
+
+
+def test_microbatches(mpiexec: str) -> None:
+    check("microbatches", 2, mpiexec)
+
+
+def check(case: str, ranks: int, mpiexec: str) -> None:
+    command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "tests.executor.mpi_ranks", case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [f"rank {rank} of {ranks} is done" for rank in range(ranks)]
+    assert sorted(re.findall(r"rank \d+ of \d+ is done", done.stdout)) == said
+
+
+def test_workers_of_a_master(mpiexec: str) -> None:
+    """Jobs one after another, with the losses of one process."""
+    limits = Limits(workers=60.0)
+    with MasterServer(ranks=2, limits=limits) as server, Client(server.address) as client:
+        worker = [sys.executable, "-m", "plancompiler", "worker", "--transport", "mpi"]
+        children = subprocess.Popen(
+            [mpiexec, "-n", "2", *worker, "--master", server.address],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            for settings in ({"dp": 2}, {"pp": 2, "microbatches": 4, "schedule": "1f1b"}):
+                found = [each["loss"] for each in client.submit(gpt(**settings), STEPS)]
+                with LocalWorld(compile_plans(gpt(**settings), 2).plans) as world:
+                    wanted = [float(world.step({})["loss"]) for _ in range(STEPS)]
+                # Not to the bit: this process may use another BLAS kernel than the workers.
+                assert found == pytest.approx(wanted, rel=1e-5)
+        finally:
+            children.terminate()
+            children.wait(WAIT)

@@ -1,0 +1,195 @@
+"""How this worker meets the others: what it shares memory with, and where the rest reach it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from plancompiler.cluster.channel import (
+    TlsFiles,
+    check_exposure,
+    is_loopback,
+    open_channel,
+    server_credentials,
+    split_address,
+)
+from plancompiler.cluster.messages import Register
+from plancompiler.errors import ClusterError, UsageError
+from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.mpi import MpiWorld
+from plancompiler.executor.comm.remote import PeerServer, remote_transport
+from plancompiler.executor.comm.routed import RoutedTransport
+
+HOST_VARIABLE = "PLANCOMPILER_HOST"
+"""Environment variable that names this worker's host: workers of one machine with different names
+take each other for workers of other hosts."""
+TRANSPORTS = ("grpc", "mpi")
+"""How workers exchange data: shared memory and gRPC between hosts, or MPI."""
+_MPI = "mpi:"
+"""Before the number of a rank: its address where MPI is used."""
+LISTEN = "127.0.0.1:0"
+"""Where a worker listens for others unless told otherwise."""
+
+
+class Peers(Protocol):
+    """This worker's side of the connections between workers, for all its jobs."""
+
+    def offer(self, rank: int | None, device: str, version: str) -> Register:
+        """What to register with."""
+
+    def transport(
+        self, token: str, rank: int, world_size: int, far: Mapping[int, str]
+    ) -> Transport:
+        """The transport of a job's rank; `far` are the addresses of ranks on other hosts."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+def open_peers(
+    transport: str,
+    master: str,
+    listen: str,
+    tls: TlsFiles | None,
+    insecure: bool,
+    host: str | None,
+) -> Peers:
+    """The side of a transport's name; UsageError for one that there is not."""
+    if transport == "mpi":
+        return MpiPeers(host)
+    if transport != "grpc":
+        raise UsageError("no such transport", got=transport, expected=", ".join(TRANSPORTS))
+    return HostPeers(master, listen, tls, insecure, host)
+
+
+class MpiPeers:
+    """All peers are processes of one MPI run, and this worker's rank is MPI's."""
+
+    def __init__(self, host: str | None = None) -> None:
+        self._world = MpiWorld()
+        self._host = host or os.environ.get(HOST_VARIABLE) or socket.gethostname()
+
+    def offer(self, rank: int | None, device: str, version: str) -> Register:
+        """See `Peers.offer`."""
+        own = self._world.rank
+        if rank not in (None, own):
+            raise UsageError(
+                "with MPI a worker's rank is that of MPI", got=f"--rank {rank}", expected=own
+            )
+        # No two share memory as far as the master is told: MPI does that by itself.
+        address = f"{_MPI}{own}"
+        return Register(own, self._host, device, version, address, address)
+
+    def transport(
+        self, token: str, rank: int, world_size: int, far: Mapping[int, str]
+    ) -> Transport:
+        """See `Peers.transport`."""
+        for peer, address in far.items():
+            if address != f"{_MPI}{peer}":
+                raise ClusterError(
+                    f"rank {rank} talks over MPI and rank {peer} does not",
+                    rank=rank,
+                    got=address,
+                    hint="start all workers of a master with the same --transport",
+                )
+        return self._world.transport(token)
+
+    def close(self) -> None:
+        """See `Peers.close`."""
+        self._world.close()
+
+
+class HostPeers:
+    """Peers on this host share memory; all others are reached over gRPC."""
+
+    def __init__(
+        self,
+        master: str,
+        listen: str = LISTEN,
+        tls: TlsFiles | None = None,
+        insecure: bool = False,
+        host: str | None = None,
+    ) -> None:
+        """Listen. SecurityError for an address beyond this machine without TLS or `insecure`."""
+        check_exposure(listen, tls, insecure)
+        self._tls = tls
+        named = host or os.environ.get(HOST_VARIABLE, "")
+        self.host = named or socket.gethostname()
+        self.network = _network()
+        self.host_id = f"{self.network}/{os.getuid()}/{named}"
+        self._server = PeerServer(listen, None if tls is None else server_credentials(tls))
+        address, _ = split_address(listen)
+        self.is_loopback = is_loopback(address)
+        if address in ("", "0.0.0.0", "::"):
+            address = _own_address(master)
+        shown = f"[{address}]" if ":" in address else address
+        self.address = f"{shown}:{self._server.port}"
+
+    def offer(self, rank: int | None, device: str, version: str) -> Register:
+        """See `Peers.offer`."""
+        return Register(
+            rank,
+            self.host,
+            device,
+            version,
+            self.host_id,
+            self.address,
+            self.network,
+            self.is_loopback,
+        )
+
+    def transport(
+        self, token: str, rank: int, world_size: int, far: Mapping[int, str]
+    ) -> Transport:
+        """See `Peers.transport`."""
+        if not far:
+            return HostTransport(token, rank)
+        for peer, address in far.items():
+            if address.startswith(_MPI):
+                raise ClusterError(
+                    f"rank {peer} talks over MPI and rank {rank} does not",
+                    rank=rank,
+                    hint="start all workers of a master with the same --transport",
+                )
+        remote = remote_transport(
+            token, rank, self._server, far, lambda address: open_channel(address, self._tls)
+        )
+        if len(far) == world_size - 1:
+            return remote
+        return RoutedTransport(HostTransport(token, rank), remote, far)
+
+    def close(self) -> None:
+        """See `Peers.close`."""
+        self._server.close()
+
+
+def _network() -> str:
+    """Names the network that this process sees: its machine since it was started, and namespace.
+
+    Processes with the same name for it reach each other's loopback addresses and abstract sockets.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _own_address(master: str) -> str:
+    """This machine's address as the master's side of the network sees it; nothing is sent."""
+    host, port = split_address(master)
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ClusterError(
+            "this worker cannot tell at which address others reach it",
+            got=str(error),
+            hint="give --listen the address of this host instead of a wildcard",
+        ) from error
