@@ -57,7 +57,7 @@ class Segment:
 
 WHOLE_STEP = Segment(SegmentKind.STEP)
 MOST = 1 << 14
-"""Micro-batches, stages or chunks at most: slots are written out, and numbers may come from afar."""
+"""Micro-batches, stages or chunks at most: slots are written out, numbers may come from afar."""
 
 
 class Slot(NamedTuple):

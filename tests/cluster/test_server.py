@@ -96,7 +96,7 @@ def test_refused_workers(
 
 
 def test_a_device_that_this_executor_lacks(server: MasterServer) -> None:
-    with pytest.raises(DeviceError, match="CUDA|device"):
+    with pytest.raises(DeviceError, match=r"CUDA|device"):
         run_worker(server.address, device="cuda:99")
 
 

@@ -271,7 +271,7 @@ def test_an_update_that_cannot_be_skipped_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(registry._TABLE, "own_update", plain)
 
     class Own(pc.optim.SGD):
-        def _update(self):  # type: ignore[no-untyped-def]
+        def update_op(self):  # type: ignore[no-untyped-def]
             return "own_update", {}
 
     text = refused(tower_job(mesh(1), Own(0.1)), **HALF)

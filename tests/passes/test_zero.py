@@ -273,7 +273,7 @@ def whole_update(monkeypatch: pytest.MonkeyPatch) -> None:
 class WholeSGD(pc.optim.SGD):
     """SGD whose update cannot be split for matrices."""
 
-    def _update(self):  # type: ignore[no-untyped-def]
+    def update_op(self):  # type: ignore[no-untyped-def]
         return "whole_update", {}
 
 
