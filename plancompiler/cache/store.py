@@ -41,6 +41,8 @@ _STALE_SECONDS = 3600.0
 """A file being written for so long was left by a process that was killed."""
 _KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"slices|rank_\d+")
+_ATTEMPTS = 16
+"""At putting an entry in place while others clear the store."""
 _UNFINISHED = ".unfinished-"
 
 _log = logging.getLogger(__name__)
@@ -119,10 +121,14 @@ class Store:
         digest.update(data)
         header = _HEADER.pack(_MAGIC, FORMAT_VERSION, len(head), len(data), digest.digest())
         try:
-            try:
-                self._place(key, name, (header, head, data))
-            except FileNotFoundError:  # another process has just removed the empty folder
-                self._place(key, name, (header, head, data))
+            for attempt in range(_ATTEMPTS):
+                try:
+                    self._place(key, name, (header, head, data))
+                    break
+                except (FileNotFoundError, FileExistsError):
+                    # Another process has just removed the empty folder, or removes it right now.
+                    if attempt == _ATTEMPTS - 1:
+                        raise
             self._unmeasured += nbytes
             if self._unmeasured >= self.limit * _CHECK_SHARE:
                 self._unmeasured = 0

@@ -25,7 +25,9 @@ x = pc.tensor(np.arange(10.0), mesh, "S(0)", requires_grad=True)
 (x * x).sum().backward()
 if "fail" in sys.argv and world.rank == 1:
     raise ValueError("broken on purpose")
-print("rank", world.rank, x.sum().item(), x.grad.numpy().sum(), flush=True)
+# One write, so that lines of ranks do not mix.
+sys.stdout.write(f"rank {world.rank} {x.sum().item()} {x.grad.numpy().sum()}\n")
+sys.stdout.flush()
 if "wait" in sys.argv:
     import threading
     threading.Event().wait()
@@ -75,11 +77,13 @@ def test_nothing_is_left_behind(script, number):
         command("-n", 2, script, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
-    for _ in range(2):
-        assert process.stdout.readline().startswith(b"rank")
-    os.kill(process.pid, number)
-    # The ranks have the same standard output: it ends when the last of them has.
-    rest, _ = process.communicate(timeout=60)
+    try:
+        lines = [process.stdout.readline() for _ in range(2)]
+    finally:
+        os.kill(process.pid, number)
+        # The ranks have the same standard output: it ends when the last of them has.
+        rest, _ = process.communicate(timeout=60)
+    assert all(line.startswith(b"rank") for line in lines)
     assert rest == b""
     assert process.returncode == (130 if number == signal.SIGINT else -9)
 
