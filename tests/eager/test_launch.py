@@ -26,7 +26,7 @@ x = pc.tensor(np.arange(10.0), mesh, "S(0)", requires_grad=True)
 if "fail" in sys.argv and world.rank == 1:
     raise ValueError("broken on purpose")
 # One write, so that lines of ranks do not mix.
-sys.stdout.write(f"rank {world.rank} {x.sum().item()} {x.grad.numpy().sum()}\n")
+sys.stdout.write(f"rank {world.rank} {x.sum().item()} {x.grad.numpy().sum()}\\n")
 sys.stdout.flush()
 if "wait" in sys.argv:
     import threading
