@@ -78,12 +78,17 @@ class Interruption:
 
     @contextmanager
     def cancels(self, call: Any) -> Iterator[None]:
-        """Let `interrupt` cancel this call."""
+        """Let `interrupt` cancel this call. Whatever ends the body early cancels it too: a call
+        that is left open, but not read, keeps its place at the master.
+        """
         with self._lock:
             self._call = call
         try:
             self.check()
             yield
+        except BaseException:
+            call.cancel()
+            raise
         finally:
             with self._lock:
                 self._call = None

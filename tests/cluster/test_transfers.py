@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -393,7 +393,30 @@ def test_a_job_that_changed_in_between_is_not_mixed(
         proxy.close()
 
 
-@pytest.mark.skip(reason="hung once in a loaded run: the call after the interruption never ended")
+class InterruptedAtOnce(Interruption):
+    """Is interrupted when a call has begun and nobody can cancel it yet."""
+
+    @contextmanager
+    def cancels(self, call: Any) -> Iterator[None]:
+        self.interrupt(ClusterError("too early"))
+        with super().cancels(call):
+            yield
+
+
+def test_a_call_that_begins_while_it_is_interrupted_frees_its_turn(offered: Offered) -> None:
+    server, worker, job_id, _ = offered
+    parcel = pack(LARGE * 16, checked=True)  # more than connections hold on the way
+    server._edge.channel(job_id).parcels = {0: parcel}
+    early = Transfers(worker.address, None, InterruptedAtOnce())
+    request = pb.FetchRequest(token=worker.token, job_id=job_id, digest=parcel.digest)
+    # The error is kept, and with it the call: nothing but cancelling ends that.
+    with pytest.raises(AbortedError, match="too early") as kept:
+        early.fetch(request, "it", MAX_JOB_BYTES)
+    assert worker.fetch(job_id, parcel.digest) == LARGE * 16
+    early.close()
+    assert kept.value.__traceback__ is not None
+
+
 def test_an_interrupted_transfer_ends_and_frees_its_turn(offered: Offered) -> None:
     server, worker, job_id, parcel = offered
     begun, go_on = threading.Event(), threading.Event()
