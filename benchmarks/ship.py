@@ -72,7 +72,10 @@ def fill(data: bytes) -> bytes:
 def serve(parcels: dict[int, Parcel], data: bytes, connection: Connection) -> None:
     """The serving process: our service, and the plain ones on a server of their own."""
     ours = grpc.server(ThreadPoolExecutor(4), options=SERVER_OPTIONS)
-    find: Callable[[FetchRequest], Parcel] = lambda request: parcels[request.ticket]  # noqa: E731
+
+    def find(request: FetchRequest) -> Parcel:
+        return parcels[request.ticket]
+
     TransferService(find, lambda request, count: None, Gate(4)).add_to(ours)
     plain = grpc.server(ThreadPoolExecutor(4), options=UNLIMITED)
     methods = {

@@ -141,6 +141,7 @@ class HostBoard:
             for rank, mailbox in zip(ranks, mailboxes, strict=True)
         ]
         self._staging = [mailbox[PAGES * PAGE_BYTES :] for mailbox in mailboxes]
+        # NumPy's stubs give arrays a buffer of any kind; memoryview's want one of bytes.
         lines = [memoryview(page[:8].view(np.int64)) for page in self._pages]  # type: ignore[arg-type]
         self._group = HostGroup(
             maker.transport,
@@ -222,6 +223,7 @@ def _find_page(
                 f"rank {rank} did not join a group within {maker.deadline:g} s",
                 hint="make the same groups on all their members",
             )
+        # Pages lie in shared memory, which wakes nobody; this happens once per group.
         time.sleep(_POLL_SECONDS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 from plancompiler.errors import DeadlineError
@@ -50,12 +51,7 @@ class Completions:
         with self._changed:
             while len(self._steps) > ahead and not self._stopped:
                 oldest = self._steps[0]
-                ended = self._changed.wait_for(
-                    lambda oldest=oldest: (  # type: ignore[misc]
-                        self._stopped or not self._steps or self._steps[0] != oldest
-                    ),
-                    deadline,
-                )
+                ended = self._changed.wait_for(partial(self._is_past, oldest), deadline)
                 if not ended:
                     raise DeadlineError(
                         f"the device has not finished step {oldest} within {deadline:g} s",
@@ -63,6 +59,10 @@ class Completions:
                         hint="a rank of a communicator may be missing, or the step is long: allow "
                         "more time with a longer deadline",
                     )
+
+    def _is_past(self, step: int) -> bool:
+        """Whether a step that was the oldest has ended, or nobody waits any more."""
+        return self._stopped or not self._steps or self._steps[0] != step
 
     def stop(self) -> None:
         """Call back no more; let go of all who wait."""

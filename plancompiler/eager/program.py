@@ -35,6 +35,7 @@ class Symbol(TensorOperators):
         self.spec = spec
         self.at = at
 
+    # The mixin declares attributes; here they are read off the spec.
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.spec.shape

@@ -10,6 +10,9 @@ from plancompiler.ir import DType, NdSbp, Placement, TensorType
 from plancompiler.ir.shard import Region, rank_region, region_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plancompiler.eager.tensor import DistTensor
     from plancompiler.eager.world import World
 
 
@@ -49,7 +52,7 @@ class TensorSpec:
         if self.inside:
             self.region = rank_region(shape, placement, sbp, world.rank)
             self.local_shape = region_shape(self.region)
-        self.runs: dict[Any, Any] = {}
+        self.runs: dict[Any, Callable[..., DistTensor]] = {}
         """Prepared ops on a tensor of this spec, by kind and what else they take."""
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,6 +24,19 @@ from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
 _NUMBERS = (float, int)
+
+
+def _operator(kind: str) -> Callable[[DistTensor, Any], DistTensor]:
+    """An operator of two operands; what has run before takes one look-up."""
+
+    def run(self: DistTensor, other: Any) -> DistTensor:
+        if other.__class__ is DistTensor:
+            prepared = self.spec.runs.get((kind, other.spec))
+            if prepared is not None:
+                return prepared(self, other)
+        return self._binary(kind, other)
+
+    return run
 
 
 class DistTensor(TensorOperators):
@@ -70,12 +83,14 @@ class DistTensor(TensorOperators):
         extents summed. The parts of a split are balanced: see `pc.Placement`. ShapeError for a part
         that has another shape than its rank must hold.
         """
+        # Here, as that module builds on this one.
         from plancompiler.eager.creation import from_local  # noqa: PLC0415
 
         return from_local(local, placement, sbp, shape, check)
 
     # --- what it is -----------------------------------------------------------------------------
 
+    # The mixin declares attributes; here they are read off the spec.
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """The global shape."""
@@ -293,8 +308,7 @@ class DistTensor(TensorOperators):
             where = spec.placement if placement is None else placement
             target = spec.world.target(spec, where, sbp)
             found = spec.runs[key] = Redistribution(spec, target)
-        run: Redistribution = found
-        return run(self)
+        return found(self)
 
     def moved(self, spec: TensorSpec, move: Change) -> Array:
         """This rank's part in another layout. A partial value is reduced once and then kept."""
@@ -460,7 +474,7 @@ class DistTensor(TensorOperators):
         key = (kind, number.__class__, number or repr(number), swapped)
         run = self.spec.runs.get(key)
         if run is not None:
-            return run(self)  # type: ignore[no-any-return]
+            return run(self)
         attrs: dict[str, AttrValue] = {"scalar": number}
         if swapped:
             attrs["swapped"] = True
@@ -471,43 +485,14 @@ class DistTensor(TensorOperators):
             return self._apply(kind, (self,), attrs)[0]
         run = self.spec.runs.get(kind)
         if run is not None:
-            return run(self)  # type: ignore[no-any-return]
+            return run(self)
         return _run(kind, kind, {}, self)
 
-    def __add__(self, other: Any) -> DistTensor:
-        if other.__class__ is DistTensor:
-            run = self.spec.runs.get(("add", other.spec))
-            if run is not None:
-                return run(self, other)  # type: ignore[no-any-return]
-        return self._binary("add", other)
-
-    def __sub__(self, other: Any) -> DistTensor:
-        if other.__class__ is DistTensor:
-            run = self.spec.runs.get(("sub", other.spec))
-            if run is not None:
-                return run(self, other)  # type: ignore[no-any-return]
-        return self._binary("sub", other)
-
-    def __mul__(self, other: Any) -> DistTensor:
-        if other.__class__ is DistTensor:
-            run = self.spec.runs.get(("mul", other.spec))
-            if run is not None:
-                return run(self, other)  # type: ignore[no-any-return]
-        return self._binary("mul", other)
-
-    def __truediv__(self, other: Any) -> DistTensor:
-        if other.__class__ is DistTensor:
-            run = self.spec.runs.get(("div", other.spec))
-            if run is not None:
-                return run(self, other)  # type: ignore[no-any-return]
-        return self._binary("div", other)
-
-    def __matmul__(self, other: Any) -> DistTensor:
-        if other.__class__ is DistTensor:
-            run = self.spec.runs.get(("matmul", other.spec))
-            if run is not None:
-                return run(self, other)  # type: ignore[no-any-return]
-        return self._binary("matmul", other)
+    __add__ = _operator("add")
+    __sub__ = _operator("sub")
+    __mul__ = _operator("mul")
+    __truediv__ = _operator("div")
+    __matmul__ = _operator("matmul")
 
     def reshape(self, *shape: int | Sequence[int]) -> DistTensor:
         try:
@@ -515,9 +500,10 @@ class DistTensor(TensorOperators):
         except TypeError:  # a list
             return super().reshape(*shape)
         if run is not None:
-            return run(self)  # type: ignore[no-any-return]
+            return run(self)
         wanted = shape if len(shape) != 1 or isinstance(shape[0], int) else tuple(shape[0])
-        return _run("reshape", ("reshape", shape), {"shape": wanted}, self)  # type: ignore[dict-item]
+        attrs = {"shape": cast("AttrValue", wanted)}
+        return _run("reshape", ("reshape", shape), attrs, self)
 
     def relu(self) -> DistTensor:
         run = self.spec.runs.get("relu")
@@ -527,7 +513,7 @@ class DistTensor(TensorOperators):
 def _run_binary(kind: str, left: DistTensor, right: DistTensor) -> DistTensor:
     run = left.spec.runs.get((kind, right.spec))
     if run is not None:
-        return run(left, right)  # type: ignore[no-any-return]
+        return run(left, right)
     return _run(kind, (kind, right.spec), {}, left, right)
 
 

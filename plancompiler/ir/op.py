@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
@@ -96,11 +96,11 @@ _PLAIN_TYPES = frozenset({bool, int, float, str})
 def plain_value(name: str, value: object) -> AttrValue:
     """An attribute as plain data: tuples for lists, built-in types for NumPy numbers and enums."""
     if type(value) in _PLAIN_TYPES:
-        return value  # type: ignore[return-value]  # the line above says so
+        return cast("AttrValue", value)
     if type(value) is tuple and _PLAIN_TYPES.issuperset(map(type, value)):
         return value
     if isinstance(value, (tuple, list)):
-        return tuple(plain_value(name, item) for item in value)  # type: ignore[return-value]
+        return cast("AttrValue", tuple(plain_value(name, item) for item in value))
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return plain_value(name, value.item())
     for base in (int, float, str):

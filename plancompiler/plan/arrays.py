@@ -43,5 +43,6 @@ def arrays_from_bytes(data: bytes) -> dict[str, Array]:
     """
     return {
         name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]].numpy).reshape(entry["shape"])
+        # The library's compiled reader has no types.
         for name, entry in deserialize(data)  # type: ignore[no-untyped-call]
     }

@@ -87,6 +87,7 @@ class Parameter:
                 "trainable": self.trainable,
             }
             found = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
+        # Outside of jobs it is a DistTensor, of a room that this one does not import.
         if names.eager and found.requires_grad is not self.trainable:  # type: ignore[attr-defined]
             found.requires_grad = self.trainable  # type: ignore[attr-defined]
         return found
