@@ -21,7 +21,7 @@ forward and backward, with best fit and first fit; then greedy best fit in sever
 and by area, after the arena planners of inference runtimes, and what is alive at the peak first;
 then a few rounds of squeaky wheel optimisation (Joslin and Clements 1999), which move forward what
 stuck out. The smallest arena wins, the earlier heuristic on a tie, and all stops as soon as the
-arena is within a thousandth of the lower bound.
+arena is within two thousandths of the lower bound.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TOO_MANY = 16_384
 """Above this number only what takes n log n time: best fit along time."""
 _SQUEAKY_WORK = 12_000
 """Requests × rounds of squeaky wheel optimisation."""
-_CLOSE_ENOUGH = 1000
+_CLOSE_ENOUGH = 500
 """The search ends at this fraction of the lower bound above it."""
 
 Int = npt.NDArray[np.int64]
