@@ -3,8 +3,9 @@
 all_reduce, reduce_scatter, all_gather and all_to_all: each member waits until all inputs are ready,
 then takes what it needs straight from the peers' registers, and leaves when all have read. A big
 all_reduce is reduce-scatter and all-gather in one: every member reduces its own chunk into its
-output, and after another barrier copies the other chunks from the peers' outputs (Rabenseifner's
-algorithm, without the messages). The choice depends only on what all members see alike.
+output and copies the other chunks from the peers' outputs (Rabenseifner's algorithm, without the
+messages), piece after piece: a piece is copied while it is in its owner's cache, in the phase in
+which the next one is reduced. The choice depends only on what all members see alike.
 
 A peer whose memory cannot be read is read through a mirror: before each barrier every member pushes
 to every such peer exactly what that peer will read. The array operations are the same either way,
@@ -30,6 +31,11 @@ from plancompiler.plan.plan import CollectiveSpec, Plan, Task
 
 CHUNKED_BYTES = 64 << 10
 """From this size on the members of an all_reduce share the work instead of repeating it."""
+CHUNKED_BYTES_OF_TWO = 8 << 20
+"""The same for two members, who save little: below, a barrier and the traffic between two cores'
+caches cost more than adding everything twice."""
+PIECE_BYTES = 1 << 20
+"""What a member reduces between two barriers; in its cache when the others copy it."""
 
 Moves = tuple[Move, ...]
 Phase = tuple[Moves, Moves]
@@ -189,7 +195,7 @@ def _program(
     if (
         spec.primitive is Primitive.ALL_REDUCE
         and outputs is not None
-        and out.nbytes >= CHUNKED_BYTES
+        and out.nbytes >= (CHUNKED_BYTES if len(sources) > 2 else CHUNKED_BYTES_OF_TWO)
     ):
         return _chunked_all_reduce(sources, out, outputs, own, reduction, push)
     pushes = _pushes(spec, own, sources, push)
@@ -243,26 +249,43 @@ def _chunked_all_reduce(
     reduction: Reduction,
     push: Push,
 ) -> Program:
-    """Reduce the own chunk, then copy the others.
+    """Reduce the own chunk piece by piece, each while the others' pieces before it are copied.
 
-    Works in place too: in the first phase only its owner reads a chunk, of all inputs.
+    Works in place too: until a piece is reduced only its owner reads it, of all inputs.
     """
     members = len(sources)
-    ranges = [balanced_range(out.size, members, member) for member in range(members)]
-    chunks = [slice(*each) for each in ranges]
     flat = out.reshape(-1)
-    mine = chunks[own]
-    reduce = plan_reduction(flat[mine], [source.reshape(-1)[mine] for source in sources], reduction)
+    inputs = [source.reshape(-1) for source in sources]
+    results = [output.reshape(-1) for output in outputs]
+    chunks = [balanced_range(out.size, members, member) for member in range(members)]
     others = [*range(own + 1, members), *range(own)]
-    gather = [
-        partial(np.copyto, flat[chunks[member]], outputs[member].reshape(-1)[chunks[member]])
-        for member in others
-    ]
-    scattered = tuple(
-        move for member in others for move in push(member, False, (ranges[member],), True)
-    )
-    gathered = tuple(move for member in others for move in push(member, True, (ranges[own],), True))
-    return ((scattered, tuple(reduce)), (gathered, tuple(gather))), ()
+    pieces = max(1, -(-out.nbytes // (members * PIECE_BYTES)))
+    if any(push(member, False, (chunks[member],), True) for member in others):
+        # Some other host takes part, as every member sees: its cache is far, and barriers cost.
+        pieces = 1
+
+    def piece(member: int, number: int) -> tuple[int, int]:
+        start, stop = chunks[member]
+        first, last = balanced_range(stop - start, pieces, number)
+        return start + first, start + last
+
+    phases: list[Phase] = []
+    for number in range(pieces + 1):
+        pushes: list[Move] = []
+        moves: list[Move] = []
+        if number > 0:
+            reduced = number - 1
+            for member in others:
+                pushes += push(member, True, (piece(own, reduced),), True)
+                theirs = slice(*piece(member, reduced))
+                moves.append(partial(np.copyto, flat[theirs], results[member][theirs]))
+        if number < pieces:
+            for member in others:
+                pushes += push(member, False, (piece(member, number),), True)
+            mine = slice(*piece(own, number))
+            moves += plan_reduction(flat[mine], [source[mine] for source in inputs], reduction)
+        phases.append((tuple(pushes), tuple(moves)))
+    return tuple(phases), ()
 
 
 def _cut(array: Array, axis: int, members: int, member: int) -> tuple[slice, ...]:

@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 
-from plancompiler.executor.comm.collective import CHUNKED_BYTES
+from plancompiler.executor.comm.collective import CHUNKED_BYTES, CHUNKED_BYTES_OF_TWO
 from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ir.task import Primitive
@@ -93,6 +93,9 @@ def combine(inputs: list[np.ndarray], reduction: Reduction | None) -> np.ndarray
 BIG = (3, CHUNKED_BYTES // 8 + 7)
 """float32 elements of twice the size from which an all_reduce is shared out; uneven."""
 
+PIECES = (3, CHUNKED_BYTES_OF_TWO // 12 + 7)
+"""float32 elements that two members share out too, in several pieces; uneven."""
+
 CASES = [
     *(
         Case(Primitive.ALL_REDUCE, (5, 7), dtype, reduction)
@@ -112,6 +115,8 @@ CASES = [
         ]
     ),
     Case(Primitive.ALL_REDUCE, BIG, "float32", Reduction.SUM, count=2),
+    Case(Primitive.ALL_REDUCE, PIECES, "float32", Reduction.SUM),
+    Case(Primitive.ALL_REDUCE, PIECES, "int32", Reduction.MAX, in_place=True),
     *(
         Case(Primitive.REDUCE_SCATTER, (5, 7, 3), dtype, reduction, dst_axis=axis)
         for axis in range(3)
