@@ -1,26 +1,33 @@
 """Eager overhead: what an op on DistTensors costs beyond the NumPy kernel alone, in microseconds.
 
-    python benchmarks/eager.py [--torch-python PYTHON]
+    python -m benchmarks.eager [--torch-python PYTHON]
 
-Goals rows 3 and 4. One process, one rank, tiny arrays, so that only the overhead is seen. Each
-figure is the difference between an eager call and the same NumPy calls, timed in turn, each by its
-quickest round: others who use the machine only ever add time. With `--torch-python` that
-interpreter, which must have PyTorch, times DTensor on a one-rank mesh. Prints one JSON line.
+Goals rows 3 and 4. Tiny arrays, so that only the overhead is seen: one process with one rank, and
+for what needs a collective two (benchmarks/eager_ranks.py). Each figure is the difference between
+an eager call and the same NumPy calls and collectives, timed in turn, each by its quickest round:
+others who use the machine only ever add time. With `--torch-python` that interpreter, which must
+have PyTorch, times DTensor in the same way (benchmarks/peers/torch_dtensor.py). Prints one JSON
+line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 import plancompiler as pc
 from plancompiler import nn
 
+ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 300
 
 
@@ -31,11 +38,17 @@ def per_call(function: Callable[[], object], number: int) -> float:
     return (time.perf_counter() - begin) / number * 1e6
 
 
-def beyond(ours: Callable[[], object], bare: Callable[[], object], number: int = 200) -> float:
+def beyond(
+    ours: Callable[[], object],
+    bare: Callable[[], object],
+    number: int = 200,
+    rounds: int = ROUNDS,
+) -> float:
     """Microseconds that `ours` takes beyond `bare`."""
     ours()
-    rounds = [(per_call(ours, number), per_call(bare, number)) for _ in range(ROUNDS)]
-    return round(min(one for one, _ in rounds) - min(one for _, one in rounds), 3)
+    bare()
+    found = [(per_call(ours, number), per_call(bare, number)) for _ in range(rounds)]
+    return round(min(one for one, _ in found) - min(one for _, one in found), 3)
 
 
 def ops(name: str, mesh: pc.Placement) -> dict[str, float]:
@@ -114,40 +127,40 @@ def models() -> dict[str, float]:
     }
 
 
-TORCH = """
-import json, os, time
-import torch, torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init_device_mesh
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1")
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-def per_call(function, number):
-    begin = time.perf_counter()
-    for _ in range(number):
-        function()
-    return (time.perf_counter() - begin) / number * 1e6
-def beyond(ours, bare, number=500):
-    ours()
-    rounds = [(per_call(ours, number), per_call(bare, number)) for _ in range(40)]
-    return round(min(one for one, _ in rounds) - min(one for _, one in rounds), 3)
-found = {}
-for name, mesh, sbp in (("1d", init_device_mesh("cpu", (1,)), [Replicate()]),
-                        ("2d", init_device_mesh("cpu", (1, 1)), [Replicate()] * 2)):
-    a = torch.ones(8, 8)
-    x = distribute_tensor(a, mesh, sbp)
-    w = distribute_tensor(a.clone().requires_grad_(), mesh, sbp)
-    found.update({
-        f"add_{name}": beyond(lambda: x + x, lambda: a + a),
-        f"mul_{name}": beyond(lambda: x * x, lambda: a * a),
-        f"relu_{name}": beyond(lambda: x.relu(), lambda: a.relu()),
-        f"matmul_{name}": beyond(lambda: x @ x, lambda: a @ a),
-        f"scalar_{name}": beyond(lambda: x + 1.0, lambda: a + 1.0),
-        f"view_{name}": beyond(lambda: x.view(64), lambda: a.view(64)),
-        f"from_local_{name}": beyond(lambda: DTensor.from_local(a, mesh, sbp), lambda: None),
-    })
-print(json.dumps(found))
-dist.destroy_process_group()
-"""
+def two_ranks() -> dict[str, float]:
+    command = [sys.executable, "-m", "plancompiler", "launch", "-n", "2"]
+    return said([*command, str(ROOT / "benchmarks" / "eager_ranks.py")])
+
+
+def torch(python: str) -> dict[str, float]:
+    """DTensor's figures."""
+    command = [python, str(ROOT / "benchmarks" / "peers" / "torch_dtensor.py")]
+    with tempfile.TemporaryDirectory() as folder:
+        found = said([*command, folder])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen([*command, folder, "1", "2"], stderr=subprocess.DEVNULL) as other,
+    ):
+        try:
+            return found | said([*command, folder, "0", "2"])
+        finally:
+            other.kill()
+
+
+def said(command: list[str]) -> dict[str, float]:
+    """The JSON line that a command prints last."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def main() -> None:
@@ -155,15 +168,12 @@ def main() -> None:
     parser.add_argument("--torch-python", help="an interpreter that has PyTorch")
     options = parser.parse_args()
     ours = ops("1d", pc.Placement("cpu", [0])) | ops("2d", pc.Placement("cpu", [[0]]))
-    ours |= new_shapes() | models()
+    ours |= new_shapes() | models() | two_ranks()
     found: dict[str, object] = {"unit": "microseconds", "ours": ours}
     if options.torch_python:
-        done = subprocess.run(
-            [options.torch_python, "-c", TORCH], capture_output=True, text=True, check=True
-        )
-        theirs = json.loads(done.stdout.splitlines()[-1])
+        theirs = torch(options.torch_python)
         found["torch"] = theirs
-        found["ratio"] = {name: round(ours[name] / theirs[name], 3) for name in theirs}
+        found["ratio"] = {name: round(ours[name] / theirs[name], 3) for name in ours}
     print(json.dumps(found))
 
 

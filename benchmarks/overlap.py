@@ -157,8 +157,9 @@ def recorded_run(
 
 
 def without_warm_up(timeline: Timeline) -> Timeline:
-    """The steps that were measured."""
-    return replace(timeline, begins=timeline.begins[WARM_UP:], ends=timeline.ends[WARM_UP:])
+    """The steps that were measured. After the last one there may be a batch read ahead."""
+    measured = slice(WARM_UP, int(timeline.ends.all(axis=1).sum()))
+    return replace(timeline, begins=timeline.begins[measured], ends=timeline.ends[measured])
 
 
 def is_reduction(task: TaskLabel) -> bool:

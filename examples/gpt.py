@@ -7,7 +7,8 @@
 The text is Python's own documentation (`pydoc_data.topics`) unless `-D text=FILE` names another.
 The mesh has `dp` times `tp` ranks for each of `pp` pipeline stages, whose layers are dealt in
 `chunks` runs per stage where the schedule is interleaved. The batch is global, so the losses do not
-depend on the layout. The presets gpt2 and gpt3-175b are there to be compiled.
+depend on the layout. The presets gpt2 and gpt3-175b are there to be compiled. With
+`-D device=cuda` every rank runs on a GPU.
 """
 
 import argparse
@@ -143,6 +144,7 @@ def build(
     loss_scale: int | None = None,
     loss_scale_steps: int | None = None,
     passes: str | None = None,
+    device: str = "cpu",
 ) -> pc.Job:
     """The training job. `batch` is the number of sequences of all ranks together; `total` is the
     number of steps over which the learning rate decays. Without `dp`, it is what `ranks` leaves.
@@ -177,7 +179,7 @@ def build(
     if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not lr > 0:
         raise pc.UsageError("lr must be a positive number", got=repr(lr))
     positive("total", total)
-    stages = stage_meshes(config, dp, tp, pp, ranks)
+    stages = stage_meshes(config, dp, tp, pp, ranks, device)
     check_chunks(config, pp, chunks, schedule)
     path = text_file(text)
     data_sbp = ["S(0)", "B"]
@@ -223,7 +225,7 @@ def configured(preset: str, **changes: int | None) -> Config:
 
 
 def stage_meshes(
-    config: Config, dp: int | None, tp: int, pp: int, ranks: int | None
+    config: Config, dp: int | None, tp: int, pp: int, ranks: int | None, device: str
 ) -> list[pc.Placement]:
     """One (dp, tp) mesh per pipeline stage, over consecutive ranks."""
     positive("tp", tp)
@@ -243,7 +245,7 @@ def stage_meshes(
     size = dp * tp
     return [
         pc.Placement(
-            "cpu", np.arange(stage * size, (stage + 1) * size).reshape(dp, tp), ("dp", "tp")
+            device, np.arange(stage * size, (stage + 1) * size).reshape(dp, tp), ("dp", "tp")
         )
         for stage in range(pp)
     ]
@@ -349,12 +351,11 @@ def train(save: Path | None, steps: int, **config: object) -> None:
     path = text_file(config.get("text"))
     print(f"byte-frequency entropy of {path.name}: {byte_entropy(path):.3f} nats")
     with pc.run(job, ranks=job.world_size) as session:
-        for step in range(steps):
-            loss = float(session.step()["loss"])
+        for step, outputs in enumerate(session.run(steps, save=save)):
+            loss = float(outputs["loss"])
             if step % 10 == 0 or step == steps - 1:
                 print(f"step {step:5d}  loss {loss:.4f}", flush=True)
         if save is not None:
-            session.save(save)
             print(f"saved to {save}")
 
 
@@ -366,6 +367,7 @@ def main() -> int:
     training.add_argument("--steps", type=int, default=300)
     training.add_argument("--save", type=Path, help="directory for the trained variables")
     training.add_argument("--text", help="file to train on")
+    training.add_argument("--device", default="cpu", help="cpu or cuda")
     for name in ("dp", "tp", "pp"):
         training.add_argument(f"--{name}", type=int, default=1)
     sampling = commands.add_parser("sample", help="write text with a trained model")

@@ -8,6 +8,8 @@ The job reports the training loss and, on the 360 digits it never trains on, the
     dp      every rank has all weights and a part of each batch
     tp      every rank has the whole batch and a part of the weights
     dp_tp   a mesh of two axes: batches split along the first, weights along the second
+
+With `-D device=cuda` every rank runs on a GPU.
 """
 
 from pathlib import Path
@@ -27,15 +29,17 @@ LAYOUTS = {
 }
 
 
-def mesh_for(layout: str, ranks: int | None) -> pc.Placement:
-    """The mesh of a layout; without a number of ranks, as few as show the layout."""
+def mesh_for(layout: str, ranks: int | None, device: str) -> pc.Placement:
+    """The mesh of a layout on devices of a type; without a number of ranks, as few as show the
+    layout.
+    """
     if layout not in LAYOUTS:
         raise pc.UsageError(
             "unknown layout", got=repr(layout), expected="one of " + ", ".join(LAYOUTS)
         )
     axes = LAYOUTS[layout]
     if len(axes) == 1:
-        return pc.Placement("cpu", list(range(ranks or 2)), axes)
+        return pc.Placement(device, list(range(ranks or 2)), axes)
     ranks = ranks or 4
     if ranks > 1 and ranks % 2:
         raise pc.UsageError(
@@ -45,7 +49,7 @@ def mesh_for(layout: str, ranks: int | None) -> pc.Placement:
         )
     width = min(2, ranks)
     rows = [[row * width + column for column in range(width)] for row in range(ranks // width)]
-    return pc.Placement("cpu", rows, axes)
+    return pc.Placement(device, rows, axes)
 
 
 def build(
@@ -57,6 +61,7 @@ def build(
     total: int = 300,
     seed: int = 0,
     evaluate: bool = True,
+    device: str = "cpu",
 ) -> pc.Job:
     """The training job. `total` is the number of steps over which the learning rate decays."""
     for name, value in {"hidden": hidden, "batch": batch, "total": total}.items():
@@ -64,7 +69,7 @@ def build(
             raise pc.UsageError(f"{name} must be a positive whole number", got=repr(value))
     if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not lr > 0:
         raise pc.UsageError("lr must be a positive number", got=repr(lr))
-    mesh = mesh_for(layout, ranks)
+    mesh = mesh_for(layout, ranks, device)
     axes = LAYOUTS[layout]
     data_sbp = ["S(0)" if axis == "dp" else "B" for axis in axes]
 

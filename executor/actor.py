@@ -77,6 +77,8 @@ class Token(NamedTuple):
     """Who raises the token, for people: `rank 3` or `stream compute`."""
     initial: int
     maximum: int
+    rank: int = -1
+    """The rank that raises the token; -1 for this one."""
 
 
 class RemoteKey(NamedTuple):
@@ -169,9 +171,12 @@ class StreamActor:
         """Counts the runs of the head task: its step, or where it runs for every micro-batch
         step * microbatches + microbatch."""
 
-    def begin(self) -> int:
-        """Position of the head task, its tokens taken; or BLOCKED or AT_LIMIT."""
-        if self.step >= self.limit:
+    def begin(self, ahead: int = 0) -> int:
+        """Position of the head task, its tokens taken; or BLOCKED or AT_LIMIT.
+
+        `ahead` is how many steps past the limit it may act.
+        """
+        if self.step >= self.limit + ahead:
             return AT_LIMIT
         position = self.position
         waits = self._waits[position]
@@ -409,7 +414,7 @@ class _Loader:
         credit = self.builders[home].add_token(
             made_at,
             made_once,
-            Token(RETURNED, register.id, register.name, f"rank {other}", count, count),
+            Token(RETURNED, register.id, register.name, f"rank {other}", count, count, other),
         )
         known_as = shared_id(register)
         self.builders[home].notices[made_at].append(
@@ -431,7 +436,15 @@ class _Loader:
                 arrival = self.builders[index].add_token(
                     position,
                     once,
-                    Token(ARRIVED, remote.id, remote.name, f"rank {producer_rank}", 0, sys.maxsize),
+                    Token(
+                        ARRIVED,
+                        remote.id,
+                        remote.name,
+                        f"rank {producer_rank}",
+                        0,
+                        sys.maxsize,
+                        producer_rank,
+                    ),
                 )
                 self.builders[index].notices[position].append(
                     (Notice(-1, -1, producer_rank, RETURNED, known_as, task_id), once)

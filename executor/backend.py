@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import Protocol
 
 from plancompiler.errors import PlanCompilerError
@@ -10,6 +11,7 @@ from plancompiler.executor.comm.base import Publication, Transport, publication_
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.executor.stream import Notifier
 from plancompiler.executor.task import OnOutput, Run, TaskBinder
+from plancompiler.executor.trace import Recorder
 from plancompiler.plan.plan import Plan, Task
 
 Feeds = dict[str, deque[Array]]
@@ -30,6 +32,12 @@ class Backend(Protocol):
 
     def memory(self, transport: Transport) -> Memory:
         """Take the rank's memory."""
+
+    def recorder(self, folder: Path, first_step: int) -> Recorder:
+        """What records the rank's timeline into a folder; asked for before `binder`, if at all."""
+
+    def recorded(self, recorder: Recorder, task: Task, run: Run | None) -> Run | None:
+        """A bound task's callable, recorded."""
 
     def publication(self, first_step: int) -> Publication:
         """What the rank lets its peers see."""
@@ -69,6 +77,14 @@ class HostBackend:
     def memory(self, transport: Transport) -> Memory:
         """See `Backend.memory`."""
         return Memory(self.plan, transport.allocate)
+
+    def recorder(self, folder: Path, first_step: int) -> Recorder:
+        """See `Backend.recorder`."""
+        return Recorder(self.plan, folder, first_step)
+
+    def recorded(self, recorder: Recorder, task: Task, run: Run | None) -> Run | None:
+        """See `Backend.recorded`."""
+        return recorder.wrap(task, run)
 
     def publication(self, first_step: int) -> Publication:
         """See `Backend.publication`."""

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ from plancompiler.ir.shard import (
     region_shape,
     relative,
 )
-from plancompiler.plan.arrays import arrays_from_bytes, arrays_to_bytes
+from plancompiler.plan.arrays import array_pieces, arrays_from_bytes
 from plancompiler.plan.plan import Plan, VariableDesc
 
 Array = np.ndarray[Any, np.dtype[Any]]
+KeepGoing = Callable[[], None]
+"""Called between pieces of a file; raises where the rest is not wanted any more."""
 
 INDEX = "index.json"
 FORMAT_VERSION = 1
@@ -47,15 +49,35 @@ def shard_name(step: int, tag: str, rank: int) -> str:
     return f"step{step}{tag and '-'}{tag}-rank{rank:05d}.safetensors"
 
 
+def saved_names(plan: Plan) -> tuple[str, ...]:
+    """The variables of which this rank writes a box: those that it is the first to hold."""
+    return tuple(each.name for each in plan.variables if _is_first_holder(each, plan.rank))
+
+
 def shards_to_bytes(plan: Plan, arrays: Mapping[str, Array], step: int) -> bytes:
     """The boxes that this rank is the first to hold, as safetensors bytes with their places.
 
-    `arrays` are the rank's local variables by name. Raises CheckpointError where one is missing,
-    does not fit its variable, or is partial on its placement.
+    `arrays` has at least the variables of `saved_names`: this rank's part of each. Raises
+    CheckpointError where one is missing or does not fit, or a variable is partial on its placement.
     """
+    return b"".join(array_pieces(*_shards(plan, arrays, step)))
+
+
+def _shards(
+    plan: Plan, arrays: Mapping[str, Array], step: int
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """What a rank's file holds: arrays by name, and the texts beside them."""
     tensors: dict[str, Array] = {}
     described: dict[str, dict[str, Any]] = {}
     for variable in plan.variables:
+        if variable.sbp.has_partial:
+            raise CheckpointError(
+                f"variable {variable.name!r} is partial, so no rank holds its value",
+                rank=plan.rank,
+                got=str(variable.sbp),
+            )
+        if not _is_first_holder(variable, plan.rank):
+            continue
         array = arrays.get(variable.name)
         if array is None:
             raise CheckpointError(
@@ -69,21 +91,17 @@ def shards_to_bytes(plan: Plan, arrays: Mapping[str, Array], step: int) -> bytes
                 got=f"{array.dtype}{list(array.shape)}",
                 expected=f"{variable.dtype}{list(expected)}",
             )
-        if variable.sbp.has_partial:
-            raise CheckpointError(
-                f"variable {variable.name!r} is partial, so no rank holds its value",
-                rank=plan.rank,
-                got=str(variable.sbp),
-            )
-        if _is_first_holder(variable, plan.rank):
-            tensors[variable.name] = array if array.flags.c_contiguous else array.copy(order="C")
-            described[variable.name] = _describe(variable)
+        tensors[variable.name] = array if array.flags.c_contiguous else array.copy(order="C")
+        described[variable.name] = _describe(variable)
     header = {"format": FORMAT_VERSION, "step": step, "job": plan.job, "variables": described}
-    return arrays_to_bytes(tensors, {_KEY: json.dumps(header, sort_keys=True)})
+    return tensors, {_KEY: json.dumps(header, sort_keys=True)}
 
 
 def make_folder(directory: str | os.PathLike[str]) -> None:
-    """Make sure before a long run that a checkpoint can be written into a folder when it ends."""
+    """Make sure before a long run that a checkpoint can be written into a folder when it ends.
+
+    Raises CheckpointError, with what is in the way.
+    """
     folder = Path(directory)
     with _file_errors("written", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,18 +115,19 @@ def save_shards(
     arrays: Mapping[str, Array],
     step: int,
     tag: str = "",
+    keep_going: KeepGoing | None = None,
 ) -> Path:
     """Write this rank's shards; `write_index` makes them a checkpoint when all ranks have.
 
     `step` is the number of the next step to run. `tag` tells apart saves of one step into one
-    folder; all ranks give the same.
+    folder; all ranks give the same. What `keep_going` raises ends the writing without a trace.
     """
     folder = Path(directory)
     path = folder / shard_name(step, tag, plan.rank)
-    data = shards_to_bytes(plan, arrays, step)
+    tensors, metadata = _shards(plan, arrays, step)
     with _file_errors("written", path):
         folder.mkdir(parents=True, exist_ok=True)
-        _write(path, data)
+        _write(path, array_pieces(tensors, metadata), keep_going)
     return path
 
 
@@ -136,7 +155,7 @@ def write_index(
     }
     path = folder / INDEX
     with _file_errors("written", path):
-        _write(path, (json.dumps(index, indent=1) + "\n").encode())
+        _write(path, [(json.dumps(index, indent=1) + "\n").encode()])
         for old in folder.glob("step*-rank*.safetensors*"):
             if old.name not in names:
                 old.unlink(missing_ok=True)
@@ -309,17 +328,33 @@ def _load_variable(
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+def _write(
+    path: Path, pieces: Iterable[bytes | memoryview], keep_going: KeepGoing | None = None
+) -> None:
+    """Write a file whole or not at all, so that it is there even if the machine stops now."""
     temporary = path.with_name(path.name + ".partial")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            for piece in pieces:
+                if keep_going is not None:
+                    keep_going()
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder as lasting as the files, where its file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _file_header(path: Path) -> dict[str, Any]:
@@ -352,8 +387,13 @@ def _file_errors(done: str, path: Path) -> Any:
             hint="check the folder; a checkpoint is complete when it has an index.json",
         ) from error
     except OSError as error:
+        hint = None
+        if done == "written":
+            hint = "give a folder on a disk with room, in which files may be made"
         raise CheckpointError(
-            f"a file of the checkpoint cannot be {done}", got=f"{path}: {error.strerror or error}"
+            f"a file of the checkpoint cannot be {done}",
+            got=f"{path}: {error.strerror or error}",
+            hint=hint,
         ) from error
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -14,10 +15,51 @@ from plancompiler.errors import AbortedError, PlanCompilerError, RankError
 from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.cuda.interface import Device
 from plancompiler.executor.memory import Array
-from plancompiler.executor.runtime import DEADLINE, SIGNAL_CHECK, Runtime, check_feed_names
+from plancompiler.executor.runtime import DEADLINE, LEAVE_SECONDS, Runtime, check_feed_names
+from plancompiler.executor.stream import SIGNAL_CHECK
 from plancompiler.plan.plan import Plan
 
 T = TypeVar("T")
+_Work = Callable[[], None]
+
+
+class _RankThread:
+    """Does a rank's work, one thing after another.
+
+    A daemon: a task that never ends must not keep the process from ending.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._serve, name=f"plancompiler-rank-{rank}", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, work: Callable[[Runtime], T], runtime: Runtime) -> Future[T]:
+        """Do this next."""
+        future: Future[T] = Future()
+
+        def do() -> None:
+            try:
+                result = work(runtime)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._work.put(do)
+        return future
+
+    def close(self, seconds: float) -> None:
+        """End, and wait for that no longer than it may take."""
+        self._work.put(None)
+        self._thread.join(seconds)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # the last one's error holds the frames of its step
 
 
 class LocalWorld:
@@ -29,7 +71,8 @@ class LocalWorld:
     `variables` are shards by rank and variable name, `devices` the devices of ranks that have one;
     see `Runtime` for the other arguments. The
     first failure of any rank stops all and is raised; afterwards only `close` makes sense. A rank
-    that has nothing to do gets no thread.
+    that is then in a task that does not end is left behind. One that has nothing to do gets no
+    thread.
     """
 
     def __init__(
@@ -66,7 +109,9 @@ class LocalWorld:
         }
         self._step = first_step
         self._closed = False
-        self._pool = ThreadPoolExecutor(max(1, len(self._runtimes)), "plancompiler-rank")
+        self._left = False
+        """Whether a rank is left behind in its task."""
+        self._threads = {rank: _RankThread(rank) for rank in self._runtimes}
         try:
             self._on_all(lambda runtime: runtime.prepare())
         except BaseException:
@@ -102,21 +147,30 @@ class LocalWorld:
         """Do something on all ranks at once; raises the first cause where any fails."""
         futures: list[Future[T]] = []
         try:
-            futures.extend(self._pool.submit(work, runtime) for runtime in self._runtimes.values())
-            while wait(futures, SIGNAL_CHECK).not_done:
+            futures.extend(
+                self._threads[rank].submit(work, runtime)
+                for rank, runtime in self._runtimes.items()
+            )
+            while wait(futures, SIGNAL_CHECK).not_done and self._hub.failure is None:
                 pass
         except BaseException:
             self.abort(AbortedError("the run was interrupted"))
-            wait(futures)
+            wait(futures, LEAVE_SECONDS)
             raise
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            failure = self._hub.failure
+        left = wait(futures, LEAVE_SECONDS).not_done
+        errors = [
+            error
+            for future in futures
+            if future not in left and (error := future.exception()) is not None
+        ]
+        failure = self._hub.failure
+        if errors or left:
+            self._left = bool(left)
             raise failure[1] if failure is not None else errors[0]
         return [future.result() for future in futures]
 
-    def variables(self, rank: int) -> dict[str, Array]:
-        """Copies of a rank's shards of all variables, by name."""
+    def variables(self, rank: int, names: Collection[str] | None = None) -> dict[str, Array]:
+        """Copies of a rank's shards of variables, by name: of all, or of these."""
         if rank in self._idle:
             return {}
         try:
@@ -127,7 +181,7 @@ class LocalWorld:
                 got=rank,
                 expected=f"one of {sorted({*self._runtimes, *self._idle})}",
             ) from None
-        return runtime.variables()
+        return runtime.variables(names)
 
     def abort(self, error: PlanCompilerError) -> None:
         """Stop all ranks; from any thread."""
@@ -139,9 +193,12 @@ class LocalWorld:
         if self._closed:
             return
         self._closed = True
+        # Of those that are left behind, nobody waits a second time.
+        seconds = 0.1 if self._left else LEAVE_SECONDS
         for runtime in self._runtimes.values():
             runtime.close()
-        self._pool.shutdown()
+        for thread in self._threads.values():
+            thread.close(seconds)
 
     def __enter__(self) -> Self:
         return self

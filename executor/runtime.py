@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,25 +24,27 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.actor import load_actors
 from plancompiler.executor.backend import Binder
-from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
 from plancompiler.executor.cuda.backend import backend_of
 from plancompiler.executor.cuda.interface import Device
 from plancompiler.executor.memory import Array, Memory
-from plancompiler.executor.stream import WAKE, StreamRunner
-from plancompiler.executor.task import OnOutput
+from plancompiler.executor.stream import SIGNAL_CHECK, WAKE, StreamRunner
+from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
 from plancompiler.executor.trace import Recorder
+from plancompiler.executor.watchdog import Sight, Watchdog
 from plancompiler.ir import UNKNOWN_SOURCE, DType
 from plancompiler.ir.shard import region_shape
 from plancompiler.ir.task import TaskKind
 from plancompiler.ops.initializer import initialize
-from plancompiler.plan.plan import ComputeSpec, Plan, Task, VariableDesc
+from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, Plan, Task, VariableDesc
 
 DEADLINE = 300.0
-"""Seconds that a rank waits for the others before it gives up."""
+"""Seconds that a rank may stand still while others wait for it."""
 
-SIGNAL_CHECK = 0.5
-"""Seconds after which a waiting caller looks for Ctrl-C: a signal that comes just before a thread
-blocks does not wake it."""
+LEAVE_SECONDS = 5.0
+"""How long after a failure a stream may still be in its task; then it is left behind."""
+_END_SECONDS = 1.0
+"""How long a stream may take to end that is in no task."""
 
 
 class Runtime:
@@ -56,8 +59,9 @@ class Runtime:
     initialised from the job's seed. `first_step` is the number of the first step, for a run that
     goes on from a checkpoint. `on_outputs(step, name, value)` is called from the stream's thread
     for every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
-    bounds every wait for another rank. `record` is a folder in which the rank's timeline is
-    recorded (see `trace`). `device` is the local device of a plan for devices: `cuda:1`, say.
+    is how long a rank may stand still while others wait for it (see `watchdog`). `record` is a
+    folder in which the rank's timeline is recorded (see `trace`). `device` is the local device of a
+    plan for devices: `cuda:1`, say. `adapt` gives other kernels for the ops of a plan for the CPU.
 
     `run`, `feed`, `prepare` and `variables` belong to one thread; `abort` may come from any.
     After a failure `run` raises it again, and only `close` makes sense.
@@ -74,6 +78,7 @@ class Runtime:
         deadline: float = DEADLINE,
         record: Path | None = None,
         device: Device | str | None = None,
+        adapt: Adapt | None = None,
     ) -> None:
         if transport.rank != plan.rank:
             raise UsageError(
@@ -87,6 +92,7 @@ class Runtime:
         self._on_outputs = on_outputs
         self._deadline = deadline
         self._record = record
+        self._adapt = adapt
         self._recorder: Recorder | None = None
         self._first_step = first_step
         self._steps_done = first_step
@@ -95,6 +101,11 @@ class Runtime:
         self._queues: tuple[SimpleQueue[int], ...] = ()
         self._ends: SimpleQueue[None] = SimpleQueue()
         self._failure: PlanCompilerError | None = None
+        self._leave_at = 0.0
+        """When streams are left behind that are in a task since before the failure."""
+        self._watchdog: Watchdog | None = None
+        self._groups: dict[int, Group] = {}
+        """Of collective tasks."""
         self._state = threading.RLock()
         self._closed = False
         self._inputs = _input_specs(plan)
@@ -115,12 +126,14 @@ class Runtime:
                 actors = self._actors.actors
                 self._queues = tuple(SimpleQueue() for _ in actors)
                 if self._record is not None:
-                    self._recorder = Recorder(self._backend.plan, self._record, self._first_step)
+                    self._recorder = self._backend.recorder(self._record, self._first_step)
                 publication = self._backend.publication(self._first_step)
                 self._transport.connect(publication, self, self._deadline)
                 binder = self._backend.binder(
                     memory, self._transport, self._feeds, self._on_outputs, self._deadline
                 )
+                if self._adapt is not None and isinstance(binder, TaskBinder):
+                    binder.adapt = self._adapt
                 notifier = self._backend.notifier(self._transport)
                 self._runners = tuple(
                     StreamRunner(
@@ -131,7 +144,6 @@ class Runtime:
                         index,
                         notifier,
                         self,
-                        self._deadline,
                     )
                     for index, (actor, tasks) in enumerate(
                         zip(actors, self._actors.tasks, strict=True)
@@ -143,16 +155,39 @@ class Runtime:
             if error is failure or not isinstance(error, Exception):
                 raise
             raise failure from failure.__cause__
+        if publication.peers:
+            self._watch()
         if len(self._runners) > 1:
             for runner in self._runners:
                 runner.start(f"plancompiler-{self.plan.rank}-{runner.actor.stream}")
+
+    def _watch(self) -> None:
+        plan = self._backend.plan
+        if plan.device == "cpu":  # devices' collectives have their own communicators
+            keys = [GroupKey(*each, "") for each in communicator_keys(plan)]
+            self._groups = {
+                task.id: self._transport.group(
+                    keys[task.spec.communicator]._replace(stream=str(task.stream))
+                )
+                for task in plan.tasks
+                if isinstance(task.spec, CollectiveSpec)
+            }
+        self._watchdog = Watchdog(
+            plan.rank, self._deadline, self._look, self._transport.tell, self.abort
+        )
+        self._transport.watch(self._watchdog.note)
+        self._watchdog.start()
+
+    def _look(self) -> list[Sight]:
+        """Where the streams stand; for the watchdog."""
+        return [runner.sight(self._groups) for runner in self._runners]
 
     def _bind(self, binder: Binder, task: Task) -> Any:
         try:
             run = binder.bind(task)
         except PlanCompilerError as error:
             raise error.at(op=task.name, source=_source(task), rank=self.plan.rank) from None
-        return run if self._recorder is None else self._recorder.wrap(task, run)
+        return run if self._recorder is None else self._backend.recorded(self._recorder, task, run)
 
     def close(self) -> None:
         """Stop all streams, join their threads, leave the other ranks and free the memory."""
@@ -162,11 +197,15 @@ class Runtime:
             self._closed = True
         if self.running:
             self.abort(AbortedError("the run was closed in the middle of a step"))
+        self._leave_at = self._leave_at or time.monotonic() + LEAVE_SECONDS
         for runner in self._runners:
-            runner.close()
+            runner.close(max(self._leave_at - time.monotonic(), _END_SECONDS))
+        if self._watchdog is not None:
+            self._watchdog.close()
         self._backend.close()
         self._transport.close()
         self._runners = ()
+        self._groups.clear()
         if self._recorder is not None:
             self._recorder.close()
         if self._memory is not None:
@@ -245,18 +284,19 @@ class Runtime:
             # Ctrl-C while waiting: stop the streams before anything else happens.
             self.abort(AbortedError("the run was interrupted", rank=self.plan.rank))
             for runner in self._runners:
-                runner.close()
+                runner.close(LEAVE_SECONDS)
             raise
         if self._failure is not None:
             raise self._raised()
         self._steps_done = target
 
     def _wait_for_an_end(self) -> None:
-        while True:
+        while self._failure is None or time.monotonic() < self._leave_at:
             try:
-                return self._ends.get(timeout=SIGNAL_CHECK)
+                self._ends.get(timeout=SIGNAL_CHECK)
             except Empty:
                 continue
+            return
 
     def _run_here(self, runner: StreamRunner) -> None:
         try:
@@ -286,13 +326,26 @@ class Runtime:
                     expected=f"{steps} steps",
                 )
 
-    def variables(self) -> dict[str, Array]:
-        """Copies of this rank's shards of all variables, by name; between runs."""
+    def variables(self, names: Collection[str] | None = None) -> dict[str, Array]:
+        """Copies of this rank's shards of variables, by name: of all, or of these; between runs."""
         if self._memory is None or self._closed:
             raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
         self._backend.begin()
         return {
-            variable.name: self._memory.read(variable.register) for variable in self.plan.variables
+            variable.name: self._memory.read(variable.register)
+            for variable in self.plan.variables
+            if names is None or variable.name in names
+        }
+
+    def shards(self) -> dict[str, Array]:
+        """The arrays themselves that hold this rank's shards on the CPU, by variable name. They may
+        be read and written between runs, when no peer is in the middle of one.
+        """
+        if self._memory is None or self._closed:
+            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        return {
+            variable.name: self._memory.slots(variable.register)[0]
+            for variable in self.plan.variables
         }
 
     def _set_variables(self, memory: Memory) -> None:
@@ -341,6 +394,7 @@ class Runtime:
         known = _as_error(error, task, self.plan.rank)
         with self._state:
             if self._failure is None:
+                self._leave_at = time.monotonic() + LEAVE_SECONDS
                 self._failure = known
             # Streams look at the limit before every task, so this stops them at the next one.
             for actor in self._actors.actors:
@@ -368,14 +422,6 @@ class Runtime:
     def stream_reached_limit(self) -> None:
         """See `stream.Owner`."""
         self._ends.put(None)
-
-    def progress(self) -> tuple[int, ...]:
-        """See `stream.Owner`."""
-        return tuple(
-            number
-            for actor in self._actors.actors
-            for number in (actor.step, actor.microbatch, actor.position)
-        )
 
     def notice(self, kind: int, register: int, task: int) -> None:
         """See `comm.base.Sink`."""

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import numpy as np
 
-from plancompiler.errors import DeadlineError
 from plancompiler.executor.actor import ARRIVED, AT_LIMIT, Notice, StreamActor
+from plancompiler.executor.comm.base import Group
+from plancompiler.executor.standing import State, StreamStanding
 from plancompiler.executor.task import Run
-from plancompiler.ir.task import format_id
-from plancompiler.plan.plan import Task
+from plancompiler.executor.watchdog import Sight
+from plancompiler.ir import UNKNOWN_SOURCE
+from plancompiler.ir.task import TaskKind, format_id, unpack_id
+from plancompiler.plan.plan import CollectiveSpec, Stream, Task
 
 WAKE = -1
 """Put into a stream's queue to make it look whether the run is over."""
 RUN = -2
 """Put into an idle stream's queue to make it go on to its new limit, and report once."""
+SIGNAL_CHECK = 0.5
+"""Seconds after which who waits looks for Ctrl-C: a signal that comes just before a thread blocks
+does not wake it."""
+READ_AHEAD = 1
+"""Steps past its limit that a stream of data may read while it waits to be told to go on."""
 
 
 class Notifier(Protocol):
@@ -37,12 +45,15 @@ class Owner(Protocol):
     def stream_reached_limit(self) -> None:
         """The stream has done all steps it may."""
 
-    def progress(self) -> tuple[int, ...]:
-        """Where the rank stands; changes whenever any of its streams acts."""
-
 
 class StreamRunner:
-    """Runs one stream, in a thread of its own (`start`) or in the caller's (`run_here`)."""
+    """Runs one stream, in a thread of its own (`start`) or in the caller's (`run_here`).
+
+    A stream of data in its own thread goes on past the limit while slots are free: it reads what
+    the next step needs while others still compute, however few steps are asked for at a time. What
+    is read follows from the step's number alone, so nothing is lost if that step never comes. A
+    failure there is kept until the step is asked for.
+    """
 
     def __init__(
         self,
@@ -53,7 +64,6 @@ class StreamRunner:
         index: int,
         transport: Notifier,
         owner: Owner,
-        deadline: float,
     ) -> None:
         self.actor = actor
         self._tasks = tuple(tasks)
@@ -62,25 +72,33 @@ class StreamRunner:
         self._queue = queues[index]
         self._transport = transport
         self._owner = owner
-        self._deadline = deadline
         self._closing = False
+        self._blocked = False
+        """Whether the head task lacks tokens."""
         self._thread: threading.Thread | None = None
+        self._reads_ahead = actor.stream is Stream.DATA
+        self._told = False
+        """Whether it was told to go on while it read ahead."""
+        self._kept: BaseException | None = None
+        """What reading ahead failed with."""
 
     def start(self, name: str) -> None:
         """Run in a thread from now on, as far as the limit allows."""
-        self._thread = threading.Thread(target=self._serve, name=name)
+        # A daemon: a task that never ends must not keep the process from ending.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def go_on(self) -> None:
         """The limit was raised; the stream reports to its owner when it gets there or fails."""
         self._queue.put(RUN)
 
-    def close(self) -> None:
-        """End the thread, if there is one, and wait for it."""
+    def close(self, seconds: float) -> None:
+        """End the thread, if there is one, and wait for it; no longer than it may take."""
         self._closing = True
         self._queue.put(WAKE)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(seconds)
+        self._kept = None  # its traceback holds this stream
 
     def run_here(self) -> None:
         """Run up to the limit in the caller's thread; raises what a task raises."""
@@ -96,13 +114,20 @@ class StreamRunner:
         try:
             with np.errstate(all="ignore"):
                 while self._next_run():
+                    if self._kept is not None:
+                        raise self._kept
                     self._advance()
                     self._owner.stream_reached_limit()
+                    if self._reads_ahead:
+                        self._read_ahead()
         except BaseException as error:
             self._owner.stream_failed(error, self.current_task(), self.actor.moment)
 
     def _next_run(self) -> bool:
         """Wait to be told to go on; False to end. Takes what arrives from ranks that are ahead."""
+        if self._told:
+            self._told = False
+            return not self._closing
         while not self._closing:
             token = self._queue.get()
             if token == RUN:
@@ -110,6 +135,39 @@ class StreamRunner:
             if token >= 0:
                 self.actor.deliver(token)
         return False
+
+    def _read_ahead(self) -> None:
+        """Run tasks past the limit until there is no room, or the stream is told to go on."""
+        actor = self.actor
+        while not (self._told or self._closing):
+            # Whoever feeds an input does so for the steps that are asked for.
+            if self._tasks[actor.position].kind is TaskKind.INPUT:
+                return
+            position = actor.begin(READ_AHEAD)
+            if position >= 0:
+                try:
+                    run = self._runs[position]
+                    if run is not None:
+                        run(actor.version)
+                except Exception as error:
+                    self._kept = error
+                    return
+                for notice in actor.finish():
+                    self._carry(notice)
+            elif position == AT_LIMIT:
+                return
+            self._hear(wait=position < 0)
+
+    def _hear(self, *, wait: bool) -> None:
+        """Take what has come, or wait for something; there is no hurry, so no deadline."""
+        try:
+            token = self._queue.get(wait)
+        except Empty:
+            return
+        if token == RUN:
+            self._told = True
+        elif token >= 0:
+            self.actor.deliver(token)
 
     def _advance(self) -> None:
         """Run tasks until the limit is reached."""
@@ -140,25 +198,53 @@ class StreamRunner:
             self._transport.notify(notice)
 
     def _wait(self) -> int:
-        """The next token. The deadline counts from what any stream of the rank did last."""
-        progress = self._owner.progress()
-        while True:
-            try:
-                return self._queue.get(timeout=self._deadline)
-            except Empty:
-                now = self._owner.progress()
-                if now == progress:
-                    raise self._stalled() from None
-                progress = now
+        """The next token. If it never comes, the rank's watchdog or its user ends the run."""
+        self._blocked = True
+        try:
+            while True:
+                try:
+                    return self._queue.get(timeout=SIGNAL_CHECK)
+                except Empty:
+                    continue
+        finally:
+            self._blocked = False
 
-    def _stalled(self) -> DeadlineError:
-        waiting = "; ".join(
+    def sight(self, groups: Mapping[int, Group]) -> Sight:
+        """Where the stream stands; from any thread. `groups` are those of collective tasks."""
+        actor = self.actor
+        task = self._tasks[actor.position]
+        state, waits, ranks = self._state(task, groups)
+        return Sight(
+            (actor.limit, actor.step, actor.microbatch, actor.position),
+            StreamStanding(
+                str(actor.stream),
+                state,
+                0.0,
+                task.name,
+                None if task.source == UNKNOWN_SOURCE else str(task.source),
+                unpack_id(task.id).family,
+                actor.moment,
+                waits,
+                tuple(sorted(ranks)),
+            ),
+        )
+
+    def _state(self, task: Task, groups: Mapping[int, Group]) -> tuple[State, str, set[int]]:
+        actor = self.actor
+        if actor.step >= actor.limit:
+            return State.IDLE, "", set()
+        if not self._blocked:
+            group = groups.get(task.id)
+            missing = [] if group is None else group.missing()
+            if not missing or not isinstance(task.spec, CollectiveSpec):
+                return State.RUNNING, "", set()
+            return State.WAITING, f"to come to the {task.spec.primitive}", set(missing)
+        tokens = actor.waiting_for()
+        ranks = {token.rank for token in tokens if token.rank >= 0}
+        waits = ", ".join(
             f"register {token.name!r} ({format_id(token.register)}) to "
-            f"{'arrive' if token.kind == ARRIVED else 'come back'} from {token.peer}"
-            for token in self.actor.waiting_for()
+            f"{'arrive' if token.kind == ARRIVED else 'come back'}"
+            for token in tokens
+            if token.rank >= 0 or not ranks
         )
-        return DeadlineError(
-            f"nothing happened for {self._deadline:g} s",
-            got=f"stream {self.actor.stream}, {self.actor.moment}, waits for {waiting}",
-            hint="look at what the other side was doing, or allow more time with a longer deadline",
-        )
+        return State.WAITING if ranks else State.LOCAL, waits, ranks

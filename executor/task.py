@@ -32,6 +32,8 @@ Run = Callable[[int], None]
 the task runs for every micro-batch step * microbatches + microbatch."""
 RegionTable = tuple[tuple[tuple[Region, ...], tuple[Region, ...]], ...]
 """Regions of an op's inputs and outputs by micro-batch."""
+Adapt = Callable[[ComputeSpec, Kernel], Kernel]
+"""Gives a kernel in place of the one of an op, for who decides seed and step from run to run."""
 OnOutput = Callable[[int, str, Array], None]
 """Takes (step, name, value) of an output; the array is the receiver's to keep."""
 
@@ -54,6 +56,7 @@ class TaskBinder:
         self._on_outputs = on_outputs
         self._output_names = {output.task: output.name for output in plan.outputs}
         self._region_tables: dict[object, RegionTable] = {}
+        self.adapt: Adapt | None = None
 
     def bind(self, task: Task) -> Run | None:
         """The callable of a task. Raises where the plan does not fit this rank or its peers."""
@@ -109,6 +112,8 @@ class TaskBinder:
             seed=self._plan.seed,
         )
         kernel = kernel_for(definition, (each.dtype for each in (*inputs[0], *outputs[0])))
+        if self.adapt is not None:
+            kernel = self.adapt(spec, kernel)
         readable = [tuple(map(read_only, row)) for row in inputs]
         microbatches = self._microbatches(task)
         if microbatches > 1:

@@ -187,19 +187,26 @@ def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
     yield name("process_name", f"{timeline.job} rank {timeline.rank}")
     yield name("process_sort_index", timeline.rank)
-    used = {task.stream for task in timeline.tasks}
-    for stream, thread in _THREADS.items():
-        if stream in used:
-            yield name("thread_name", stream, thread)
-            yield name("thread_sort_index", thread, thread)
+    for stream, thread in _threads(timeline).items():
+        yield name("thread_name", stream, thread)
+        yield name("thread_sort_index", thread, thread)
 
 
 _THREADS = {str(stream): thread for thread, stream in enumerate(Stream, start=1)}
 
 
+def _threads(timeline: Timeline) -> dict[str, int]:
+    """A number for each stream: the plan's have their own, a device's further ones follow."""
+    used = {task.stream for task in timeline.tasks}
+    found = {stream: thread for stream, thread in _THREADS.items() if stream in used}
+    further = sorted(used - found.keys())
+    return found | {name: thread for thread, name in enumerate(further, len(_THREADS) + 1)}
+
+
 def _actions(timeline: Timeline, origin: int, last: int) -> Iterator[dict[str, Any]]:
     rows, columns = np.nonzero(timeline.begins)
     order = np.argsort(timeline.begins[rows, columns], kind="stable")
+    threads = _threads(timeline)
     for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
         position, microbatch = timeline.columns[column]
         task = timeline.tasks[position]
@@ -220,7 +227,7 @@ def _actions(timeline: Timeline, origin: int, last: int) -> Iterator[dict[str, A
             "name": task.name,
             "cat": task.kind,
             "pid": timeline.rank,
-            "tid": _THREADS[task.stream],
+            "tid": threads[task.stream],
             "ts": (begin - origin) / 1e3,
             "dur": ((end or last) - begin) / 1e3,
             "args": args,

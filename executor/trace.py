@@ -13,8 +13,9 @@ import logging
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 from time import monotonic_ns
@@ -51,11 +52,20 @@ class Recorder:
     """Records the actions of one rank's plan into files of `folder`, from `first_step` on.
 
     Every action of a step has two cells, begin and end, and a step follows another. Streams write
-    to different cells, so they need no lock. Raises ExecutionError where the files cannot be made.
+    to different cells, so they need no lock. `streams` are the names of tasks' streams, by task id,
+    where they are not the plan's. Raises ExecutionError where the files cannot be made.
     """
 
-    def __init__(self, plan: Plan, folder: Path, first_step: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        first_step: int,
+        streams: Mapping[int, str] | None = None,
+    ) -> None:
         labels = task_labels(plan)
+        if streams is not None:
+            labels = tuple(replace(label, stream=streams[label.id]) for label in labels)
         firsts = accumulate((label.runs for label in labels), initial=0)
         self._actions = {
             label.id: (first, label.runs) for label, first in zip(labels, firsts, strict=False)
@@ -104,6 +114,16 @@ class Recorder:
                 work(version)
 
         return record
+
+    def note(self, task: int, version: int, begin: int, end: int) -> None:
+        """Record that a task's action ran at these times, which somebody else read."""
+        first, runs = self._actions[task]
+        step, microbatch = divmod(version, runs)
+        cell = _HEAD + 2 * (first + microbatch) + (step - self._first_step) * self._step_cells
+        if cell < self._size:
+            self._cells[cell : cell + 2] = memoryview(array("q", (begin, end)))
+        else:
+            self._cells[0] = 1
 
     def close(self) -> None:
         """Let go of the file, once no task runs any more."""

@@ -99,6 +99,8 @@ class SaveAsked:
     job_id: int
     ticket: int
     directory: str
+    background: bool = False
+    """It is written while steps go on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,13 @@ class ClientService(pb_grpc.ClientServicer):
             job = job_from_bytes(data)
             verify_job(job)
             request = JobRequest(
-                header.steps, header.mode, header.open, header.restore, header.save, header.cache
+                header.steps,
+                header.mode,
+                header.open,
+                header.restore,
+                header.save,
+                header.cache,
+                header.save_every,
             )
             job_id = self._edge.submit(job, request)
         except PlanCompilerError as error:
@@ -133,7 +139,9 @@ class ClientService(pb_grpc.ClientServicer):
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.OperationReply:
         ticket = self._edge.next_ticket()
         try:
-            self._edge.handle(SaveAsked(request.job_id, ticket, request.directory))
+            self._edge.handle(
+                SaveAsked(request.job_id, ticket, request.directory, request.background)
+            )
         except PlanCompilerError as error:
             abort(context, error)
         return pb.OperationReply(ticket=ticket)

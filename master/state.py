@@ -51,11 +51,11 @@ from plancompiler.cluster.messages import (
     TicketDone,
     WorkerStatus,
     WriteIndex,
+    Written,
 )
 from plancompiler.errors import (
     AbortedError,
     ClusterError,
-    DeadlineError,
     DigestMismatchError,
     ErrorReport,
     FeedError,
@@ -87,13 +87,15 @@ from plancompiler.master.events import (
     Tick,
     WorkerGone,
 )
+from plancompiler.master.overdue import no_progress, nothing_asked, too_few_workers
 from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.registration import free_rank
+from plancompiler.master.saving import Operation, Saving, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
 from plancompiler.plan.digest import CrossRankFact, check_cross_rank_facts, combine_digests
 
-_CONSEQUENCES = {error.code for error in (AbortedError, TransportError, DeadlineError)}
-"""Errors by which a rank says that another one is the trouble."""
+_CONSEQUENCES = {error.code for error in (AbortedError, TransportError)}
+"""Errors by which a rank says that another one is the trouble, and not what that one met."""
 _JOBS_REMEMBERED = 100
 
 
@@ -108,9 +110,6 @@ class _Worker:
     @property
     def host(self) -> str:
         return self.offer.host
-
-
-Operation = Run | Save | Collect | Finish
 
 
 @dataclass(slots=True)
@@ -137,6 +136,8 @@ class _Job:
     """Step -> ranks that have reported it."""
     operations: deque[Operation] = field(default_factory=deque)
     current: Operation | WriteIndex | None = None
+    saving: Saving | None = None
+    """A checkpoint that is written beside what the job does."""
     error: ErrorReport | None = None
     aborting: bool = False
     """Failed, with the phase still open because the first cause may yet be heard of."""
@@ -182,8 +183,8 @@ class MasterState:
                     self._fail(job, error, now)
             case StepAsked(job_id, ticket, steps, fed):
                 self._ask(job_id, Run(job_id, ticket, steps, fed), now)
-            case SaveAsked(job_id, ticket, directory):
-                self._ask(job_id, Save(job_id, ticket, directory), now)
+            case SaveAsked(job_id, ticket, directory, background):
+                self._ask(job_id, Save(job_id, ticket, directory, background), now)
             case CollectAsked(job_id, ticket):
                 self._ask(job_id, Collect(job_id, ticket), now)
             case FinishAsked(job_id):
@@ -262,6 +263,8 @@ class MasterState:
             self._outputs(job, rank, message, now)
         elif isinstance(message, OperationDone):
             self._operation_done(job, rank, message.ticket, now)
+        elif isinstance(message, Written):
+            self._written(job, rank, message.ticket, now)
 
     def _register(self, connection: int, message: Register, now: float) -> None:
         try:
@@ -432,7 +435,8 @@ class MasterState:
         offers = self._offers()
         for worker in self._busy(job):
             far = far_peers(worker.rank, offers)
-            self._tell(worker, Prepare(job.id, job.transport_token, job.request.restore, far))
+            request, token = job.request, job.transport_token
+            self._tell(worker, Prepare(job.id, token, request.restore, far, request.save))
 
     def _all_done(self, job: _Job, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""
@@ -473,14 +477,36 @@ class MasterState:
             job.current = None
             job.deadline = now + self.limits.idle
             return
-        job.current = operation = job.operations.popleft()
+        if job.saving is not None and isinstance(job.operations[0], (Save, Finish)):
+            job.current = None  # it has its turn when the checkpoint before it is written
+            job.deadline = now + self.limits.progress
+            return
+        operation = take_operation(job.operations, job.request, self._tickets)
+        job.current = operation
         if isinstance(operation, Finish):
             self._tell_all(job, operation)
             self._end(job, Phase.FINISHED, now)
             return
         job.waiting = set(range(self.world_size))
+        if isinstance(operation, Save) and operation.background:
+            job.saving = Saving(operation, set(range(self.world_size)))
         job.deadline = now + self.limits.progress
         self._tell_all(job, operation)
+
+    def _written(self, job: _Job, rank: int, ticket: int, now: float) -> None:
+        """A rank has written its part of the checkpoint that is under way."""
+        saving = job.saving
+        if saving is None or not saving.written(rank, ticket):
+            return
+        if job.current is None:
+            job.deadline = now + self.limits.progress
+        if not saving.indexing:
+            first = min(self._workers)
+            self._tell(self._workers[first], saving.index(first))
+            return
+        job.saving = None
+        if job.current is None:
+            self._next_operation(job, now)
 
     def _operation_done(self, job: _Job, rank: int, ticket: int, now: float) -> None:
         current = job.current
@@ -489,7 +515,8 @@ class MasterState:
         job.deadline = now + self.limits.progress
         if not self._all_done(job, rank):
             return
-        if isinstance(current, Save):  # the index names all shards, so it comes after them
+        if isinstance(current, Save) and not current.background:
+            # The index names all shards, so it comes after them.
             first = min(self._workers)
             job.current = WriteIndex(job.id, ticket, current.directory)
             job.waiting = {first}
@@ -530,6 +557,7 @@ class MasterState:
         job.operations.clear()
         job.facts.clear()
         job.reported.clear()
+        job.saving = None
         self._enter(job, phase, self.limits.release, now)
         if job.id != self._active:
             self._queue.remove(job.id)
@@ -568,24 +596,13 @@ class MasterState:
             self._end(job, Phase.FAILED, now)
             return
         if job.phase is Phase.QUEUED:
-            missing = [rank for rank in range(self.world_size) if rank not in self._workers]
-            error = DeadlineError(
-                f"no worker came for rank {', '.join(map(str, missing))}, which the job needs",
-                got=f"{len(self._workers)} workers after {self.limits.workers:g} s",
-                expected=f"{self.world_size} workers",
-                hint="start more workers with `plancompiler worker --master`",
-            )
-        elif job.phase is Phase.RUNNING and job.current is None:
-            error = DeadlineError(
-                "the client of an open job asked for nothing within the time limit",
-                expected=f"a request within {self.limits.idle:g} s",
-            )
+            error = too_few_workers(self._workers, self.world_size, self.limits.workers)
+        elif job.phase is not Phase.RUNNING or job.current is not None:
+            error = no_progress(job.phase, job.waiting)
+        elif job.saving is not None:
+            error = no_progress(job.phase, job.saving.waiting)
         else:
-            late = ", ".join(map(str, sorted(job.waiting))) or "none; the master itself is late"
-            error = DeadlineError(
-                f"the job did not get on within the time limit while it was {job.phase}",
-                got=f"ranks still awaited: {late}",
-            )
+            error = nothing_asked(self.limits.idle)
         self._fail(job, error.report, now, cause=True)
 
     def _drop(self, worker: _Worker, how: str, now: float) -> None:

@@ -49,7 +49,7 @@ from plancompiler.errors import (
 from plancompiler.executor.checkpoint import assemble
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
-from plancompiler.ir.arguments import folder_path, whole_number
+from plancompiler.ir.arguments import folder_path, save_interval, whole_number
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
@@ -88,19 +88,21 @@ class Client:
         mode: str | None = None,
         restore: Folder | None = None,
         save: Folder | None = None,
+        save_every: int = 0,
         cache: bool = True,
         on_phase: OnPhase | None = None,
     ) -> Handle:
         """Queue a job that reads its own data, for `steps` steps.
 
         `restore` and `save` are checkpoint folders on the workers' host, to start from and to write
-        at the end. Without `cache` everything is compiled, and kept nowhere. Raises FeedError for a
-        job with inputs, RankError for one that does not fit the cluster. The job goes on if the
-        client goes away.
+        at the end; with `save_every` also after each so many steps, while steps go on. Without
+        `cache` everything is compiled, and kept nowhere. Raises FeedError for a job with inputs,
+        RankError for one that does not fit the cluster. The job goes on if the client goes away.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
+        every = save_interval(save_every, save)
         job = as_job(job)
         if job.inputs:
             raise FeedError(
@@ -109,7 +111,9 @@ class Client:
                 hint="read the data inside the job with pc.data, or run it step by step with "
                 "Client.open or pc.run",
             )
-        request = JobRequest(steps, mode or "", False, _folder(restore), _folder(save), cache)
+        request = JobRequest(
+            steps, mode or "", False, _folder(restore), _folder(save), cache, every
+        )
         job_id = self._submit(job, request)
         return Handle(self._stub, self.address, job_id, on_phase)
 
@@ -165,6 +169,7 @@ class Client:
             restore=request.restore,
             save=request.save,
             cache=request.cache,
+            save_every=request.save_every,
         )
         chunks = to_chunks(job_to_bytes(job), compress=True)
 
@@ -334,9 +339,15 @@ class RemoteSession(_Watched):
         if steps:
             yield from self._ask_steps(steps, {})
 
-    def save(self, directory: Folder) -> None:
-        """Write a checkpoint into a folder on the workers' host."""
-        request = pb.SaveRequest(job_id=self.job_id, directory=_folder(directory))
+    def save(self, directory: Folder, *, wait: bool = True) -> None:
+        """Write a checkpoint into a folder on the workers' host.
+
+        Without `wait` it returns when the ranks have copied the values; they write them while
+        steps go on. The next save and `close` wait for that; the job fails where it cannot be done.
+        """
+        request = pb.SaveRequest(
+            job_id=self.job_id, directory=_folder(directory), background=not wait
+        )
         reply = self._request(self._stub.Save, request)
         for _ in self._steps_until(reply.ticket):
             pass

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from plancompiler.blas import faster_kernels, one_blas_thread
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.client import Client
 from plancompiler.errors import (
+    CheckpointError,
     DeadlineError,
     FeedError,
     PlanCompilerError,
@@ -26,18 +27,23 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.checkpoint import (
+    KeepGoing,
     assemble,
     load_shards,
+    make_folder,
     save_shards,
+    saved_names,
     shards_to_bytes,
     write_index,
 )
+from plancompiler.executor.checkpoint_writer import CheckpointWriter
 from plancompiler.executor.local_run import LocalWorld
+from plancompiler.executor.runtime import DEADLINE
 from plancompiler.executor.timeline import Timeline
 from plancompiler.executor.trace import Recording
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
-from plancompiler.ir.arguments import folder_path, whole_number
+from plancompiler.ir.arguments import folder_path, positive_number, save_interval, whole_number
 from plancompiler.lower.cached import plans_of_job
 from plancompiler.lower.compile import resolve_mode
 from plancompiler.master.server import MasterServer
@@ -74,14 +80,19 @@ class World(Protocol):
     def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
         """Run steps that need no feeds; the outputs of each. A FeedError as for `step`."""
 
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint."""
+    def save(self, folder: Path, wait: bool) -> None:
+        """Write a checkpoint; without `wait` return once the values are copied."""
+
+    def check_saved(self) -> None:
+        """Raise what a checkpoint failed with that nobody waited for."""
 
     def variables(self) -> dict[str, Array]:
         """Global variables by name."""
 
     def close(self) -> None:
-        """Stop every rank. Safe to call again."""
+        """Stop every rank, once checkpoints are written; raises where one is not. Safe to call
+        again.
+        """
 
 
 def world_size_of(job: Job, ranks: int | None = None) -> int:
@@ -114,6 +125,7 @@ def run(
     trace: Folder | None = None,
     record: bool = False,
     cache: bool = True,
+    deadline: float = DEADLINE,
 ) -> Session:
     """Compile `job` and start its ranks on this machine.
 
@@ -125,13 +137,15 @@ def run(
     ops; they find them where this process does. `trace` names a file: when the session closes, the
     timeline of the run is written to it as a Chrome trace (JSON), for Perfetto or chrome://tracing.
     `record` records without a file, for `Session.timelines`. Plans of an unchanged job come from
-    the plan cache; without `cache` everything is compiled, and kept nowhere. While a session is
-    open, BLAS uses one thread per rank unless the environment says otherwise. Use the session as a
-    context manager, or close it.
+    the plan cache; without `cache` everything is compiled, and kept nowhere. `deadline` (seconds)
+    is how long a rank may stand still while others wait for it; then a DeadlineError names it.
+    While a session is open, BLAS uses one thread per rank unless the environment says otherwise.
+    Use the session as a context manager, or close it.
     """
     if backend not in BACKENDS:
         raise UsageError("unknown backend", got=repr(backend), expected=" or ".join(BACKENDS))
     chosen = resolve_mode(mode, default=DEFAULT_MODES[backend])
+    deadline = positive_number("the deadline", deadline)
     world_size = world_size_of(as_job(job), ranks)
     folder = None if restore is None else folder_path("restore", restore)
     recording = None
@@ -139,9 +153,11 @@ def run(
         recording = Recording(None if trace is None else folder_path("trace", trace))
     world: World
     if backend == "threads":
-        world = _ThreadWorld(job, world_size, chosen, folder, recording, cache)
+        world = _ThreadWorld(job, world_size, chosen, folder, recording, cache, deadline)
     else:
-        world = _ProcessWorld(job, world_size, chosen, folder, allow_ops, recording, cache)
+        world = _ProcessWorld(
+            job, world_size, chosen, folder, allow_ops, recording, cache, deadline
+        )
     return Session(job, world_size, backend, chosen, world, recording, cache)
 
 
@@ -200,13 +216,19 @@ class Session:
             except FeedError:
                 raise
             except BaseException:
-                self.close()
+                self._abandon()
                 raise
             self.step_seconds.append(time.perf_counter() - begin)
             return outputs
 
-    def run(self, steps: int) -> Iterator[Outputs]:
+    def run(
+        self, steps: int, *, save: Folder | None = None, save_every: int = 0
+    ) -> Iterator[Outputs]:
         """Run `steps` steps of a job that reads its own data; each step's outputs by name.
+
+        `save` is a folder for a checkpoint at the end, and with `save_every` after each so many
+        steps too, written while steps go on (see `save`). A CheckpointError says at once where the
+        folder cannot be written.
 
         Ranks run ahead of the reader for about a tenth of a second, so a reader that stops early
         may find more steps done than it has seen. After an error the session is closed.
@@ -214,12 +236,16 @@ class Session:
         steps = whole_number("the number of steps", steps)
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
-        return self._steps(steps)
+        every = save_interval(save_every, save)
+        folder = None if save is None else folder_path("save", save)
+        if folder is not None:
+            make_folder(folder)
+        return self._steps(steps, folder, every)
 
-    def _steps(self, steps: int) -> Iterator[Outputs]:
-        count = 1
+    def _steps(self, steps: int, folder: Path | None, every: int) -> Iterator[Outputs]:
+        count, until_save = 1, every
         while steps:
-            count = min(count, steps)
+            count = min(count, steps, until_save or steps)
             with self._turn:
                 world = self._open()
                 begin = time.perf_counter()
@@ -228,20 +254,31 @@ class Session:
                 except FeedError:
                     raise
                 except BaseException:
-                    self.close()
+                    self._abandon()
                     raise
                 seconds = (time.perf_counter() - begin) / count
                 self.step_seconds += [seconds] * count
-            steps -= count
+                steps -= count
+                until_save -= count if every else 0
+                if folder is not None and every and steps and not until_save:
+                    until_save = every
+                    world.save(folder, wait=False)
             for outputs in done:
                 yield self._plain(outputs)
             count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
+        if folder is not None:
+            self.save(folder)
 
-    def save(self, folder: Folder) -> None:
-        """Write the variables as safetensors shards with an index, loadable on any layout."""
+    def save(self, folder: Folder, *, wait: bool = True) -> None:
+        """Write the variables as safetensors shards with an index, loadable on any layout.
+
+        Without `wait` it returns as soon as the values are copied, and they are written while
+        steps go on. The next save and `close` wait for that. A CheckpointError is raised by the
+        next call on the session where it could not be done.
+        """
         path = folder_path("the folder of a checkpoint", folder)
         with self._turn:
-            self._open().save(path)
+            self._open().save(path, wait)
 
     def variables(self) -> dict[str, Array]:
         """Parameters and optimizer state as global arrays by name."""
@@ -259,11 +296,24 @@ class Session:
             return self._recording.timelines()
 
     def close(self) -> None:
-        """Stop every rank and everything that was started for them. Safe to call again."""
+        """Stop every rank and everything that was started for them. Safe to call again.
+
+        Waits until a checkpoint is written that was begun with `save(..., wait=False)`; raises
+        CheckpointError, with everything stopped, where it could not be.
+        """
         world, self._world = self._world, None
         if world is not None:
-            world.close()
-            _open_worlds.discard(world)
+            try:
+                world.close()
+            finally:
+                _open_worlds.discard(world)
+
+    def _abandon(self) -> None:
+        """Close after a failure, which counts more than what closing finds."""
+        try:
+            self.close()
+        except PlanCompilerError as error:
+            _log.error("%s", error)
 
     def __enter__(self) -> Self:
         self._open()
@@ -275,7 +325,10 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self._abandon()
 
     def _plain(self, outputs: Mapping[str, Array]) -> Outputs:
         """Outputs in the job's order, scalars as Python numbers of their kind."""
@@ -288,6 +341,7 @@ class Session:
     def _open(self) -> World:
         if self._world is None:
             raise UsageError("the session is closed", hint="open a new one with pc.run(job)")
+        self._world.check_saved()
         return self._world
 
 
@@ -297,7 +351,10 @@ _open_worlds: set[World] = set()
 def _close_open_worlds() -> None:
     """Let a program end that has not closed its sessions."""
     for world in list(_open_worlds):
-        world.close()
+        try:
+            world.close()
+        except PlanCompilerError as error:
+            _log.error("%s", error)
 
 
 # Python joins all threads before it calls `atexit`, so that would be too late for ranks as threads.
@@ -316,8 +373,10 @@ class _ThreadWorld:
         restore: Path | None,
         recording: Recording | None,
         cache: bool,
+        deadline: float,
     ) -> None:
         self._parts = ExitStack()
+        self._writer = CheckpointWriter("plancompiler-checkpoint")
         try:
             if recording is not None:
                 self._parts.enter_context(recording)
@@ -342,9 +401,11 @@ class _ThreadWorld:
                     self.plans,
                     variables=variables,
                     first_step=self._step,
+                    deadline=deadline,
                     record=None if recording is None else recording.folder,
                 )
             )
+            self._parts.callback(self._writer.wait)
         except BaseException:
             self._parts.close()
             raise
@@ -359,14 +420,34 @@ class _ThreadWorld:
         self._step += steps
         return outputs
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, wait: bool) -> None:
+        self._writer.wait()
+        # Steps change the variables, so what is written in the meantime are copies.
+        kept = {
+            rank: self._local.variables(rank, saved_names(plan))
+            for rank, plan in self.plans.items()
+        }
+        self._writer.start(partial(self._write, folder, kept, self._step))
+        if wait:
+            self._writer.wait()
+
+    def _write(
+        self,
+        folder: Path,
+        kept: dict[int, dict[str, Array]],
+        step: int,
+        keep_going: KeepGoing,
+    ) -> None:
         for rank, plan in self.plans.items():
-            save_shards(folder, plan, self._local.variables(rank), self._step)
-        write_index(folder, len(self.plans), self._step)
+            save_shards(folder, plan, kept.pop(rank), step, keep_going=keep_going)
+        write_index(folder, len(self.plans), step)
+
+    def check_saved(self) -> None:
+        self._writer.check()
 
     def variables(self) -> dict[str, Array]:
         return assemble(
-            shards_to_bytes(plan, self._local.variables(rank), self._step)
+            shards_to_bytes(plan, self._local.variables(rank, saved_names(plan)), self._step)
             for rank, plan in self.plans.items()
         )
 
@@ -386,6 +467,7 @@ class _ProcessWorld:
         allow_ops: Sequence[str],
         recording: Recording | None,
         cache: bool,
+        deadline: float,
     ) -> None:
         self._parts = ExitStack()
         self._busy = True
@@ -398,6 +480,7 @@ class _ProcessWorld:
                 world_size,
                 allow_ops,
                 None if recording is None else recording.folder,
+                deadline,
             )
             self._parts.callback(workers.close)
             client = self._parts.enter_context(Client(server.address))
@@ -427,9 +510,12 @@ class _ProcessWorld:
         with self._asking():
             return list(self._remote.run(steps))
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, wait: bool) -> None:
         with self._asking():
-            self._remote.save(folder.resolve())
+            self._remote.save(folder.resolve(), wait=wait)
+
+    def check_saved(self) -> None:
+        """The workers fail the job where they cannot write, so whatever is asked next raises."""
 
     def variables(self) -> dict[str, Array]:
         with self._asking():
@@ -453,6 +539,8 @@ class _ProcessWorld:
                 self._remote.cancel()
             else:
                 self._remote.close()
+        except CheckpointError:
+            raise
         except PlanCompilerError as error:
             _log.debug("the job did not end cleanly: %s", error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -72,7 +73,8 @@ class WorkerProcesses:
     a terminal reaches it through this process only.
 
     Workers may import custom ops of the top-level modules `allow_ops`, which they find where this
-    process does. They record timelines in the folder `record`.
+    process does. They record timelines in the folder `record`. `deadline` is theirs (see
+    `worker.agent.run_worker`).
     """
 
     def __init__(
@@ -81,10 +83,13 @@ class WorkerProcesses:
         count: int,
         allow_ops: Sequence[str] = (),
         record: Path | None = None,
+        deadline: float | None = None,
     ) -> None:
         self._options = [word for module in allow_ops for word in ("--allow-ops", module)]
         if record is not None:
             self._options += ["--record", str(record)]
+        if deadline is not None:
+            self._options += ["--deadline", str(deadline)]
         self._environment = worker_environment(allow_ops)
         self._children: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []
@@ -145,6 +150,7 @@ class WorkerProcesses:
             if child.stdin is not None:
                 child.stdin.close()
             child.terminate()
+            child.send_signal(signal.SIGCONT)  # a stopped one would not hear it
         for child in self._children:
             try:
                 child.wait(STOP_SECONDS)

@@ -28,6 +28,7 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.cuda.device import local_device
+from plancompiler.executor.runtime import DEADLINE
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
 from plancompiler.worker.events import (
@@ -38,6 +39,7 @@ from plancompiler.worker.events import (
     MasterGone,
     Send,
     Start,
+    StartBeside,
     StopAsked,
     Tick,
     WorkerAction,
@@ -67,6 +69,7 @@ def run_worker(
     version: str | None = None,
     silence_seconds: float = 10.0,
     record: Path | None = None,
+    deadline: float = DEADLINE,
 ) -> None:
     """Serve jobs as one rank of the master at `master` until `stop` is set.
 
@@ -74,7 +77,8 @@ def run_worker(
     `version` are what the worker says of itself, by default the truth; workers with different hosts
     share no memory. `listen` is where workers of other hosts reach this one; beyond this machine it
     needs `tls` or `insecure`. `transport` is one of `peers.TRANSPORTS`. `record` is a folder where
-    the timeline of each job is recorded, over that of the job before. Raises MasterUnreachableError
+    the timeline of each job is recorded, over that of the job before. `deadline` (seconds) is how
+    long a rank of a job may stand still while this one waits for it. Raises MasterUnreachableError
     where no master answers or it is lost later, RegistrationError, RankError or VersionError where
     it refuses the worker.
     """
@@ -89,7 +93,9 @@ def run_worker(
         register = peers.offer(rank, device, version or software_version())
         await_master(channel, master, timeout)
         stop = stop or threading.Event()
-        _Agent(channel, master, tls, register, peers, stop, silence_seconds, record).serve()
+        _Agent(
+            channel, master, tls, register, peers, stop, silence_seconds, record, deadline
+        ).serve()
     finally:
         channel.close()
         if peers is not None:
@@ -109,6 +115,7 @@ class _Agent:
         stop: threading.Event,
         silence_seconds: float,
         record: Path | None,
+        deadline: float,
     ) -> None:
         self._master = master
         self._stop = stop
@@ -119,7 +126,7 @@ class _Agent:
         self._call: Any = stub.Connect(self._requests())
         device = None if register.device == "cpu" else register.device
         self._runner = JobRunner(
-            stub, master, tls, peers, self._events.put, self._outbox.put, record, device
+            stub, master, tls, peers, self._events.put, self._outbox.put, record, device, deadline
         )
         self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
         self._state = WorkerState(time.monotonic(), silence_seconds)
@@ -161,6 +168,8 @@ class _Agent:
                 self._outbox.put(message)
             case Start(work):
                 self._runner.start(work)
+            case StartBeside(order):
+                self._runner.write_index_beside(order)
             case Interrupt(error):
                 self._runner.interrupt(PlanCompilerError.from_report(error))
             case Close(job_id):

@@ -13,6 +13,7 @@ from plancompiler.cluster.messages import (
     Save,
     WorkerMessage,
     WriteIndex,
+    Written,
 )
 from plancompiler.errors import ErrorReport
 
@@ -50,6 +51,22 @@ class WorkFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveWritten:
+    """What was to be written beside other work is on disk."""
+
+    job_id: int
+    reply: Written
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """What was to be written beside other work could not be."""
+
+    job_id: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """Nothing is left of a job."""
 
@@ -66,7 +83,17 @@ class StopAsked:
     """Whoever started the worker wants it to end."""
 
 
-WorkerEvent = FromMaster | MasterGone | WorkDone | WorkFailed | Closed | Tick | StopAsked
+WorkerEvent = (
+    FromMaster
+    | MasterGone
+    | WorkDone
+    | WorkFailed
+    | SaveWritten
+    | SaveFailed
+    | Closed
+    | Tick
+    | StopAsked
+)
 
 
 # --- actions --------------------------------------------------------------------------------------
@@ -90,6 +117,15 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class StartBeside:
+    """Write a checkpoint's index beside other work; SaveWritten or SaveFailed follows, unless the
+    job is let go of first.
+    """
+
+    order: WriteIndex
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """Make the work at hand end soon; WorkDone or WorkFailed still follows."""
 
@@ -110,4 +146,4 @@ class Exit:
     error: ErrorReport | None
 
 
-WorkerAction = Send | Start | Interrupt | Close | Exit
+WorkerAction = Send | Start | StartBeside | Interrupt | Close | Exit

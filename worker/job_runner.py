@@ -31,10 +31,20 @@ from plancompiler.cluster.messages import (
     Save,
     WorkerMessage,
     WriteIndex,
+    Written,
 )
 from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError
-from plancompiler.executor.checkpoint import load_shards, save_shards, shards_to_bytes, write_index
-from plancompiler.executor.runtime import Runtime
+from plancompiler.executor.checkpoint import (
+    KeepGoing,
+    load_shards,
+    make_folder,
+    save_shards,
+    saved_names,
+    shards_to_bytes,
+    write_index,
+)
+from plancompiler.executor.checkpoint_writer import CheckpointWriter
+from plancompiler.executor.runtime import DEADLINE, Runtime
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.plan.digest import cross_rank_facts, plan_digest
 from plancompiler.plan.plan import Plan
@@ -42,7 +52,15 @@ from plancompiler.plan.serde import plan_from_bytes
 from plancompiler.plan.verify import verify_plan
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
-from plancompiler.worker.events import Closed, Work, WorkDone, WorkerEvent, WorkFailed
+from plancompiler.worker.events import (
+    Closed,
+    SaveFailed,
+    SaveWritten,
+    Work,
+    WorkDone,
+    WorkerEvent,
+    WorkFailed,
+)
 from plancompiler.worker.local_copy import OfferedCopy, read_copy
 from plancompiler.worker.peers import Peers
 from plancompiler.worker.transfer import Interruption, Transfers
@@ -63,6 +81,7 @@ class JobRunner:
         send: Callable[[WorkerMessage], None],
         record: Path | None = None,
         device: str | None = None,
+        deadline: float = DEADLINE,
     ) -> None:
         self.rank = 0
         self.token = b""
@@ -73,6 +92,7 @@ class JobRunner:
         self._send = send
         self._record = record
         self._device = device
+        self._deadline = deadline
         self._cache = open_cache()
         self._orders: SimpleQueue[Work | int | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -83,6 +103,9 @@ class JobRunner:
         self._runtime: Runtime | None = None
         self._plan: Plan | None = None
         self._outputs: dict[int, dict[str, Array]] = {}
+        self._writer = CheckpointWriter("plancompiler-checkpoint")
+        self._saved_step = 0
+        """The step of the checkpoint whose shards were written last."""
         self._thread = threading.Thread(target=self._work, name="plancompiler-job", daemon=True)
         self._thread.start()
 
@@ -99,6 +122,10 @@ class JobRunner:
             runtime = self._runtime
         if runtime is not None:
             runtime.abort(AbortedError("the job was stopped", rank=self.rank, got=str(error)))
+
+    def write_index_beside(self, order: WriteIndex) -> None:
+        """Write the index of the checkpoint that is under way, beside other work."""
+        self._write_beside(order, lambda _: self._write_index(order))
 
     def close_job(self, job_id: int) -> None:
         """Let go of the job once the work before is done."""
@@ -141,14 +168,10 @@ class JobRunner:
                 return Prepared(work.job_id)
             case Run():
                 self._run(work)
-            case Save(_, ticket, directory):
-                runtime = self._prepared()
-                save_shards(
-                    directory, runtime.plan, runtime.variables(), runtime.steps_done, f"{ticket}"
-                )
-            case WriteIndex(_, ticket, directory):
-                runtime = self._prepared()
-                write_index(directory, runtime.plan.world_size, runtime.steps_done, tag=f"{ticket}")
+            case Save():
+                self._save(work)
+            case WriteIndex():
+                self._write_index(work)
             case Collect():
                 self._upload(work)
         return OperationDone(work.job_id, work.ticket)
@@ -199,6 +222,8 @@ class JobRunner:
         plan = self._plan
         if plan is None:
             raise ClusterError("the master asked to prepare a job that was not compiled")
+        if work.save:
+            make_folder(work.save)
         variables, step = load_shards(work.restore, plan) if work.restore else (None, 0)
         self._outputs.clear()
         count = len(plan.outputs)
@@ -223,6 +248,7 @@ class JobRunner:
             variables=variables,
             first_step=step,
             on_outputs=on_output,
+            deadline=self._deadline,
             record=self._record,
             device=self._device,
         )
@@ -241,6 +267,41 @@ class JobRunner:
             runtime.feed({name: feeds[name] for name in runtime.input_names if name in feeds})
         runtime.run(work.steps)
 
+    def _save(self, order: Save) -> None:
+        runtime = self._prepared()
+        plan, step = runtime.plan, runtime.steps_done
+        self._saved_step = step
+        kept = runtime.variables(saved_names(plan))
+        if not order.background:
+            save_shards(order.directory, plan, kept, step, f"{order.ticket}")
+            return
+
+        def write(keep_going: KeepGoing) -> None:
+            save_shards(order.directory, plan, kept, step, f"{order.ticket}", keep_going)
+
+        self._write_beside(order, write)
+
+    def _write_index(self, order: WriteIndex) -> None:
+        world_size = self._prepared().plan.world_size
+        write_index(order.directory, world_size, self._saved_step, tag=f"{order.ticket}")
+
+    def _write_beside(self, order: Save | WriteIndex, write: Callable[[KeepGoing], None]) -> None:
+        """Write in a thread of its own, and report what came of it unless it was given up."""
+
+        def work(keep_going: KeepGoing) -> None:
+            try:
+                write(keep_going)
+            except AbortedError:
+                return
+            except BaseException as error:
+                doing = f"job {order.job_id}, a checkpoint in {order.directory}"
+                self._report(SaveFailed(order.job_id, report_of(error, doing)))
+            else:
+                written = Written(order.job_id, order.ticket)
+                self._report(SaveWritten(order.job_id, written))
+
+        self._writer.start(work)
+
     def _prepared(self) -> Runtime:
         if self._runtime is None:
             raise ClusterError("the master asked to run a job that was not prepared")
@@ -251,6 +312,7 @@ class JobRunner:
             runtime, self._runtime = self._runtime, None
         self._interruption.clear()
         self._drop_copy()
+        self._writer.stop()
         if runtime is not None:
             try:
                 runtime.close()
@@ -261,7 +323,9 @@ class JobRunner:
 
     def _upload(self, work: Collect) -> None:
         runtime = self._prepared()
-        chunks = to_chunks(shards_to_bytes(runtime.plan, runtime.variables(), runtime.steps_done))
+        plan = runtime.plan
+        kept = runtime.variables(saved_names(plan))
+        chunks = to_chunks(shards_to_bytes(plan, kept, runtime.steps_done))
 
         def requests() -> Iterator[pb.UploadRequest]:
             yield pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)

@@ -156,7 +156,12 @@ class HostPeers:
                     hint="start all workers of a master with the same --transport",
                 )
         remote = remote_transport(
-            token, rank, self._server, far, lambda address: open_channel(address, self._tls)
+            token,
+            rank,
+            self._server,
+            far,
+            lambda address: open_channel(address, self._tls),
+            self._tls is not None,
         )
         if len(far) == world_size - 1:
             return remote

@@ -17,6 +17,7 @@ from plancompiler.cluster.messages import (
     Refused,
     Registered,
     WorkerMessage,
+    WriteIndex,
 )
 from plancompiler.errors import (
     AbortedError,
@@ -31,8 +32,11 @@ from plancompiler.worker.events import (
     FromMaster,
     Interrupt,
     MasterGone,
+    SaveFailed,
+    SaveWritten,
     Send,
     Start,
+    StartBeside,
     StopAsked,
     Tick,
     Work,
@@ -44,6 +48,8 @@ from plancompiler.worker.events import (
 
 _BEATS_PER_SILENCE = 5
 """Heartbeats in the time after which silence means death."""
+LEAVE_SECONDS = 60.0
+"""A worker that must end waits so long for its work at hand, which may never do so."""
 
 
 class WorkerState:
@@ -62,6 +68,8 @@ class WorkerState:
         self._closing = False
         self._exit: Exit | None = None
         """The worker ends when it has no job any longer."""
+        self._leave_at = 0.0
+        """When it ends in any case."""
         self._actions: list[WorkerAction] = []
 
     def handle(self, event: WorkerEvent, now: float) -> list[WorkerAction]:
@@ -70,9 +78,9 @@ class WorkerState:
         match event:
             case FromMaster(message):
                 self._last_heard = now
-                self._from_master(message)
+                self._from_master(message, now)
             case MasterGone(error):
-                self._leave(Exit(error))
+                self._leave(Exit(error), now)
             case WorkDone(job_id, reply) if job_id == self.job_id:
                 self._working = False
                 if not self._ending:
@@ -83,24 +91,31 @@ class WorkerState:
                 if not self._ending or error.code != AbortedError.code:
                     self._send(Failed(job_id, error))
                 self._ending = True
+            case SaveWritten(job_id, reply) if job_id == self.job_id:
+                if not self._ending:
+                    self._send(reply)
+            case SaveFailed(job_id, error) if job_id == self.job_id:
+                # The master ends the job, and with it the work at hand.
+                if not self._ending:
+                    self._send(Failed(job_id, error))
             case Closed(job_id) if job_id == self.job_id:
                 self.job_id = None
                 self._ending = self._closing = False
                 self._send(Idle(job_id))
             case StopAsked():
-                self._leave(Exit(None))
+                self._leave(Exit(None), now)
             case Tick():
                 self._tick(now)
         self._move_on()
         return self._actions
 
-    def _from_master(self, message: MasterMessage) -> None:
+    def _from_master(self, message: MasterMessage, now: float) -> None:
         match message:
             case Registered(rank, _, silence):
                 self.rank = rank
                 self._silence = silence
             case Refused(error):
-                self._leave(Exit(error))
+                self._leave(Exit(error), now)
             case Heartbeat():
                 pass
             case Finish(job_id):
@@ -108,6 +123,9 @@ class WorkerState:
                 self._end(job_id, error)
             case Abort(job_id, error):
                 self._end(job_id, error)
+            case WriteIndex(background=True) if message.job_id == self.job_id:
+                if not self._ending:
+                    self._actions.append(StartBeside(message))
             case _:
                 self._start(message)
 
@@ -138,10 +156,11 @@ class WorkerState:
             self._actions.append(Interrupt(error))
         self._ending = True
 
-    def _leave(self, leaving: Exit) -> None:
+    def _leave(self, leaving: Exit, now: float) -> None:
         if self._exit is not None:
             return
         self._exit = leaving
+        self._leave_at = now + LEAVE_SECONDS
         if self.job_id is not None:
             error = leaving.error or AbortedError("the worker was stopped", rank=self.rank).report
             self._end(self.job_id, error)
@@ -162,7 +181,9 @@ class WorkerState:
             error = MasterUnreachableError(
                 "the master was lost", got=f"nothing heard for {self._silence:g} s"
             )
-            self._leave(Exit(error.report))
+            self._leave(Exit(error.report), now)
+        if self._exit is not None and self.job_id is not None and now >= self._leave_at:
+            self._actions.append(self._exit)
 
     def _send(self, message: WorkerMessage) -> None:
         if self._exit is None or isinstance(message, (Failed, Idle)):

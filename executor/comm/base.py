@@ -99,9 +99,12 @@ class Group(Protocol):
     def barrier(self, label: str) -> None:
         """Return when all members have called it as often as this rank.
 
-        `label` says what for in errors. Raises DeadlineError, AbortedError, or TransportError
-        where a member is gone.
+        `label` says what for in errors. Raises AbortedError, TransportError where a member is
+        gone, or, of a transport that is not watched, DeadlineError.
         """
+
+    def missing(self) -> list[int]:
+        """Members that have not come as often as this rank; from any thread."""
 
 
 class Transport(Protocol):
@@ -115,8 +118,18 @@ class Transport(Protocol):
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
         """Meet all peers and learn what they publish.
 
-        `deadline` (seconds) holds for this and for every later wait.
+        `deadline` (seconds) holds for this and, until `watch`, for every later wait.
         """
+
+    def watch(self, receive: Callable[[int, bytes], None]) -> None:
+        """From now on somebody watches over this rank's waits, and ends them with `abort`.
+
+        Barriers have no deadline of their own any more. `receive(rank, note)` gets what watchers
+        of peers `tell`, from any thread.
+        """
+
+    def tell(self, rank: int, note: bytes) -> None:
+        """Bring a note to the watcher of a peer, without waiting; it may get lost."""
 
     def peer_register(self, rank: int, register: int) -> Slots | None:
         """Arrays over a register of a peer (or of this rank), None where it is not published."""

@@ -1,33 +1,49 @@
 """Communicators for code that decides at run time what to exchange.
 
-A `CommContext` is one rank's member of a group. Its collectives are written once, over a `Board`:
+A `CommContext` is one rank's member of a group. Its operations are written once, over a `Board`:
 a place where the members show each other arrays. Each member reads what it needs straight from what
 the others show, and reduces in rank order, so that all get the same bits.
 
 Every call carries its name. Members that make different calls, or the same call with different
-reductions or axes, get a TransportError that says what each of them called.
+reductions or axes, get a TransportError that says what each of them called. With
+`PLANCOMPILER_COMM_CHECK=1` they first exchange dtype, shape and source line as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from plancompiler.errors import AttributeValueError, ShapeError, TransportError
-from plancompiler.executor.comm.reduce import plan_reduction
+from plancompiler.errors import DeadlineError, PlanCompilerError, TransportError, UsageError
+from plancompiler.executor.comm.deferred import DeferredCalls, Work
+from plancompiler.executor.comm.flight_recorder import (
+    DONE,
+    ENTERED,
+    FAILED,
+    CommRecord,
+    FlightRecorder,
+    now,
+)
+from plancompiler.executor.comm.operations import (
+    ALL,
+    Arrays,
+    Operation,
+    Operations,
+    Shown,
+    Targets,
+)
 from plancompiler.executor.memory import Array
 from plancompiler.ir import Reduction
-from plancompiler.ir.shard import balanced_range
 
-CHUNKED_BYTES = 64 << 10
-"""From this size on the members of an all_reduce share the work instead of repeating it."""
-BLOCK_BYTES = 2 << 20
-"""What an all_reduce shows at once: boards between processes have room for it."""
+CHECK = "PLANCOMPILER_COMM_CHECK"
+"""The variable that has every operation compare what its members called before it begins."""
 
-Arrays = tuple[Array, ...]
 Found = TypeVar("Found")
 
 
@@ -37,28 +53,43 @@ class Board(Protocol):
     ranks: tuple[int, ...]
     member: int
     """This rank's position in `ranks`."""
+    deadline: float
+    """Seconds that a wait for other members may take."""
 
-    def show(self, call: str, arrays: Arrays, label: str) -> list[tuple[str, Arrays]]:
+    def show(
+        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+    ) -> list[tuple[str, Arrays]]:
         """Show arrays to all members; returns what each member called and shows, when all have.
 
-        What is returned may be read until `leave`. `label` says what for in errors. Raises
-        DeadlineError where a member does not come in time, AbortedError where one has failed.
+        `targets` names the member that reads each array, where it is one; others may see an empty
+        one in its place. What is returned may be read until `leave`. `label` says what for in
+        errors. Raises DeadlineError where a member does not come in time, AbortedError where one
+        has failed.
         """
 
     def leave(self, label: str) -> None:
         """Return when nobody reads this rank's arrays any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommRecord:
-    """One collective of this rank."""
+class Called(Protocol):
+    """What members must have called alike."""
 
-    op: str
-    nbytes: int
-    """Of this rank's input."""
-    group: tuple[int, ...]
-    sequence: int
-    """How many collectives the group had run before."""
+    call: str
+
+    def header(self) -> str:
+        """What they must have alike besides."""
+
+
+class Owner(Protocol):
+    """What a context asks of the manager that made it."""
+
+    recorder: FlightRecorder
+
+    def pair(self, peer: int, stream: str) -> CommContext:
+        """The context of this rank and another one on a stream."""
+
+    def abort(self, error: PlanCompilerError) -> None:
+        """Fail every wait of every rank with this cause."""
 
 
 class CommContext:
@@ -66,20 +97,22 @@ class CommContext:
 
     All members call the same methods in the same order. Arrays may be empty, and of any dtype that
     the system knows. Inputs are left alone; results are new arrays.
+
+    Every wait for other members has a deadline. When it expires all ranks are stopped, and the
+    error says group, sequence number, operation, bytes, and which ranks had come and which had not.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        observe: Callable[[CommRecord], None],
-        pair: Callable[[int], CommContext],
-    ) -> None:
+    def __init__(self, board: Board, owner: Owner, stream: str = "") -> None:
         self.ranks = board.ranks
         self.member = board.member
+        self.stream = stream
+        """The communicator stream that it belongs to; empty for the compute stream."""
         self.sequence = 0
+        """How many operations it has begun."""
         self._board = board
-        self._observe = observe
-        self._pair = pair
+        self._owner = owner
+        self._calls = Operations(board.ranks, board.member)
+        self._check = os.environ.get(CHECK, "0") not in ("", "0")
 
     @property
     def size(self) -> int:
@@ -91,235 +124,344 @@ class CommContext:
         """This member's rank."""
         return self.ranks[self.member]
 
-    # --- reductions -----------------------------------------------------------------------------
+    @property
+    def deadline(self) -> float:
+        """Seconds that each wait for other members may take; can be set."""
+        return self._board.deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        self._board.deadline = seconds
+
+    def dump(self, path: Path | str) -> None:
+        """Write what this rank's communicators did last to a file; see `FlightRecorder.dump`."""
+        self._owner.recorder.dump(path)
+
+    # --- operations -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Array, reduction: Reduction | str = Reduction.SUM) -> Array:
-        """The reduction of all members' arrays of one shape, on every member."""
-        how = _reduction(reduction)
-        if self.size > 1 and x.nbytes >= CHUNKED_BYTES:
-            return self._chunked_all_reduce(x, how)
-        shown = self.show("all_reduce", f"all_reduce {how}", (x,))
-        return self.left(_reduced(self._alike(shown), how, x.shape))
+        """The reduction of all members' arrays of one shape, on every member.
 
-    def _chunked_all_reduce(self, x: Array, how: Reduction) -> Array:
-        """Each member reduces its own chunk, and collects the others' (R. Rabenseifner, 2004)."""
-        self._record("all_reduce", x.nbytes)
-        flat, out = x.reshape(-1), np.empty(x.shape, x.dtype)
-        step = BLOCK_BYTES // x.itemsize
-        for start in range(0, x.size, step):
-            block = flat[start : start + step]
-            shown = self._shown(f"all_reduce {how} of {x.size}", (block,))
-            mine = slice(*balanced_range(block.size, self.size, self.member))
-            chunk = _reduced([one[mine] for one in self._alike(shown)], how, None)
-            self._board.leave(self._label("all_reduce"))
-            shown = self._shown("all_reduce, collecting", (chunk,))
-            np.concatenate(
-                [arrays[0] for arrays in shown], out=out.reshape(-1)[start : start + step]
-            )
-            self._board.leave(self._label("all_reduce"))
-        self.sequence += 1
-        return out
+        float16 and bfloat16 are accumulated in float32; averages of whole numbers are rounded down;
+        of bool, sum is "or" and prod is "and".
+        """
+        return self.run(self._calls.all_reduce(x, reduction))
 
     def reduce(
         self, x: Array, root: int, reduction: Reduction | str = Reduction.SUM
     ) -> Array | None:
         """The reduction of all members' arrays on rank `root`; None elsewhere."""
-        how, at = _reduction(reduction), self._position(root)
-        shown = self.show("reduce", f"reduce {how} to {root}", (x,))
-        sources = self._alike(shown)
-        return self.left(_reduced(sources, how, x.shape) if at == self.member else None)
+        return self.run(self._calls.reduce(x, root, reduction))
 
     def reduce_scatter(
         self, x: Array, axis: int = 0, reduction: Reduction | str = Reduction.SUM
     ) -> Array:
         """This member's balanced piece, along `axis`, of the reduction of all arrays."""
-        how = _reduction(reduction)
-        shown = self.show("reduce_scatter", f"reduce_scatter {how} axis {axis}", (x,))
-        cut = _cut(x, axis, self.size, self.member)
-        pieces = [one[cut] for one in self._alike(shown)]
-        return self.left(_reduced(pieces, how, None))
-
-    # --- copies ---------------------------------------------------------------------------------
+        return self.run(self._calls.reduce_scatter(x, axis, reduction))
 
     def broadcast(self, x: Array | None, root: int) -> Array:
         """The array of rank `root`, on every member; the others give None."""
-        at = self._position(root)
-        given: Arrays = () if x is None or at != self.member else (x,)
-        if at == self.member and not given:
-            raise AttributeValueError("the root of a broadcast gave no array", rank=root)
-        shown = self.show("broadcast", f"broadcast from {root}", given)
-        return self.left(shown[at][0].copy())
+        return self.run(self._calls.broadcast(x, root))
 
     def all_gather(self, x: Array, axis: int = 0) -> Array:
         """All members' arrays joined along `axis`, in the order of the ranks; extents along it may
         differ.
         """
-        shown = self.show("all_gather", f"all_gather axis {axis}", (x,))
-        return self.left(_joined([arrays[0] for arrays in shown], axis))
+        return self.run(self._calls.all_gather(x, axis))
+
+    def partial_all_gather(self, x: Array) -> Array:
+        """An array of the shape of `x`, flat slice i of which comes from slice i of member i.
+
+        Slice i of n of m elements is [i·m/n, (i+1)·m/n), rounded down.
+        """
+        return self.run(self._calls.partial_all_gather(x))
 
     def gather(self, x: Array, root: int, axis: int = 0) -> Array | None:
         """All members' arrays joined along `axis` on rank `root`; None elsewhere."""
-        at = self._position(root)
-        shown = self.show("gather", f"gather axis {axis} to {root}", (x,))
-        pieces = [arrays[0] for arrays in shown]
-        return self.left(_joined(pieces, axis) if at == self.member else None)
+        return self.run(self._calls.gather(x, root, axis))
 
     def scatter(self, pieces: Sequence[Array] | None, root: int) -> Array:
         """This member's piece of those that rank `root` gives, one for each member."""
-        at = self._position(root)
-        given = tuple(pieces or ()) if at == self.member else ()
-        if at == self.member and len(given) != self.size:
-            raise AttributeValueError(
-                "scatter needs a piece for each member", got=len(given), expected=self.size
-            )
-        shown = self.show("scatter", f"scatter from {root}", given)
-        return self.left(shown[at][self.member].copy())
+        return self.run(self._calls.scatter(pieces, root))
 
     def all_to_all(self, x: Array, split_axis: int = 0, join_axis: int = 0) -> Array:
         """Balanced pieces along `split_axis` go to the members in order; what comes is joined along
         `join_axis`.
         """
-        call = f"all_to_all axes {split_axis} and {join_axis}"
-        shown = self.show("all_to_all", call, (x,))
-        pieces = [
-            arrays[0][_cut(arrays[0], split_axis, self.size, self.member)] for arrays in shown
-        ]
-        return self.left(_joined(pieces, join_axis))
+        return self.run(self._calls.all_to_all(x, split_axis, join_axis))
 
     def exchange(self, pieces: Sequence[Array]) -> list[Array]:
-        """Piece i goes to member i; returns what came, by member. Shapes may all differ."""
-        if len(pieces) != self.size:
-            raise AttributeValueError(
-                "an exchange needs a piece for each member", got=len(pieces), expected=self.size
-            )
-        shown = self.show("exchange", "exchange", tuple(pieces))
-        return self.left([arrays[self.member].copy() for arrays in shown])
+        """The uneven all-to-all: piece i goes to member i; returns what came, by member. Shapes may
+        all differ.
+        """
+        return self.run(self._calls.exchange(pieces))
 
     def send(self, x: Array, to: int) -> None:
         """Give an array to rank `to`, which calls `recv`; returns when it has it."""
-        self._position(to)
-        pair = self._pair(to)
-        pair.show("send", f"from {self.rank} to {to}", (x,))
-        pair.left(None)
+        self.run(self._calls.send(x, to))
 
     def recv(self, source: int) -> Array:
         """The array that rank `source` sends."""
-        at = self._position(source)
-        pair = self._pair(source)
-        shown = pair.show("recv", f"from {self.ranks[at]} to {self.rank}", ())
-        return pair.left(shown[pair.ranks.index(source)][0].copy())
+        return self.run(self._calls.recv(source))
+
+    def partial_send(self, x: Array, to: int, num: int, id: int) -> None:  # noqa: A002
+        """Give slice `id` of `num` of the flat array to rank `to`, which calls `partial_recv`.
+
+        Of m elements that is [id·m/num, (id+1)·m/num), rounded down.
+        """
+        self.run(self._calls.partial_send(x, to, num, id))
+
+    def partial_recv(self, out: Array, source: int, num: int, id: int) -> Array:  # noqa: A002
+        """Write slice `id` of `num` of the flat `out`, which rank `source` sends, and no other
+        element; returns `out`. It must be contiguous.
+        """
+        return self.run(self._calls.partial_recv(out, source, num, id))
 
     def barrier(self) -> None:
         """Return when all members have called it."""
-        self.show("barrier", "barrier", ())
-        self._board.leave(self._label("barrier"))
+        self.run(self._calls.barrier())
 
-    # --- what they share ------------------------------------------------------------------------
+    @contextmanager
+    def group(self) -> Iterator[DeferredCalls]:
+        """Operations of the block are started as one when it ends; nothing runs before.
 
-    def show(self, op: str, call: str, arrays: Arrays) -> list[Arrays]:
-        """Show arrays and see those of all members; all must have made the same call."""
-        self._record(op, sum(array.nbytes for array in arrays))
-        shown = self._shown(call, arrays)
-        self.sequence += 1
-        return shown
+            with context.group() as group:
+                total = group.all_reduce(x)
+                group.send(y, to=left)
+                came = group.recv(right)
+            print(total.wait(), came.wait())
 
-    def _record(self, op: str, nbytes: int) -> None:
-        self._observe(CommRecord(op, nbytes, self.ranks, self.sequence))
+        Members call the same collectives in the same order. Sends and receives of a block wait for
+        each other all at once, so that a ring of them comes to its end. Nothing runs where the
+        block raises.
+        """
+        batch = _Batch(self)
+        yield DeferredCalls(self._calls, batch.add)
+        batch.run()
 
-    def _shown(self, call: str, arrays: Arrays) -> list[Arrays]:
-        found = self._board.show(call, arrays, self._label(call))
-        calls = [name for name, _ in found]
-        if any(name != call for name in calls):
-            each = "; ".join(
-                f"rank {rank}: {name}" for rank, name in zip(self.ranks, calls, strict=True)
-            )
-            raise TransportError(
-                f"the members of ranks {list(self.ranks)} made different calls",
-                got=f"collective {self.sequence}: {each}",
-                expected="the same calls in the same order on all ranks",
-            )
-        return [arrays for _, arrays in found]
+    # --- running them ---------------------------------------------------------------------------
 
-    def left(self, found: Found) -> Found:
-        """A result, when nobody reads this rank's input any more."""
-        self._board.leave(self._label("leaving"))
+    def run(self, operation: Operation[Found]) -> Found:
+        """Run one operation to its end."""
+        return self.run_recorded(operation, self.recorded(operation))
+
+    def recorded(self, operation: Operation[Any]) -> CommRecord:
+        """The record of an operation that is called now."""
+        arrays = operation.described()
+        record = CommRecord(operation.op, operation.call, arrays, self.ranks, self.stream)
+        self._owner.recorder.add(record)
+        return record
+
+    def run_recorded(self, operation: Operation[Found], record: CommRecord) -> Found:
+        """Run one operation that has a record already."""
+
+        def work(link: _Link) -> Found:
+            if operation.rounds is not None:
+                return operation.rounds(link)
+            return link.round(operation.call, operation.given, operation.finish, operation.targets)
+
+        where = self if operation.peer is None else self.pair(operation.peer)
+        return where.meet((record,), operation, work)
+
+    def pair(self, peer: int) -> CommContext:
+        """The context of this rank and another one of the group."""
+        return self._owner.pair(peer, self.stream)
+
+    def meet(
+        self,
+        records: Sequence[CommRecord],
+        called: Called,
+        work: Callable[[_Link], Found],
+    ) -> Found:
+        """Run what meets the other members on this group's board, and note how it went."""
+        begin = now()
+        for record in records:
+            record.group, record.sequence = self.ranks, self.sequence
+            record.state, record.begin = ENTERED, begin
+            self.sequence += 1
+        first = records[0]
+        label = str(first) if len(records) == 1 else f"{first} and {len(records) - 1} more with it"
+        link = _Link(self._board, label, first)
+        try:
+            if self._check:
+                link.compare(called.call, called.header())
+            found = work(link)
+        except PlanCompilerError as error:
+            self._note_failure(error, records)
+            raise
+        end = now()
+        for record in records:
+            record.state, record.end = DONE, end
         return found
 
-    def _label(self, what: str) -> str:
-        return f"{what} (collective {self.sequence} of ranks {list(self.ranks)})"
+    def _note_failure(self, error: PlanCompilerError, records: Sequence[CommRecord]) -> None:
+        """A deadline stops all ranks: who waits for this one would wait in vain."""
+        end = now()
+        for record in records:
+            record.state, record.end, record.error = FAILED, end, str(error)
+        if isinstance(error, DeadlineError):
+            error.at(op=records[0].op, source=records[0].source)
+            self._owner.abort(error)
+        else:
+            self._owner.recorder.dump_on_failure()
 
-    def _alike(self, shown: Sequence[Arrays]) -> list[Array]:
-        """One array of each member, all of one shape and dtype."""
-        found = [arrays[0] for arrays in shown]
-        if any(one.shape != found[0].shape or one.dtype != found[0].dtype for one in found):
-            raise ShapeError(
-                "a reduction needs arrays of one shape and dtype on all members",
-                got="; ".join(
-                    f"rank {rank}: {one.dtype}{list(one.shape)}"
-                    for rank, one in zip(self.ranks, found, strict=True)
-                ),
-            )
+
+class _Link:
+    """One operation's way to the other members; see `Link`."""
+
+    def __init__(self, board: Board, label: str, record: CommRecord) -> None:
+        self._board = board
+        self._label = label
+        self._record = record
+
+    def round(
+        self, call: str, arrays: Arrays, take: Callable[[Shown], Found], targets: Targets = None
+    ) -> Found:
+        """See `Link.round`."""
+        board = self._board
+        shown = board.show(call, arrays, self._label, targets)
+        try:
+            for name, _ in shown:
+                if name != call:
+                    raise self._different([name for name, _ in shown])
+            found = take([arrays for _, arrays in shown])
+        except PlanCompilerError:
+            # Others may have found nothing wrong: they wait for this member to leave.
+            board.leave(self._label)
+            raise
+        board.leave(self._label)
         return found
 
-    def _position(self, rank: int) -> int:
-        if rank not in self.ranks:
-            raise AttributeValueError(
-                "the root is no member of the group", got=rank, expected=f"one of {self.ranks}"
+    def compare(self, call: str, header: str) -> None:
+        """Raise TransportError unless all members call the same on arrays that go together."""
+        own = json.dumps([call, header, str(self._record.source)]).encode()
+
+        def read(shown: Shown) -> list[list[str]]:
+            return [json.loads(arrays[0].tobytes()) for arrays in shown]
+
+        said = self.round("header", (np.frombuffer(own, np.uint8),), read)
+        if any(other[:2] != said[0][:2] for other in said):
+            raise self._different(
+                [f"{call} {header} at {source}".replace("  ", " ") for call, header, source in said]
             )
-        return self.ranks.index(rank)
 
-
-def _reduction(value: Reduction | str) -> Reduction:
-    try:
-        return Reduction(value)
-    except ValueError:
-        raise AttributeValueError(
-            "unknown reduction",
-            got=repr(value),
-            expected="one of " + ", ".join(map(str, Reduction)),
-        ) from None
-
-
-def _reduced(sources: Sequence[Array], how: Reduction, shape: tuple[int, ...] | None) -> Array:
-    """A new array with the reduction of arrays of one shape."""
-    out = np.empty(sources[0].shape, sources[0].dtype)
-    # A reduction is planned over axes that can be cut, which a scalar has none of.
-    flat = out.reshape(-1)
-    given = [np.ascontiguousarray(one).reshape(-1) for one in sources]
-    for move in plan_reduction(flat, given, how):
-        move()
-    return out if shape is None else out.reshape(shape)
-
-
-def _joined(pieces: Sequence[Array], axis: int) -> Array:
-    if any(piece.dtype != pieces[0].dtype for piece in pieces):
-        raise ShapeError(
-            "pieces of different dtypes cannot be joined",
-            got=", ".join(str(piece.dtype) for piece in pieces),
+    def _different(self, calls: Sequence[str]) -> TransportError:
+        record, ranks = self._record, self._board.ranks
+        each = "; ".join(f"rank {rank}: {call}" for rank, call in zip(ranks, calls, strict=True))
+        return TransportError(
+            f"the members of ranks {list(ranks)} made different calls",
+            source=record.source,
+            got=f"operation {record.sequence}: {each}",
+            expected="the same calls in the same order on all ranks",
+            hint=None if " at " in each else f"{CHECK}=1 shows the source line of each rank",
         )
-    if not 0 <= axis < pieces[0].ndim:
-        raise AttributeValueError(
-            "arrays are joined along an axis that they do not have",
-            got=axis,
-            expected=f"0 to {pieces[0].ndim - 1}",
-        )
-    try:
-        return np.concatenate(pieces, axis=axis)
-    except ValueError:
-        raise ShapeError(
-            f"pieces cannot be joined along axis {axis}",
-            got="; ".join(f"{piece.dtype}{list(piece.shape)}" for piece in pieces),
-            expected="one shape except along that axis",
-        ) from None
 
 
-def _cut(array: Array, axis: int, members: int, member: int) -> tuple[slice, ...]:
-    """Index of a member's balanced piece along an axis."""
-    if not 0 <= axis < array.ndim:
-        raise AttributeValueError(
-            "an array is cut along an axis that it does not have",
-            got=axis,
-            expected=f"0 to {array.ndim - 1}",
+class _Batch:
+    """Operations that are started as one."""
+
+    def __init__(self, context: CommContext) -> None:
+        self._context = context
+        self._pending: list[tuple[Operation[Any], CommRecord, Work[Any]]] = []
+        self._closed = False
+
+    def add(self, operation: Operation[Any]) -> Work[Any]:
+        """Note an operation of the block."""
+        if self._closed:
+            raise UsageError("a group of operations is over", got=operation.call)
+        record = self._context.recorded(operation)
+        work: Work[Any] = Work(record, threaded=False)
+        self._pending.append((operation, record, work))
+        return work
+
+    def run(self) -> None:
+        """Run what was noted: collectives in one round, large ones by themselves, then pairs."""
+        self._closed = True
+        together = [each for each in self._pending if _is_simple(each[0])]
+        if together:
+            self._run_together(together)
+        for operation, record, work in self._pending:
+            if operation.peer is None and operation.rounds is not None:
+                work.end(self._context.run_recorded(operation, record))
+        peers = {each.peer for each, _, _ in self._pending if each.peer is not None}
+        # All ranks go through their pairs in one order, so that none wait in a circle.
+        own = self._context.rank
+        for peer in sorted(peers, key=lambda each: sorted((own, each))):
+            self._run_pair(peer, [each for each in self._pending if each[0].peer == peer])
+
+    def _run_together(
+        self, pending: Sequence[tuple[Operation[Any], CommRecord, Work[Any]]]
+    ) -> None:
+        operations = [operation for operation, _, _ in pending]
+        counts = [len(operation.given) for operation in operations]
+        given: list[Array] = [np.array(counts, np.int64)]
+        targets = [ALL]
+        for operation in operations:
+            given += operation.given
+            targets += operation.targets or [ALL] * len(operation.given)
+
+        def take(shown: Shown) -> list[Any]:
+            lists = [_parts(arrays) for arrays in shown]
+            return [
+                operation.finish([parts[place] for parts in lists])
+                for place, operation in enumerate(operations)
+            ]
+
+        call = "group of " + "; ".join(operation.call for operation in operations)
+        called = _Group(call, operations)
+        found = self._context.meet(
+            [record for _, record, _ in pending],
+            called,
+            lambda link: link.round(call, tuple(given), take, tuple(targets)),
         )
-    piece = slice(*balanced_range(array.shape[axis], members, member))
-    return (*(slice(None),) * axis, piece)
+        for (_, _, work), result in zip(pending, found, strict=True):
+            work.end(result)
+
+    def _run_pair(
+        self, peer: int, pending: Sequence[tuple[Operation[Any], CommRecord, Work[Any]]]
+    ) -> None:
+        """What goes to and comes from one other rank."""
+        pair = self._context.pair(peer)
+        sent = [operation for operation, _, _ in pending if operation.given]
+        received = [operation for operation, _, _ in pending if not operation.given]
+        there = pair.ranks.index(peer)
+        by_sender = (received, sent) if there == 0 else (sent, received)
+        call = "group of " + "; ".join(each.call for side in by_sender for each in side)
+
+        def take(shown: Shown) -> dict[int, Any]:
+            came = iter(shown[there])
+            return {id(operation): operation.finish([(next(came),)]) for operation in received}
+
+        given = tuple(operation.given[0] for operation in sent)
+        found = pair.meet(
+            [record for _, record, _ in pending],
+            _Group(call),
+            lambda link: link.round(call, given, take),
+        )
+        for operation, _, work in pending:
+            work.end(found.get(id(operation)))
+
+
+class _Group:
+    """What the members of a group of operations must have called alike."""
+
+    def __init__(self, call: str, operations: Sequence[Operation[Any]] = ()) -> None:
+        self.call = call
+        self._operations = operations
+
+    def header(self) -> str:
+        """See `Called.header`."""
+        return "; ".join(operation.header() for operation in self._operations)
+
+
+def _is_simple(operation: Operation[Any]) -> bool:
+    return operation.peer is None and operation.rounds is None
+
+
+def _parts(arrays: Arrays) -> list[Arrays]:
+    """What a member shows for each operation of a group; first it shows how much that is."""
+    found, start = [], 1
+    for count in arrays[0].tolist():
+        found.append(arrays[start : start + count])
+        start += count
+    return found

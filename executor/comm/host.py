@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from plancompiler.errors import (
     DeadlineError,
@@ -80,8 +81,9 @@ class HostGroup:
         self.member = key.ranks.index(transport.rank)
         self._transport = transport
         self._own = own
+        self.deadline = deadline
+        """Seconds that a wait may take."""
         self._peers = peers
-        self._deadline = deadline
         self._count = 0
         self._lock = threading.Lock()
 
@@ -96,7 +98,7 @@ class HostGroup:
         _fence(self._lock)
 
     def missing(self) -> list[int]:
-        """Members on this host that have not come as often as this rank."""
+        """See `Group.missing`; members on this host."""
         return [peer for peer, line in self._peers if line[0] < self._count]
 
     def _wait(self, line: memoryview, target: int, rank: int, label: str) -> None:
@@ -104,7 +106,7 @@ class HostGroup:
             os.sched_yield()
             if line[0] >= target:
                 return
-        end = time.monotonic() + self._deadline
+        end = time.monotonic() + self.deadline
         pause = FIRST_SLEEP
         transport = self._transport
         while line[0] < target:
@@ -113,10 +115,10 @@ class HostGroup:
             # A member that said goodbye did so after its last count.
             if rank in transport.gone and line[0] < target:
                 raise left_barrier(label, self.ranks, rank)
-            if time.monotonic() > end:
+            if not transport.watched and time.monotonic() > end:
                 missing = self.missing()
                 if missing:
-                    raise missed_barrier(label, self.ranks, missing, self._deadline)
+                    raise missed_barrier(label, self.ranks, missing, self.deadline)
                 return
             time.sleep(pause)
             pause = min(pause * SLEEP_GROWTH, LAST_SLEEP)
@@ -150,6 +152,7 @@ class HostTransport:
         self._groups: dict[GroupKey, HostGroup] = {}
         self._deadline = 0.0
         self._sink: Sink | None = None
+        self._watcher: Callable[[int, bytes], None] | None = None
         self._receiver: threading.Thread | None = None
         self._wake_receiver = -1
         self._closed = False
@@ -338,6 +341,22 @@ class HostTransport:
 
     # --- messages -------------------------------------------------------------------------------
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody watches over this rank's waits."""
+        return self._watcher is not None
+
+    def watch(self, receive: Callable[[int, bytes], None]) -> None:
+        """See `Transport.watch`."""
+        self._watcher = receive
+
+    def tell(self, rank: int, note: bytes) -> None:
+        """See `Transport.tell`."""
+        connection = self._connections.get(rank)
+        if connection is not None and len(note) < wire.MAX_PACKET:
+            with contextlib.suppress(OSError):
+                connection.send(bytes([wire.NOTE]) + note, socket.MSG_DONTWAIT)
+
     def notify(self, notice: Notice) -> None:
         """See `Transport.notify`."""
         packet = wire.pack_notice(notice.kind, notice.register, notice.task)
@@ -415,6 +434,9 @@ class HostTransport:
             sink.notice(*wire.unpack_notice(packet))
         elif packet[0] == wire.GOODBYE:
             self.gone.add(rank)
+        elif packet[0] == wire.NOTE:
+            if self._watcher is not None:
+                self._watcher(rank, packet[1:])
         elif packet[0] == wire.ABORT:
             failed_rank, report = wire.unpack_abort(packet)
             self.abort(failed_rank, PlanCompilerError.from_report(report))
@@ -504,3 +526,4 @@ class HostTransport:
         self._shared.clear()
         self._counters = None
         self._sink = None
+        self._watcher = None

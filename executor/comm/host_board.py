@@ -1,23 +1,24 @@
 """Boards of ranks that are processes of one host, over the memory of the host transport.
 
-Every rank shares one block with all others: a page for each of its groups, and a staging area. A
-group's page holds the rank's counter of the group's barriers, the digest by which peers find the
-page, and two slots for what is shown, used in turn. What does not fit a slot goes through the
-staging area, in rounds.
+Every rank shares one block with all others: a page for each of its groups, and a staging area for
+each stream. A group's page holds the rank's counter of the group's barriers, the digest by which
+peers find the page, and two slots for what is shown, used in turn. What does not fit a slot goes
+through the staging area, in rounds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from plancompiler.errors import DeadlineError, PlanCompilerError, TransportError
-from plancompiler.executor.comm.base import GroupKey, Publication
-from plancompiler.executor.comm.context import Arrays
+from plancompiler.errors import PlanCompilerError, TransportError
+from plancompiler.executor.comm.base import GroupKey, Publication, left_barrier, missed_barrier
 from plancompiler.executor.comm.host import HostGroup, HostTransport
+from plancompiler.executor.comm.operations import Arrays, Targets
 from plancompiler.executor.memory import Array, Buffer
 from plancompiler.ir import BROADCAST, DType, NdSbp
 from plancompiler.ir.shard import element_count
@@ -30,18 +31,24 @@ PAGE_BYTES = 2 * LINE + 2 * SLOT_BYTES
 PAGES = 128
 """Groups that a rank can be a member of."""
 STAGING_BYTES = 4 << 20
-_MAILBOX_BYTES = PAGES * PAGE_BYTES + STAGING_BYTES
+STAGINGS = 2
+"""Streams that run beside each other, each with a staging area: compute, and communicator."""
+_MAILBOX_BYTES = PAGES * PAGE_BYTES + STAGINGS * STAGING_BYTES
 _POLL_SECONDS = 1e-3
 
 
-class _Silent:
-    """Nothing is announced between ranks but failures, which every wait sees by itself."""
+class _Failures:
+    """Nothing is announced between ranks but failures."""
+
+    def __init__(self, maker: HostBoardMaker) -> None:
+        self._maker = maker
 
     def notice(self, kind: int, register: int, task: int) -> None:
         """See `Sink.notice`."""
 
     def peer_failed(self, error: PlanCompilerError) -> None:
         """See `Sink.peer_failed`."""
+        self._maker.failed(error)
 
 
 class HostBoardMaker:
@@ -54,6 +61,7 @@ class HostBoardMaker:
     def __init__(self, token: str, rank: int, size: int, deadline: float = 300.0) -> None:
         self.rank = rank
         self.deadline = deadline
+        self.failed: Callable[[PlanCompilerError], None] = lambda error: None
         self.transport = HostTransport(token, rank)
         block = Block(0, "mailbox", True, _MAILBOX_BYTES)
         self._own: Buffer = self.transport.allocate(block)
@@ -69,7 +77,7 @@ class HostBoardMaker:
             nbytes=_MAILBOX_BYTES,
         )
         peers = tuple(peer for peer in range(size) if peer != rank)
-        self.transport.connect(Publication(rank, (mailbox,), (), peers), _Silent(), deadline)
+        self.transport.connect(Publication(rank, (mailbox,), (), peers), _Failures(self), deadline)
         self._pages = 0
 
     def mailbox(self, rank: int) -> Buffer:
@@ -81,18 +89,19 @@ class HostBoardMaker:
             raise TransportError("a rank shares no memory with this one", rank=rank)
         return slots[0]
 
-    def board(self, ranks: tuple[int, ...]) -> HostBoard:
+    def board(self, ranks: tuple[int, ...], stream: str = "") -> HostBoard:
         """See `BoardMaker.board`."""
         if self._pages == PAGES:
             raise TransportError(
                 "a rank is a member of too many groups", got=PAGES + 1, expected=f"at most {PAGES}"
             )
         page, self._pages = self._pages, self._pages + 1
-        return HostBoard(self, ranks, page)
+        return HostBoard(self, ranks, stream, page)
 
     def abort(self, error: PlanCompilerError) -> None:
         """See `BoardMaker.abort`."""
         self.transport.abort(self.rank, error)
+        self.failed(error)
 
     def close(self) -> None:
         """See `BoardMaker.close`."""
@@ -126,55 +135,129 @@ class _Shown:
 class HostBoard:
     """One member's view of a group's pages."""
 
-    def __init__(self, maker: HostBoardMaker, ranks: tuple[int, ...], page: int) -> None:
+    def __init__(
+        self, maker: HostBoardMaker, ranks: tuple[int, ...], stream: str, page: int
+    ) -> None:
         self.ranks = ranks
         self.member = ranks.index(maker.rank)
         self._count = 0
         self._must_leave = False
-        digest = hashlib.blake2b(",".join(map(str, ranks)).encode(), digest_size=16).digest()
+        self._maker = maker
+        self._deadline = maker.deadline
+        name = f"{','.join(map(str, ranks))} {stream}"
+        self._digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         own = _page(maker.mailbox(maker.rank), page)
-        own[LINE : LINE + len(digest)] = np.frombuffer(digest, np.uint8)
-        end = time.monotonic() + maker.deadline
+        own[LINE : LINE + len(self._digest)] = np.frombuffer(self._digest, np.uint8)
         mailboxes = [maker.mailbox(rank) for rank in ranks]
-        self._pages = [
-            own if rank == maker.rank else _find_page(maker, mailbox, digest, rank, end)
-            for rank, mailbox in zip(ranks, mailboxes, strict=True)
-        ]
-        self._staging = [mailbox[PAGES * PAGE_BYTES :] for mailbox in mailboxes]
+        at = PAGES * PAGE_BYTES + (STAGING_BYTES if stream else 0)
+        self._staging = [mailbox[at : at + STAGING_BYTES] for mailbox in mailboxes]
+        self._pages = [own]
+        """This rank's page; with the first operation, those of all members in their order."""
+        self._group: HostGroup | None = None
+
+    @property
+    def deadline(self) -> float:
+        """See `Board.deadline`."""
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        self._deadline = seconds
+        if self._group is not None:
+            self._group.deadline = seconds
+
+    def _met(self, label: str) -> HostGroup:
+        """The barriers of the group. Finds the pages of the others, who may still make them."""
+        if self._group is not None:
+            return self._group
+        maker, (own,) = self._maker, self._pages
+        end = time.monotonic() + self._deadline
+        pages = []
+        for rank in self.ranks:
+            page = own
+            if rank != maker.rank:
+                page = self._find_page(rank, label, end)
+            pages.append(page)
         # NumPy's stubs give arrays a buffer of any kind; memoryview's want one of bytes.
-        lines = [memoryview(page[:8].view(np.int64)) for page in self._pages]  # type: ignore[arg-type]
+        lines = [memoryview(page[:8].view(np.int64)) for page in pages]  # type: ignore[arg-type]
+        self._pages = pages
         self._group = HostGroup(
             maker.transport,
-            GroupKey(ranks, 0, "eager"),
+            GroupKey(self.ranks, 0, "eager"),
             lines[self.member],
-            [(rank, line) for rank, line in zip(ranks, lines, strict=True) if rank != maker.rank],
-            maker.deadline,
+            [
+                (rank, line)
+                for rank, line in zip(self.ranks, lines, strict=True)
+                if rank != maker.rank
+            ],
+            self._deadline,
         )
+        return self._group
 
-    def show(self, call: str, arrays: Arrays, label: str) -> list[tuple[str, Arrays]]:
+    def _page_of(self, rank: int) -> Buffer | None:
+        """A peer's page for the group, if the peer has made it."""
+        mailbox = self._maker.mailbox(rank)
+        for page in range(PAGES):
+            found = _page(mailbox, page)
+            written = found[LINE : LINE + len(self._digest)].tobytes()
+            if written == self._digest:
+                return found
+            if not any(written):
+                break
+        return None
+
+    def _find_page(self, rank: int, label: str, end: float) -> Buffer:
+        """The same, when the peer has made it."""
+        transport = self._maker.transport
+        while True:
+            # Whether it has gone is asked before its pages are: they stay when it goes.
+            gone = rank in transport.gone
+            found = self._page_of(rank)
+            if found is not None:
+                return found
+            if transport.failure is not None:
+                raise transport.abort_error()
+            if gone:
+                raise left_barrier(label, self.ranks, rank)
+            if time.monotonic() > end:
+                missing = [
+                    each
+                    for each in self.ranks
+                    if each != self._maker.rank and self._page_of(each) is None
+                ]
+                raise missed_barrier(label, self.ranks, missing or [rank], self._deadline)
+            # Pages lie in shared memory, which wakes nobody; this happens once per group.
+            time.sleep(_POLL_SECONDS)
+
+    def show(
+        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+    ) -> list[tuple[str, Arrays]]:
         """See `Board.show`."""
+        if self._maker.transport.failure is not None:
+            raise self._maker.transport.abort_error()
+        group = self._met(label)
         self._count += 1
         at = 2 * LINE + (self._count % 2) * SLOT_BYTES
         own = self._pages[self.member][at : at + SLOT_BYTES]
         room = _write(own, call, arrays)
-        self._group.barrier(label)
+        group.barrier(label)
         shown = [_read(page[at : at + SLOT_BYTES]) for page in self._pages]
         if not any(one.staged for one in shown):
             return [(one.call, one.arrays(one.payload)) for one in shown]
         if all(one.nbytes <= STAGING_BYTES for one in shown):
             if not room:
                 _pack(self._staging[self.member], arrays)
-            self._group.barrier(label)
+            group.barrier(label)
             self._must_leave = True
             places = [
                 staging if one.staged else one.payload
                 for one, staging in zip(shown, self._staging, strict=True)
             ]
             return [(one.call, one.arrays(place)) for one, place in zip(shown, places, strict=True)]
-        return self._in_rounds(shown, arrays, label)
+        return self._in_rounds(group, shown, arrays, label)
 
     def _in_rounds(
-        self, shown: list[_Shown], arrays: Arrays, label: str
+        self, group: HostGroup, shown: list[_Shown], arrays: Arrays, label: str
     ) -> list[tuple[str, Arrays]]:
         """What is larger than the staging area comes through it piece by piece, and is copied."""
         packed = np.empty(shown[self.member].nbytes, np.uint8)
@@ -183,58 +266,43 @@ class HostBoard:
         for start in range(0, max(one.nbytes for one in shown), STAGING_BYTES):
             piece = packed[start : start + STAGING_BYTES]
             self._staging[self.member][: piece.size] = piece
-            self._group.barrier(label)
+            group.barrier(label)
             for copy, staging in zip(copies, self._staging, strict=True):
                 target = copy[start : start + STAGING_BYTES]
                 target[:] = staging[: target.size]
-            self._group.barrier(label)
+            group.barrier(label)
         return [(one.call, one.arrays(copy)) for one, copy in zip(shown, copies, strict=True)]
 
     def leave(self, label: str) -> None:
         """See `Board.leave`."""
         if self._must_leave:
             self._must_leave = False
-            self._group.barrier(label)
+            self._met(label).barrier(label)
 
 
 def _page(mailbox: Buffer, page: int) -> Buffer:
     return mailbox[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
 
 
-def _find_page(
-    maker: HostBoardMaker, mailbox: Buffer, digest: bytes, rank: int, end: float
-) -> Buffer:
-    """The peer's page for the group, when the peer has made it."""
-    while True:
-        for page in range(PAGES):
-            found = _page(mailbox, page)
-            written = found[LINE : LINE + len(digest)].tobytes()
-            if written == digest:
-                return found
-            if not any(written):
-                break
-        transport = maker.transport
-        if transport.failure is not None:
-            raise transport.abort_error()
-        if rank in transport.gone:
-            raise TransportError("a rank has ended and joins no group any more", rank=rank)
-        if time.monotonic() > end:
-            raise DeadlineError(
-                f"rank {rank} did not join a group within {maker.deadline:g} s",
-                hint="make the same groups on all their members",
-            )
-        # Pages lie in shared memory, which wakes nobody; this happens once per group.
-        time.sleep(_POLL_SECONDS)
-
-
 def _padded(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
+
+
+_names: dict[np.dtype[np.generic], str] = {}
+
+
+def _name(dtype: np.dtype[np.generic]) -> str:
+    """A dtype's name; NumPy puts it together anew each time."""
+    found = _names.get(dtype)
+    if found is None:
+        found = _names[dtype] = dtype.name
+    return found
 
 
 def _write(slot: Buffer, call: str, arrays: Arrays) -> bool:
     """Fill a slot: header, and the arrays if they fit; whether they did."""
     total = sum(_padded(array.nbytes) for array in arrays)
-    kinds = ";".join(" ".join([array.dtype.name, *map(str, array.shape)]) for array in arrays)
+    kinds = ";".join([" ".join([_name(array.dtype), *map(str, array.shape)]) for array in arrays])
     text = f"{call}\n{kinds}".encode()
     start = _padded(len(text) + 8)
     if start > SLOT_BYTES:

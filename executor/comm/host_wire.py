@@ -44,7 +44,7 @@ MAX_DIRECTORY = 256 << 20
 MAX_SHARED_BLOCKS = 128
 """Shared blocks of one rank; the kernel passes at most 253 descriptors at once."""
 
-NOTICE, ABORT, GOODBYE = 1, 2, 3
+NOTICE, ABORT, GOODBYE, NOTE = 1, 2, 3, 4
 """Kinds of packets after the handshake."""
 _NOTICE = struct.Struct("<BBxxxxxxQQ")
 _ABORT = struct.Struct("<BxxxI")

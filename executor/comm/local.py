@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from threading import Condition, Lock
 
 from plancompiler.errors import DeadlineError, PlanCompilerError, TransportError
@@ -40,6 +41,12 @@ class LocalGroup:
         self._meeting = meeting
         self._deadline = deadline
 
+    def missing(self) -> list[int]:
+        """See `Group.missing`."""
+        counts = self._meeting.counts
+        target = counts[self.member]
+        return [rank for rank, count in zip(self.ranks, counts, strict=True) if count < target]
+
     def barrier(self, label: str) -> None:
         """See `Group.barrier`."""
         meeting, hub = self._meeting, self._hub
@@ -51,20 +58,15 @@ class LocalGroup:
                 meeting.condition.notify_all()
                 return
 
-            def missing() -> list[int]:
-                return [
-                    rank for rank, count in zip(self.ranks, counts, strict=True) if count < target
-                ]
-
             came = meeting.condition.wait_for(
                 lambda: (
                     min(counts) >= target
                     or hub.failure is not None
-                    or not hub.left.isdisjoint(missing())
+                    or not hub.left.isdisjoint(self.missing())
                 ),
-                self._deadline,
+                None if hub.is_watched(self.ranks[self.member]) else self._deadline,
             )
-            absent = missing()
+            absent = self.missing()
             if not absent:
                 return
         if hub.failure is not None:
@@ -85,6 +87,7 @@ class LocalHub:
         self._state = Condition(Lock())
         self._publications: dict[int, Publication] = {}
         self._sinks: dict[int, Sink] = {}
+        self._watchers: dict[int, Callable[[int, bytes], None]] = {}
         self._slots: dict[tuple[int, int], Slots] = {}
         self._meetings: dict[GroupKey, _Meeting] = {}
 
@@ -163,6 +166,20 @@ class LocalHub:
         if sink is not None:
             sink.notice(notice.kind, notice.register, notice.task)
 
+    def watch(self, rank: int, receive: Callable[[int, bytes], None]) -> None:
+        """Notes to a rank go here."""
+        self._watchers[rank] = receive
+
+    def is_watched(self, rank: int) -> bool:
+        """Whether somebody watches over a rank's waits."""
+        return rank in self._watchers
+
+    def tell(self, sender: int, rank: int, note: bytes) -> None:
+        """Bring a note to a rank's watcher, if it has one."""
+        receive = self._watchers.get(rank)
+        if receive is not None:
+            receive(sender, note)
+
     def leave(self, rank: int) -> None:
         """A rank has closed: free those who wait for it.
 
@@ -171,6 +188,7 @@ class LocalHub:
         with self._state:
             self.left.add(rank)
             self._sinks.pop(rank, None)
+            self._watchers.pop(rank, None)
             meetings = [meeting for key, meeting in self._meetings.items() if rank in key.ranks]
         for meeting in meetings:
             with meeting.condition:
@@ -210,6 +228,14 @@ class LocalTransport:
         self._hub.meet(publication, sink, slots)
         self._connected = True
         self._hub.wait_for_peers(publication, deadline)
+
+    def watch(self, receive: Callable[[int, bytes], None]) -> None:
+        """See `Transport.watch`."""
+        self._hub.watch(self.rank, receive)
+
+    def tell(self, rank: int, note: bytes) -> None:
+        """See `Transport.tell`."""
+        self._hub.tell(self.rank, rank, note)
 
     def peer_register(self, rank: int, register: int) -> Slots | None:
         """See `Transport.peer_register`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Condition, Lock
 
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.comm.base import aborted_by, left_barrier, missed_barrier
-from plancompiler.executor.comm.context import Arrays
+from plancompiler.executor.comm.operations import Arrays, Targets
 
 COPIED_BYTES = 32 << 10
 """Arrays up to this size are shown as copies, so that nobody waits until they have been read."""
@@ -32,17 +33,20 @@ class LocalBoards:
         self.deadline = deadline
         self.failure: tuple[int, PlanCompilerError] | None = None
         self.left: set[int] = set()
+        self.makers: list[LocalBoardMaker] = []
         self._lock = Lock()
-        self._meetings: dict[tuple[int, ...], _Meeting] = {}
+        self._meetings: dict[tuple[tuple[int, ...], str], _Meeting] = {}
 
     def maker(self, rank: int) -> LocalBoardMaker:
         """The boards of one rank."""
-        return LocalBoardMaker(self, rank)
+        found = LocalBoardMaker(self, rank)
+        self.makers.append(found)
+        return found
 
-    def meeting(self, ranks: tuple[int, ...]) -> _Meeting:
+    def meeting(self, ranks: tuple[int, ...], stream: str) -> _Meeting:
         """What the members of a group share."""
         with self._lock:
-            return self._meetings.setdefault(ranks, _Meeting(len(ranks)))
+            return self._meetings.setdefault((ranks, stream), _Meeting(len(ranks)))
 
     def wake(self) -> None:
         """Let everyone who waits look again."""
@@ -58,17 +62,22 @@ class LocalBoardMaker:
 
     def __init__(self, boards: LocalBoards, rank: int) -> None:
         self.rank = rank
+        self.deadline = boards.deadline
+        self.failed: Callable[[PlanCompilerError], None] = lambda error: None
         self._boards = boards
 
-    def board(self, ranks: tuple[int, ...]) -> LocalBoard:
+    def board(self, ranks: tuple[int, ...], stream: str = "") -> LocalBoard:
         """See `BoardMaker.board`."""
-        return LocalBoard(self._boards, ranks, self.rank)
+        return LocalBoard(self._boards, ranks, self.rank, stream, self.deadline)
 
     def abort(self, error: PlanCompilerError) -> None:
         """See `BoardMaker.abort`; the first call counts."""
-        if self._boards.failure is None:
-            self._boards.failure = self.rank, error
-        self._boards.wake()
+        boards = self._boards
+        if boards.failure is None:
+            boards.failure = self.rank, error
+        boards.wake()
+        for maker in boards.makers:
+            maker.failed(error)
 
     def close(self) -> None:
         """See `BoardMaker.close`."""
@@ -79,14 +88,19 @@ class LocalBoardMaker:
 class LocalBoard:
     """One member's view of a meeting."""
 
-    def __init__(self, boards: LocalBoards, ranks: tuple[int, ...], rank: int) -> None:
+    def __init__(
+        self, boards: LocalBoards, ranks: tuple[int, ...], rank: int, stream: str, deadline: float
+    ) -> None:
         self.ranks = ranks
         self.member = ranks.index(rank)
+        self.deadline = deadline
         self._boards = boards
-        self._meeting = boards.meeting(ranks)
+        self._meeting = boards.meeting(ranks, stream)
         self._must_leave = False
 
-    def show(self, call: str, arrays: Arrays, label: str) -> list[tuple[str, Arrays]]:
+    def show(
+        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+    ) -> list[tuple[str, Arrays]]:
         """See `Board.show`."""
         meeting = self._meeting
         if sum(array.nbytes for array in arrays) <= COPIED_BYTES:
@@ -109,6 +123,10 @@ class LocalBoard:
     def _barrier(self, label: str) -> None:
         meeting, boards = self._meeting, self._boards
         counts = meeting.counts
+        if boards.failure is not None:
+            # Others may have given up here: what they showed must not pass for their part.
+            failed, error = boards.failure
+            raise aborted_by(failed, error.report)
         with meeting.condition:
             counts[self.member] += 1
             target = counts[self.member]
@@ -127,7 +145,7 @@ class LocalBoard:
                     or boards.failure is not None
                     or not boards.left.isdisjoint(missing())
                 ),
-                boards.deadline,
+                self.deadline,
             )
             absent = missing()
             if not absent:
@@ -136,5 +154,5 @@ class LocalBoard:
             failed, error = boards.failure
             raise aborted_by(failed, error.report)
         if not came:
-            raise missed_barrier(label, self.ranks, absent, boards.deadline)
+            raise missed_barrier(label, self.ranks, absent, self.deadline)
         raise left_barrier(label, self.ranks, min(boards.left.intersection(absent)))

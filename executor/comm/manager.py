@@ -1,21 +1,37 @@
-"""`CommContextManager`: communicators by their ranks, made when they are first asked for."""
+"""`CommContextManager`: communicators by their ranks, made when they are first asked for.
+
+Members find each other by the group's name at its first operation, so that they may make their
+groups in any order. What must have one order is the operations of a group, and that is checked.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol, overload
 
 from plancompiler.errors import AttributeValueError, PlanCompilerError
-from plancompiler.executor.comm.context import Board, CommContext, CommRecord
+from plancompiler.executor.comm.context import Board, CommContext
+from plancompiler.executor.comm.deferred import CommStream, StreamThread
+from plancompiler.executor.comm.flight_recorder import CommRecord, FlightRecorder
+
+STREAM = "communicator"
 
 
 class BoardMaker(Protocol):
     """One rank's way to make boards with others."""
 
     rank: int
+    deadline: float
+    """Seconds that a wait for other members may take, on boards made from now on."""
+    failed: Callable[[PlanCompilerError], None]
+    """To be called, from any thread, when a rank of the world has failed."""
 
-    def board(self, ranks: tuple[int, ...]) -> Board:
-        """A board of these ranks, this one among them. All members ask for it."""
+    def board(self, ranks: tuple[int, ...], stream: str = "") -> Board:
+        """A board of these ranks, this one among them, for a stream. All members ask for it; does
+        not wait for them.
+        """
 
     def abort(self, error: PlanCompilerError) -> None:
         """Fail every wait of every rank, now and later."""
@@ -29,40 +45,98 @@ class CommContextManager:
 
     def __init__(self, maker: BoardMaker) -> None:
         self.rank = maker.rank
-        self.observers: list[Callable[[CommRecord], None]] = []
-        """Called with each collective before it runs."""
+        self.recorder = FlightRecorder(maker.rank)
+        """The latest operations of this rank."""
+        self.aborters: list[Callable[[PlanCompilerError], None]] = []
+        """Called, from any thread, when a rank of the world has failed: what else this rank runs
+        with others stops too."""
         self._maker = maker
-        self._contexts: dict[tuple[int, ...], CommContext] = {}
+        maker.failed = self._failed
+        self._lock = threading.Lock()
+        self._contexts: dict[tuple[tuple[int, ...], str], CommContext] = {}
+        self._streams: dict[tuple[int, ...], CommStream] = {}
+        self._thread: StreamThread | None = None
 
-    def context(self, ranks: Sequence[int]) -> CommContext:
-        """The communicator of these distinct ranks. AttributeValueError unless this rank is one."""
+    @property
+    def observers(self) -> list[Callable[[CommRecord], None]]:
+        """Called with each operation when it is called for."""
+        return self.recorder.observers
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that every wait for other ranks may take; can be set."""
+        return self._maker.deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        with self._lock:
+            self._maker.deadline = seconds
+            for context in self._contexts.values():
+                context.deadline = seconds
+
+    @overload
+    def context(
+        self, ranks: Sequence[int], on_compute_stream: Literal[True] = True
+    ) -> CommContext: ...
+
+    @overload
+    def context(self, ranks: Sequence[int], on_compute_stream: Literal[False]) -> CommStream: ...
+
+    def context(
+        self, ranks: Sequence[int], on_compute_stream: bool = True
+    ) -> CommContext | CommStream:
+        """The communicator of these distinct ranks. AttributeValueError unless this rank is one.
+
+        Its operations run at once, in the calling thread; or, off the compute stream, on the
+        rank's communicator stream: a thread beside what the rank computes, which returns `Work`s to
+        wait for.
+        """
         key = tuple(ranks)
-        found = self._contexts.get(key)
+        if on_compute_stream:
+            return self._contexts.get((key, "")) or self._made(key, "")
+        found = self._streams.get(key)
         if found is None:
-            if self.rank not in key or len(set(key)) != len(key):
-                raise AttributeValueError(
-                    "a communicator has distinct ranks, this one among them",
-                    rank=self.rank,
-                    got=str(list(key)),
-                )
-            found = self._contexts[key] = CommContext(
-                self._maker.board(key), self._observe, self._pair
-            )
+            if self._thread is None:
+                self._thread = StreamThread(self.rank)
+            found = self._streams[key] = CommStream(self._made(key, STREAM), self._thread)
         return found
+
+    def pair(self, peer: int, stream: str) -> CommContext:
+        """The context of this rank and another one on a stream."""
+        first, second = sorted((self.rank, peer))
+        return self._made((first, second), stream)
+
+    def _made(self, key: tuple[int, ...], stream: str) -> CommContext:
+        with self._lock:
+            found = self._contexts.get((key, stream))
+            if found is None:
+                if self.rank not in key or len(set(key)) != len(key):
+                    raise AttributeValueError(
+                        "a communicator has distinct ranks, this one among them",
+                        rank=self.rank,
+                        got=str(list(key)),
+                    )
+                found = CommContext(self._maker.board(key, stream), self, stream)
+                self._contexts[key, stream] = found
+        return found
+
+    def dump(self, path: Path | str) -> None:
+        """Write what this rank did last to a file; see `FlightRecorder.dump`."""
+        self.recorder.dump(path)
 
     def abort(self, error: PlanCompilerError) -> None:
         """Fail every wait of every rank with this cause."""
+        self.recorder.dump_on_failure()
         self._maker.abort(error)
 
+    def _failed(self, error: PlanCompilerError) -> None:
+        for aborter in tuple(self.aborters):
+            aborter(error)
+
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything, when the communicator stream has done what it was given."""
+        if self._thread is not None:
+            self._thread.close()
+        self._streams.clear()
         self._contexts.clear()
         self._maker.close()
-
-    def _pair(self, peer: int) -> CommContext:
-        first, second = sorted((self.rank, peer))
-        return self.context((first, second))
-
-    def _observe(self, record: CommRecord) -> None:
-        for observer in self.observers:
-            observer(record)

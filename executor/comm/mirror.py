@@ -11,6 +11,7 @@ What carries the frames is a `Carrier`: gRPC streams (`remote`) or MPI (`mpi`).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -38,6 +39,8 @@ from plancompiler.plan.plan import Block, RegisterDesc
 
 CLOSE_SECONDS = 5.0
 """How long the peers may take to hear the last words of a rank."""
+REFUSAL_SECONDS = 1.0
+"""How long peers may take to come before it is asked whether they ever will."""
 
 
 class Frame(NamedTuple):
@@ -78,6 +81,9 @@ class Carrier(Protocol):
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
         """Send the last frame to all peers and stop. With `hurry`, instead of what still waits."""
 
+    def refusal(self, rank: int) -> PlanCompilerError | None:
+        """Why a peer that has not yet come never will, where that is certain. May wait a little."""
+
     def where(self, rank: int) -> str:
         """Where a peer is, for people."""
 
@@ -104,7 +110,7 @@ class MirrorGroup:
         self._transport.send_barrier(self.ranks, self._number, self._count)
 
     def missing(self) -> list[int]:
-        """Peers that have not come as often as this rank."""
+        """See `Group.missing`; members that are peers of the transport."""
         return self._transport.missing(self._key, self._count)
 
     def wait(self, label: str) -> None:
@@ -149,12 +155,15 @@ class MirrorTransport:
         self._publication = Publication(rank, (), (), ())
         self._readers: dict[int, wire.DirectoryReader] = {}
         self._peers: dict[int, _Peer] = {}
+        self._met: set[int] = set()
+        """Peers that know this rank."""
         self._groups: dict[GroupKey, MirrorGroup] = {}
         self._outlets: dict[tuple[int, int, int], _Outlet] = {}
         """By reading rank, shared id of the register, and reading task."""
         self._changed = threading.Condition()
         self._deadline = 0.0
         self._sink: Sink | None = None
+        self._watcher: Callable[[int, bytes], None] | None = None
         self._open = False
         self._closed = False
 
@@ -225,10 +234,7 @@ class MirrorTransport:
         for rank in publication.peers:
             for part in wire.pack_directory(publication, rank):
                 self._carrier.send(rank, Frame(part))
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.failure is not None or not self._strangers(), deadline
-            )
+        self._await_peers(deadline)
         if self.failure is not None:
             raise self.abort_error()
         missing = self._strangers()
@@ -244,8 +250,26 @@ class MirrorTransport:
         for rank, peer in self._peers.items():
             check_groups(publication, rank, peer.directory.groups)
 
+    def _await_peers(self, seconds: float) -> None:
+        """Return when all have introduced themselves, or no longer need to."""
+        end = time.monotonic() + seconds
+        while (rest := end - time.monotonic()) > 0:
+            with self._changed:
+                met = self._changed.wait_for(
+                    lambda: self.failure is not None or not self._strangers(),
+                    min(rest, REFUSAL_SECONDS),
+                )
+            if met:
+                return
+            for rank in self._strangers():
+                refusal = self._carrier.refusal(rank)
+                if refusal is not None:
+                    raise refusal
+
     def _strangers(self) -> list[int]:
-        return [peer for peer in self._publication.peers if peer not in self._peers]
+        """Peers that are not known here, or do not know this rank."""
+        known = self._peers.keys() & self._met
+        return [peer for peer in self._publication.peers if peer not in known]
 
     def _introduce(self, rank: int, frame: bytes) -> None:
         """A part of a peer's directory came."""
@@ -258,6 +282,7 @@ class MirrorTransport:
         with self._changed:
             self._peers[rank] = _Peer(directory)
             self._changed.notify_all()
+        self._carrier.send(rank, Frame(bytes([wire.MET])))
 
     def _outlet(self, rank: int, read: Read) -> _Outlet:
         own = self._registers.get(read.register)
@@ -315,6 +340,15 @@ class MirrorTransport:
         packet = host_wire.pack_notice(notice.kind, notice.register, notice.task)
         self._carrier.send(notice.rank, Frame(packet))
 
+    def watch(self, receive: Callable[[int, bytes], None]) -> None:
+        """See `Transport.watch`."""
+        self._watcher = receive
+
+    def tell(self, rank: int, note: bytes) -> None:
+        """See `Transport.tell`."""
+        if not self._closed:
+            self._carrier.send(rank, Frame(bytes([wire.NOTE]) + note))
+
     def receive(self, rank: int, frame: bytes) -> bool:
         """See `Receiver.receive`."""
         kind = frame[0] if frame else 0
@@ -349,6 +383,11 @@ class MirrorTransport:
         if kind == wire.DIRECTORY:
             self._introduce(rank, frame)
             return True
+        if kind == wire.MET:
+            with self._changed:
+                self._met.add(rank)
+                self._changed.notify_all()
+            return True
         peer = self._peers.get(rank)
         if peer is None:
             raise WireFormatError(f"rank {rank} began before it introduced itself", rank=rank)
@@ -368,6 +407,9 @@ class MirrorTransport:
                 self._changed.notify_all()
         elif kind == wire.NOTICE:
             sink.notice(*host_wire.unpack_notice(frame))
+        elif kind == wire.NOTE:
+            if self._watcher is not None:
+                self._watcher(rank, frame[1:])
         else:
             raise WireFormatError(f"rank {rank} sent an unknown frame", rank=rank)
         return True
@@ -422,7 +464,7 @@ class MirrorTransport:
                     or self.failure is not None
                     or not self.gone.isdisjoint(absent)
                 ),
-                self._deadline,
+                self._deadline if self._watcher is None else None,
             )
             absent = self.missing(key, count)
         if not absent:
@@ -466,6 +508,7 @@ class MirrorTransport:
             self._carrier.close(last, self.failure is not None, CLOSE_SECONDS)
         with self._changed:
             self._sink = None
+            self._watcher = None
             for peer in self._peers.values():
                 peer.mirrors.clear()
             self._outlets.clear()

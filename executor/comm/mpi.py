@@ -229,6 +229,9 @@ class MpiCarrier:
             self._changed.wait_for(lambda: self._waiting == 0, seconds)
         self._world.detach(self.tag)
 
+    def refusal(self, rank: int) -> None:
+        """See `Carrier.refusal`."""
+
     def where(self, rank: int) -> str:
         """See `Carrier.where`."""
         return f"MPI rank {rank}"

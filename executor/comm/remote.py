@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from plancompiler.errors import PlanCompilerError, TransportError
+from plancompiler.errors import PlanCompilerError, SecurityError, TransportError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
 
@@ -30,6 +30,11 @@ HELLO_SECONDS = 20.0
 RUN_SECONDS = 300.0
 """How long a peer may be ahead of this process with a run."""
 
+_TLS_OPTIONS = "--tls-ca, --tls-cert and --tls-key"
+_REACH_SECONDS = 5.0
+"""How long it may take to find out whether a peer can be reached."""
+_CLOSURES = 2
+"""Connections that a peer closes at once before it counts as refusing them."""
 _POLL_SECONDS = 0.5
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", 2 * wire.CHUNK_BYTES),
@@ -49,15 +54,22 @@ _OPTIONS: list[tuple[str, int]] = [
 class PeerServer:
     """Where ranks of other hosts reach the ranks of this process.
 
-    `listen` is HOST:PORT, port 0 for any free one. Raises TransportError where it cannot listen.
+    `listen` is HOST:PORT, port 0 for any free one. Streams are served by threads of `pool`
+    (default: threads that the interpreter waits for at its end). Raises TransportError where it
+    cannot listen.
     """
 
-    def __init__(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(
+        self,
+        listen: str,
+        credentials: grpc.ServerCredentials | None = None,
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
         self._receivers: dict[tuple[bytes, int], tuple[str, Receiver]] = {}
         """By run and rank, with the run's token."""
         self._changed = threading.Condition()
         self._closed = False
-        self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="plancompiler-peer")
+        self._pool = pool or ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="plancompiler-peer")
         self._server = grpc.server(
             self._pool, options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
         )
@@ -148,6 +160,10 @@ class _Line:
     def __init__(self, first: bytes) -> None:
         self.call: Any = None
         self.channel: grpc.Channel | None = None
+        self.trouble = ""
+        """What the last try to reach the peer met."""
+        self.closures = 0
+        """How often the peer has closed the connection at once."""
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._last: Frame | None = None
         self._frames.put(Frame(first))
@@ -180,7 +196,9 @@ class StreamCarrier:
         server: PeerServer,
         addresses: Mapping[int, str],
         open_channel: Callable[[str], grpc.Channel],
+        with_tls: bool = False,
     ) -> None:
+        self._with_tls = with_tls
         self._token = token
         self._server = server
         self._addresses = dict(addresses)
@@ -225,16 +243,76 @@ class StreamCarrier:
         end = time.monotonic() + seconds
         for line in self._lines.values():
             if line.call is not None:
-                _await_end(line.call, end - time.monotonic())
+                # Who could not be reached before is not waited for now.
+                _await_end(line.call, 0.0 if line.trouble else end - time.monotonic())
             if line.channel is not None:
                 line.channel.close()
         if self._receiver is not None:
             self._server.detach(self._token, self._receiver)
         self._lines.clear()
 
+    def refusal(self, rank: int) -> PlanCompilerError | None:
+        """See `Carrier.refusal`. Stream calls wait for the connection and do not say what it lacks,
+        so a call that does not wait is made."""
+        line = self._lines.get(rank)
+        if line is None or line.channel is None:
+            return None
+        reach = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
+        try:
+            reach(iter(()), timeout=_REACH_SECONDS)
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+            line.trouble = (error.details() if isinstance(error, grpc.Call) else None) or code.name
+            if code is grpc.StatusCode.UNAVAILABLE:
+                line.closures += "Socket closed" in line.trouble
+                return self._not_trusted(rank, line)
+            if code is grpc.StatusCode.PERMISSION_DENIED:
+                line.trouble = ""  # it answers, and will come when it is ready
+        return None
+
+    def _not_trusted(self, rank: int, line: _Line) -> SecurityError | None:
+        hint = self._hint(rank, line)
+        if not hint:
+            return None
+        return SecurityError(
+            f"rank {rank} at {self._addresses[rank]} and this rank do not trust each other",
+            rank=rank,
+            got=line.trouble,
+            expected="certificates that both sides accept, or no TLS on either side",
+            hint=hint,
+        )
+
+    def _hint(self, rank: int, line: _Line) -> str:
+        """What to do about a peer that can be reached but not talked to; empty for any other."""
+        trouble = line.trouble
+        if "WRONG_VERSION_NUMBER" in trouble:
+            return f"rank {rank} speaks no TLS: give {_TLS_OPTIONS} to its worker too"
+        if "CERTIFICATE_VERIFY_FAILED" in trouble:
+            return (
+                f"have the certificate of rank {rank} signed by the authority that this rank's "
+                "--tls-ca names"
+            )
+        if "Verification" in trouble:
+            return (
+                f"the certificate of rank {rank} must name the host under which others reach it: "
+                "make one with that subjectAltName, or --listen under a name that it has"
+            )
+        if "handshake failed" in trouble:
+            return "compare the TLS settings of both workers"
+        if line.closures < _CLOSURES:
+            return ""
+        if self._with_tls:
+            return (
+                f"rank {rank} hangs up on this rank's certificate: have it signed by the authority "
+                "that its --tls-ca names"
+            )
+        return f"rank {rank} asks for TLS: give {_TLS_OPTIONS} to this rank's worker too"
+
     def where(self, rank: int) -> str:
         """See `Carrier.where`."""
-        return self._addresses[rank]
+        line = self._lines.get(rank)
+        trouble = f" ({line.trouble})" if line is not None and line.trouble else ""
+        return f"{self._addresses[rank]}{trouble}"
 
 
 def _await_end(call: Any, seconds: float) -> None:
@@ -261,9 +339,11 @@ def remote_transport(
     server: PeerServer,
     addresses: Mapping[int, str],
     open_channel: Callable[[str], grpc.Channel] = plain_channel,
+    with_tls: bool = False,
 ) -> MirrorTransport:
     """The transport of a rank none of whose peers shares memory with it.
 
-    `token` is the run's secret; `addresses` are those of the peers' servers, by rank.
+    `token` is the run's secret; `addresses` are those of the peers' servers, by rank; `with_tls` is
+    what `open_channel` does.
     """
-    return MirrorTransport(rank, StreamCarrier(token, server, addresses, open_channel))
+    return MirrorTransport(rank, StreamCarrier(token, server, addresses, open_channel, with_tls))

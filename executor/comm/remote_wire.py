@@ -2,9 +2,10 @@
 
     HELLO      magic, version, byte order, run, from, to, proof         first, gRPC only
     DIRECTORY  size of the whole, then a part of its JSON text          until it is complete
+    MET        the receiver's directory is complete here                so both ways are open
     DATA       register, slot, box, then the box's bytes, row by row    at most CHUNK_BYTES of them
     BARRIER    group (by its place in the sender's directory), count
-    NOTICE, ABORT, GOODBYE                                              as packets of `host_wire`
+    NOTICE, ABORT, GOODBYE, NOTE                                        as packets of `host_wire`
 
 Numbers of headers are little-endian; data are in the sender's byte order, which HELLO compares.
 """
@@ -27,13 +28,14 @@ from plancompiler.executor.comm.base import Publication, Read
 from plancompiler.executor.memory import Array, Slots
 from plancompiler.ir.shard import Region, element_count, region_index, region_shape
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CHUNK_BYTES = 1 << 20
 """Bytes of the data in one frame, at most."""
 MAX_DIMENSIONS = 32
 
 NOTICE, ABORT, GOODBYE = host_wire.NOTICE, host_wire.ABORT, host_wire.GOODBYE
-HELLO, DIRECTORY, DATA, BARRIER = 16, 17, 18, 19
+NOTE = host_wire.NOTE
+HELLO, DIRECTORY, DATA, BARRIER, MET = 16, 17, 18, 19, 20
 """Kinds of frames: the first byte."""
 
 _MAGIC = b"plancompiler.net"

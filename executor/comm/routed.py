@@ -25,6 +25,10 @@ class RoutedGroup:
         self._far = far
         self._deadline = deadline
 
+    def missing(self) -> list[int]:
+        """See `Group.missing`."""
+        return [*self._near.missing(), *self._far.missing()]
+
     def barrier(self, label: str) -> None:
         """See `Group.barrier`."""
         self._far.announce()
@@ -32,8 +36,7 @@ class RoutedGroup:
             self._near.barrier(label)
             self._far.wait(label)
         except DeadlineError:
-            missing = [*self._near.missing(), *self._far.missing()]
-            raise missed_barrier(label, self.ranks, missing, self._deadline) from None
+            raise missed_barrier(label, self.ranks, self.missing(), self._deadline) from None
 
 
 class RoutedTransport:
@@ -60,6 +63,15 @@ class RoutedTransport:
         near = tuple(peer for peer in publication.peers if peer not in self._far_ranks)
         self._near.connect(replace(publication, peers=near), sink, deadline)
         self._far.connect(replace(publication, peers=far), sink, deadline)
+
+    def watch(self, receive: Callable[[int, bytes], None]) -> None:
+        """See `Transport.watch`."""
+        self._near.watch(receive)
+        self._far.watch(receive)
+
+    def tell(self, rank: int, note: bytes) -> None:
+        """See `Transport.tell`."""
+        (self._far if rank in self._far_ranks else self._near).tell(rank, note)
 
     def peer_register(self, rank: int, register: int) -> Slots | None:
         """See `Transport.peer_register`."""

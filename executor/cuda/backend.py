@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from plancompiler.errors import ExecutionError, PlanCompilerError
 from plancompiler.executor.actor import ARRIVED, Notice
 from plancompiler.executor.backend import Backend, Feeds, HostBackend
 from plancompiler.executor.comm.base import Publication, Transport
+from plancompiler.executor.cuda.clock import DeviceClock
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.device import CudaDevice, local_device
 from plancompiler.executor.cuda.interface import Communicator, Device
@@ -19,8 +21,9 @@ from plancompiler.executor.cuda.order import launch_order
 from plancompiler.executor.cuda.task import DeviceBinder
 from plancompiler.executor.memory import Memory
 from plancompiler.executor.stream import Notifier
-from plancompiler.executor.task import OnOutput
-from plancompiler.plan.plan import Plan
+from plancompiler.executor.task import OnOutput, Run
+from plancompiler.executor.trace import Recorder
+from plancompiler.plan.plan import Plan, Task
 
 CLOSING_SECONDS = 5.0
 """How long the end of a run waits for the thread that calls back."""
@@ -56,12 +59,15 @@ class DeviceBackend:
         self._meetings: Meetings | None = None
         self._completions: Completions | None = None
         self._binder: DeviceBinder | None = None
+        self._clock: DeviceClock | None = None
         self._communicators: dict[object, Communicator] = {}
         self._deadline = 0.0
 
     def begin(self) -> None:
         """See `Backend.begin`."""
-        self._opened().use()
+        device = self._opened()
+        device.use()
+        device.settle()
 
     def _opened(self) -> Device:
         if self._device is None:
@@ -78,6 +84,17 @@ class DeviceBackend:
         self._memory = DeviceMemory(self.plan, device, transport)
         self._cards = Cards(self.plan, transport)
         return self._memory
+
+    def recorder(self, folder: Path, first_step: int) -> Recorder:
+        """See `Backend.recorder`."""
+        streams = {task: str(stream) for task, stream in self._order.streams.items()}
+        recorder = Recorder(self.plan, folder, first_step, streams)
+        self._clock = DeviceClock(self._opened(), recorder)
+        return recorder
+
+    def recorded(self, recorder: Recorder, task: Task, run: Run | None) -> Run | None:
+        """See `Backend.recorded`: `DeviceBinder` asks the clock, inside of the task's waits."""
+        return run
 
     def publication(self, first_step: int) -> Publication:
         """See `Backend.publication`."""
@@ -113,6 +130,7 @@ class DeviceBackend:
             self._communicators,
             boxes,
             deadline,
+            self._clock,
         )
         return self._binder
 
@@ -150,6 +168,9 @@ class DeviceBackend:
             with contextlib.suppress(Exception):
                 communicator.close()
         self._communicators.clear()
+        if self._memory is not None:
+            with contextlib.suppress(Exception):
+                self._memory.unpin()
         self._binder = None
         self._memory = None
 

@@ -1,13 +1,20 @@
 """A CUDA device through CuPy: the one file that imports it, when a device is first opened.
 
 Needs CuPy 14 or newer, and for several devices NCCL 2.18 or newer. Written from CuPy's sources
-(`cupy/cuda/stream.pyx`, `memory.pyx`, `cupy_backends/cuda/libs/nccl.pyx`).
+(`cupy/cuda/stream.pyx`, `memory.pyx`, `pinned_memory.pyx`, `cupy_backends/cuda/api/runtime.pyx`,
+`cupy_backends/cuda/libs/nccl.pyx`), version 14.
+
+Streams here do not wait for the legacy default stream, on which CuPy works while no other stream is
+current. What runs there before the first step has to be waited for: `allocate` does so for its
+zeros, `settle` for what kernels make when they are bound.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +29,11 @@ from plancompiler.ops.registry import Kernel, OpDef
 
 DEVICE_VARIABLE = "PLANCOMPILER_DEVICE"
 """Environment variable that names the local device, such as `cuda:1`."""
+
+_PORTABLE = 1
+"""`cudaHostAllocPortable` and `cudaHostRegisterPortable`: pinned for all devices of the process."""
+
+_log = logging.getLogger(__name__)
 
 
 def load_cupy() -> Any:
@@ -92,14 +104,41 @@ class CudaDevice:
     def allocate(self, nbytes: int) -> DeviceArray:
         """See `Device.allocate`. Memory comes from the driver, not from CuPy's pool."""
         cuda = self._cuda
-        pointer = cuda.MemoryPointer(cuda.Memory(max(nbytes, 1)), 0)
-        pointer.memset(0, max(nbytes, 1))
+        size = max(nbytes, 1)
+        try:
+            memory = cuda.Memory(size)
+        except cuda.runtime.CUDARuntimeError as error:
+            free, total = cuda.runtime.memGetInfo()
+            raise DeviceError(
+                "the device does not have the memory that the plan needs",
+                got=f"{size} bytes asked for, {free} of {total} free ({error})",
+                hint="recompute, ZeRO or micro-batches need less; `inspect --memory` shows what",
+            ) from error
+        pointer = cuda.MemoryPointer(memory, 0)
+        pointer.memset_async(0, size)
+        # Other streams would not wait for it, and the zeros could come after the first values.
+        self.settle()
         return self._cupy.ndarray((nbytes,), np.uint8, memptr=pointer)
 
     def pinned(self, nbytes: int) -> Buffer:
-        """See `Device.pinned`."""
-        memory = self._cuda.alloc_pinned_memory(max(nbytes, 1))
-        return np.ndarray((nbytes,), np.uint8, buffer=memory)
+        """See `Device.pinned`. Not from CuPy's pool, which rounds up to powers of two and keeps."""
+        cuda = self._cuda
+        memory = cuda.PinnedMemory(max(nbytes, 1), _PORTABLE)
+        return np.ndarray((nbytes,), np.uint8, buffer=cuda.PinnedMemoryPointer(memory, 0))
+
+    def pin(self, buffer: Buffer) -> Callable[[], None]:
+        """See `Device.pin`. Where the system refuses, copies are right but hold up the host."""
+        runtime, address = self._cuda.runtime, buffer.ctypes.data
+        try:
+            runtime.hostRegister(address, buffer.nbytes, _PORTABLE)
+        except runtime.CUDARuntimeError as error:
+            _log.warning("%d bytes of host memory cannot be pinned: %s", buffer.nbytes, error)
+            return lambda: None
+        return lambda: runtime.hostUnregister(address)
+
+    def settle(self) -> None:
+        """See `Device.settle`."""
+        self._cuda.get_current_stream().synchronize()
 
     def stream(self, name: str) -> DeviceStream:
         """See `Device.stream`. It does not wait for the legacy default stream."""
@@ -108,6 +147,14 @@ class CudaDevice:
     def event(self) -> DeviceEvent:
         """See `Device.event`. A thread that waits for it sleeps."""
         return self._cuda.Event(block=True, disable_timing=True)
+
+    def timer(self) -> DeviceEvent:
+        """See `Device.timer`."""
+        return self._cuda.Event(block=True)
+
+    def elapsed(self, begin: DeviceEvent, end: DeviceEvent) -> float:
+        """See `Device.elapsed`. CUDA counts milliseconds, to about half a microsecond."""
+        return 1e6 * float(self._cuda.get_elapsed_time(begin, end))
 
     def launch(self, stream: DeviceStream, work: Callable[[], object]) -> None:
         """See `Device.launch`: CuPy's calls go to the thread's current stream."""
@@ -200,13 +247,37 @@ _TYPES = {
 }
 
 
+ABORT_SECONDS = 1.0
+"""How long an abort waits for the launching thread to leave NCCL."""
+
+
 class NcclCommunicator:
-    """A member of an NCCL communicator. See `interface.Communicator`."""
+    """A member of an NCCL communicator. See `interface.Communicator`.
+
+    NCCL wants one thread at a time in a communicator, and an abort frees it, from whichever thread.
+    So calls hold a lock. An abort goes on without it after a while: a call that waits for a rank
+    that is gone ends by the abort only.
+    """
 
     def __init__(self, nccl: Any, communicator: Any) -> None:
         self._nccl = nccl
         self._communicator = communicator
         self._aborted = False
+        self._lock = threading.Lock()
+
+    def _call(self, name: str, *arguments: int) -> None:
+        self._guarded(name, getattr(self._communicator, name), *arguments)
+
+    def _guarded(self, name: str, call: Callable[..., object], *arguments: int) -> None:
+        with self._lock:
+            if self._aborted:
+                raise TransportError("an NCCL communicator was aborted", got=f"{name} after that")
+            try:
+                call(*arguments)
+            except self._nccl.NcclError as error:
+                raise TransportError(
+                    f"NCCL's {name} failed", got=str(error), hint="NCCL_DEBUG=INFO shows why"
+                ) from error
 
     def _type(self, array: DeviceArray) -> int:
         return int(getattr(self._nccl, _TYPES[array.dtype.name]))
@@ -224,13 +295,14 @@ class NcclCommunicator:
 
     def group_end(self) -> None:
         """See `Communicator.group_end`."""
-        self._nccl.groupEnd()
+        self._guarded("groupEnd", self._nccl.groupEnd)
 
     def all_reduce(
         self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
     ) -> None:
         """See `Communicator.all_reduce`."""
-        self._communicator.allReduce(
+        self._call(
+            "allReduce",
             source.data.ptr,
             target.data.ptr,
             source.size,
@@ -243,7 +315,8 @@ class NcclCommunicator:
         self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
     ) -> None:
         """See `Communicator.reduce_scatter`."""
-        self._communicator.reduceScatter(
+        self._call(
+            "reduceScatter",
             source.data.ptr,
             target.data.ptr,
             target.size,
@@ -261,7 +334,8 @@ class NcclCommunicator:
         root: int,
     ) -> None:
         """See `Communicator.reduce`."""
-        self._communicator.reduce(
+        self._call(
+            "reduce",
             source.data.ptr,
             target.data.ptr,
             source.size,
@@ -274,40 +348,42 @@ class NcclCommunicator:
     def all_gather(self, stream: DeviceStream, source: DeviceArray, target: DeviceArray) -> None:
         """See `Communicator.all_gather`."""
         size, kind = self._bytes(source)
-        self._communicator.allGather(source.data.ptr, target.data.ptr, size, kind, stream.ptr)
+        self._call("allGather", source.data.ptr, target.data.ptr, size, kind, stream.ptr)
 
     def broadcast(
         self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, root: int
     ) -> None:
         """See `Communicator.broadcast`."""
         size, kind = self._bytes(target)
-        self._communicator.broadcast(source.data.ptr, target.data.ptr, size, kind, root, stream.ptr)
+        self._call("broadcast", source.data.ptr, target.data.ptr, size, kind, root, stream.ptr)
 
     def send(self, stream: DeviceStream, source: DeviceArray, peer: int) -> None:
         """See `Communicator.send`."""
-        self._communicator.send(source.data.ptr, *self._bytes(source), peer, stream.ptr)
+        self._call("send", source.data.ptr, *self._bytes(source), peer, stream.ptr)
 
     def receive(self, stream: DeviceStream, target: DeviceArray, peer: int) -> None:
         """See `Communicator.receive`."""
-        self._communicator.recv(target.data.ptr, *self._bytes(target), peer, stream.ptr)
+        self._call("recv", target.data.ptr, *self._bytes(target), peer, stream.ptr)
 
     def check(self) -> None:
         """See `Communicator.check`."""
-        if self._aborted:
-            return
-        try:
-            self._communicator.check_async_error()
-        except self._nccl.NcclError as error:
-            raise TransportError("an NCCL call failed", got=str(error)) from error
+        if not self._aborted:
+            self._call("check_async_error")
 
     def abort(self) -> None:
         """See `Communicator.abort`."""
-        if not self._aborted:
-            self._aborted = True
-            self._communicator.abort()
+        self._leave("abort")
 
     def close(self) -> None:
         """See `Communicator.close`."""
-        if not self._aborted:
-            self._aborted = True
-            self._communicator.destroy()
+        self._leave("destroy")
+
+    def _leave(self, how: str) -> None:
+        locked = self._lock.acquire(timeout=ABORT_SECONDS)
+        try:
+            if not self._aborted:
+                self._aborted = True
+                getattr(self._communicator, how)()
+        finally:
+            if locked:
+                self._lock.release()

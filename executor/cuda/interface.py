@@ -95,11 +95,23 @@ class Device(Protocol):
     def pinned(self, nbytes: int) -> Buffer:
         """Host memory from and to which copies run beside the host."""
 
+    def pin(self, buffer: Buffer) -> Callable[[], None]:
+        """Make host memory that is there already such memory; returns what takes it back."""
+
+    def settle(self) -> None:
+        """Hold the calling thread until what it asked of arrays outside of `launch` has run."""
+
     def stream(self, name: str) -> DeviceStream:
         """A new stream; `name` is for people."""
 
     def event(self) -> DeviceEvent:
         """A new event."""
+
+    def timer(self) -> DeviceEvent:
+        """A new event that knows when it came."""
+
+    def elapsed(self, begin: DeviceEvent, end: DeviceEvent) -> float:
+        """Nanoseconds between two timers that have come; less than 0 where `end` came first."""
 
     def launch(self, stream: DeviceStream, work: Callable[[], object]) -> None:
         """Let a stream run what `work` asks of arrays."""

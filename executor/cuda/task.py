@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 
 from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.cuda.clock import RUN_AHEAD, DeviceClock
 from plancompiler.executor.cuda.collective import bind_collective
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.fences import FencedTask, Fences
-from plancompiler.executor.cuda.interface import Communicator, Device, DeviceArray, DeviceEvent
+from plancompiler.executor.cuda.interface import (
+    Communicator,
+    Device,
+    DeviceArray,
+    DeviceEvent,
+    DeviceStream,
+)
 from plancompiler.executor.cuda.memory import DeviceMemory, pinned_like
 from plancompiler.executor.cuda.order import LaunchOrder
 from plancompiler.executor.memory import Array, same_memory
@@ -31,9 +38,6 @@ from plancompiler.plan.plan import (
     SliceSpec,
     Task,
 )
-
-RUN_AHEAD = 2
-"""Steps that may be launched before the first of them has ended: one runs, one waits its turn."""
 
 Work = Callable[[int], object]
 """What a stream is asked to do in a run of a task, by its version."""
@@ -54,9 +58,11 @@ class DeviceBinder(TaskBinder):
         communicators: dict[object, Communicator],
         boxes: dict[int, Region],
         deadline: float,
+        clock: DeviceClock | None = None,
     ) -> None:
         """`communicators` by index of a plan's communicator and by channel; `boxes` are what other
-        ranks read of the registers that are sent, by the reading task's id.
+        ranks read of the registers that are sent, by the reading task's id. `clock` is there if the
+        run is recorded.
         """
         super().__init__(order.plan, memory, transport, feeds, on_outputs)
         self._order = order
@@ -66,6 +72,7 @@ class DeviceBinder(TaskBinder):
         self._communicators = communicators
         self._boxes = boxes
         self._deadline = deadline
+        self._clock = clock
         self._positions = {task.id: place for place, task in enumerate(order.plan.tasks)}
         self._streams = {
             each: device.stream(str(each)) for each in dict.fromkeys(order.streams.values())
@@ -101,15 +108,19 @@ class DeviceBinder(TaskBinder):
 
     # --- around the work ------------------------------------------------------------------------
 
-    def _fenced(self, task: Task, launch: Work | None) -> Run | None:
-        """`launch` between the waits and the event of the task."""
+    def _fenced(self, task: Task, launch: Work | None, prepare: Work | None = None) -> Run | None:
+        """`launch` between the waits and the event of the task; `prepare` is for the host alone."""
         place = self._positions[task.id]
-        if launch is None and not self._fences.concerns(place):
+        stream = self._streams[self._order.streams[task.id]]
+        if self._clock is not None:
+            launch = self._timed(task, launch, self._clock, stream)
+        elif launch is None and not self._fences.concerns(place):
             return None
         device, fences = self._device, self._fences
-        stream = self._streams[self._order.streams[task.id]]
 
         def run(version: int) -> None:
+            if prepare is not None:
+                prepare(version)
             for event in fences.before(place, version):
                 device.wait(stream, event)
             if launch is not None:
@@ -121,6 +132,20 @@ class DeviceBinder(TaskBinder):
 
         return run
 
+    def _timed(
+        self, task: Task, launch: Work | None, clock: DeviceClock, stream: DeviceStream
+    ) -> Work:
+        """`launch` between the events that say when the device ran it."""
+        timed = clock.timed(task, self._microbatches(task), stream)
+
+        def run(version: int) -> None:
+            timed.begin(version)
+            if launch is not None:
+                launch(version)
+            timed.end(version)
+
+        return run
+
     def _launched(self, task: Task, work: Work | None) -> Run | None:
         """`work` on the task's stream."""
         if work is None:
@@ -128,10 +153,12 @@ class DeviceBinder(TaskBinder):
         device, stream = self._device, self._streams[self._order.streams[task.id]]
         return self._fenced(task, lambda version: device.launch(stream, partial(work, version)))
 
-    def _by_host(self, task: Task, work: Work | None) -> Run | None:
+    def _by_host(self, task: Task, work: Run | None) -> Run | None:
         """`work` in this thread, when what it overwrites has been read."""
         if work is None:
             return self._fenced(task, None)
+        if self._clock is not None:
+            work = self._clock.by_host(task, work)
         place = self._positions[task.id]
         device, fences = self._device, self._fences
         stream = self._streams[self._order.streams[task.id]]
@@ -151,6 +178,7 @@ class DeviceBinder(TaskBinder):
         """The end of a segment; the last one of a step bounds how far the host is ahead."""
         fenced = self._fenced(task, None)
         device, completions, deadline = self._device, self._completions, self._deadline
+        clock = self._clock
         stream = self._streams[self._order.streams[task.id]]
         last = self._plan.slots[-1]
         per_microbatch = self._plan.segments[task.segment].kind.per_microbatch
@@ -165,7 +193,11 @@ class DeviceBinder(TaskBinder):
             step, microbatch = divmod(version, microbatches)
             if ends_step and microbatch == microbatches - 1:
                 event = events[step % len(events)]
+                if clock is not None:
+                    clock.step_launched(step, stream)
                 device.record(event, stream)
+                if clock is not None:
+                    completions.after(event, partial(clock.read, step))
                 completions.step(event, step)
                 completions.wait(RUN_AHEAD, deadline)
                 for communicator in self._communicators.values():
@@ -220,11 +252,9 @@ class DeviceBinder(TaskBinder):
     def _staged(self, task: Task, spec: ComputeSpec) -> Run | None:
         """Data from outside: this thread fills pinned memory, a stream copies it to the device."""
         slots = [self._memory.slots(register) for register in task.outputs]
-        depth = max(map(len, slots))
-        staging = [
-            tuple(self._pinned(each[version % len(each)]) for each in slots)
-            for version in range(depth)
-        ]
+        # As many as steps can be under way: the host waits for no copy to fill the next.
+        depth = max(RUN_AHEAD + 1, *map(len, slots))
+        staging = [tuple(self._pinned(each[0]) for each in slots) for _ in range(depth)]
         if task.kind is TaskKind.INPUT:
             fill: Work = self._input_into(task, spec, [row[0] for row in staging])
         else:
@@ -234,16 +264,18 @@ class DeviceBinder(TaskBinder):
         stream = self._streams[self._order.streams[task.id]]
         copied = [device.event() for _ in range(depth)]
 
+        def prepare(version: int) -> None:
+            device.synchronize(copied[version % depth])
+            fill(version)
+
         def launch(version: int) -> None:
             at = version % depth
-            device.synchronize(copied[at])
-            fill(version)
             for each, source in zip(slots, staging[at], strict=True):
                 if source.size:
                     device.upload(stream, each[version % len(each)], source)
             device.record(copied[at], stream)
 
-        return self._fenced(task, launch)
+        return self._fenced(task, launch, prepare)
 
     def _output(self, task: Task, spec: ComputeSpec) -> Work | None:
         """Copy a value to the host; it is checked and delivered when it is there."""

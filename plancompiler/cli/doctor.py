@@ -88,6 +88,7 @@ def examine() -> list[Check]:
         _needed("grpc loopback", _grpc_loopback),
         _optional("bfloat16", _bfloat16),
         _optional("cupy", _cupy),
+        _optional("cuda libraries", _cuda_libraries),
         _optional("nccl", _nccl),
         _optional("mpi", _mpi),
     ]
@@ -187,6 +188,20 @@ def _cupy() -> str:
         for index in range(cupy.cuda.runtime.getDeviceCount())
     ]
     return f"cupy {cupy.__version__}, devices: {', '.join(names) or 'none'}"
+
+
+def _cuda_libraries() -> str:
+    cuda = _optional_module("cupy").cuda
+    try:
+        # CuPy loads each of them when it is first asked for.
+        nvrtc = ".".join(map(str, cuda.nvrtc.getVersion()))
+        _ = cuda.cublas
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            f"products and kernels need cuBLAS and NVRTC: {error}; "
+            "pip install 'cupy-cuda12x[ctk]' (or cupy-cuda13x)"
+        ) from error
+    return f"cuBLAS and NVRTC {nvrtc} can be loaded"
 
 
 def _nccl() -> str:

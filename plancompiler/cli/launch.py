@@ -48,6 +48,8 @@ class _Rank:
         self.held: list[str] = []
         self.ended = threading.Event()
         self.end_seconds = 0.0
+        self.was_stopped = False
+        """Whether it was still running when all had to end."""
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -78,6 +80,16 @@ class _Rank:
         return self.process.returncode if self.ended.is_set() else None
 
     @property
+    def how(self) -> str:
+        """How it ended, for people."""
+        code = self.code
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        with suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+        return f"killed by signal {-code}"
+
+    @property
     def is_consequence(self) -> bool:
         """Whether it failed because another rank had."""
         return any(line.startswith("plancompiler.") and _CONSEQUENCE in line for line in self.held)
@@ -86,6 +98,7 @@ class _Rank:
         """End it and all that it started."""
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
             if not self.ended.is_set():
+                self.was_stopped = True
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, number)
                 self.ended.wait(seconds)
@@ -148,9 +161,11 @@ def launch_command(
         raise ExecutionError(
             "a rank failed, and the others were ended",
             rank=failed.rank,
-            got=f"exit code {failed.code}",
+            got=failed.how,
             expected="exit code 0 of all ranks",
-            hint="its output above says why",
+            hint="its output above says why"
+            if failed.held or (failed.code or 0) > 0
+            else "it said nothing: something else ended it, such as a system short of memory",
         )
 
 
@@ -171,8 +186,8 @@ def _show_failures(started: Sequence[_Rank]) -> _Rank | None:
     """Show what was held back, the first cause first; returns the rank that failed first."""
     failed = sorted(
         (each for each in started if each.code),
-        # Those that were killed did not say why; they did not fail by themselves as a rule.
-        key=lambda each: (each.is_consequence, (each.code or 0) < 0, each.end_seconds),
+        # Those that were ended here did not fail by themselves.
+        key=lambda each: (each.was_stopped, each.is_consequence, each.end_seconds),
     )
     for each in [*failed, *(each for each in started if not each.code)]:
         if each.held:

@@ -12,6 +12,7 @@ import click
 
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.errors import UsageError
+from plancompiler.executor.runtime import DEADLINE
 from plancompiler.ir import Job
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -166,6 +167,43 @@ def steps_option(command: Command) -> Command:
         default=DEFAULT_STEPS,
         show_default=True,
         help="How many steps.",
+    )(command)
+
+
+def save_options(command: Command) -> Command:
+    """--save --save-every as the parameters `save` and `save_every` (0: only at the end)"""
+
+    @functools.wraps(command)
+    def with_folder(*args: Any, save: Path | None, save_every: int, **kwargs: Any) -> Any:
+        if save_every and save is None:
+            raise UsageError(
+                "--save-every needs a folder to save in",
+                got=f"--save-every {save_every}",
+                expected="--save DIR",
+            )
+        return command(*args, save=save, save_every=save_every, **kwargs)
+
+    decorated: Any = click.option(
+        "--save-every",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="With --save: a checkpoint after every N steps too, written while steps go on.",
+    )(with_folder)
+    folder = click.Path(path_type=Path)
+    option = click.option("--save", type=folder, help="Write a checkpoint at the end.")
+    return cast("Command", option(decorated))
+
+
+def deadline_option(command: Command) -> Command:
+    """--deadline"""
+    return click.option(
+        "--deadline",
+        type=click.FloatRange(min=0, min_open=True),
+        default=DEADLINE,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a rank may stand still while others wait for it.",
     )(command)
 
 

@@ -15,9 +15,11 @@ from plancompiler.cli.options import (
     cache_option,
     config_options,
     configured,
+    deadline_option,
     job_argument,
     json_option,
     mode_option,
+    save_options,
     settings_option,
     steps_option,
 )
@@ -46,7 +48,7 @@ from plancompiler.session import BACKENDS, run
     type=click.Path(path_type=Path),
     help="Start from this checkpoint, whatever layout it was saved from.",
 )
-@click.option("--save", type=click.Path(path_type=Path), help="Write a checkpoint at the end.")
+@save_options
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
@@ -54,6 +56,7 @@ from plancompiler.session import BACKENDS, run
 )
 @click.option("--profile", is_flag=True, help="Show where each rank's time went.")
 @cache_option
+@deadline_option
 @allow_ops_option
 @config_options
 @settings_option
@@ -66,9 +69,11 @@ def run_command(
     steps: int,
     restore: Path | None,
     save: Path | None,
+    save_every: int,
     trace: Path | None,
     profile: bool,
     cache: bool,
+    deadline: float,
     allow_ops: tuple[str, ...],
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
@@ -85,7 +90,7 @@ def run_command(
     job = configured(load_job(target, settings, ranks), config)
     require_own_data(job)
     if save is not None:
-        make_folder(save)
+        make_folder(save)  # now, and not only when everything is compiled
     record = Record()
     with (
         job_folder_on_path(target),
@@ -99,6 +104,7 @@ def run_command(
             trace=trace,
             record=profile,
             cache=cache,
+            deadline=deadline,
         ) as session,
     ):
         print_note(
@@ -107,10 +113,9 @@ def run_command(
             f"({'cached' if session.cached else session.mode})"
         )
         with progress("step", steps) as advance:
-            for outputs in session.run(steps):
+            for outputs in session.run(steps, save=save, save_every=save_every):
                 advance(record.add(outputs))
         if save is not None:
-            session.save(save)
             print_note(f"wrote a checkpoint to {save}")
         timelines = session.timelines() if profile else None
     if trace is not None:

@@ -20,6 +20,7 @@ from plancompiler.cli.options import (
     job_argument,
     json_option,
     mode_option,
+    save_options,
     settings_option,
     steps_option,
     tls_options,
@@ -39,7 +40,7 @@ from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
 @steps_option
 @mode_option
 @click.option("--restore", type=click.Path(path_type=Path), help="Checkpoint folder to start from.")
-@click.option("--save", type=click.Path(path_type=Path), help="Checkpoint folder to write.")
+@save_options
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -59,6 +60,7 @@ def submit_command(
     mode: str | None,
     restore: Path | None,
     save: Path | None,
+    save_every: int,
     timeout: float,
     cache: bool,
     tls: TlsFiles | None,
@@ -88,6 +90,7 @@ def submit_command(
             mode=wished,
             restore=restore,
             save=save,
+            save_every=save_every,
             cache=cache,
             on_phase=_say_phase,
         )

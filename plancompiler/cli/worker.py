@@ -8,7 +8,12 @@ from pathlib import Path
 import click
 
 from plancompiler.blas import one_blas_thread
-from plancompiler.cli.options import allow_ops_option, json_option, tls_options
+from plancompiler.cli.options import (
+    allow_ops_option,
+    deadline_option,
+    json_option,
+    tls_options,
+)
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
 from plancompiler.cluster.channel import TlsFiles
@@ -47,6 +52,7 @@ from plancompiler.worker.peers import LISTEN, TRANSPORTS
     show_default=True,
     help="How data goes between workers: gRPC between hosts, or MPI for workers of one mpiexec.",
 )
+@deadline_option
 @allow_ops_option
 @click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
 @click.option("--record", type=click.Path(path_type=Path), hidden=True)
@@ -62,6 +68,7 @@ def worker_command(
     listen: str,
     insecure: bool,
     transport: str,
+    deadline: float,
     allow_ops: tuple[str, ...],
     with_stdin: bool,
     record: Path | None,
@@ -97,6 +104,7 @@ def worker_command(
             insecure=insecure,
             transport=transport,
             record=record,
+            deadline=deadline,
         )
     if as_json:
         seconds = time.monotonic() - begin

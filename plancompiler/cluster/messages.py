@@ -49,6 +49,8 @@ class JobRequest:
     """Checkpoint directory to write at the end, on the workers' host."""
     cache: bool = True
     """Whether plans may come from the plan caches of master and workers, and go there."""
+    save_every: int = 0
+    """Steps between checkpoints in `save` before the end; 0: none."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -136,6 +138,14 @@ class OperationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What a save in the background asked of a rank is on disk: its shards, or the index."""
+
+    job_id: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A rank cannot go on."""
 
@@ -151,7 +161,16 @@ class Idle:
 
 
 WorkerMessage = (
-    Register | Heartbeat | Fetched | Compiled | Prepared | Outputs | OperationDone | Failed | Idle
+    Register
+    | Heartbeat
+    | Fetched
+    | Compiled
+    | Prepared
+    | Outputs
+    | OperationDone
+    | Written
+    | Failed
+    | Idle
 )
 
 
@@ -211,6 +230,8 @@ class Prepare:
     restore: str
     far: tuple[PeerAddress, ...] = ()
     """The ranks on other hosts."""
+    save: str = ""
+    """A checkpoint directory that must be writable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +254,8 @@ class Save:
     job_id: int
     ticket: int
     directory: str
+    background: bool = False
+    """Done when the values are copied; `Written` follows when they are on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +265,8 @@ class WriteIndex:
     job_id: int
     ticket: int
     directory: str
+    background: bool = False
+    """Beside other work; `Written` follows."""
 
 
 @dataclass(frozen=True, slots=True)

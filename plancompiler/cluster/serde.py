@@ -45,6 +45,7 @@ from plancompiler.cluster.messages import (
     WorkerMessage,
     WorkerStatus,
     WriteIndex,
+    Written,
 )
 from plancompiler.errors import ErrorReport, WireFormatError
 from plancompiler.ir.wire import build, split
@@ -124,6 +125,8 @@ def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessag
         case OperationDone(job_id, ticket):
             done = pb.OperationDone(job_id=job_id, ticket=ticket)
             yield pb.WorkerMessage(operation_done=done)
+        case Written(job_id, ticket):
+            yield pb.WorkerMessage(written=pb.OperationDone(job_id=job_id, ticket=ticket))
         case Failed(job_id, error):
             failed = pb.JobFailed(job_id=job_id, error=report_to_proto(error))
             yield pb.WorkerMessage(failed=failed)
@@ -200,6 +203,8 @@ class WorkerReader:
             case "operation_done":
                 operation = message.operation_done
                 return OperationDone(operation.job_id, operation.ticket)
+            case "written":
+                return Written(message.written.job_id, message.written.ticket)
             case "failed":
                 failed = message.failed
                 return Failed(failed.job_id, report_from_proto(failed.error))
@@ -248,19 +253,19 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
                 copy=_copy_to_proto(copy),
             )
             return pb.MasterMessage(compile=compile_)
-        case Prepare(job_id, token, restore, far):
+        case Prepare(job_id, token, restore, far, save):
             peers = [pb.PeerAddress(rank=each.rank, address=each.address) for each in far]
-            prepare = pb.Prepare(job_id=job_id, transport_token=token, restore=restore, far=peers)
+            prepare = pb.Prepare(
+                job_id=job_id, transport_token=token, restore=restore, far=peers, save=save
+            )
             return pb.MasterMessage(prepare=prepare)
         case Run(job_id, ticket, steps, fed, feeds):
             run = pb.Run(job_id=job_id, ticket=ticket, steps=steps, fed=fed, feeds=feeds)
             return pb.MasterMessage(run=run)
-        case Save(job_id, ticket, directory):
-            save = pb.Save(job_id=job_id, ticket=ticket, directory=directory)
-            return pb.MasterMessage(save=save)
-        case WriteIndex(job_id, ticket, directory):
-            index = pb.Save(job_id=job_id, ticket=ticket, directory=directory)
-            return pb.MasterMessage(index=index)
+        case Save():
+            return pb.MasterMessage(save=_save_to_proto(message))
+        case WriteIndex():
+            return pb.MasterMessage(index=_save_to_proto(message))
         case Collect(job_id, ticket):
             collect = pb.OperationDone(job_id=job_id, ticket=ticket)
             return pb.MasterMessage(collect=collect)
@@ -269,6 +274,15 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
         case Abort(job_id, error):
             abort = pb.JobFailed(job_id=job_id, error=report_to_proto(error))
             return pb.MasterMessage(abort=abort)
+
+
+def _save_to_proto(order: Save | WriteIndex) -> pb.Save:
+    return pb.Save(
+        job_id=order.job_id,
+        ticket=order.ticket,
+        directory=order.directory,
+        background=order.background,
+    )
 
 
 def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
@@ -295,14 +309,18 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
         case "prepare":
             prepare = message.prepare
             far = tuple(PeerAddress(each.rank, each.address) for each in prepare.far)
-            return Prepare(prepare.job_id, prepare.transport_token, prepare.restore, far)
+            return Prepare(
+                prepare.job_id, prepare.transport_token, prepare.restore, far, prepare.save
+            )
         case "run":
             run = message.run
             return Run(run.job_id, run.ticket, run.steps, run.fed, run.feeds)
         case "save":
-            return Save(message.save.job_id, message.save.ticket, message.save.directory)
+            save = message.save
+            return Save(save.job_id, save.ticket, save.directory, save.background)
         case "index":
-            return WriteIndex(message.index.job_id, message.index.ticket, message.index.directory)
+            index = message.index
+            return WriteIndex(index.job_id, index.ticket, index.directory, index.background)
         case "collect":
             return Collect(message.collect.job_id, message.collect.ticket)
         case "finish":

@@ -5,7 +5,9 @@ The same ops, sharding rules and boxing planner as in compiled jobs decide what 
 
 from plancompiler.eager.creation import from_local, tensor
 from plancompiler.eager.generator import Generator
+from plancompiler.eager.inplace import into
 from plancompiler.eager.launcher import init
+from plancompiler.eager.local import join_parts, local_map, local_part
 from plancompiler.eager.modes import (
     default_generator,
     grad,
@@ -14,7 +16,10 @@ from plancompiler.eager.modes import (
     no_grad,
     using_generator,
 )
+from plancompiler.eager.routing import global_gather, global_scatter
+from plancompiler.eager.scaling import LossScale
 from plancompiler.eager.spawn import spawn
+from plancompiler.eager.state import load, save
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.watch import CommTrace, comm_trace
 from plancompiler.eager.world import World, current_world
@@ -23,16 +28,25 @@ __all__ = [
     "CommTrace",
     "DistTensor",
     "Generator",
+    "LossScale",
     "World",
     "comm_trace",
     "current_world",
     "default_generator",
     "from_local",
+    "global_gather",
+    "global_scatter",
     "grad",
     "implicit_broadcast",
     "init",
+    "into",
+    "join_parts",
+    "load",
+    "local_map",
+    "local_part",
     "manual_seed",
     "no_grad",
+    "save",
     "spawn",
     "tensor",
     "using_generator",

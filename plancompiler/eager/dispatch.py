@@ -15,11 +15,13 @@ import numpy as np
 
 from plancompiler.boxing.infer_sbp import Operand, cheapest_signature
 from plancompiler.boxing.planner import boxing_path, canonical
+from plancompiler.eager.foreach import Row, update_all
 from plancompiler.eager.layout import Change
 from plancompiler.eager.program import Program, trace_gradient
-from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.spec import TensorSpec, attrs_key
 from plancompiler.eager.tape import Node
 from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.views import alias_of
 from plancompiler.errors import (
     AttributeValueError,
     GradientError,
@@ -29,7 +31,7 @@ from plancompiler.errors import (
 from plancompiler.ir import AttrValue, NdSbp, Placement, freeze_attrs, plain_value
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.kernel import kernel_for
+from plancompiler.ops.kernel import Direct, direct_kernel, kernel_for
 from plancompiler.ops.registry import Array, KernelContext, mesh_signatures, op_def
 from plancompiler.ops.rule import NdSignature
 
@@ -63,14 +65,30 @@ class OpPlan:
         self.inputs = inputs
         self.used = used
         """The inputs in the layouts that the kernel takes."""
+        self.kept = tuple(
+            wanted if got.sbp.has_partial else got for got, wanted in zip(inputs, used, strict=True)
+        )
+        """The inputs as their gradients see them: partial ones as they were reduced for the op."""
         self.outputs = outputs
         self.moves: tuple[Change | None, ...] = tuple(
             None if got is wanted else world.move(got, wanted)
             for got, wanted in zip(inputs, used, strict=True)
         )
+        self.reduced = tuple(
+            (slot, kept, move)
+            for slot, (got, kept, move) in enumerate(
+                zip(inputs, self.kept, self.moves, strict=True)
+            )
+            if move is not None and kept is not got
+        )
+        """Which inputs their gradients see reduced, as what, and how they become it."""
         self.gradient = definition.gradient
         self.mutates = definition.mutates
-        self.recorded = any(spec.dtype.is_floating for spec in outputs) and not self.mutates
+        self.recorded = (
+            any(spec.dtype.is_floating for spec in outputs)
+            and not self.mutates
+            and kind != "stop_gradient"
+        )
         self.random = attrs.get("key").__class__ is int
         self.stepped = definition.source or kind == "learning_rate"
         self.inside = outputs[0].inside
@@ -81,6 +99,12 @@ class OpPlan:
             and element_counts_agree(used[definition.view[0][1]], outputs[0])
             else -1
         )
+        self.alias = (
+            alias_of(kind, attrs, used[0], outputs[0])
+            if len(inputs) == len(outputs) == 1 and self.moves[0] is None
+            else None
+        )
+        """What gives a view of the input in place of the output."""
         self.context = KernelContext(
             attrs=attrs,
             input_shapes=tuple(spec.shape for spec in inputs),
@@ -89,6 +113,16 @@ class OpPlan:
             output_regions=tuple(spec.region for spec in outputs),
         )
         self.kernel = kernel_for(definition, (spec.numpy_dtype for spec in (*inputs, *outputs)))
+        self.direct = (
+            direct_kernel(
+                self.kernel,
+                self.context,
+                [spec.numpy_dtype for spec in (*inputs, *outputs)],
+                outputs[0].local_shape,
+            )
+            if len(outputs) == 1 and self.inside
+            else None
+        )
         self.local = self._local()
         self._programs: dict[object, Program] = {}
 
@@ -104,6 +138,8 @@ class OpPlan:
         if len(outputs) != 1:
             return self._several
         shape, dtype, empty = outputs[0].local_shape, outputs[0].numpy_dtype, np.empty
+        if self.direct is not None:
+            return self.direct
 
         def single(*arrays: Array) -> Array:
             out = empty(shape, dtype)
@@ -129,6 +165,8 @@ class OpPlan:
     def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
         """Run on tensors of the plan's specs, and record it if a gradient is wanted."""
         world = self.world
+        if (self.view >= 0 or self.alias is not None) and tensors[0].more is not None:
+            tensors[0].own()
         arrays = [
             tensor.local if move is None else tensor.moved(spec, move)
             for tensor, move, spec in zip(tensors, self.moves, self.used, strict=True)
@@ -139,9 +177,15 @@ class OpPlan:
             self.context.step = world.step
         base = None
         if self.view >= 0 and self.inside and arrays[self.view].flags.c_contiguous:
-            outs: tuple[Array, ...] = (arrays[self.view].reshape(self.outputs[0].local_shape),)
+            out = arrays[self.view].reshape(self.outputs[0].local_shape)
+            if self.moves[self.view] is not None:
+                out = out.copy()  # of what the tensor may keep as its reduced value
+            outs: tuple[Array, ...] = (out,)
             if self.moves[self.view] is None:
                 base = tensors[self.view]
+        elif self.alias is not None and self.inside:
+            base = tensors[0]
+            outs = (self.alias(arrays[0]),)
         elif len(self.outputs) == 1:
             outs = (self.local(*arrays),)
         else:
@@ -204,8 +248,8 @@ class OpPlan:
                 op=self.kind,
                 hint="detach its input, or keep it off the way from what wants a gradient",
             )
-        tensors, world = node.inputs or (), self.world
-        attrs = self.attrs if node.draw is None else {**self.attrs, "key": node.draw[2]}
+        draw = node.draw
+        attrs = self.attrs if draw is None else {**self.attrs, "key": draw[2]}
         if create_graph:
             return self._differentiable(node, attrs, grads)
         specs = tuple([None if grad is None else grad.spec for grad in grads])
@@ -213,13 +257,15 @@ class OpPlan:
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = trace_gradient(self, attrs, specs, needed)
-        arrays = [tensor.local for tensor in tensors]
+        arrays = [tensor.local for tensor in node.inputs or ()]
+        for slot, kept, move in self.reduced:
+            arrays[slot] = (node.inputs or ())[slot].moved(kept, move)
         arrays += node.outputs
         arrays += [grad.local for grad in grads if grad is not None]
-        if node.draw is not None:
-            world.draw = node.draw
+        if draw is not None:
+            self.world.draw = draw
         return [
-            None if spec is None or array is None else DistTensor(spec, array)
+            None if spec is None else DistTensor(spec, array)
             for spec, array in zip(program.results, program.run(arrays), strict=True)
         ]
 
@@ -266,6 +312,10 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
     world, kernel, context, (spec,) = plan.world, plan.kernel, plan.context, plan.outputs
     shape, dtype, empty, recorded = spec.local_shape, spec.numpy_dtype, np.empty, plan.recorded
 
+    direct = plan.direct
+    if direct is not None and plan.view < 0:
+        return _direct_run(plan, direct)
+
     def run_one(x: DistTensor) -> DistTensor:
         out = empty(shape, dtype)
         kernel(context, (x.local,), (out,))
@@ -287,11 +337,13 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
         return found
 
     def run_view(x: DistTensor) -> DistTensor:
+        more = x.more
+        if more is not None:
+            x.own()
         local = x.local
         out = local.reshape(shape) if local.flags.c_contiguous else plan.local(local)
         found = DistTensor(spec, out)
         if local.flags.c_contiguous:
-            more = x.more
             found.more = {"base": x if more is None else more.get("base", x)}
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
@@ -304,11 +356,38 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
     return run_one if len(plan.inputs) == 1 else run_two
 
 
+def _direct_run(plan: OpPlan, direct: Direct) -> Callable[..., DistTensor]:
+    """The same where the kernel makes its output itself."""
+    world, (spec,), recorded = plan.world, plan.outputs, plan.recorded
+
+    def run_one(x: DistTensor) -> DistTensor:
+        out = direct(x.local)
+        found = DistTensor(spec, out)
+        if x.node is not None and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x,), (out,), number)
+            found.slot = 0
+        return found
+
+    def run_two(x: DistTensor, y: DistTensor) -> DistTensor:
+        out = direct(x.local, y.local)
+        found = DistTensor(spec, out)
+        if (x.node is not None or y.node is not None) and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x, y), (out,), number)
+            found.slot = 0
+        return found
+
+    return run_one if len(plan.inputs) == 1 else run_two
+
+
 # --- looking up and making plans ------------------------------------------------------------------
 
 
 class Dispatcher:
     """The plans of one world."""
+
+    plan_class: type[OpPlan] = OpPlan
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -343,6 +422,10 @@ class Dispatcher:
                 raise error.at(op=kind, source=user_line(), rank=self._world.rank) from None
             self._plans[key] = found
         return found
+
+    def update_all(self, kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]) -> None:
+        """Run an elementwise op that changes its inputs, on many rows of inputs."""
+        update_all(self, kind, attrs, rows)
 
     def _make(
         self,
@@ -391,7 +474,7 @@ class Dispatcher:
             for tensor, layout in zip(outputs, signature.outputs, strict=True)
         )
         _report(kind, inputs, used)
-        return OpPlan(world, kind, plain, inputs, used, made)
+        return self.plan_class(world, kind, plain, inputs, used, made)
 
 
 def _report(kind: str, inputs: tuple[TensorSpec, ...], used: tuple[TensorSpec, ...]) -> None:
@@ -402,16 +485,3 @@ def _report(kind: str, inputs: tuple[TensorSpec, ...], used: tuple[TensorSpec, .
         steps = boxing_path(got.sbp, wanted.sbp, *got.type, got.placement.hierarchy)
         if any(step.primitive in _MOVING for step in steps):
             logger.info("%s (%s) uses %s as %s", kind, user_line(), got, wanted.sbp)
-
-
-def attrs_key(attrs: Mapping[str, AttrValue]) -> tuple[object, ...]:
-    """Attributes as part of a key. 1, 1.0 and True are equal but not the same, nor are 0.0 and
-    -0.0; the key of a random op is no part of its plan.
-    """
-    return tuple(
-        [
-            (name, value, value.__class__) if value else (name, repr(value))
-            for name, value in attrs.items()
-            if name != "key" or value.__class__ is not int
-        ]
-    )

@@ -15,7 +15,6 @@ from types import TracebackType
 from plancompiler.eager.spawn import reported
 from plancompiler.eager.world import World, process_world, set_process_world
 from plancompiler.errors import UsageError
-from plancompiler.executor.comm.host_board import HostBoardMaker
 from plancompiler.executor.comm.manager import CommContextManager
 
 RANK = "PLANCOMPILER_RANK"
@@ -51,13 +50,14 @@ LAUNCHERS = (
 """In the order in which they are looked for: a launcher may run inside another."""
 
 
-def init(deadline: float = 300.0) -> World:
+def init(deadline: float = 300.0, transport: str | None = None) -> World:
     """Join the world that this process was started in, and return it. May be called again.
 
     Rank and size are read from the variables of `plancompiler launch`, torchrun-like launchers,
-    MPI and Slurm; without any, the world has one rank. All processes must be on one host.
-    `deadline` (seconds) holds for meeting the others and for every later wait. Raises UsageError
-    for variables that make no sense, DeadlineError where others do not come.
+    MPI and Slurm; without any, the world has one rank. `transport` is "host" (the default: all
+    processes on one host, shared memory), "grpc" or "mpi"; see docs/communicators.md. `deadline`
+    (seconds) holds for meeting the others and for every later wait. Raises UsageError for variables
+    that make no sense, DeadlineError where others do not come.
     """
     world = process_world()
     if world is not None:
@@ -65,7 +65,11 @@ def init(deadline: float = 300.0) -> World:
     rank, size, token = read_launcher(os.environ)
     comm = None
     if size > 1:
-        comm = CommContextManager(HostBoardMaker(token, rank, size, deadline))
+        # gRPC takes long to load, and a program of one rank has no use for it.
+        from plancompiler.eager.transports import open_boards  # noqa: PLC0415
+
+        boards = open_boards(transport, rank, size, token, deadline, os.environ)
+        comm = CommContextManager(boards)
     world = World(rank, size, comm)
     set_process_world(world)
     if PIPE in os.environ:

@@ -114,8 +114,6 @@ class Program:
     def __init__(self, steps: _Steps, given: int, results: Sequence[Symbol | None]) -> None:
         self.results = tuple(None if each is None else each.spec for each in results)
         """Specs of the gradients; None where there is none."""
-        self._given = given
-        self._places = steps.places
         self._found = tuple(-1 if each is None else each.at for each in results)
         wanted = set(self._found)
         kept: list[Step] = []
@@ -125,10 +123,11 @@ class Program:
                 kept.append(step)
                 wanted.update(inputs)
         self._steps = tuple(reversed(kept))
+        self._made = [None] * (steps.places - given)
 
-    def run(self, arrays: list[Array]) -> list[Array | None]:
-        """This rank's parts of the gradients."""
-        held: list[Any] = arrays + [None] * (self._places - self._given)
+    def run(self, arrays: list[Array]) -> list[Any]:
+        """This rank's parts of the gradients; None where there is none."""
+        held: list[Any] = arrays + self._made
         for function, places, first, count in self._steps:
             if count == 1:
                 held[first] = function(*[held[place] for place in places])
@@ -145,7 +144,7 @@ def trace_gradient(
 ) -> Program:
     """The program of an op's gradients, for output gradients of these specs."""
     steps = _Steps(plan.world)
-    inputs = [steps.symbol(spec) for spec in plan.inputs]
+    inputs = [steps.symbol(spec) for spec in plan.kept]
     outputs = [steps.symbol(spec) for spec in plan.outputs]
     arrived = [None if spec is None else steps.symbol(spec) for spec in grads]
     given = steps.places

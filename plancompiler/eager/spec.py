@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plancompiler.ir import DType, NdSbp, Placement, TensorType
+from plancompiler.ir import AttrValue, DType, NdSbp, Placement, TensorType
 from plancompiler.ir.shard import Region, rank_region, region_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from plancompiler.eager.tensor import DistTensor
     from plancompiler.eager.world import World
@@ -66,3 +66,16 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.type} on {self.placement} as {self.sbp}"
+
+
+def attrs_key(attrs: Mapping[str, AttrValue]) -> tuple[object, ...]:
+    """Attributes as part of a key. 1, 1.0 and True are equal but not the same, nor are 0.0 and
+    -0.0; the key of a random op is no part of its plan.
+    """
+    return tuple(
+        [
+            (name, value, value.__class__) if value else (name, repr(value))
+            for name, value in attrs.items()
+            if name != "key" or value.__class__ is not int
+        ]
+    )

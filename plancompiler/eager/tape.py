@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,6 +15,8 @@ from plancompiler.ops.registry import Array
 
 if TYPE_CHECKING:
     from plancompiler.eager.tensor import DistTensor
+
+_NUMBER = attrgetter("number")
 
 Hook = Callable[[Any], Any]
 """Given a gradient; gives another one in its place, or None to leave it."""
@@ -43,12 +46,14 @@ class Recorded(Protocol):
 class Leaf:
     """The end of the tape at a tensor that wants a gradient."""
 
-    __slots__ = ("grad", "hooks", "number")
+    __slots__ = ("__weakref__", "grad", "hooks", "number", "watcher")
 
     def __init__(self, number: int) -> None:
         self.grad: DistTensor | None = None
         self.hooks: list[Hook] = []
         self.number = number
+        self.watcher: Any = None
+        """Who is told when its gradient is looked at or changed, while a function is compiled."""
 
 
 class Node:
@@ -93,6 +98,9 @@ def backward(
     on the way adds to its `grad`. GradientError for what has no gradient or cannot be walked again.
     """
     world = roots[0][0].spec.world
+    tracing = world.tracing
+    if tracing is not None:
+        tracing.check_inside([tensor for tensor, _ in roots])
     wanted = None if wrt is None else [_place(tensor) for tensor in wrt]
     nodes = _reached([tensor.node for tensor, _ in roots])
     useful = None if wanted is None else _useful(nodes, wanted)
@@ -129,7 +137,7 @@ def _add(grads: dict[int, list[DistTensor | None]], tensor: DistTensor, grad: Di
     node = tensor.node
     if node is None:
         return
-    key, slot = id(node), 0 if node.__class__ is Leaf else tensor.slot
+    key, slot = id(node), tensor.slot if node.__class__ is Node else 0
     arrived = grads.get(key)
     if arrived is None:
         arrived = grads[key] = [None] * (1 if isinstance(node, Leaf) else len(node.op.outputs))
@@ -154,22 +162,21 @@ def _pass_on(
             hint="give the first backward retain_graph=True",
         )
     stale = node.stale
-    needed = []
     for tensor in tensors:
         if tensor.more is not None and tensor.changed > node.number:
             stale = True
-        if useful is None or wanted is None:
-            needed.append(tensor.node is not None)
-        else:
-            key = _place(tensor)
-            needed.append(key is not None and (key[0] in useful or key in wanted))
+    if useful is None or wanted is None:
+        needed = tuple([tensor.node is not None for tensor in tensors])
+    else:
+        places = [_place(tensor) for tensor in tensors]
+        needed = tuple([key is not None and (key[0] in useful or key in wanted) for key in places])
     if stale:
         raise GradientError(
             "a tensor that the gradient needs was changed in place after it was used",
             op=node.op.kind,
             hint="use the out-of-place form, or change it after backward",
         )
-    passed = node.op.backward(node, arrived, tuple(needed), create_graph)
+    passed = node.op.backward(node, arrived, needed, create_graph)
     for tensor, grad, wants in zip(tensors, passed, needed, strict=True):
         if wants and grad is not None:
             _add(grads, tensor, grad)
@@ -185,16 +192,19 @@ def _place(tensor: DistTensor) -> tuple[int, int] | None:
 
 def _reached(starts: Sequence[Node | Leaf | None]) -> list[Node | Leaf]:
     """All nodes behind these, the newest first."""
-    seen: dict[int, Node | Leaf] = {}
+    seen = set()
     pending = [node for node in starts if node is not None]
     while pending:
         node = pending.pop()
-        if id(node) in seen:
+        if node in seen:
             continue
-        seen[id(node)] = node
-        if isinstance(node, Node) and node.inputs is not None:
-            pending.extend(tensor.node for tensor in node.inputs if tensor.node is not None)
-    return sorted(seen.values(), key=lambda node: -node.number)
+        seen.add(node)
+        if node.__class__ is Node and node.inputs is not None:
+            for tensor in node.inputs:
+                behind = tensor.node
+                if behind is not None and behind not in seen:
+                    pending.append(behind)
+    return sorted(seen, key=_NUMBER, reverse=True)
 
 
 def _useful(nodes: Sequence[Node | Leaf], wanted: list[tuple[int, int] | None]) -> set[int]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from plancompiler.eager.layout import Change
-from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Hook, Leaf, Node, backward, gradient_layout, ones_like
+from plancompiler.eager.spec import TensorSpec, attrs_key
+from plancompiler.eager.tape import Hook, Leaf, Node, backward, ones_like
+from plancompiler.eager.views import strided
 from plancompiler.errors import (
     GradientError,
     InplaceError,
     PlacementError,
-    PlacementMismatchError,
     ShapeError,
     UsageError,
 )
@@ -129,11 +130,15 @@ class DistTensor(TensorOperators):
 
     def to_local(self) -> Array:
         """A copy of this rank's part, outside of the tape. Of a partial value it is a summand."""
+        if self.spec.world.tracing is not None:
+            raise self.spec.world.tracing.no_numbers()
         return self.local.copy()
 
     def numpy(self) -> Array:
         """The whole value on every rank of the placement: a collective."""
         spec = self.spec
+        if spec.world.tracing is not None:
+            raise spec.world.tracing.no_numbers()
         if not spec.inside:
             raise PlacementError(
                 "this rank holds no part of the tensor",
@@ -181,6 +186,8 @@ class DistTensor(TensorOperators):
         return f"DistTensor({self.spec})"
 
     def __repr__(self) -> str:
+        if self.spec.world.tracing is not None:
+            return str(self)
         part = np.array2string(self.local, threshold=8, edgeitems=2, precision=4)
         return f"DistTensor({self.spec}, rank {self.spec.world.rank} holds {part})"
 
@@ -201,7 +208,7 @@ class DistTensor(TensorOperators):
             if not wanted:
                 raise GradientError("a result cannot be taken off the tape", hint="use .detach()")
         elif wanted and self.node is None:
-            self.node = Leaf(self.spec.world.tick())
+            self.node = self.spec.world.leaf()
         elif not wanted:
             self.node = None
 
@@ -263,6 +270,8 @@ class DistTensor(TensorOperators):
                     got=f"shape {spec.shape}",
                     hint="reduce it first, for example with .mean(), or give backward(grad)",
                 )
+            if spec.world.tracing is not None:
+                return self._full((), spec.dtype, 1.0)
             whole = NdSbp.broadcast(spec.placement.ndim)
             seed = spec.world.spec(*spec.type, spec.placement, whole)
             return DistTensor(seed, ones_like(seed))
@@ -277,6 +286,8 @@ class DistTensor(TensorOperators):
 
     def detach(self) -> DistTensor:
         """The same value and memory, off the tape."""
+        if self.more is not None:
+            self.own()
         found = DistTensor(self.spec, self.local)
         found.view_of(self)
         return found
@@ -307,6 +318,12 @@ class DistTensor(TensorOperators):
         if found is None:
             where = spec.placement if placement is None else placement
             target = spec.world.target(spec, where, sbp)
+            if spec.world.tracing is not None:
+                changed: DistTensor = spec.world.tracing.redistribute(self, target)
+                return changed
+            # Here, as that module builds on this one.
+            from plancompiler.eager.redistribution import Redistribution  # noqa: PLC0415
+
             found = spec.runs[key] = Redistribution(spec, target)
         return found(self)
 
@@ -318,8 +335,8 @@ class DistTensor(TensorOperators):
         if more is None:
             more = self.more = {}
         kept = more.get("reduced")
-        if kept is None or kept[0] is not spec:
-            kept = more["reduced"] = (spec, move(self.local))
+        if kept is None or kept[0] is not spec or self.changed > kept[2]:
+            kept = more["reduced"] = (spec, move(self.local), self.spec.world.clock)
         found: Array = kept[1]
         return found
 
@@ -343,16 +360,24 @@ class DistTensor(TensorOperators):
             root.more.pop("reduced", None)
             root.more["changed"] = world.clock
         for tensor in (self,) if root is self else (self, root):
-            if tensor.node.__class__ is Node:
-                tensor.node.stale = True
+            node = tensor.node
+            if node.__class__ is Node and any(out is tensor.local for out in node.outputs):
+                node.stale = True
 
     def view_of(self, base: DistTensor) -> None:
         """Note whose memory this tensor shares."""
         self.more = {"base": base.root}
 
+    def own(self) -> None:
+        """Have memory of its own, before it is written or viewed: a reduced value is kept by the
+        partial tensor that it came from, too.
+        """
+        more = self.more
+        if more is not None and more.pop("shared", False):
+            self.local = self.local.copy()
+
     def copy_(self, value: DistTensor) -> DistTensor:
         """Take the value of a tensor of the same shape, dtype and placement, in this layout."""
-        self._check_inplace()
         if value.spec.type != self.spec.type or value.placement != self.placement:
             raise InplaceError(
                 "a tensor can take the value of one of its own shape, dtype and placement only",
@@ -360,10 +385,9 @@ class DistTensor(TensorOperators):
                 got=str(value.spec),
                 expected=str(self.spec),
             )
-        with self.spec.world.no_grad():
-            np.copyto(self.local, value.redistribute(sbp=self.sbp).local)
-        self.written()
-        return self
+        inplace = _inplace()
+        changed: DistTensor = inplace.change(self, lambda _: inplace.copied(value, self), "copy_")
+        return changed
 
     def fill_(self, value: Scalar) -> DistTensor:
         """Set every element to one number."""
@@ -373,66 +397,65 @@ class DistTensor(TensorOperators):
         """Set every element to zero."""
         return self.fill_(0)
 
-    def _inplace(self, kind: str, other: Any) -> DistTensor:
-        self._check_inplace()
-        with self.spec.world.no_grad():
-            found = self._binary(kind, other)
-        if found.spec is not self.spec:
-            raise InplaceError(
-                f"{kind} in place would change the tensor's shape, dtype or layout",
-                source=user_line(),
-                got=str(found.spec),
-                expected=str(self.spec),
-                hint="write x = x + y, or redistribute the other operand first",
-            )
-        np.copyto(self.local, found.local)
-        self.written()
-        return self
+    def _changed_by(self, kind: str, other: Any) -> DistTensor:
+        found: DistTensor = _inplace().change(
+            self, lambda before: DistTensor._binary(before, kind, other), kind
+        )
+        return found
 
-    def _check_inplace(self) -> None:
-        if self.node is not None and self.spec.world.recording:
-            raise InplaceError(
-                "a tensor on the tape cannot be changed in place",
-                source=user_line(),
-                got=str(self.spec),
-                hint="use the out-of-place form, or `with pc.no_grad():`",
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """`x.relu_()`: every method that gives a tensor has a form that changes it in place."""
+            method = None
+            if name.endswith("_") and not name.startswith("_"):
+                method = getattr(DistTensor, name[:-1], None)
+            if not callable(method):
+                raise AttributeError(
+                    f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+                )
+            return lambda *args, **kwargs: _inplace().change(
+                self, lambda before: method(before, *args, **kwargs), name
             )
 
     def __iadd__(self, other: Any) -> DistTensor:
-        return self._inplace("add", other)
+        return self._changed_by("add", other)
 
     def __isub__(self, other: Any) -> DistTensor:
-        return self._inplace("sub", other)
+        return self._changed_by("sub", other)
 
     def __imul__(self, other: Any) -> DistTensor:
-        return self._inplace("mul", other)
+        return self._changed_by("mul", other)
 
     def __itruediv__(self, other: Any) -> DistTensor:
-        return self._inplace("div", other)
+        return self._changed_by("div", other)
 
     # --- ops ------------------------------------------------------------------------------------
 
     def _apply(
         self, kind: str, inputs: Sequence[Any], attrs: Mapping[str, AttrValue]
     ) -> tuple[DistTensor, ...]:
-        world = self.spec.world
+        run = key = None
         try:
-            if not attrs and len(inputs) <= 2:
+            first = inputs[0].spec
+            if len(inputs) <= 2:
                 key = kind if len(inputs) == 1 else (kind, inputs[1].spec)
-                run = inputs[0].spec.runs.get(key)
-                if run is not None:
-                    return (run(*inputs),)
-            specs = tuple([tensor.spec for tensor in inputs])
+                run = first.runs.get((key, *attrs_key(attrs)) if attrs else key)
         except AttributeError:
             inputs = [self.coerced(kind, each) for each in inputs]
-            specs = tuple([tensor.spec for tensor in inputs])
-        plan = world.dispatcher.plan(kind, specs, attrs)
+            first, key = inputs[0].spec, None
+        except TypeError:  # a list among the attributes
+            key = None
+        if run is not None:
+            return (run(*inputs),)
+        world = self.spec.world
+        plan = world.dispatcher.plan(kind, tuple([tensor.spec for tensor in inputs]), attrs)
         if plan.random:
             world.draw_from(attrs)
-        elif not attrs and len(inputs) <= 2:
+        elif key is not None:
             run = world.fast_run(plan)
             if run is not None:
-                specs[0].runs[kind if len(inputs) == 1 else (kind, specs[1])] = run
+                first.runs[(key, *attrs_key(attrs)) if attrs else key] = run
         return plan.call(inputs)
 
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> DistTensor:
@@ -494,6 +517,20 @@ class DistTensor(TensorOperators):
     __truediv__ = _operator("div")
     __matmul__ = _operator("matmul")
 
+    def __getitem__(self, index: Any) -> DistTensor:
+        """Basic indexing: whole numbers (which drop their axis), slices with positive steps, and
+        `...`. Of axes that are not split it gives a view.
+        """
+        entries = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(each, slice) and each.step not in (None, 1) for each in entries):
+            return cast("DistTensor", strided(self, index))
+        return super().__getitem__(index)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it shares the memory of another tensor, its `base`."""
+        return self.base is not None
+
     def reshape(self, *shape: int | Sequence[int]) -> DistTensor:
         try:
             run = self.spec.runs.get(("reshape", shape))
@@ -508,6 +545,11 @@ class DistTensor(TensorOperators):
     def relu(self) -> DistTensor:
         run = self.spec.runs.get("relu")
         return self._unary("relu") if run is None else run(self)
+
+
+def _inplace() -> Any:
+    """What changes tensors in place, which builds on this module."""
+    return importlib.import_module("plancompiler.eager.inplace")
 
 
 def _run_binary(kind: str, left: DistTensor, right: DistTensor) -> DistTensor:
@@ -535,55 +577,3 @@ def _run(
 
 _RUNS = 1024
 """Prepared ops that a spec keeps; it starts anew when there are more (numbers that all differ)."""
-
-
-class Redistribution:
-    """A change of layout of tensors of one spec."""
-
-    kind = "redistribute"
-
-    def __init__(self, source: TensorSpec, target: TensorSpec) -> None:
-        self.source = source
-        self.outputs = (target,)
-        self._move = None if source is target else source.world.move(source, target)
-
-    def __call__(self, tensor: DistTensor) -> DistTensor:
-        if self._move is None:
-            return tensor
-        world, target = self.source.world, self.outputs[0]
-        local = tensor.moved(target, self._move)
-        found = DistTensor(target, local)
-        if tensor.node is not None and world.recording:
-            found.node = Node(self, (tensor,), (local,), world.tick())
-            found.slot = 0
-        return found
-
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
-        """The same value in the layout that suits the input; see `gradient_layout`."""
-        (grad,) = grads
-        if grad is None:
-            return (None,)
-        source = self.source
-        if grad.placement == source.placement:
-            return (grad.redistribute(sbp=gradient_layout(source.sbp, grad.sbp)),)
-        whole = gradient_layout(source.sbp, NdSbp.broadcast(source.placement.ndim))
-        return (grad.redistribute(source.placement, whole),)
-
-
-def one_placement(tensors: Sequence[DistTensor]) -> Placement:
-    """The placement of tensors that must share one."""
-    first = tensors[0].placement
-    for tensor in tensors:
-        if tensor.placement != first:
-            raise PlacementMismatchError(
-                "these tensors lie on different placements",
-                got=f"{first} and {tensor.placement}",
-                hint="move a tensor first: tensor.redistribute(placement=...)",
-            )
-    return first

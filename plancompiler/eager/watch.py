@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from plancompiler.eager.world import current_world
-from plancompiler.executor.comm.context import CommRecord
+from plancompiler.executor.comm.flight_recorder import CommRecord
 from plancompiler.ir import SourceLine
-from plancompiler.ir.source import user_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def comm_trace() -> Iterator[CommTrace]:
         return
 
     def observe(record: CommRecord) -> None:
-        found.collectives.append(Collective(record.op, user_line(), record.nbytes, record.group))
+        found.collectives.append(Collective(record.op, record.source, record.nbytes, record.group))
 
     observers = world.comm.observers
     observers.append(observe)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from plancompiler.eager.dispatch import Dispatcher, OpPlan, fast_run
 from plancompiler.eager.generator import Generator
 from plancompiler.eager.layout import Change, plan_move
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import backward
+from plancompiler.eager.tape import Leaf, backward
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import RankError, ShapeError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
@@ -63,6 +65,12 @@ class World:
         self.attachments: dict[object, object] = {}
         """What the frontend remembers per world, by a key of its own."""
         self.dispatcher = Dispatcher(self)
+        self.tracing: Any = None
+        """What records ops instead of running them, while a function is compiled."""
+        self.leaves: WeakSet[Leaf] = WeakSet()
+        """Ends of the tape."""
+        self.closers: list[Callable[[], None]] = []
+        """Called when the world closes."""
         self.parts: dict[object, TensorSpec] = {}
         """Specs of parts that `from_local` was given, by shape, dtype, placement and layout."""
         self._comm = comm
@@ -86,7 +94,9 @@ class World:
         return self.clock
 
     def close(self) -> None:
-        """Let go of the communicators."""
+        """Let go of the communicators, and of what runs on them."""
+        for closer in tuple(self.closers):
+            closer()
         if self._comm is not None:
             self._comm.close()
 
@@ -114,6 +124,18 @@ class World:
                 found = TensorSpec(self, shape, dtype, placement, sbp)
             self._specs[key] = found
         return found
+
+    def leaf(self) -> Leaf:
+        """A new end of the tape."""
+        found = Leaf(self.tick())
+        self.leaves.add(found)
+        if self.tracing is not None:
+            self.tracing.watch(found)
+        return found
+
+    def specs(self) -> list[TensorSpec]:
+        """All specs that were made so far, each once."""
+        return list(dict.fromkeys(self._specs.values()))
 
     def target(self, spec: TensorSpec, placement: Placement, sbp: NdSbp | None) -> TensorSpec:
         """What a tensor becomes on a placement as `sbp`; by default as it was, reduced, if the mesh

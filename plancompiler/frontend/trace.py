@@ -96,14 +96,26 @@ class JobBuilder:
                 )
         return self.add(kind, inputs, attrs, placement)
 
-    def redistribute(self, value: Value, placement: Placement | None, sbp: NdSbp | None) -> Value:
+    def redistribute(
+        self,
+        value: Value,
+        placement: Placement | None,
+        sbp: NdSbp | None,
+        along: str | None = None,
+    ) -> Value:
         """Record a change of layout. With `sbp` None the compiler chooses it on the new placement:
         the same where both meshes have as many axes (partial becomes broadcast), else broadcast.
+        With `along`, only that mesh axis takes its entry of `sbp`, and the others stay so too.
         """
         target = value.placement if placement is None else placement
         if target == value.placement and sbp is None:
             return value
-        return self.add("redistribute", (value,), {}, target, sbp)[0]
+        attrs: dict[str, AttrValue] = {} if along is None else {"along": along}
+        return self.add("redistribute", (value,), attrs, target, sbp)[0]
+
+    def reduced(self, value: Value) -> Value:
+        """Record that a value is wanted reduced, and else in the layout that it is made in."""
+        return self.add("redistribute", (value,), {}, value.placement)[0]
 
     def full(
         self, placement: Placement, shape: tuple[int, ...], dtype: DType, value: Scalar

@@ -22,6 +22,18 @@ def whole_number(name: str, value: object) -> int:
     raise UsageError(f"{name} must be a whole number", got=repr(value))
 
 
+def save_interval(every: object, folder: object | None) -> int:
+    """Steps between checkpoints, 0 for none; else a UsageError. It needs a folder to save in."""
+    steps = whole_number("save_every", every)
+    if steps < 0 or (steps and folder is None):
+        raise UsageError(
+            "save_every is a number of steps between checkpoints, and goes with a folder",
+            got=f"save_every={steps}{' without save' if folder is None else ''}",
+            expected="save=FOLDER, and save_every of at least 0",
+        )
+    return steps
+
+
 def real_number(name: str, value: object) -> float:
     """A finite number of any real type, but no text; else a UsageError."""
     if isinstance(value, SupportsFloat) and not isinstance(value, (bool, str)):
@@ -32,6 +44,14 @@ def real_number(name: str, value: object) -> float:
         if math.isfinite(found):
             return found
     raise UsageError(f"{name} must be a finite number", got=repr(value))
+
+
+def positive_number(name: str, value: object) -> float:
+    """A finite number above zero; else a UsageError."""
+    found = real_number(name, value)
+    if found <= 0:
+        raise UsageError(f"{name} must be above zero", got=repr(value))
+    return found
 
 
 def number_pair(name: str, value: object) -> tuple[float, float]:

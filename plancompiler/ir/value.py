@@ -104,8 +104,14 @@ class Tracer(Protocol):
     ) -> tuple[Value, ...]: ...
 
     def redistribute(
-        self, value: Value, placement: Placement | None, sbp: NdSbp | None
+        self,
+        value: Value,
+        placement: Placement | None,
+        sbp: NdSbp | None,
+        along: str | None = None,
     ) -> Value: ...
+
+    def reduced(self, value: Value) -> Value: ...
 
     def full(
         self, placement: Placement, shape: tuple[int, ...], dtype: DType, value: Scalar

@@ -13,7 +13,7 @@ import numpy as np
 
 from plancompiler.ops.check import FLOATS, expect_dtype, expect_inputs, expect_shape, only_attrs
 from plancompiler.ops.elementwise import register_unary, ufunc_kernel
-from plancompiler.ops.kernel import blocks, in_float32, scratch
+from plancompiler.ops.kernel import Direct, blocks, in_float32, scratch, with_direct
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -62,10 +62,22 @@ def _through(kind: str, of_output: bool) -> Callable[[Any, Any, Any], Any]:
 # --- relu -----------------------------------------------------------------------------------------
 
 
+def _relu_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+    zero = dtypes[0].type(0)
+    return lambda x: np.maximum(x, zero, order="C")
+
+
+@with_direct(_relu_direct)
 def _relu_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     np.maximum(inputs[0], 0, out=outputs[0])
 
 
+def _relu_grad_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+    zero = dtypes[0].type(0)
+    return lambda y, dy: np.multiply(dy, y > zero, order="C")
+
+
+@with_direct(_relu_grad_direct)
 def _relu_grad_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:

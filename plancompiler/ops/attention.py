@@ -4,7 +4,8 @@ Scores are made for a tile of queries and a tile of keys at a time, and their so
 running maximum and sum (M. Milakov, N. Gimelshein, 2018; T. Dao et al., 2022). Of the softmax only
 its normaliser is kept, one number per query; the gradient makes the scores again.
 
-Heads of queries may share heads of keys and values (grouped heads). Batches, groups of heads and
+Heads of queries may share heads of keys and values (grouped heads). A mask may be added to the
+scores, and weights may be dropped; both are made tile by tile too. Batches, groups of heads and
 queries split over devices; keys stay whole.
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
-from plancompiler.ops import kernel as blocking
+from plancompiler.ops.attention_tiles import Tiles
 from plancompiler.ops.check import (
     FLOATS,
     bool_attr,
@@ -30,6 +30,7 @@ from plancompiler.ops.check import (
     expect_same_dtype,
     expect_shape,
     float_attr,
+    int_attr,
     only_attrs,
 )
 from plancompiler.ops.gradient import only_first
@@ -38,26 +39,22 @@ from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
+    Extra,
     KernelContext,
+    Legal,
     OpDef,
+    Rule,
     Types,
     apply,
     register,
 )
-
-_TILE_BLOCKS = 2
-"""Pieces' worth of bytes in a tile of scores."""
-_TILE_KEYS = 512
-"""Keys of a tile: more cost cache, fewer cost calls."""
-_CAUSAL_ROWS = 64
-"""Queries of a tile of causal attention at most: half of what a tile has to either side of the
-diagonal is work for nothing, but products of few rows are slow."""
+from plancompiler.ops.rule import Signature
 
 
-def _check(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, TensorType]:
+def check_attention(
+    kind: str, inputs: Types, attrs: AttrMap, causal: bool
+) -> tuple[TensorType, TensorType]:
     """Checks queries, keys and values; the types of the result and of the normalisers."""
-    only_attrs(kind, attrs, "causal", "scale")
-    causal = bool_attr(attrs, "causal", False)
     float_attr(attrs, "scale")
     query, key, value = inputs[:3]
     for tensor in inputs:
@@ -94,92 +91,52 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, Tensor
     )
 
 
+def _check(kind: str, inputs: Types, attrs: AttrMap, given: int) -> tuple[TensorType, TensorType]:
+    """Checks the inputs of an op that has `given` of them before the mask; the types of the result
+    and of the normalisers.
+    """
+    only_attrs(kind, attrs, "causal", "scale", "dropout", "key")
+    expect_inputs(kind, inputs, given + len(inputs[given : given + 1]))
+    found = check_attention(kind, inputs, attrs, bool_attr(attrs, "causal", False))
+    float_attr(attrs, "dropout", 0.0, least=0.0, below=1.0)
+    int_attr(attrs, "key", 0)
+    if len(inputs) > given:
+        _check_mask(kind, inputs[given], (*inputs[0].shape[:3], inputs[1].shape[2]))
+    return found
+
+
+def _check_mask(kind: str, mask: TensorType, scores: tuple[int, ...]) -> None:
+    fits = len(mask.shape) == 4 and all(
+        got in (1, wanted) for got, wanted in zip(mask.shape, scores, strict=True)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{kind} cannot add this mask to its scores",
+            got=mask.shape,
+            expected=f"{scores}, or 1 in place of any of them",
+        )
+
+
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("attention", inputs, 3)
-    return _check("attention", inputs, attrs)
+    return _check("attention", inputs, attrs, 3)
+
+
+def _check_grad(kind: str, inputs: Types, attrs: AttrMap) -> None:
+    result, normalisers = _check(kind, inputs, attrs, 6)
+    expect_shape(kind, inputs[3], result.shape, "result")
+    expect_shape(kind, inputs[4], normalisers.shape, "normalisers")
+    expect_shape(kind, inputs[5], result.shape, "gradient")
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("attention_grad", inputs, 6)
-    result, normalisers = _check("attention_grad", inputs, attrs)
-    expect_shape("attention_grad", inputs[3], result.shape, "result")
-    expect_shape("attention_grad", inputs[4], normalisers.shape, "normalisers")
-    expect_shape("attention_grad", inputs[5], result.shape, "gradient")
+    _check_grad("attention_grad", inputs, attrs)
     return inputs[:3]
 
 
-class _Tiles:
-    """How the local work is cut up.
-
-    Batch and heads of keys are one axis, "pairs"; the heads of queries of one pair stand below
-    each other. A tile is some pairs, some positions of their queries, and some keys.
-    """
-
-    def __init__(self, context: KernelContext, query: Array, key: Array) -> None:
-        self.keys: int = key.shape[2]
-        self.pairs = key.shape[0] * key.shape[1]
-        self.heads = query.shape[1] // max(1, key.shape[1])
-        self.length: int = query.shape[2]
-        self.causal = bool_attr(context.attrs, "causal", False)
-        # Query i of the whole sequence sees the keys up to i + shift: the last one sees all.
-        whole = context.input_shapes[0][2]
-        self.shift: int = self.keys - whole + context.input_regions[0][2][0]
-        self.wide = min(_TILE_KEYS, self.keys)
-        budget = _TILE_BLOCKS * blocking.BLOCK_BYTES // query.itemsize
-        most = min(self.length, _CAUSAL_ROWS) if self.causal else self.length
-        self.tall = max(1, min(most, budget // (self.wide * max(1, self.heads))))
-        self.deep = max(1, budget // (self.wide * max(1, self.heads) * self.tall))
-
-    def queries(self) -> Iterator[tuple[slice, slice]]:
-        """Pairs and positions of the tiles of queries; of the same pairs the last ones first, as
-        they see the most keys."""
-        for pair in range(0, self.pairs, self.deep):
-            for start in reversed(range(0, self.length, self.tall)):
-                stop = min(start + self.tall, self.length)
-                yield slice(pair, pair + self.deep), slice(start, stop)
-
-    def keys_of(self, rows: slice) -> Iterator[slice]:
-        """Tiles of keys that queries at these positions may see."""
-        seen = self.seen(rows)
-        for start in range(0, seen, self.wide):
-            yield slice(start, min(start + self.wide, seen))
-
-    def seen(self, rows: slice) -> int:
-        """How many of the keys queries at these positions may see."""
-        return min(self.keys, rows.stop + self.shift) if self.causal else self.keys
-
-    def hide(self, scores: Array, rows: slice, columns: slice) -> None:
-        """Give -inf to the keys of a tile that queries may not see, in scores [pairs, heads * rows,
-        keys]."""
-        # The first key that not all of the queries see.
-        first = max(columns.start, rows.start + self.shift + 1)
-        if not self.causal or first >= columns.stop:
-            return
-        height = rows.stop - rows.start
-        bounds = _bounds(
-            height, columns.stop - first, rows.start + self.shift - first, scores.dtype
-        )
-        part = scores.reshape(len(scores), self.heads, height, -1)[..., first - columns.start :]
-        np.minimum(part, bounds, out=part)
-
-    def fold(self, array: Array) -> Array:
-        """[batch, heads, length, ...] of queries as [pairs, heads of a pair, length, ...]."""
-        return array.reshape(self.pairs, self.heads, *array.shape[2:])
-
-    def below(self, array: Array) -> Array:
-        """[pairs, heads of a pair, rows, width] as [pairs, rows, width]; a copy if needed."""
-        if self.heads == 1:
-            return array[:, 0]
-        return array.reshape(len(array), array.shape[1] * array.shape[2], array.shape[3])
-
-
-@lru_cache(maxsize=16)
-def _bounds(rows: int, keys: int, last: int, dtype: np.dtype[Any]) -> Array:
-    """[rows, keys]: inf where row i may see a key, those up to last + i, and -inf elsewhere."""
-    visible = np.arange(keys) <= np.arange(rows)[:, None] + last
-    found: Array = np.where(visible, np.inf, -np.inf).astype(dtype)
-    found.flags.writeable = False
-    return found
+def _mask_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("attention_mask_grad", inputs, 7)
+    _check_grad("attention_mask_grad", inputs, attrs)
+    return inputs[6:]
 
 
 def _row_max(scores: Array) -> Array:
@@ -190,13 +147,26 @@ def _row_max(scores: Array) -> Array:
 
 
 def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    query, key, value = inputs
+    query, key, value, *mask = inputs
+    attend(context, Tiles(context, query, key, mask), query, key, value, *outputs)
+
+
+def attend(
+    context: KernelContext,
+    tiles: Tiles,
+    query: Array,
+    key: Array,
+    value: Array,
+    result: Array,
+    normaliser: Array | None = None,
+) -> None:
+    """Attention of a device's queries to its keys, into `result` and `normaliser`."""
     scale = float_attr(context.attrs, "scale")
-    tiles = _Tiles(context, query, key)
-    query, result = tiles.fold(query), tiles.fold(outputs[0])
-    normaliser = tiles.fold(outputs[1])
+    query, result = tiles.fold(query), tiles.fold(result)
+    normaliser = None if normaliser is None else tiles.fold(normaliser)
     key, value = (array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value))
     ones = np.ones((tiles.wide, 1), query.dtype)
+    lowest = np.finfo(query.dtype).min / 2
     for pairs, rows in tiles.queries():
         piece = query[pairs, :, rows]
         scaled = scratch(context, "scaled", piece.shape, piece.dtype)
@@ -209,12 +179,17 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
             shape = (count, height, columns.stop - columns.start)
             scores = scratch(context, "scores", shape, query.dtype)
             np.matmul(scaled, key[pairs, columns].swapaxes(-1, -2), out=scores)
+            tiles.mask(scores, pairs, rows, columns)
             tiles.hide(scores, rows, columns)
-            # The first tile holds a key for every query, so `top` is finite from there on.
+            # The first tile holds a key for every query, so `top` is finite from there on, unless a
+            # mask hides all of them.
             higher = _row_max(scores)
+            if tiles.masked:
+                np.maximum(higher, lowest, out=higher)
             if columns.start == 0:
                 _weigh(scores, higher)
                 total = np.matmul(scores, ones[: shape[2]])
+                tiles.drop(scores, pairs, rows, columns)
                 np.matmul(scores, value[pairs, columns], out=sums)
             else:
                 np.maximum(top, higher, out=higher)
@@ -222,16 +197,22 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
                 _weigh(top, higher)
                 np.multiply(total, top, out=total)
                 np.add(total, np.matmul(scores, ones[: shape[2]]), out=total)
+                tiles.drop(scores, pairs, rows, columns)
                 np.multiply(sums, top, out=sums)
                 part = scratch(context, "part", sums.shape, query.dtype)
                 np.matmul(scores, value[pairs, columns], out=part)
                 np.add(sums, part, out=sums)
             top = higher
+        if tiles.masked:
+            # A query that sees no key has the sum 0: weights exp(score - inf) are 0 as well.
+            np.copyto(top, np.inf, where=total == 0)
+            np.copyto(total, 1, where=total == 0)
         target = result[pairs, :, rows]
         np.divide(sums.reshape(target.shape), total.reshape(*target.shape[:3], 1), out=target)
-        np.log(total, out=total)
-        np.add(total, top, out=total)
-        np.copyto(normaliser[pairs, :, rows], total.reshape(piece.shape[:3]))
+        if normaliser is not None:
+            np.log(total, out=total)
+            np.add(total, top, out=total)
+            np.copyto(normaliser[pairs, :, rows], total.reshape(piece.shape[:3]))
 
 
 def _weigh(scores: Array, level: Array) -> None:
@@ -240,18 +221,17 @@ def _weigh(scores: Array, level: Array) -> None:
     np.exp(scores, out=scores)
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    # With weights w = exp(scores - normaliser): dvalue = wᵀ dy, dw = dy valueᵀ,
-    # dscores = w * (dw - sum(dy * y)), dquery = dscores key, dkey = dscoresᵀ query.
-    query, key, value, result, normaliser, passed = inputs
+def _slopes(
+    context: KernelContext, inputs: Sequence[Array], tiles: Tiles
+) -> Iterator[tuple[slice, slice, slice, Array, Array, Array, Array]]:
+    """Tile by tile: pairs, positions of queries, keys, scaled queries, gradients of the result, the
+    weights that are multiplied with the values, and the gradient of the scores.
+    """
+    # With weights w = exp(scores - normaliser): dw = dy valueᵀ, dscores = w * (dw - sum(dy * y)).
+    query, key, value, result, normaliser, passed = inputs[:6]
     scale = float_attr(context.attrs, "scale")
-    tiles = _Tiles(context, query, key)
-    query, result, normaliser, passed, dquery = map(
-        tiles.fold, (query, result, normaliser, passed, outputs[0])
-    )
-    key, value, dkey, dvalue = (
-        array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value, *outputs[1:])
-    )
+    query, result, normaliser, passed = map(tiles.fold, (query, result, normaliser, passed))
+    key, value = (array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value))
     for pairs, rows in tiles.queries():
         piece = query[pairs, :, rows]
         scaled = scratch(context, "scaled", piece.shape, piece.dtype)
@@ -260,31 +240,72 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         dy, y = tiles.below(passed[pairs, :, rows]), tiles.below(result[pairs, :, rows])
         level = normaliser[pairs, :, rows].reshape(*dy.shape[:2], 1)
         pull = np.einsum("prd,prd->pr", dy, y)[:, :, None]
-        back = scratch(context, "back", scaled.shape, query.dtype)
-        # What sees the most keys comes first: it sets what the others of its pairs add to.
-        sets = rows.stop == tiles.length
         for columns in tiles.keys_of(rows):
             shape = (*dy.shape[:2], columns.stop - columns.start)
             weights = scratch(context, "scores", shape, query.dtype)
             slopes = scratch(context, "slopes", shape, query.dtype)
-            keys, values = key[pairs, columns], value[pairs, columns]
-            np.matmul(scaled, keys.swapaxes(-1, -2), out=weights)
+            np.matmul(scaled, key[pairs, columns].swapaxes(-1, -2), out=weights)
+            tiles.mask(weights, pairs, rows, columns)
             tiles.hide(weights, rows, columns)
             _weigh(weights, level)
-            _product(context, weights.swapaxes(-1, -2), dy, dvalue[pairs, columns], sets)
-            np.matmul(dy, values.swapaxes(-1, -2), out=slopes)
+            np.matmul(dy, value[pairs, columns].swapaxes(-1, -2), out=slopes)
+            kept = weights
+            if tiles.rate:
+                kept = scratch(context, "kept", shape, query.dtype)
+                np.multiply(tiles.keep(pairs, rows, columns), 1 / (1 - tiles.rate), out=kept)
+                np.multiply(slopes, kept, out=slopes)
+                np.multiply(kept, weights, out=kept)
             np.subtract(slopes, pull, out=slopes)
             np.multiply(slopes, weights, out=slopes)
-            _product(context, slopes, keys, back, columns.start == 0)
-            _product(context, slopes.swapaxes(-1, -2), scaled, dkey[pairs, columns], sets)
+            yield pairs, rows, columns, scaled, dy, kept, slopes
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    # dvalue = wᵀ dy, dquery = dscores key, dkey = dscoresᵀ query.
+    query, key, *_ = inputs
+    scale = float_attr(context.attrs, "scale")
+    tiles = Tiles(context, query, key, inputs[6:])
+    dquery = tiles.fold(outputs[0])
+    key, dkey, dvalue = (
+        array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, *outputs[1:])
+    )
+    for pairs, rows, columns, scaled, dy, kept, slopes in _slopes(context, inputs, tiles):
+        # What sees the most keys comes first: it sets what the others of its pairs add to.
+        sets = rows.stop == tiles.length
+        back = scratch(context, "back", scaled.shape, query.dtype)
+        _product(context, kept.swapaxes(-1, -2), dy, dvalue[pairs, columns], sets)
+        _product(context, slopes, key[pairs, columns], back, columns.start == 0)
+        _product(context, slopes.swapaxes(-1, -2), scaled, dkey[pairs, columns], sets)
+        seen = tiles.seen(rows)
+        if columns.stop < seen:
+            continue
         if sets:
-            for unseen in (dkey[pairs, tiles.seen(rows) :], dvalue[pairs, tiles.seen(rows) :]):
+            for unseen in (dkey[pairs, seen:], dvalue[pairs, seen:]):
                 unseen.fill(0)
         target = dquery[pairs, :, rows]
         np.multiply(back.reshape(target.shape), scale, out=target)
     if not tiles.length:
         dkey.fill(0)
         dvalue.fill(0)
+
+
+def _mask_grad_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (query, key, *_), (out,) = inputs, outputs
+    tiles = Tiles(context, query, key, inputs[6:])
+    out.fill(0)
+    for pairs, rows, columns, _, _, _, slopes in _slopes(context, inputs, tiles):
+        places, part = tiles.in_mask(out, rows, columns)
+        for row, pair in zip(slopes, range(pairs.start, tiles.pairs), strict=False):
+            target = part[places(pair)]
+            found = row.reshape(tiles.heads, rows.stop - rows.start, row.shape[1])
+            shared = tuple(
+                axis
+                for axis, (got, wanted) in enumerate(zip(found.shape, target.shape, strict=True))
+                if got != wanted
+            )
+            np.add(target, found.sum(axis=shared, keepdims=True) if shared else found, out=target)
 
 
 def _product(context: KernelContext, left: Array, right: Array, out: Array, sets: bool) -> None:
@@ -301,20 +322,23 @@ def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     dy = only_first("attention", grads)
-    found: tuple[Any, ...] = apply("attention_grad", *inputs, *outputs, dy, **attrs)
-    return found
+    (query, key, value, *mask) = inputs
+    given = (query, key, value, *outputs, dy, *mask)
+    found: tuple[Any, ...] = apply("attention_grad", *given, **attrs)
+    # The gradient of a mask that is no parameter is needed by nobody, and left out.
+    return (*found, *(apply("attention_mask_grad", *given, **attrs) for _ in mask))
 
 
-def _group_count(inputs: Types, attrs: AttrMap) -> int | None:
+def heads_of_keys(inputs: Types, attrs: AttrMap) -> int | None:
     """Heads of keys, where the rule line cannot split them."""
     heads, shared = inputs[0].shape[1], inputs[1].shape[1]
     return None if heads == shared else shared
 
 
-def _line(inputs: Types, pattern: str) -> str:
-    """`pattern` with Q, K, V, Y, L for the operands."""
-    h = "h" if _group_count(inputs, {}) is None else "[h]"
-    k = "h" if _group_count(inputs, {}) is None else "[k]"
+def attention_line(inputs: Types, pattern: str, mask: TensorType | None = None) -> str:
+    """`pattern` with Q, K, V, Y, L for the operands, and M for the mask."""
+    h = "h" if heads_of_keys(inputs, {}) is None else "[h]"
+    k = "h" if heads_of_keys(inputs, {}) is None else "[k]"
     names = {
         "Q": f"b {h} t [d]",
         "K": f"b {k} [s] [d]",
@@ -322,9 +346,39 @@ def _line(inputs: Types, pattern: str) -> str:
         "Y": f"b {h} t [e]",
         "L": f"b {h} t",
     }
+    if mask is not None:
+        axes = zip(("b", h, "t", "[s]"), mask.shape, strict=True)
+        names["M"] = " ".join("1" if extent == 1 else name for name, extent in axes)
     for name, text in names.items():
         pattern = pattern.replace(name, text)
     return pattern
+
+
+def _rule(given: int, targets: str) -> Rule:
+    """The rule of an op with `given` operands before the mask."""
+    operands = ["Q", "K", "V", "Y", "L", "Y"][:given]
+
+    def rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+        mask = inputs[given] if len(inputs) > given else None
+        line = ", ".join(operands if mask is None else (*operands, "M"))
+        return attention_line(inputs, f"{line} -> {targets}", mask)
+
+    return rule
+
+
+def split_by_groups(given: int, made: int) -> tuple[Extra, Legal]:
+    """What splits an op between its heads of keys: all of its `given` inputs, the mask if it has
+    heads, and its `made` outputs.
+    """
+    targets = (1,) * made
+    _, legal = group_split(heads_of_keys, (1,) * given, targets)
+
+    def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> Sequence[Signature]:
+        masks = tuple(1 if mask.shape[1] > 1 else None for mask in inputs[given:])
+        found, _ = group_split(heads_of_keys, (*(1,) * given, *masks), targets)
+        return found(inputs, outputs, attrs, parts)
+
+    return extra, legal
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
@@ -339,12 +393,12 @@ def default_scale(width: int) -> float:
     return 1.0 / math.sqrt(width)
 
 
-_extra, _legal = group_split(_group_count, (1, 1, 1), (1, 1))
+_extra, _legal = split_by_groups(3, 2)
 register(
     OpDef(
         "attention",
         infer=_infer,
-        rule=lambda inputs, outputs, attrs: _line(inputs, "Q, K, V -> Y, L"),
+        rule=_rule(3, "Y, L"),
         kernel=in_float32(contiguous(_kernel)),
         gradient=_gradient,
         extra=_extra,
@@ -352,21 +406,35 @@ register(
         flops=_flops,
         doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
         "logarithm of the softmax's sum). Each of the g heads of keys serves h / g heads of "
-        "queries; `causal` hides the keys after a query, the last query seeing all. Gradients flow "
-        "through the first output alone.",
+        "queries; `causal` hides the keys after a query, the last query seeing all. A fourth input "
+        "is added to the scores [b, h, t, s]; each of its extents may be 1. Of the weights a share "
+        "of `dropout` is zeroed, the others scaled by 1 / (1 - dropout), by the bits that dropout "
+        "with this `key` has for them. A query that sees no key gets 0. Gradients flow through the "
+        "first output alone.",
     )
 )
-_extra, _legal = group_split(_group_count, (1, 1, 1, 1, 1, 1), (1, 1, 1))
+_extra, _legal = split_by_groups(6, 3)
 register(
     OpDef(
         "attention_grad",
         infer=_grad_infer,
-        rule=lambda inputs, outputs, attrs: _line(inputs, "Q, K, V, Y, L, Y -> Q, K, V"),
+        rule=_rule(6, "Q, K, V"),
         kernel=in_float32(contiguous(_grad_kernel)),
         linear=((5,),),
         extra=_extra,
         legal=_legal,
         flops=lambda inputs, outputs, attrs: 5 * _flops(inputs, outputs, attrs) // 2,
-        doc="(q, k, v, y, logarithm of sums, dy) -> (dq, dk, dv).",
+        doc="(q, k, v, y, logarithm of sums, dy) -> (dq, dk, dv); a mask follows them.",
+    )
+)
+register(
+    OpDef(
+        "attention_mask_grad",
+        infer=_mask_grad_infer,
+        rule=_rule(6, "M"),
+        kernel=in_float32(contiguous(_mask_grad_kernel)),
+        linear=((5,),),
+        flops=_flops,
+        doc="(q, k, v, y, logarithm of sums, dy, mask) -> the gradient of the mask.",
     )
 )

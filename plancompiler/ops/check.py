@@ -191,6 +191,21 @@ def floats_attr(attrs: AttrMap, name: str, default: object = _MISSING) -> tuple[
     return tuple(float(item) for item in value)
 
 
+def strs_attr(
+    attrs: AttrMap, name: str, default: object = _MISSING, least: int = 0
+) -> tuple[str, ...]:
+    """A tuple of at least `least` texts."""
+    expected = f"a tuple of at least {least} texts" if least else "a tuple of texts"
+    value = _read(attrs, name, default, expected)
+    if (
+        not isinstance(value, tuple)
+        or len(value) < least
+        or not all(isinstance(item, str) for item in value)
+    ):
+        raise _wrong(name, value, expected)
+    return value
+
+
 def shape_attr(attrs: AttrMap, name: str = "shape") -> tuple[int, ...]:
     """A tensor shape."""
     shape = ints_attr(attrs, name)

@@ -7,12 +7,8 @@ data, and two ops with one seed (images and their labels) agree.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,11 +26,11 @@ from plancompiler.ops.check import (
     only_attrs,
     shape_attr,
     str_attr,
+    strs_attr,
 )
 from plancompiler.ops.kernel import of_box
 from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
-
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+from plancompiler.ops.stored import Indices, StoredRows, mapped_tokens, stored_array
 
 
 def _no_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
@@ -44,46 +40,13 @@ def _no_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
 # --- arrays_batch ---------------------------------------------------------------------------------
 
 
-def read_array(path: str, key: str) -> Array:
-    """One array of an npz file, read-only; ranks that are threads of a process share it."""
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        raise DataError(
-            "a data file cannot be read",
-            got=f"{path} ({error.strerror})",
-            hint="the file must be there under this path on every machine that runs the job",
-        ) from None
-    return _read_version(path, key, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=16)
-def _read_version(path: str, key: str, modified: int, size: int) -> Array:
-    try:
-        # Pickled objects stay refused: reading data must never run code.
-        with Path(path).open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError("a data file holds one array where several are expected", got=path)
-            if key not in archive.files:
-                raise DataError(
-                    f"a data file has no array {key!r}",
-                    got=f"{path} with {', '.join(archive.files) or 'no arrays'}",
-                )
-            array: Array = archive[key]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError("a data file is no readable npz archive", got=f"{path}: {error}") from None
-    array.flags.writeable = False
-    return array
-
-
 def _arrays_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "arrays_batch"
     expect_inputs(kind, inputs, 0)
     only_attrs(
-        kind, attrs, "path", "key", "batch", "shape", "dtype", "start", "stop", "shuffle", "seed"
+        kind, attrs, "paths", "key", "batch", "shape", "dtype", "start", "stop", "shuffle", "seed"
     )
-    str_attr(attrs, "path")
+    strs_attr(attrs, "paths", least=1)
     str_attr(attrs, "key")
     bool_attr(attrs, "shuffle")
     int_attr(attrs, "seed", least=0)
@@ -98,29 +61,39 @@ def _arrays_kernel(
 ) -> None:
     attrs = context.attrs
     start, stop = int_attr(attrs, "start"), int_attr(attrs, "stop")
-    array = context.state.get("array")
-    if array is None:
-        path, key = str_attr(attrs, "path"), str_attr(attrs, "key")
-        array = read_array(path, key)
-        expected = TensorType(shape_attr(attrs), dtype_attr(attrs))
-        if array.shape[1:] != expected.shape or array.dtype != expected.dtype.numpy:
-            raise DataError(
-                f"rows of {key!r} in a data file are not what the job says",
-                got=f"{array.dtype}{list(array.shape[1:])} in {path}",
-                expected=str(expected),
-            )
-        if len(array) < stop:
-            raise DataError(
-                f"array {key!r} of a data file is too short",
-                got=f"{len(array)} rows in {path}",
-                expected=f"at least {stop}",
-            )
-        context.state["array"] = array
+    stored = context.state.get("stored")
+    if stored is None:
+        stored = context.state["stored"] = _stored_rows(attrs, stop)
     (low, high), *rest = context.output_regions[0]
     first = context.step * int_attr(attrs, "batch")
     rows = start + _row_order(context, first + low, first + high, stop - start)
-    found = array if rows.size else array[:0]
-    np.copyto(outputs[0], found[rows][(slice(None), *region_index(tuple(rest)))])
+    stored.read(rows, region_index(tuple(rest)), outputs[0])
+
+
+def _stored_rows(attrs: AttrMap, stop: int) -> StoredRows:
+    """The files' rows, which must be what the job was told."""
+    key, expected = str_attr(attrs, "key"), TensorType(shape_attr(attrs), dtype_attr(attrs))
+    paths = strs_attr(attrs, "paths")
+    shards = [stored_array(path, key) for path in paths]
+    for shard in shards:
+        if (
+            shard.shape[1:] != expected.shape
+            or shard.dtype.newbyteorder("=") != expected.dtype.numpy
+        ):
+            raise DataError(
+                f"rows of {key!r} in a data file are not what the job says",
+                got=f"{shard.dtype}{list(shard.shape[1:])} in {shard.file.path}",
+                expected=str(expected),
+            )
+    stored = StoredRows(shards)
+    if len(stored) < stop:
+        where = paths[0] if len(paths) == 1 else f"{len(paths)} files, {paths[0]} the first"
+        raise DataError(
+            f"array {key!r} of a job's data files is too short",
+            got=f"{len(stored)} rows in {where}",
+            expected=f"at least {stop}",
+        )
+    return stored
 
 
 def _row_order(context: KernelContext, first: int, last: int, count: int) -> Indices:
@@ -153,8 +126,8 @@ register(
         kernel=_arrays_kernel,
         flops=_no_flops,
         source=True,
-        doc="Rows start to stop of an array in an npz file, `batch` per step, epoch after epoch; "
-        "shuffled anew each epoch on request.",
+        doc="Rows start to stop of an array in npz files, one file after another, `batch` per "
+        "step, epoch after epoch; shuffled anew each epoch on request.",
     )
 )
 
@@ -164,29 +137,6 @@ register(
 
 STORED_TOKENS = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
 """What a file of tokens may hold; sequences are handed out as int64."""
-
-
-def map_tokens(path: str, dtype: str, least: int) -> Array:
-    """A file of tokens, memory-mapped read-only; a DataError if it holds fewer than `least`."""
-    try:
-        size = Path(path).stat().st_size
-    except OSError as error:
-        raise DataError(
-            "a token file cannot be read",
-            got=f"{path} ({error.strerror})",
-            hint="the file must be there under this path on every machine that runs the job",
-        ) from None
-    itemsize = np.dtype(dtype).itemsize
-    if size % itemsize or size // itemsize < least:
-        raise DataError(
-            "a token file is too short for a sequence, or no whole number of tokens",
-            got=f"{size} bytes in {path}",
-            expected=f"at least {least} tokens of {itemsize} bytes",
-        )
-    try:
-        return np.asarray(np.memmap(path, dtype, mode="r"))
-    except (OSError, ValueError) as error:
-        raise DataError("a token file cannot be read", got=f"{path}: {error}") from None
 
 
 def _tokens_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -206,10 +156,11 @@ def _tokens_kernel(
 ) -> None:
     attrs = context.attrs
     length = int_attr(attrs, "length")
-    tokens = context.state.get("tokens")
-    if tokens is None:
-        tokens = map_tokens(str_attr(attrs, "path"), str_attr(attrs, "dtype"), length + 1)
-        context.state["tokens"] = tokens
+    if "tokens" not in context.state:
+        path, dtype = str_attr(attrs, "path"), str_attr(attrs, "dtype")
+        context.state["tokens"] = mapped_tokens(path, dtype, length + 1)
+    file, tokens = context.state["tokens"]
+    file.check()
     (low, high), (left, right) = context.output_regions[0]
     first = context.step * int_attr(attrs, "batch")
     # One random word per sequence, by its position among all sequences of the run.

@@ -42,7 +42,7 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs
 
 
-class _Mask:
+class Mask:
     """The words behind the mask of one box, without what depends on the step.
 
     Word `row * words_per_row + column // _LANES` decides the elements of a row from `column` on, so
@@ -80,6 +80,37 @@ class _Mask:
                 yield slice(top, top + self.tall), slice(begin, begin + keep.shape[1]), keep
 
 
+def stream_of(context: KernelContext, rate: float) -> tuple[int, int]:
+    """The start of a call's words, and the number below which a word drops its element."""
+    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    return start, min(round(rate * 2**32), 2**32 - 1)
+
+
+def kept_in_rows(
+    context: KernelContext,
+    rows: np.ndarray[Any, np.dtype[np.int64]],
+    width: int,
+    columns: tuple[int, int],
+    start: int,
+    threshold: int,
+) -> Array:
+    """Which elements stay in some columns of rows [count], by their numbers, of a tensor whose last
+    axis has the extent `width`: bool [count, columns].
+    """
+    low, high = columns
+    first, last = low // _LANES, -(-high // _LANES)
+    per_row = -(-width // _LANES)
+    lines = rows.astype(np.uint64) * np.uint64(per_row * random.GOLDEN % 2**64)
+    steps = np.arange(first, last, dtype=np.uint64) * np.uint64(random.GOLDEN)
+    words = context.arrays.asarray(lines[:, None]) + context.arrays.asarray(
+        steps + np.uint64(start)
+    )
+    random.mix_words(words, np.empty_like(words))
+    skip = low - first * _LANES
+    found: Array = (words.view(np.uint32) >= np.uint32(threshold))[:, skip : skip + high - low]
+    return found
+
+
 def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     (x,), (out,) = inputs, outputs
     rate = float_attr(context.attrs, "rate")
@@ -87,11 +118,11 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         copy_unless_shared(x, out)
         return
     shape, region = context.input_shapes[0], context.input_regions[0]
-    mask = of_box(context, "mask", region, lambda: _Mask(shape, region))
-    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    mask = of_box(context, "mask", region, lambda: Mask(shape, region))
+    start, threshold = stream_of(context, rate)
     source, target = x.reshape(-1, mask.width), out.reshape(-1, mask.width)
     scale = 1.0 / (1.0 - rate)
-    for rows, columns, keep in mask.pieces(start, min(round(rate * 2**32), 2**32 - 1)):
+    for rows, columns, keep in mask.pieces(start, threshold):
         piece = target[rows, columns]
         np.multiply(source[rows, columns], scale, out=piece)
         np.multiply(piece, keep, out=piece)

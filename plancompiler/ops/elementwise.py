@@ -30,7 +30,7 @@ from plancompiler.ops.check import (
     only_attrs,
 )
 from plancompiler.ops.gradient import masked, reduce_to
-from plancompiler.ops.kernel import copy_unless_shared
+from plancompiler.ops.kernel import Direct, copy_unless_shared, with_direct
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -70,10 +70,28 @@ def unary_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infer
 def ufunc_kernel(ufunc: Callable[..., Any]) -> Kernel:
     """A kernel that is one NumPy function with `out=`."""
 
+    def direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+        if not _resolves(ufunc, dtypes[:-1], dtypes[-1]):
+            return None
+        if len(dtypes) == 2:
+            return lambda x: ufunc(x, order="C")
+        return lambda x, y: ufunc(x, y, order="C")
+
+    @with_direct(direct)
     def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         ufunc(*inputs, out=outputs[0])
 
     return kernel
+
+
+def _resolves(
+    ufunc: Callable[..., Any], inputs: Sequence[np.dtype[Any] | type], output: np.dtype[Any]
+) -> bool:
+    """Whether a ufunc makes this dtype of arrays of these, and of plain numbers of these types."""
+    if not isinstance(ufunc, np.ufunc) or ufunc.nin != len(inputs) or ufunc.nout != 1:
+        return False
+    made: np.dtype[Any] = ufunc.resolve_dtypes((*inputs, None))[-1]
+    return made == output
 
 
 def register_unary(
@@ -338,6 +356,17 @@ def scalar_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infe
 def scalar_kernel(ufunc: Callable[..., Any]) -> Kernel:
     """`ufunc(x, scalar)`, or `ufunc(scalar, x)` where swapped."""
 
+    def direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+        scalar = context.attrs["scalar"]
+        if context.attrs.get("swapped", False):
+            if not _resolves(ufunc, (type(scalar), dtypes[0]), dtypes[1]):
+                return None
+            return lambda x: ufunc(scalar, x, order="C")
+        if not _resolves(ufunc, (dtypes[0], type(scalar)), dtypes[1]):
+            return None
+        return lambda x: ufunc(x, scalar, order="C")
+
+    @with_direct(direct)
     def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         scalar = context.attrs["scalar"]
         if context.attrs.get("swapped", False):

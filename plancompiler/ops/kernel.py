@@ -17,9 +17,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from plancompiler.ir.dtype import DType
-from plancompiler.ops.registry import Array, Kernel, KernelContext, OpDef
+from plancompiler.ops.registry import Array, AttrMap, Kernel, KernelContext, OpDef
 
 T = TypeVar("T")
+
+Direct = Callable[..., Array]
+"""A kernel as one function of its input arrays that makes its only output, in C order."""
+DirectForm = Callable[[KernelContext, Sequence[np.dtype[Any]]], Direct | None]
+"""That of a kernel for a context and the dtypes of inputs and output; None where it has none."""
+
+_DIRECT_FORMS: dict[Kernel, DirectForm] = {}
 
 BLOCK_BYTES = 1 << 18
 """Bytes of one array's piece: smaller ones lose to the cost of calls, larger ones to memory."""
@@ -35,6 +42,14 @@ def scratch(
         buffer = context.state[name] = context.arrays.empty(size, dtype)
     view: Array = buffer[:size].reshape(shape)
     return view
+
+
+def once(context: KernelContext, name: str, make: Callable[[AttrMap], T]) -> T:
+    """What a kernel reads off its attributes the first time, and keeps in the context."""
+    found: T | None = context.state.get(name)
+    if found is None:
+        found = context.state[name] = make(context.attrs)
+    return found
 
 
 def of_box(context: KernelContext, name: str, box: Hashable, make: Callable[[], T]) -> T:
@@ -53,8 +68,11 @@ def blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 
     Arrays that are not all contiguous come whole, in one piece; so do those of devices.
     """
-    step = max(1, BLOCK_BYTES // max(array.itemsize for array in arrays))
     size = arrays[0].size
+    if size <= BLOCK_BYTES // 8:  # small, whatever the dtype
+        yield arrays
+        return
+    step = max(1, BLOCK_BYTES // max(array.itemsize for array in arrays))
     on_host = isinstance(arrays[0], np.ndarray)
     if size <= step or not on_host or not all(array.flags.c_contiguous for array in arrays):
         yield arrays
@@ -103,6 +121,7 @@ def contiguous(kernel: Kernel) -> Kernel:
 def in_float32(kernel: Kernel) -> Kernel:
     """The kernel, computing float16 in float32: NumPy's float16 is slow, and its sums are poor."""
     wide = _through_float32(kernel, np.dtype(np.float16))
+    form = _DIRECT_FORMS.get(kernel)
 
     def widened(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if any(array.dtype == np.float16 for array in (*inputs, *outputs)):
@@ -110,7 +129,32 @@ def in_float32(kernel: Kernel) -> Kernel:
         else:
             kernel(context, inputs, outputs)
 
-    return widened
+    return widened if form is None else with_direct(form)(widened)
+
+
+def with_direct(form: DirectForm) -> Callable[[Kernel], Kernel]:
+    """Give a kernel a direct form: with small arrays, making the output and naming it with `out=`
+    takes longer than all the work.
+    """
+
+    def given(kernel: Kernel) -> Kernel:
+        _DIRECT_FORMS[kernel] = form
+        return kernel
+
+    return given
+
+
+def direct_kernel(
+    kernel: Kernel, context: KernelContext, dtypes: Sequence[np.dtype[Any]], shape: tuple[int, ...]
+) -> Direct | None:
+    """The direct form of a kernel, if there is one for a context and the dtypes of its inputs and
+    its output; `shape` is that of the output on this rank.
+    """
+    form = _DIRECT_FORMS.get(kernel)
+    # Of 0-d arrays NumPy makes numbers, and halves are computed in float32.
+    if form is None or not shape or any(dtype.itemsize == 2 for dtype in dtypes):
+        return None
+    return form(context, dtypes)
 
 
 def kernel_for(definition: OpDef, dtypes: Iterable[np.dtype[Any]]) -> Kernel:

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from plancompiler.ir.dtype import DType
-from plancompiler.ops import optimizer, optimizer_steps  # noqa: F401  # they register the updates
+from plancompiler.ops import (  # noqa: F401  # they register the updates
+    data_norm,
+    optimizer,
+    optimizer_steps,
+)
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
@@ -40,6 +44,7 @@ UPDATES = (
     "adam_update",
     "lion_update",
     "moving_average_update",
+    "decayed_sum_update",
     "lamb_direction",
     "lamb_update",
     "adafactor_update",

@@ -22,7 +22,7 @@ from plancompiler.ops.check import (
     only_attrs,
 )
 from plancompiler.ops.gradient import reduce_to
-from plancompiler.ops.kernel import in_float32, rows_of
+from plancompiler.ops.kernel import Direct, in_float32, rows_of, with_direct
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -68,6 +68,21 @@ def _matmul_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"... {a}, ... {b} -> ... m n"
 
 
+def _matmul_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+    if any(len(shape) != 2 for shape in context.input_shapes):
+        return None
+    # On matrices `dot` is the same product, without a generalised ufunc's overhead.
+    match context.attrs.get("transpose_a", False), context.attrs.get("transpose_b", False):
+        case False, False:
+            return lambda a, b: a.dot(b)
+        case False, True:
+            return lambda a, b: a.dot(b.T)
+        case True, False:
+            return lambda a, b: a.T.dot(b)
+    return None
+
+
+@with_direct(_matmul_direct)
 def _matmul_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
@@ -144,6 +159,13 @@ def _contract_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType((a.shape[-1], b.shape[-1]), dtype),)
 
 
+def _contract_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+    if any(len(shape) != 2 for shape in context.input_shapes):
+        return None
+    return lambda a, b: a.T.dot(b)
+
+
+@with_direct(_contract_direct)
 def _contract_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:

@@ -22,7 +22,7 @@ from plancompiler.ops.check import (
     float_attr,
     only_attrs,
 )
-from plancompiler.ops.kernel import blocks, scratch
+from plancompiler.ops.kernel import blocks, once, scratch
 from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
 
 
@@ -160,18 +160,26 @@ def _adam_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[0], inputs[2], inputs[3]
 
 
+def _adam_numbers(attrs: AttrMap) -> tuple[float, float, float, float, bool, float]:
+    """beta1, beta2, eps, the weight decay, whether that is decoupled, the gradient's scale."""
+    return (
+        float_attr(attrs, "beta1"),
+        float_attr(attrs, "beta2"),
+        float_attr(attrs, "eps"),
+        float_attr(attrs, "weight_decay", 0.0),
+        bool_attr(attrs, "decoupled", False),
+        float_attr(attrs, "grad_scale", 1.0),
+    )
+
+
 def _adam_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    attrs = context.attrs
     *tensors, rate_tensor = inputs
     rate = float(rate_tensor)
-    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
-    decay = float_attr(attrs, "weight_decay", 0.0)
-    decoupled = bool_attr(attrs, "decoupled", False)
-    scale = float_attr(attrs, "grad_scale", 1.0)
+    beta1, beta2, epsilon, decay, decoupled, scale = once(context, "numbers", _adam_numbers)
     # m' / c1 / (sqrt(v' / c2) + eps) with both corrections taken out of the loop over elements.
     count = context.step + 1
     root = math.sqrt(1.0 - beta2**count)
-    eps = float_attr(attrs, "eps") * root
+    eps = epsilon * root
     factor = rate * root / (1.0 - beta1**count)
     for w, g, m, v, w_next, m_next, v_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from plancompiler.errors import AttributeValueError
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.check import (
@@ -145,7 +146,12 @@ register(
 
 
 def _direction_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("lamb_direction", inputs, 4, 0)
+    expect_inputs("lamb_direction", inputs, 6 if len(inputs) > 4 else 4)
+    _check("lamb_direction", inputs[:4], 4, 0)
+    for tensor, name in zip(inputs[4:], ("factor", "count"), strict=False):
+        wanted = FLOATS if name == "factor" else frozenset({DType.INT32})
+        expect_dtype("lamb_direction", tensor, wanted, name)
+        expect_shape("lamb_direction", tensor, (), name)
     only_attrs("lamb_direction", attrs, "beta1", "beta2", "eps", "weight_decay")
     _betas(attrs)
     float_attr(attrs, "eps", least=0.0)
@@ -153,19 +159,27 @@ def _direction_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[0], inputs[2], inputs[3]
 
 
+def _direction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    return f"{', '.join('...' for _ in inputs)} -> ..., ..., ..."
+
+
 def _direction_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
     attrs = context.attrs
+    tensors, share, count = inputs[:4], None, context.step + 1
+    if len(inputs) > len(tensors):
+        share, count = float(inputs[4]), int(inputs[5])
     beta1, beta2 = _betas(attrs)
     decay = float_attr(attrs, "weight_decay", 0.0)
     # m' / c1 / (sqrt(v' / c2) + eps), both corrections taken out of the loop over elements.
-    count = context.step + 1
     root = math.sqrt(1.0 - beta2**count)
     eps = float_attr(attrs, "eps") * root
     factor = root / (1.0 - beta1**count)
-    for w, g, m, v, u, m_next, v_next in blocks(*inputs, *outputs):
+    for w, g, m, v, u, m_next, v_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
+        if share is not None:
+            g = np.multiply(g, share, out=scratch(context, "share", g.shape, g.dtype))
         np.multiply(g, 1.0 - beta1, out=work)
         np.multiply(m, beta1, out=m_next)
         np.add(m_next, work, out=m_next)
@@ -208,12 +222,14 @@ register(
     OpDef(
         "lamb_direction",
         infer=_direction_infer,
-        rule="..., ..., ..., ... -> ..., ..., ...",
+        rule=_direction_rule,
         kernel=_direction_kernel,
         flops=lambda inputs, outputs, attrs: 13 * element_count(inputs[0].shape),
         mutates=((1, 2), (2, 3)),
         doc="(w, g, m, v) -> (u, m', v'): the step of LAMB (Y. You et al., 2020) before it is "
-        "scaled: Adam's with bias correction, plus weight_decay * w.",
+        "scaled: Adam's with bias correction, plus weight_decay * w. Two scalars more, factor and "
+        "count: g is multiplied with the factor, and the correction is that of the count-th "
+        "update (else of the step).",
     )
 )
 register(

@@ -22,7 +22,7 @@ from plancompiler.ops.check import (
     only_attrs,
 )
 from plancompiler.ops.gradient import expand_to, masked
-from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.kernel import Direct, in_float32, with_direct
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -105,6 +105,17 @@ def kept_axes(tensor: Any, attrs: AttrMap, source: Any) -> Any:
 # --- sum ------------------------------------------------------------------------------------------
 
 
+def _sum_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+    if len(context.output_shapes[0]) > 1:
+        return None  # NumPy would keep the order of its input
+    axes = axes_attr(context.attrs, len(context.input_shapes[0]))
+    keepdims = bool_attr(context.attrs, "keepdims", False)
+    dtype = dtypes[-1]
+    add: Callable[..., Array] = np.add.reduce
+    return lambda x: add(x, axis=axes, dtype=dtype, keepdims=keepdims)
+
+
+@with_direct(_sum_direct)
 def _sum_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     (x,), (out,) = inputs, outputs
     axes = axes_attr(context.attrs, x.ndim)

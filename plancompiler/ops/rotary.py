@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import ShapeError
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.check import (
@@ -16,6 +17,7 @@ from plancompiler.ops.check import (
     expect_dtype,
     expect_inputs,
     expect_ndim,
+    expect_shape,
     float_attr,
     int_attr,
     only_attrs,
@@ -31,11 +33,17 @@ from plancompiler.ops.registry import (
     register,
 )
 
+POSITIONS = frozenset({DType.INT32, DType.INT64})
+"""Dtypes of positions."""
+
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("rotary_embedding", inputs, 1)
+    expect_inputs("rotary_embedding", inputs, 1 + len(inputs[1:2]))
     only_attrs("rotary_embedding", attrs, "base", "offset", "interleaved", "inverse")
-    (x,) = inputs
+    x = inputs[0]
+    for position in inputs[1:]:
+        expect_dtype("rotary_embedding", position, POSITIONS, "position")
+        expect_shape("rotary_embedding", position, (), "position")
     expect_dtype("rotary_embedding", x, FLOATS)
     expect_ndim("rotary_embedding", x, 2)
     if x.shape[-1] % 2:
@@ -46,29 +54,37 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     int_attr(attrs, "offset", 0)
     bool_attr(attrs, "interleaved", False)
     bool_attr(attrs, "inverse", False)
-    return inputs
+    return inputs[:1]
 
 
-def _turns(context: KernelContext, width: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    position = "".join(", ..." for _ in inputs[1:])
+    return f"... t [d]{position} -> ... t [d]"
+
+
+def _turns(
+    context: KernelContext, width: int, dtype: np.dtype[Any], position: int | None
+) -> tuple[Array, Array]:
     """Cosines and sines [positions, width / 2] of the positions held here."""
     start, stop = context.input_regions[0][-2]
 
     def turned() -> tuple[Array, Array]:
         attrs = context.attrs
-        offset = int_attr(attrs, "offset", 0)
+        offset = int_attr(attrs, "offset", 0) + (position or 0)
         positions = np.arange(start + offset, stop + offset, dtype=np.float64)
         rates = float_attr(attrs, "base") ** (np.arange(0, width, 2) / -max(width, 1))
         angles = np.outer(positions, rates)
         sines = np.sin(angles) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
         return np.cos(angles).astype(dtype), sines.astype(dtype)
 
-    return of_box(context, "turns", (start, stop), turned)
+    # Those of a position that changes from call to call are not worth keeping.
+    return turned() if position is not None else of_box(context, "turns", (start, stop), turned)
 
 
 def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    (x,), (out,) = inputs, outputs
+    (x, *position), (out,) = inputs, outputs
     length, width = x.shape[-2:]
-    cosines, sines = _turns(context, width, x.dtype)
+    cosines, sines = _turns(context, width, x.dtype, int(position[0]) if position else None)
     source, target = (
         array.reshape(element_count(array.shape[:-2]), length, width) for array in (x, out)
     )
@@ -96,14 +112,15 @@ def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     turned = {**attrs, "inverse": not bool_attr(attrs, "inverse", False)}
-    return (apply("rotary_embedding", grads[0], **turned),)
+    back = apply("rotary_embedding", grads[0], *inputs[1:], **turned)
+    return (back, *(None for _ in inputs[1:]))
 
 
 register(
     OpDef(
         "rotary_embedding",
         infer=_infer,
-        rule="... t [d] -> ... t [d]",
+        rule=_rule,
         kernel=in_float32(contiguous(_kernel)),
         gradient=_gradient,
         linear=((0,),),
@@ -111,6 +128,7 @@ register(
         inplace=((0, 0),),
         doc="x [..., t, d]: pair i of features at position p turned by p * base ** (-2 i / d). "
         "Pairs are feature i and i + d / 2, or neighbours where `interleaved`; positions count "
-        "from `offset`. `inverse` turns back, which is the gradient.",
+        "from `offset`, plus a second input, a whole number. `inverse` turns back, which is the "
+        "gradient.",
     )
 )

@@ -200,10 +200,26 @@ def split_cross_entropy(logits: Any, labels: Any, ignore_index: int = IGNORE_IND
 
     Three numbers per row are reduced over the devices; the logits and their gradients are not.
     """
+    return _with_level(logits, labels, ignore_index)[0]
+
+
+def split_softmax_with_cross_entropy(
+    logits: Any, labels: Any, ignore_index: int = IGNORE_INDEX
+) -> tuple[Any, Any]:
+    """(losses, softmax): the same, and the softmax in the layout of the logits, which takes no
+    further reduction.
+    """
+    losses, level = _with_level(logits, labels, ignore_index)
+    return losses, (logits - level.reshape((*labels.shape, 1))).exp()
+
+
+def _with_level(logits: Any, labels: Any, ignore_index: int) -> tuple[Any, Any]:
+    """Losses, and the logarithm of each row's sum of exponentials."""
     shift = apply("stop_gradient", logits.max(-1))
     total, target = apply("class_sums", logits, labels, shift, ignore_index=ignore_index)
     counted = labels.not_equal(ignore_index).cast(logits.dtype)
-    return (total.log() - target) * counted
+    lifted = total.log()
+    return (lifted - target) * counted, lifted + shift
 
 
 def split_softmax(x: Any, axis: int) -> Any:

@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import AttributeValueError, DTypeError, ExecutionError, NonFiniteError
+from plancompiler.errors import (
+    AttributeValueError,
+    DTypeError,
+    ExecutionError,
+    NonFiniteError,
+    ShapeError,
+)
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.check import (
@@ -204,6 +210,37 @@ register(
         "stands right before the op of that name (before this one, if there is none) and serves "
         "this op alone. With `along`, the layout is demanded along the mesh axis of that name "
         "only; along others the input keeps its own, reduced.",
+    )
+)
+
+
+def _assign_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("assign", inputs, 2)
+    only_attrs("assign", attrs)
+    if inputs[0] != inputs[1]:
+        raise ShapeError(
+            "assign needs a value of the variable's shape and dtype",
+            got=inputs[1],
+            expected=inputs[0],
+        )
+    return inputs[:1]
+
+
+def _assign_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    outputs[0][...] = inputs[1]
+
+
+register(
+    OpDef(
+        "assign",
+        infer=_assign_infer,
+        rule="..., ... -> ...",
+        kernel=_assign_kernel,
+        flops=no_flops,
+        mutates=((0, 0),),
+        doc="(variable, value) -> value, which the variable holds from then on.",
     )
 )
 

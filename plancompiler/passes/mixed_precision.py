@@ -49,6 +49,7 @@ LOW = frozenset(
         "einsum",
         "attention",
         "attention_grad",
+        "attention_mask_grad",
         *(
             f"conv{ndim}d{part}"
             for ndim in (1, 2, 3)
@@ -58,7 +59,7 @@ LOW = frozenset(
 )
 """Kinds that work on 16 bits."""
 
-_WIDE = {"attention_grad": (4,)}
+_WIDE = {"attention_grad": (4,), "attention_mask_grad": (4,)}
 """Inputs of low ops that stay in float32: the normalisers of attention's softmax."""
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "gelu_exact", "silu", "leaky_relu", "swiglu")
@@ -88,6 +89,9 @@ FOLLOWING = frozenset(
         "redistribute",
         "stop_gradient",
         "rotary_embedding",
+        "split_qkv",
+        "join_qkv",
+        "place_gradient",
         *_ACTIVATIONS,
         *(f"{kind}_grad" for kind in _ACTIVATIONS),
     )

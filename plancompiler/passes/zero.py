@@ -197,6 +197,17 @@ def _state_of(
                 if alike and state.kind == "variable" and _layout(state) == _layout(parameter):
                     variables[before.name] = state
                     changes[reader.name] = reader
+    # And what such an op reads as it is changed in the same step: gradients of several steps.
+    for reader in tuple(changes.values()):
+        for read in reader.inputs:
+            maker = producers[read.name]
+            for before, after in _changed(maker):
+                state = producers[before.name]
+                alike = before.shape == value.shape and state.placement == parameter.placement
+                known = state.kind == "variable" and _layout(state) == _layout(parameter)
+                if after.name == read.name and alike and known:
+                    variables[before.name] = state
+                    changes[maker.name] = maker
     return tuple(variables.values()), tuple(changes.values())
 
 

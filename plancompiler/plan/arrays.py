@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ _DTYPES = {
     "BF16": DType.BFLOAT16,
 }
 """Dtypes by the names of the format."""
+_NAMES = {dtype.value: name for name, dtype in _DTYPES.items()}
+_PIECE_BYTES = 8 << 20
 
 
 def arrays_to_bytes(
@@ -33,6 +36,35 @@ def arrays_to_bytes(
 ) -> bytes:
     """Contiguous arrays, with texts beside them."""
     return save(dict(arrays), metadata=None if metadata is None else dict(metadata))
+
+
+def array_pieces(
+    arrays: Mapping[str, Array], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """The same, piece by piece of at most 8 MiB, for files: no second copy of all arrays is made.
+
+    The arrays must be contiguous, and must not change until the last piece was taken.
+    """
+    # Large elements first, so that each array begins at a multiple of its element's size.
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in ordered:
+        array = arrays[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in ordered:
+        # As plain bytes: buffers of bfloat16 have no form that Python knows.
+        data = arrays[name].reshape(-1).view(np.uint8).data
+        for at in range(0, len(data), _PIECE_BYTES):
+            yield data[at : at + _PIECE_BYTES]
 
 
 def arrays_from_bytes(data: bytes) -> dict[str, Array]:

@@ -63,7 +63,7 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class SubmitHeader(_message.Message):
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_EVERY_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
@@ -78,7 +79,8 @@ class SubmitHeader(_message.Message):
     restore: str
     save: str
     cache: bool
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ...) -> None: ...
+    save_every: int
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("job_id", "world_size")
@@ -99,12 +101,14 @@ class StepRequest(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., steps: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("job_id", "directory")
+    __slots__ = ("job_id", "directory", "background")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     directory: str
-    def __init__(self, job_id: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+    background: bool
+    def __init__(self, job_id: _Optional[int] = ..., directory: _Optional[str] = ..., background: _Optional[bool] = ...) -> None: ...
 
 class OperationReply(_message.Message):
     __slots__ = ("ticket",)
@@ -227,7 +231,7 @@ class JobStatus(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched")
+    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +242,7 @@ class WorkerMessage(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     register: Register
     heartbeat: Heartbeat
     facts: Facts
@@ -248,7 +253,8 @@ class WorkerMessage(_message.Message):
     failed: JobFailed
     idle: JobDone
     fetched: Fetched
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ...) -> None: ...
+    written: OperationDone
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback")
@@ -411,16 +417,18 @@ class Compile(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job_id", "transport_token", "restore", "far")
+    __slots__ = ("job_id", "transport_token", "restore", "far", "save")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     FAR_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     transport_token: str
     restore: str
     far: _containers.RepeatedCompositeFieldContainer[PeerAddress]
-    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ...) -> None: ...
+    save: str
+    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ...) -> None: ...
 
 class PeerAddress(_message.Message):
     __slots__ = ("rank", "address")
@@ -445,14 +453,16 @@ class Run(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., steps: _Optional[int] = ..., fed: _Optional[bool] = ..., feeds: _Optional[bytes] = ...) -> None: ...
 
 class Save(_message.Message):
-    __slots__ = ("job_id", "ticket", "directory")
+    __slots__ = ("job_id", "ticket", "directory", "background")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     ticket: int
     directory: str
-    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+    background: bool
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., directory: _Optional[str] = ..., background: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("token", "job_id", "ticket", "digest", "offset")

@@ -180,6 +180,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_before_the_first_step(
     check(result, 1, "E132", "cannot be written", str(file))
     check(invoke("run", mlp, "--steps", "3", "--save", str(file)), 1, "E132", "written")
     assert file.read_text() == ""
+    check(invoke("run", mlp, "--save-every", "2"), 2, "E100", "--save DIR")
 
 
 def test_a_log_level_that_is_none(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from plancompiler.errors import PlanCompilerError
 from plancompiler.master.server import MasterServer
 from plancompiler.worker.agent import run_worker
+from tests.cluster.certificates import make_certificates
 
 JOIN_SECONDS = 30.0
 
@@ -66,6 +69,16 @@ def workers() -> Iterator[Workers]:
         worker.stop()
     left = [each.name for each in threading.enumerate() if each.name.startswith("plancompiler-job")]
     assert not left
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of certificates."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates of this test")
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificates(folder)
+    return folder
 
 
 @pytest.fixture

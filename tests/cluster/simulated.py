@@ -29,6 +29,7 @@ from plancompiler.cluster.messages import (
     Save,
     WorkerMessage,
     WriteIndex,
+    Written,
 )
 from plancompiler.errors import AbortedError, ErrorReport, ExecutionError
 from plancompiler.master.events import (
@@ -74,6 +75,12 @@ class SimulatedWorker:
     """The commands to prepare that it has begun with."""
     says_fetched: bool = True
     """False for one that only says so by having compiled."""
+    beside: Save | WriteIndex | None = None
+    """What it writes beside other work."""
+    slow_disk: bool = False
+    """That takes forever."""
+    saves: list[Save] = field(default_factory=list)
+    """The commands to save that it has begun with."""
     interrupted: ErrorReport | None = None
     closing: int | None = None
     exited: bool = False
@@ -82,7 +89,7 @@ class SimulatedWorker:
     """Hangs: neither reads nor writes nor works."""
     facts: tuple[CrossRankFact, ...] = ()
     fail_at: type | None = None
-    """The work at which this worker fails."""
+    """The work at which this worker fails; Written: writing beside other work."""
 
 
 class SimulatedCluster:
@@ -126,7 +133,7 @@ class SimulatedCluster:
         """SIGKILL: what was sent may still arrive, nothing else does."""
         worker.exited = True
         worker.fetching = False
-        worker.work = worker.closing = None
+        worker.work = worker.closing = worker.beside = None
 
     def tell_master(self, event: MasterEvent) -> None:
         """Hand an event to the master and do what it asks for."""
@@ -167,6 +174,8 @@ class SimulatedCluster:
                 found.append(lambda worker=worker: self._work_ends(worker))
             elif worker.closing is not None:
                 found.append(lambda worker=worker: self._closes(worker))
+            if worker.beside is not None and not worker.slow_disk:
+                found.append(lambda worker=worker: self._writes(worker))
         return found
 
     def settle(self, choose: Callable[[list[Callable[[], None]]], Callable[[], None]]) -> None:
@@ -229,6 +238,12 @@ class SimulatedCluster:
                         worker.told.append(work)
                     elif isinstance(work, Prepare):
                         worker.prepared.append(work)
+                    elif isinstance(work, Save):
+                        assert worker.beside is None, "two checkpoints at a time"
+                        worker.saves.append(work)
+                case worker_events.StartBeside(order):
+                    assert worker.beside is None, "an index before its shards"
+                    worker.beside = order
                 case worker_events.Interrupt(error):
                     worker.interrupted = error
                 case worker_events.Close(job_id):
@@ -238,7 +253,7 @@ class SimulatedCluster:
                     worker.exited, worker.exit_error = True, error
 
     def _closes(self, worker: SimulatedWorker) -> None:
-        job_id, worker.closing = worker.closing, None
+        job_id, worker.closing, worker.beside = worker.closing, None, None
         assert job_id is not None
         self._tell_worker(worker, worker_events.Closed(job_id))
 
@@ -247,6 +262,15 @@ class SimulatedCluster:
         worker.fetching = False
         copy = LocalCopy(worker.connection, 7) if worker.told[-1].share else None
         worker.to_master.append(Fetched(worker.work.job_id, copy))
+
+    def _writes(self, worker: SimulatedWorker) -> None:
+        order, worker.beside = worker.beside, None
+        assert order is not None
+        if worker.fail_at is Written:
+            self._tell_worker(worker, worker_events.SaveFailed(order.job_id, BROKEN))
+        else:
+            written = Written(order.job_id, order.ticket)
+            self._tell_worker(worker, worker_events.SaveWritten(order.job_id, written))
 
     def _work_ends(self, worker: SimulatedWorker) -> None:
         worker.fetching = False
@@ -261,6 +285,8 @@ class SimulatedCluster:
             if isinstance(work, Run) and worker.state.rank == 0:
                 for step in range(work.steps):
                     worker.to_master.append(Outputs(work.job_id, step, b""))
+            if isinstance(work, Save) and work.background:
+                worker.beside = work
             self._tell_worker(
                 worker, worker_events.WorkDone(work.job_id, self._reply(worker, work))
             )

@@ -33,14 +33,16 @@ PROGRAM = [sys.executable, "-m", "plancompiler"]
 
 
 @contextmanager
-def worker_processes(master: str, hosts: Sequence[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def worker_processes(
+    master: str, hosts: Sequence[str], *options: str
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A worker process for each rank, on the host of this name."""
     with ExitStack() as stack:
         children = []
         for rank, host in enumerate(hosts):
             command = [*PROGRAM, "worker", "--stop-with-stdin", "--master", master]
             child = subprocess.Popen(
-                [*command, "--rank", str(rank)],
+                [*command, "--rank", str(rank), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -25,6 +25,7 @@ from plancompiler.errors import (
     UsageError,
     WorkerLostError,
 )
+from plancompiler.executor.checkpoint import read_index
 from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.master.server import MasterServer
 from plancompiler.worker_processes import WorkerProcesses
@@ -124,6 +125,36 @@ def test_a_session_goes_step_by_step(client: Client) -> None:
     assert client.submit(mlp(ranks=2), 1).result()["step"] == 0  # the workers are free again
 
 
+def test_a_checkpoint_folder_that_cannot_be_written_fails_the_job_before_its_first_step(
+    client: Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    phases: list[Phase] = []
+    handle = client.submit(
+        mlp(ranks=2), 3, save=file / "model", on_phase=lambda phase, _: phases.append(phase)
+    )
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
+        handle.result()
+    assert str(file) in str(caught.value.report.got)
+    assert Phase.RUNNING not in phases
+    for every in (-1, 2):
+        with pytest.raises(UsageError, match="save_every"):
+            client.submit(mlp(ranks=2), 3, save_every=every)
+
+
+def test_a_session_saves_beside_its_steps(client: Client, tmp_path: Path) -> None:
+    with client.open(mlp(ranks=2)) as session:
+        list(session.run(2))
+        session.save(tmp_path / "a", wait=False)
+        list(session.run(2))
+        session.save(tmp_path / "b", wait=False)
+        list(session.run(1))
+        session.save(tmp_path / "c")
+    steps = [read_index(tmp_path / name)["step"] for name in "abc"]
+    assert steps == [2, 4, 5]
+
+
 def test_large_feeds_and_outputs(client: Client) -> None:
     """Neither fits into a chunk."""
     rows = 1000
@@ -156,7 +187,8 @@ def test_a_session_goes_on_from_its_checkpoint(client: Client, tmp_path: Path) -
             np.testing.assert_array_equal(loaded[name], value)
         again = [float(each["loss"]) for each in session.run(3)]
     np.testing.assert_allclose(again, after, rtol=1e-4)
-    client.submit(mlp(ranks=2), 3, save=tmp_path / "b").result()
+    client.submit(mlp(ranks=2), 3, save=tmp_path / "b", save_every=1).result()
+    assert read_index(tmp_path / "b")["step"] == 3
     whole = client.submit(mlp(ranks=2), 3, restore=tmp_path / "b")
     assert [each["step"] for each in whole] == [3, 4, 5]
 

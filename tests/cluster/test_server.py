@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from plancompiler.client import Client
-from plancompiler.cluster.channel import MAX_MESSAGE_BYTES, TlsFiles, call_error, software_version
+from plancompiler.cluster.channel import MAX_MESSAGE_BYTES, call_error, software_version
 from plancompiler.cluster.chunks import MAX_JOB_BYTES, to_chunks
 from plancompiler.errors import (
     ClusterError,
@@ -34,6 +32,7 @@ from plancompiler.master.server import MasterServer
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub, TransferStub, WorkerStub
 from plancompiler.worker.agent import run_worker
+from tests.cluster.certificates import tls
 from tests.cluster.conftest import Workers
 
 SECONDS = 30.0
@@ -224,34 +223,6 @@ def test_the_port_is_closed_after_the_end() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=SECONDS)
     server.stop()
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs of `server` and `client`, signed by the authority, and of a `stranger`, by another."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates of this test")
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    (folder / "san.txt").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
-    for authority, names in (("ca", ("server", "client")), ("other", ("stranger",))):
-        openssl("req", "-x509", *curve, "-subj", f"/CN={authority}", "-days", "2",
-                "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
-        for name in names:
-            openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key",
-                    "-out", f"{name}.csr")  # fmt: skip
-            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem",
-                    "-CAkey", f"{authority}.key", "-days", "2", "-extfile", "san.txt",
-                    "-out", f"{name}.pem")  # fmt: skip
-    return folder
-
-
-def tls(folder: Path, name: str) -> TlsFiles:
-    return TlsFiles(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
 
 
 def test_tls_with_client_certificates(certificates: Path, workers: Workers) -> None:

@@ -23,6 +23,7 @@ from plancompiler.cluster.messages import (
     StepDone,
     TicketDone,
     WriteIndex,
+    Written,
 )
 from plancompiler.errors import (
     AbortedError,
@@ -141,6 +142,77 @@ def test_a_job_goes_through_all_phases_and_frees_the_workers() -> None:
     ]  # fmt: skip
     assert cluster.busy() == {0: 0, 1: 0, 2: 0}
     assert cluster.released == [job]
+
+
+def steps_done(cluster: SimulatedCluster, job: int) -> int:
+    return sum(isinstance(event, StepDone) for event in cluster.events[job])
+
+
+def test_checkpoints_on_the_way_are_written_beside_the_steps() -> None:
+    cluster, workers = cluster_of(3)
+    workers[2].slow_disk = True
+    job = cluster.submit(JobRequest(steps=8, save="folder", save_every=3))
+    cluster.run()
+    assert steps_done(cluster, job) == 6, "the second checkpoint waits for the first"
+    assert [len(worker.saves) for worker in workers] == [1, 1, 1]
+    workers[2].slow_disk = False
+    cluster.run()
+    assert cluster.phases(job) == ALL_GOOD
+    assert steps_done(cluster, job) == 8
+    for worker in workers:
+        assert [save.background for save in worker.saves] == [True, True, False]
+    assert len({save.ticket for save in workers[0].saves}) == 3
+
+
+def test_the_next_checkpoint_and_the_end_wait_for_the_one_before() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(0, open=True))
+    cluster.run()
+    workers[0].slow_disk = True
+    cluster.tell_master(SaveAsked(job, 1, "a", background=True))
+    cluster.tell_master(StepAsked(job, 2, 1, False))
+    cluster.run()
+    done = [event.ticket for event in cluster.events[job] if isinstance(event, TicketDone)]
+    assert done == [1, 2], "the client hears when the values are copied, and steps go on"
+    cluster.tell_master(SaveAsked(job, 3, "b"))
+    cluster.tell_master(FinishAsked(job))
+    cluster.run()
+    assert [len(worker.saves) for worker in workers] == [1, 1]
+    assert cluster.phases(job)[-1] is Phase.RUNNING
+    workers[0].slow_disk = False
+    cluster.run()
+    assert [len(worker.saves) for worker in workers] == [2, 2]
+    assert cluster.phases(job) == ALL_GOOD
+
+
+def test_a_checkpoint_that_never_gets_written_is_noticed_at_the_end() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(0, open=True))
+    cluster.run()
+    workers[1].slow_disk = True
+    cluster.tell_master(SaveAsked(job, 1, "a", background=True))
+    cluster.tell_master(FinishAsked(job))
+    cluster.run()
+    cluster.pass_time(cluster.limits.progress + 2)
+    error = cluster.error(job)
+    assert error is not None
+    assert "ranks still awaited: 1" in str(error.got)
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_checkpoint_that_cannot_be_written_fails_the_job(rank: int) -> None:
+    cluster, workers = cluster_of(2)
+    workers[rank].fail_at = Written
+    job = cluster.submit(JobRequest(steps=4, save="folder", save_every=3))
+    cluster.run()
+    assert cluster.phases(job)[-1] is Phase.FAILED
+    assert cluster.error(job) == BROKEN
+    assert cluster.busy() == {0: 0, 1: 0}
+    workers[rank].fail_at = None
+    after = cluster.submit(JobRequest(steps=4, save="folder", save_every=3))
+    cluster.run()
+    assert cluster.phases(after) == ALL_GOOD
 
 
 def test_jobs_run_one_after_another() -> None:
@@ -330,7 +402,7 @@ def test_a_silent_master_is_lost() -> None:
     assert "the master was lost" in worker.exit_error.what
 
 
-@pytest.mark.parametrize("consequence", [AbortedError, TransportError, DeadlineError])
+@pytest.mark.parametrize("consequence", [AbortedError, TransportError])
 def test_the_first_cause_wins_over_what_followed_from_it(
     consequence: type[PlanCompilerError],
 ) -> None:
@@ -534,7 +606,7 @@ def test_any_order_of_events_ends_well(seed: int) -> None:
             case 0 if living:
                 cluster.kill(rng.choice(living))
             case 1 if living:
-                rng.choice(living).fail_at = rng.choice([Compile, Prepare, Run, Save])
+                rng.choice(living).fail_at = rng.choice([Compile, Prepare, Run, Save, Written])
             case 2 if living:
                 rng.choice(living).fail_at = None
             case 3 if jobs:
@@ -542,12 +614,16 @@ def test_any_order_of_events_ends_well(seed: int) -> None:
             case 4 | 5:
                 cluster.add_worker()
             case 6 if len(jobs) < 6:
-                jobs.append(cluster.submit(JobRequest(rng.randint(0, 3), save="f")))
+                every = rng.randint(0, 2)
+                request = JobRequest(rng.randint(0, 3), save="f", save_every=every)
+                jobs.append(cluster.submit(request))
             case 7 if len(jobs) < 6:
                 jobs.append(cluster.submit(JobRequest(0, open=True)))
             case 8 if jobs:
+                job, ticket = rng.choice(jobs), rng.randint(1, 99)
+                asked = StepAsked(job, ticket, 1, False), SaveAsked(job, ticket, "f", True)
                 try:
-                    cluster.tell_master(StepAsked(rng.choice(jobs), rng.randint(1, 99), 1, False))
+                    cluster.tell_master(rng.choice(asked))
                 except PlanCompilerError:
                     return
 

@@ -24,6 +24,37 @@ def _interrupt_kernel(context, inputs, outputs) -> None:
     np.copyto(outputs[0], inputs[0])
 
 
+class Gate:
+    """Where `test_block` waits, for tests that open it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+
+GATES: dict[int, Gate] = {}
+"""By the op's attribute `gate`."""
+
+
+def _block_kernel(context, inputs, outputs) -> None:
+    if context.step == context.attrs["step"]:
+        gate = GATES[context.attrs["gate"]]
+        gate.entered.set()
+        gate.opened.wait()
+    np.copyto(outputs[0], inputs[0])
+
+
+def burn(count: int) -> float:
+    """A counted amount of work: half a million additions for each count."""
+    numbers = np.ones(1 << 19, np.float32)
+    return sum(float(numbers.sum()) for _ in range(count))
+
+
+def _burn_kernel(context, inputs, outputs) -> None:
+    burn(context.attrs["count"])
+    np.copyto(outputs[0], inputs[0])
+
+
 def _step_kernel(context, inputs, outputs) -> None:
     outputs[0].fill(context.step)
 
@@ -58,6 +89,8 @@ TEST_OPS = {
         _op("test_fail", _fail_kernel),
         _op("test_interrupt", _interrupt_kernel),
         _op("test_step", _step_kernel),
+        _op("test_block", _block_kernel),
+        _op("test_burn", _burn_kernel),
         _op("test_place", _place_kernel),
         _op("test_overflow", _overflow_kernel),
         _op("test_greedy", _greedy_kernel),

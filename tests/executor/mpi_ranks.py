@@ -11,14 +11,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from plancompiler.errors import DeadlineError, ExecutionError
+from plancompiler.errors import AbortedError, DeadlineError, ExecutionError, PlanCompilerError
+from plancompiler.executor import runtime as runtime_module
 from plancompiler.executor.comm.mpi import MpiWorld
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ops import registry
 from tests.executor.collectives import check_collectives, collective_feeds, collective_plans
-from tests.executor.kernels import TEST_OPS
+from tests.executor.kernels import GATES, TEST_OPS, Gate
 from tests.executor.pipelines import ROWS, WIDTH, train, train_reference
-from tests.executor.plans import data_parallel, failing, pipeline
+from tests.executor.plans import data_parallel, failing, pipeline, with_op
 
 STEPS = 2
 Outputs = dict[int, dict[str, np.ndarray]]
@@ -107,18 +108,40 @@ def failure(world: MpiWorld) -> None:
 
 
 def late(world: MpiWorld) -> None:
-    """Rank 1 does not come; rank 0 names it and does not wait longer than its deadline."""
+    """Only rank 0 is told to run; it names the others, which hear of it."""
     runtime, _ = open_runtime(world, data_parallel(world.size), "late", deadline=1.0)
     if world.rank == 0:
         runtime.feed({"x": np.ones((6, 4), np.float32)})
-        with pytest.raises(DeadlineError, match=r"\[1\]|collective"):
+        with pytest.raises(DeadlineError, match=r"rank 1 was not told to run|not answer"):
             runtime.run(1)
-    world.comm.barrier()
+    else:
+        transport = runtime._transport
+        with transport._changed:  # not in MPI, which would not leave a core to rank 0
+            assert transport._changed.wait_for(lambda: transport.failure is not None, 60)
+        with pytest.raises(AbortedError, match="rank 0 failed"):
+            runtime.run(0)
+    runtime.close()
+
+
+def blocked(world: MpiWorld) -> None:
+    """A kernel of rank 1 does not end; everybody hears from the watchdogs whose it is."""
+    registry._TABLE.update(TEST_OPS)
+    runtime_module.LEAVE_SECONDS = 0.2
+    GATES[0] = Gate()
+    plans = with_op("test_block", world.size, 1, {"step": 1, "gate": 0})
+    runtime, _ = open_runtime(world, plans, "blocked", deadline=1.0)
+    for _ in range(3):
+        runtime.feed({"x": np.ones(3, np.float32)})
+    with pytest.raises(PlanCompilerError) as caught:
+        runtime.run(3)
+    assert isinstance(caught.value, (DeadlineError, AbortedError))
+    assert "rank 1 has been in 'the_op' (family 1, step 1) for" in str(caught.value)
+    GATES[0].opened.set()
     runtime.close()
 
 
 CASES: dict[str, Callable[[MpiWorld], None]] = {
-    each.__name__: each for each in (collectives, pipelines, microbatches, failure, late)
+    each.__name__: each for each in (collectives, pipelines, microbatches, failure, late, blocked)
 }
 
 

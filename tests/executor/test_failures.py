@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -140,26 +138,10 @@ def test_abort_from_another_thread(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_member_that_does_not_come(kind):
-    with Ranks(data_parallel(3), kind, deadline=0.2) as ranks:
-        future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
-        with pytest.raises(DeadlineError) as caught:
-            future.result()
-        text = str(caught.value)
-        if "communicator" in text:
-            assert "entered: [0]; not entered: [1, 2]" in text
-            assert "all of ranks [0, 1, 2]" in text
-            assert "all_reduce of 'collectiveboxing_3' (family 3)" in text
-        else:
-            # Another stream of the rank, which waits for the collective, may be first to give up.
-            assert "to arrive from stream collective" in text
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_producer_that_does_not_come(kind):
     with Ranks(pipeline(2), kind, deadline=0.2) as ranks:
         future = ranks.pool.submit(ranks.runtimes[1].run, 1)
-        with pytest.raises(DeadlineError, match="nothing happened"):
+        with pytest.raises(DeadlineError, match="rank 0 was not told to run step 0"):
             future.result()
 
 
@@ -236,19 +218,5 @@ def test_a_killed_producer_is_noticed(hosts):
             world.answer(1)
         world.close_run([1])
         assert world.ask(1, "leaks") == ([], [])
-    finally:
-        world.shut_down()
-
-
-def test_a_peer_on_another_host_that_stops_answering_is_named():
-    world = HostWorld(2)
-    try:
-        world.open(data_parallel, 2, ranks=range(2), hosts=(0, 1), deadline=2.0)
-        os.kill(world.processes[1].pid, signal.SIGSTOP)
-        with pytest.raises(DeadlineError) as caught:
-            world.ask(0, "step", [{"x": np.ones((6, 4), np.float32)}])
-        assert "not entered: [1]" in str(caught.value) or "collective" in str(caught.value)
-        os.kill(world.processes[1].pid, signal.SIGCONT)
-        world.close_run([0])
     finally:
         world.shut_down()

@@ -52,19 +52,23 @@ def check(case: str, ranks: int, mpiexec: str) -> None:
 
 
 def test_workers_of_a_master(mpiexec: str) -> None:
-    """Jobs one after another, with the losses of one process."""
+    """Jobs one after another on four workers, with the losses of one process."""
+    ranks = 4
     limits = Limits(workers=60.0)
-    with MasterServer(ranks=2, limits=limits) as server, Client(server.address) as client:
+    with MasterServer(ranks=ranks, limits=limits) as server, Client(server.address) as client:
         worker = [sys.executable, "-m", "plancompiler", "worker", "--transport", "mpi"]
         children = subprocess.Popen(
-            [mpiexec, "-n", "2", *worker, "--master", server.address],
+            [mpiexec, "-n", str(ranks), *worker, "--master", server.address],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         try:
-            for settings in ({"dp": 2}, {"pp": 2, "microbatches": 4, "schedule": "1f1b"}):
+            for settings in (
+                {"dp": 2, "tp": 2},
+                {"dp": 2, "pp": 2, "microbatches": 4, "schedule": "1f1b"},
+            ):
                 found = [each["loss"] for each in client.submit(gpt(**settings), STEPS)]
-                with LocalWorld(compile_plans(gpt(**settings), 2).plans) as world:
+                with LocalWorld(compile_plans(gpt(**settings), ranks).plans) as world:
                     wanted = [float(world.step({})["loss"]) for _ in range(STEPS)]
                 # Not to the bit: this process may use another BLAS kernel than the workers.
                 assert found == pytest.approx(wanted, rel=1e-5)

@@ -181,7 +181,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (noise, "no readable npz"),
         (single, "one array"),
         (pickled, "no readable npz"),
-        (tmp_path, "no readable npz"),
+        (tmp_path, "cannot be read"),
     ):
         with pytest.raises(DataError, match=part), pc.job("j"):
             pc.data.Arrays(path, ["x"], placement=MESH)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.ops import (
+    samples_classes,
     samples_conv,
     samples_elementwise,
     samples_fused,
@@ -14,6 +15,8 @@ from tests.ops import (
     samples_indexing,
     samples_learning,
     samples_microbatch,
+    samples_routing,
+    samples_transformer,
 )
 from tests.ops.sample import Maker as _Maker
 from tests.ops.sample import Sample
@@ -40,6 +43,9 @@ def samples(directory: Path, dtype: str = "float64") -> list[Sample]:
         *samples_indexing.samples(make),
         *samples_fused.samples(make),
         *samples_microbatch.samples(make),
+        *samples_routing.samples(make),
+        *samples_classes.samples(make),
+        *samples_transformer.samples(make),
     ]
     return [*plain, *samples_guarded.samples(make, plain)]
 
@@ -253,13 +259,14 @@ def _structural(make: _Maker, directory: Path) -> list[Sample]:
     tokens, arrays = str(directory / "tokens.bin"), str(directory / "arrays.npz")
     make.whole(200, 500).astype(np.uint8).tofile(tokens)
     np.savez(arrays, rows=make.real(11, 3))
-    batch = {"path": arrays, "key": "rows", "batch": 5, "shape": (3,), "dtype": str(make.dtype)}
+    batch = {"paths": (arrays,), "key": "rows", "batch": 5, "shape": (3,), "dtype": str(make.dtype)}
     return [
         Sample("input", (), declared),
         Sample("variable", (), {**variable, "init": "normal", "init_args": (0.0, 0.5)}),
         Sample("variable", (), {**variable, "init": "ones", "init_args": ()}),
         Sample("output", (make.real(5, 3),), {"name": "loss", "finite": True}),
         Sample("redistribute", (make.real(5, 3),)),
+        Sample("assign", (make.real(5, 3), make.real(5, 3)), differentiable=False),
         Sample("fill", (), {"shape": (5, 3), "dtype": "float32", "value": 1.5}),
         Sample("fill", (), {"shape": (), "dtype": "int64", "value": 3}),
         Sample("causal_mask", (), {"size": 5}),

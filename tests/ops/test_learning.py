@@ -10,7 +10,7 @@ import pytest
 
 from plancompiler.errors import AttributeValueError, DTypeError, ExecutionError, ShapeError
 from plancompiler.ir import DType, TensorType
-from plancompiler.ops import attention, axis_signatures, infer_types
+from plancompiler.ops import attention_tiles, axis_signatures, infer_types
 from plancompiler.ops.split_softmax import (
     split_cross_entropy,
     split_log_softmax,
@@ -157,8 +157,8 @@ def plain_attention(query, key, value, scale, causal):
 @pytest.mark.parametrize(("heads", "shared"), [(2, 2), (4, 2), (3, 1)])
 @pytest.mark.parametrize(("length", "keys"), [(7, 7), (1, 9), (4, 7)])
 def test_attention_in_tiles_is_attention(length, keys, heads, shared, causal, monkeypatch):
-    monkeypatch.setattr(attention, "_TILE_KEYS", 3)
-    monkeypatch.setattr(attention.blocking, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(attention_tiles, "_TILE_KEYS", 3)
+    monkeypatch.setattr(attention_tiles.blocking, "BLOCK_BYTES", 100)
     query = RANDOM.normal(size=(2, heads, length, 4)) * 5
     key, value = RANDOM.normal(size=(2, shared, keys, 4)), RANDOM.normal(size=(2, shared, keys, 3))
     attrs = {"scale": 0.5, "causal": causal}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.executor.cuda.kernels.fused import fused_kernel
+from plancompiler.executor.cuda.kernels.fused import ALONE, alone, fused_kernel
 from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
 from plancompiler.executor.cuda.kernels.written import DEVICE_KERNELS
 from plancompiler.ir import DType
@@ -25,6 +25,8 @@ from plancompiler.ops.registry import Kernel, KernelContext, OpDef
 
 _LOG = logging.getLogger(__name__)
 _TOLD: set[str] = set()
+_IN_BFLOAT16 = {"contract_leading", "matmul"}
+"""Kinds whose kernels multiply bfloat16 as it is, where others compute it in float32."""
 
 
 def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
@@ -35,19 +37,30 @@ def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel
         return fused_kernel(arrays, known)
     written = DEVICE_KERNELS.get(kind)
     if written is not None:
-        return kernel_for(replace(definition, kernel=written), (each.numpy for each in known))
+        native = definition.takes_bfloat16 or kind in _IN_BFLOAT16
+        return kernel_for(
+            replace(definition, kernel=written, takes_bfloat16=native),
+            (each.numpy for each in known),
+        )
     if kind in AS_THEY_ARE:
         return kernel_for(definition, (each.numpy for each in known))
+    found = alone(kind, arrays, known) if kind in ALONE else None
+    if found is not None:
+        return found
     if kind not in _TOLD:
         _TOLD.add(kind)
         _LOG.warning(
             "op %s has no kernel for devices: it runs on the host, with copies both ways", kind
         )
-    return on_host(arrays, kernel_for(definition, (each.numpy for each in known)))
+    kernel = kernel_for(definition, (each.numpy for each in known))
+    return on_host(arrays, kernel, definition.collects)
 
 
-def on_host(arrays: Any, kernel: Kernel) -> Kernel:
-    """A host kernel on device arrays: the host waits for inputs, and copies outputs back."""
+def on_host(arrays: Any, kernel: Kernel, collects: bool) -> Kernel:
+    """A host kernel on device arrays: the host waits for inputs, and copies outputs back.
+
+    With `collects` it adds to what its outputs hold, so that they come along.
+    """
 
     def run(context: KernelContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         host: KernelContext | None = context.state.get("on_host")
@@ -56,8 +69,10 @@ def on_host(arrays: Any, kernel: Kernel) -> Kernel:
         host.step, host.microbatch = context.step, context.microbatch
         host.input_regions, host.output_regions = context.input_regions, context.output_regions
         taken = [arrays.asnumpy(array) for array in inputs]
-        # A kernel may add to what its output holds (over micro-batches), so that comes along.
-        made = [arrays.asnumpy(array) for array in outputs]
+        made = [
+            arrays.asnumpy(array) if collects else np.empty(array.shape, array.dtype)
+            for array in outputs
+        ]
         kernel(host, taken, made)
         for source, target in zip(made, outputs, strict=True):
             if target.size:

@@ -20,6 +20,7 @@ from plancompiler.ops.registry import Kernel, KernelContext, op_def
 _TYPES = {
     DType.BOOL: ("bool", "bool"),
     DType.FLOAT16: ("float16", "float"),
+    DType.BFLOAT16: ("bfloat16", "float"),
     DType.FLOAT32: ("float32", "float"),
     DType.FLOAT64: ("float64", "double"),
 }
@@ -27,6 +28,9 @@ _TYPES = {
 
 _GELU = "T(0.7978845608028654)"
 _GELU_CUBIC = "T(0.035677408136300125)"
+_ROOT_HALF = "T(0.7071067811865476)"
+_NORMAL = "T(0.3989422804014327)"
+"""1 / sqrt(2 pi)."""
 
 # `{0}`, `{1}`, `{2}` are operands, `{s}` the attribute `scalar`, T the type of the result.
 _EXPRESSIONS: dict[str, str] = {
@@ -68,6 +72,11 @@ _EXPRESSIONS: dict[str, str] = {
     "relu_grad": "({0} > 0 ? {1} : T(0))",
     "gelu": f"(T(0.5) * {{0}} * (T(1) + tanh({{0}} * ({_GELU} + {_GELU_CUBIC} * {{0}} * {{0}}))))",
     "gelu_grad": "gelu_slope(T({0})) * {1}",
+    "gelu_exact": f"(T(0.5) * {{0}} * (T(1) + erf({{0}} * {_ROOT_HALF})))",
+    "gelu_exact_grad": (
+        f"((T(0.5) * (T(1) + erf({{0}} * {_ROOT_HALF}))"
+        f" + {{0}} * {_NORMAL} * exp(T(-0.5) * {{0}} * {{0}})) * {{1}})"
+    ),
     "silu": "({0} / (T(1) + exp(-{0})))",
     "silu_grad": "silu_slope(T({0})) * {1}",
     "add": "({0} + {1})",
@@ -193,6 +202,23 @@ def _literal(scalar: object, computed: str) -> str:
     if math.isinf(value):
         return f"{computed}({'-' if value < 0 else ''}INFINITY)"
     return f"{computed}({value!r})"
+
+
+ALONE = frozenset({"erf", "gelu_exact", "gelu_exact_grad"})
+"""Kinds that run as programs of one op: NumPy has no function for them that a device would know."""
+
+
+def alone(kind: str, arrays: Any, dtypes: Sequence[DType]) -> Kernel | None:
+    """The kernel of one op as a program, None where there are no such kernels."""
+    numbers = ",".join(map(str, range(len(dtypes) - 1)))
+    source = source_of((f"{kind} {numbers}",), dtypes[:-1])
+    make = getattr(arrays, "ElementwiseKernel", None)
+    if source is None or make is None:
+        return None
+    kernel = make(
+        source.inputs, source.outputs, source.body, f"plancompiler_{kind}", preamble=PREAMBLE
+    )
+    return lambda context, inputs, outputs: kernel(*inputs, outputs[0])
 
 
 def fused_kernel(arrays: Any, dtypes: Sequence[DType]) -> Kernel:

@@ -14,8 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.executor.cuda.kernels.choices import CHOICE_KERNELS, known_labels
+from plancompiler.executor.cuda.kernels.products import product
+from plancompiler.executor.cuda.kernels.transformer import TRANSFORMER_KERNELS
+from plancompiler.executor.cuda.kernels.updates import UPDATE_KERNELS
 from plancompiler.ops import random
 from plancompiler.ops.check import axes_attr, axis_attr, bool_attr, float_attr, int_attr
+from plancompiler.ops.dropout import kept_in_rows, stream_of
 from plancompiler.ops.kernel import (
     contiguous,
     copy_unless_shared,
@@ -24,9 +29,7 @@ from plancompiler.ops.kernel import (
     rows_of,
     scratch,
 )
-from plancompiler.ops.loss_scale import UPDATES, guarded_kind
 from plancompiler.ops.registry import Kernel, KernelContext, op_def
-from plancompiler.ops.softmax import IGNORE_INDEX
 
 Array = Any
 Arrays = Sequence[Array]
@@ -47,7 +50,7 @@ def _matmul(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         a = a.swapaxes(-1, -2)
     elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = rows_of(a), rows_of(out)
-    np.matmul(a, b, out=out)
+    product(context, a, b, out)
 
 
 def _contract_leading(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -97,8 +100,7 @@ def _log_softmax_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -
 def _labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array, Array, Array]:
     """Flat labels that can be used as indices, which of them count, and which are no class."""
     flat = labels.reshape(-1)
-    counts = flat != int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
-    wrong = counts & ((flat < 0) | (flat >= classes))
+    counts, wrong = known_labels(context, flat, classes)
     return np.where(counts & ~wrong, flat, 0), counts, wrong
 
 
@@ -204,21 +206,50 @@ def _folded(context: KernelContext, query: Array, key: Array) -> tuple[int, int,
 
 
 def _scores(
-    context: KernelContext, query: Array, key: Array, shift: int, rows: slice, heads: int
+    context: KernelContext,
+    query: Array,
+    key: Array,
+    shift: int,
+    rows: slice,
+    heads: int,
+    mask: Arrays,
 ) -> Array:
-    """Scores [pairs, heads * rows, keys] of some queries, in float32 where inputs are halves."""
+    """Scores [pairs, heads * rows, keys] of some queries, in float32 where inputs are halves.
+
+    `mask` is empty, or holds what is added to them.
+    """
     scale = float_attr(context.attrs, "scale")
     pairs, keys = key.shape[0], key.shape[1]
     count = rows.stop - rows.start
     scaled = (query[:, :, rows] * scale).astype(query.dtype)
     scaled = scaled.reshape(pairs, heads * count, query.shape[3])
-    found = np.matmul(scaled, key.swapaxes(-1, -2))
+    found = product(context, scaled, key.swapaxes(-1, -2))
     found = found.astype(_wide(found.dtype), copy=False)
     if bool_attr(context.attrs, "causal", False):
         last = context.arrays.arange(rows.start, rows.stop) + shift
         hidden = context.arrays.arange(keys) > last[:, None]
         np.copyto(found.reshape(pairs, heads, count, keys), -math.inf, where=hidden)
+    for each in mask:
+        part = each[:, :, rows] if each.shape[2] > 1 else each
+        batch = context.input_regions[0][0]
+        target = found.reshape(batch[1] - batch[0], -1, count, keys)
+        np.add(target, part, out=target)
     return found
+
+
+def _kept(context: KernelContext, rows: slice, heads: int, keys: int) -> Array:
+    """What the weights [pairs, heads * rows, keys] of some queries are multiplied with: 0, or what
+    makes up for those that are dropped; 1 without dropout.
+    """
+    rate = float_attr(context.attrs, "dropout", 0.0)
+    if not rate:
+        return 1.0
+    (batch, batches), (head, stop), (row, _) = context.input_regions[0][:3]
+    _, whole, length, _ = context.input_shapes[0]
+    count = np.arange(batch, batches)[:, None] * whole + np.arange(head, stop)
+    number = count[..., None] * length + np.arange(row + rows.start, row + rows.stop)
+    kept = kept_in_rows(context, number.reshape(-1), keys, (0, keys), *stream_of(context, rate))
+    return kept.reshape(-1, heads * (rows.stop - rows.start), keys) / (1 - rate)
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -232,7 +263,7 @@ def _tiles(pairs: int, heads: int, length: int, keys: int) -> list[slice]:
 
 
 def _attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    query, key, value = inputs
+    query, key, value, *mask = inputs
     pairs, heads, shift = _folded(context, query, key)
     length, keys = query.shape[2], key.shape[2]
     query = query.reshape(pairs, heads, *query.shape[2:])
@@ -241,13 +272,20 @@ def _attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     normaliser = outputs[1].reshape(pairs, heads, length)
     for rows in _tiles(pairs, heads, length, keys):
         count = rows.stop - rows.start
-        scores = _scores(context, query, key, shift, rows, heads)
+        scores = _scores(context, query, key, shift, rows, heads, mask)
         top = scores.max(axis=-1, keepdims=True)
+        if mask:
+            # As on the host: a query that sees no key has weights of 0 and an infinite normaliser.
+            top = np.maximum(top, np.finfo(top.dtype).min / 2)
         np.subtract(scores, top, out=scores)
         np.exp(scores, out=scores)
         total = scores.sum(axis=-1, keepdims=True)
+        if mask:
+            np.copyto(top, math.inf, where=total == 0)
+            np.copyto(total, 1, where=total == 0)
         np.divide(scores, total, out=scores)
-        mixed = np.matmul(scores.astype(value.dtype, copy=False), value)
+        np.multiply(scores, _kept(context, rows, heads, keys), out=scores)
+        mixed = product(context, scores.astype(value.dtype, copy=False), value)
         np.copyto(result[:, :, rows], mixed.reshape(pairs, heads, count, value.shape[2]))
         np.copyto(
             normaliser[:, :, rows],
@@ -259,7 +297,7 @@ def _attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # As on the host: w = exp(scores - normaliser), dvalue = wᵀ dy, dw = dy valueᵀ,
     # dscores = w * (dw - sum(dy * y)), dquery = dscores key, dkey = dscoresᵀ query.
-    query, key, value, result, normaliser, passed = inputs
+    query, key, value, result, normaliser, passed, *mask = inputs
     scale = float_attr(context.attrs, "scale")
     pairs, heads, shift = _folded(context, query, key)
     length, keys = query.shape[2], key.shape[2]
@@ -277,45 +315,50 @@ def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
         below = (pairs, heads * count)
         dy = passed[:, :, rows].copy().reshape(*below, value.shape[2])
         y = result[:, :, rows].copy().reshape(*below, value.shape[2])
-        weights = _scores(context, query, key, shift, rows, heads)
+        weights = _scores(context, query, key, shift, rows, heads, mask)
         wide = weights.dtype
         level = normaliser[:, :, rows].copy().reshape(*below, 1)
         np.subtract(weights, level, out=weights)
         np.exp(weights, out=weights)
-        narrow = weights.astype(dy.dtype, copy=False)
-        np.add(dvalue, np.matmul(narrow.swapaxes(-1, -2), dy), out=dvalue)
-        slopes = np.matmul(dy, value.swapaxes(-1, -2)).astype(wide, copy=False)
+        kept = _kept(context, rows, heads, keys)
+        narrow = (weights * kept).astype(dy.dtype, copy=False)
+        np.add(dvalue, product(context, narrow.swapaxes(-1, -2), dy), out=dvalue)
+        slopes = product(context, dy, value.swapaxes(-1, -2)).astype(wide, copy=False) * kept
         pull = (dy.astype(wide, copy=False) * y.astype(wide, copy=False)).sum(
             axis=-1, keepdims=True
         )
-        np.subtract(slopes, pull, out=slopes)
+        slopes = np.subtract(slopes, pull).astype(wide, copy=False)
         np.multiply(slopes, weights, out=slopes)
         slopes = (slopes * scale).astype(dy.dtype, copy=False)
-        back = np.matmul(slopes, key)
+        back = product(context, slopes, key)
         np.copyto(dquery[:, :, rows], back.reshape(pairs, heads, count, key.shape[2]))
         piece = query[:, :, rows].copy().reshape(*below, key.shape[2])
-        np.add(dkey, np.matmul(slopes.swapaxes(-1, -2), piece), out=dkey)
+        np.add(dkey, product(context, slopes.swapaxes(-1, -2), piece), out=dkey)
 
 
 # --- positions ------------------------------------------------------------------------------------
 
 
 def _rotary(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    (x,), (out,) = inputs, outputs
+    (x, *position), (out,) = inputs, outputs
     length, width = x.shape[-2:]
     start, stop = context.input_regions[0][-2]
     attrs, dtype = context.attrs, x.dtype
 
-    def turned() -> tuple[Array, Array]:
+    def angles() -> tuple[Array, Array]:
         offset = int_attr(attrs, "offset", 0)
         positions = np.arange(start + offset, stop + offset, dtype=np.float64)
         rates = float_attr(attrs, "base") ** (np.arange(0, width, 2) / -max(width, 1))
-        angles = np.outer(positions, rates)
-        sines = np.sin(angles) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
         asarray = context.arrays.asarray
-        return asarray(np.cos(angles).astype(dtype)), asarray(sines.astype(dtype))
+        return asarray(positions[:, None]), asarray(rates)
 
-    cosines, sines = of_box(context, "turns", (start, stop), turned)
+    def turned() -> tuple[Array, Array]:
+        positions, rates = of_box(context, "angles", (start, stop), angles)
+        found = (positions + position[0] if position else positions) * rates
+        sines = np.sin(found) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
+        return np.cos(found).astype(dtype), sines.astype(dtype)
+
+    cosines, sines = turned() if position else of_box(context, "turns", (start, stop), turned)
     shape = (math.prod(x.shape[:-2]), length, width)
     source, target = x.reshape(shape), out.reshape(shape)
     if bool_attr(attrs, "interleaved", False):
@@ -391,85 +434,8 @@ def _found_inf(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     np.copyto(outputs[0], ~np.isfinite(inputs[0]).all(), casting="unsafe")
 
 
-# --- updates --------------------------------------------------------------------------------------
-
-
-def _decayed(w: Array, g: Array, scale: float, decay: float) -> Array:
-    total = g * scale if scale != 1.0 else g
-    return total + w * decay if decay else total
-
-
-def _sgd(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    (w, g, rate), (w_next,) = inputs, outputs
-    total = _decayed(
-        w,
-        g,
-        float_attr(context.attrs, "grad_scale", 1.0),
-        float_attr(context.attrs, "weight_decay", 0.0),
-    )
-    np.subtract(w, total * rate, out=w_next)
-
-
-def _momentum(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    (w, g, m, rate), (w_next, m_next) = inputs, outputs
-    attrs = context.attrs
-    momentum = float_attr(attrs, "momentum")
-    total = _decayed(
-        w, g, float_attr(attrs, "grad_scale", 1.0), float_attr(attrs, "weight_decay", 0.0)
-    )
-    np.multiply(m, momentum, out=m_next)
-    np.add(m_next, total, out=m_next)
-    step = m_next * momentum + total if bool_attr(attrs, "nesterov", False) else m_next
-    np.subtract(w, step * rate, out=w_next)
-
-
-def _adam(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    (w, g, m, v, rate), (w_next, m_next, v_next) = inputs, outputs
-    attrs = context.attrs
-    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
-    decay = float_attr(attrs, "weight_decay", 0.0)
-    decoupled = bool_attr(attrs, "decoupled", False)
-    total = _decayed(w, g, float_attr(attrs, "grad_scale", 1.0), 0.0 if decoupled else decay)
-    count = context.step + 1
-    root = math.sqrt(1.0 - beta2**count)
-    np.multiply(m, beta1, out=m_next)
-    np.add(m_next, total * (1.0 - beta1), out=m_next)
-    np.multiply(v, beta2, out=v_next)
-    np.add(v_next, np.square(total) * (1.0 - beta2), out=v_next)
-    step = m_next / (np.sqrt(v_next) + float_attr(attrs, "eps") * root)
-    np.multiply(step, rate * (root / (1.0 - beta1**count)), out=step)
-    kept = w * (1.0 - rate * decay) if decay and decoupled else w
-    np.subtract(kept, step, out=w_next)
-
-
-def _guarded(kind: str, plain: Kernel) -> Kernel:
-    """An update with found_inf as one input more; the device decides."""
-    kept = dict(op_def(kind).mutates)
-
-    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        *operands, found = inputs
-        made = [np.empty_like(output) for output in outputs]
-        plain(context, operands, made)
-        for target, (new, output) in enumerate(zip(made, outputs, strict=True)):
-            if target in kept:
-                copy_unless_shared(operands[kept[target]], output)
-            else:
-                output.fill(0)
-            np.copyto(output, new, where=found == 0)
-
-    return kernel
-
-
-_PLAIN: dict[str, Kernel] = {"sgd_update": _sgd, "momentum_update": _momentum, "adam_update": _adam}
-_GUARDED: dict[str, Kernel] = {
-    guarded: _guarded(kind, _PLAIN[kind])
-    for kind in UPDATES
-    if kind in _PLAIN and (guarded := guarded_kind(kind)) is not None
-}
-
 DEVICE_KERNELS: dict[str, Kernel] = {
     "abs_max": _abs_max,
-    "adam_update": _adam,
     "all": _reduction("all"),
     "any": _reduction("any"),
     "arange": _arange,
@@ -490,11 +456,11 @@ DEVICE_KERNELS: dict[str, Kernel] = {
     "matmul": _matmul,
     "max": _reduction("max"),
     "min": _reduction("min"),
-    "momentum_update": _momentum,
     "rotary_embedding": in_float32(contiguous(_rotary)),
-    "sgd_update": _sgd,
     "softmax": in_float32(_softmax),
     "softmax_grad": in_float32(_softmax_grad),
-    **_GUARDED,
+    **CHOICE_KERNELS,
+    **TRANSFORMER_KERNELS,
+    **UPDATE_KERNELS,
 }
 """By op kind, in place of the host's kernels."""

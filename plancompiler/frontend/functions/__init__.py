@@ -18,9 +18,27 @@ from plancompiler.frontend.functions.activation import (
     softsign,
 )
 from plancompiler.frontend.functions.attention import (
+    cached_attention,
     rotary_embedding,
     scaled_dot_product_attention,
     swiglu,
+)
+from plancompiler.frontend.functions.classes import (
+    ClassSample,
+    c_softmax_with_cross_entropy,
+    class_center_rows,
+    class_center_sample,
+    margin_cross_entropy,
+)
+from plancompiler.frontend.functions.collective import (
+    all_gather,
+    all_reduce,
+    all_reduce_gradient,
+    all_to_all,
+    global_gather,
+    global_scatter,
+    partial_transfer,
+    reduce_scatter,
 )
 from plancompiler.frontend.functions.convolution import (
     adaptive_avg_pool1d,
@@ -50,6 +68,10 @@ from plancompiler.frontend.functions.creation import (
     permutation,
     randint,
     uniform,
+)
+from plancompiler.frontend.functions.data_norm import (
+    data_norm,
+    data_norm_update,
 )
 from plancompiler.frontend.functions.elementwise import (
     acos,
@@ -101,6 +123,11 @@ from plancompiler.frontend.functions.elementwise import (
     tan,
     trunc,
     zeros_like,
+)
+from plancompiler.frontend.functions.fused import (
+    bias_dropout_residual,
+    fused_attention,
+    fused_feedforward,
 )
 from plancompiler.frontend.functions.indexing import (
     bincount,
@@ -192,6 +219,7 @@ from plancompiler.frontend.functions.training import (
 )
 
 __all__ = [
+    "ClassSample",
     "acos",
     "acosh",
     "adafactor_update",
@@ -199,6 +227,10 @@ __all__ = [
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
     "all",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_gradient",
+    "all_to_all",
     "any",
     "arange",
     "argmin",
@@ -214,6 +246,7 @@ __all__ = [
     "batch_norm",
     "batch_statistics",
     "bernoulli",
+    "bias_dropout_residual",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "bincount",
@@ -222,8 +255,12 @@ __all__ = [
     "bitwise_or",
     "bitwise_xor",
     "bmm",
+    "c_softmax_with_cross_entropy",
+    "cached_attention",
     "ceil",
     "chunk",
+    "class_center_rows",
+    "class_center_sample",
     "clip",
     "clip_by_global_norm",
     "conv1d",
@@ -240,6 +277,8 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "data_norm",
+    "data_norm_update",
     "diag",
     "diag_embed",
     "diagonal",
@@ -257,11 +296,15 @@ __all__ = [
     "floor_divide",
     "fmod",
     "found_inf",
+    "fused_attention",
+    "fused_feedforward",
     "gather",
     "gelu_exact",
     "global_avg_pool",
+    "global_gather",
     "global_max_pool",
     "global_norm",
+    "global_scatter",
     "group_norm",
     "hardsigmoid",
     "hardswish",
@@ -293,6 +336,7 @@ __all__ = [
     "logical_xor",
     "logsigmoid",
     "logsumexp",
+    "margin_cross_entropy",
     "masked_fill",
     "max_pool1d",
     "max_pool2d",
@@ -308,12 +352,14 @@ __all__ = [
     "ones_like",
     "outer",
     "pad",
+    "partial_transfer",
     "permutation",
     "permute",
     "prod",
     "put_along_axis",
     "randint",
     "reciprocal",
+    "reduce_scatter",
     "relu6",
     "remainder",
     "repeat_interleave",

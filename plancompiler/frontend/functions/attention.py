@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.trace import current_recorder
+from plancompiler.ir import AttrValue
 from plancompiler.ops.attention import default_scale
 from plancompiler.ops.registry import apply
 
@@ -13,30 +15,74 @@ def scaled_dot_product_attention(
     value: Tensor,
     causal: bool = False,
     scale: float | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_key: int | None = None,
 ) -> Tensor:
     """softmax(scale q kᵀ) v of q [b, h, t, d], k [b, g, s, d] and v [b, g, s, e]: [b, h, t, e].
 
     Each of the g heads of keys serves h / g neighbouring heads of queries. With `causal`, a query
     sees no keys after it, and the last query sees all (t <= s). `scale` is 1 / sqrt(d) by default.
-    Scores are made in tiles, so memory grows with the sequence, not with its square (T. Dao et al.,
-    2022). Batch, heads of keys and queries split over devices.
+    `mask` is added to the scores: its shape broadcasts to [b, h, t, s], -inf hides a key, and a
+    query that sees no key gets 0. Weights are dropped with probability `dropout`, by the bits that
+    `pc.dropout` with that key has for them. Scores are made in tiles, so memory grows with the
+    sequence, not with its square (T. Dao et al., 2022). Batch, heads of keys and queries split over
+    devices.
     """
-    chosen = default_scale(query.shape[-1]) if scale is None else float(scale)
-    found: Tensor = apply("attention", query, key, value, causal=causal, scale=chosen)[0]
+    inputs = [query, key, value]
+    if mask is not None:
+        inputs.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape) if mask.ndim < 4 else mask)
+    attrs: dict[str, AttrValue] = {"causal": causal, "scale": _scale(query, scale)}
+    if dropout:
+        if dropout_key is None:
+            dropout_key = current_recorder().next_number("dropout key")
+        attrs.update(dropout=float(dropout), key=dropout_key)
+    found: Tensor = apply("attention", *inputs, **attrs)[0]
     return found
 
 
+def cached_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: tuple[Tensor, Tensor],
+    position: Tensor,
+    scale: float | None = None,
+) -> Tensor:
+    """Causal attention of new tokens to themselves and to all before `position`, without gradient.
+
+    q [b, h, t, d], k and v [b, g, t, d] are those of the tokens at `position` (a whole number, a
+    scalar tensor) and after it. `cache` holds earlier keys and values, two variables
+    [b, g, capacity, d], and takes the new ones in place. A step whose tokens do not fit fails.
+    """
+    keys = apply("cache_update", cache[0], key, position)
+    values = apply("cache_update", cache[1], value, position)
+    chosen = _scale(query, scale)
+    found: Tensor = apply("cached_attention", query, keys, values, position, scale=chosen)
+    return found
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return default_scale(query.shape[-1]) if scale is None else float(scale)
+
+
 def rotary_embedding(
-    x: Tensor, base: float = 10000.0, offset: int = 0, interleaved: bool = False
+    x: Tensor,
+    base: float = 10000.0,
+    offset: int = 0,
+    interleaved: bool = False,
+    position: Tensor | None = None,
 ) -> Tensor:
     """Pairs of features of x [..., t, d] turned by position * base ** (-2 i / d) (J. Su et al.,
     2021).
 
     Positions count from `offset` along the axis before the last, over the whole tensor where it is
-    split. Pairs are features i and i + d / 2, or neighbours where `interleaved`.
+    split; `position`, a whole number as a scalar tensor, is added to them. Pairs are features i and
+    i + d / 2, or neighbours where `interleaved`.
     """
+    inputs = (x,) if position is None else (x, position)
     found: Tensor = apply(
-        "rotary_embedding", x, base=float(base), offset=offset, interleaved=interleaved
+        "rotary_embedding", *inputs, base=float(base), offset=offset, interleaved=interleaved
     )
     return found
 

@@ -32,7 +32,12 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     squares, partial where it is split. They are added per placement, and one scalar of each moves
     to the placement of the first tensor.
     """
-    return sqrt(_together("square_sum", tensors, _add))
+    return sqrt(square_sum_of_all(tensors))
+
+
+def square_sum_of_all(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of the squares of all elements of floating tensors: the square of `global_norm`."""
+    return _together("square_sum", tensors, _add)
 
 
 def clip_by_global_norm(
@@ -54,7 +59,7 @@ def clip_by_global_norm(
     for tensor in tensors:
         place = getattr(tensor, "placement", None)
         if place not in local:
-            local[place] = _beside(factor, tensor)
+            local[place] = beside(factor, tensor)
         clipped.append(tensor * local[place].cast(tensor.dtype))
     return clipped, norm
 
@@ -93,14 +98,14 @@ def _together(
             scalar = apply(kind, tensor)
         place = getattr(tensor, "placement", None)
         found[place] = combine(found[place], scalar) if place in found else scalar
-    return reduce(combine, (_beside(scalar, tensors[0]) for scalar in found.values()))
+    return reduce(combine, (beside(scalar, tensors[0]) for scalar in found.values()))
 
 
 def _add(left: Tensor, right: Tensor) -> Tensor:
     return left + right
 
 
-def _beside(scalar: Tensor, tensor: Tensor) -> Tensor:
+def beside(scalar: Tensor, tensor: Tensor) -> Tensor:
     """The scalar on the placement of a tensor."""
     placement = getattr(tensor, "placement", None)
     if getattr(scalar, "placement", None) == placement:
@@ -166,7 +171,7 @@ def lamb_update(
         eps=float(eps),
         weight_decay=float(weight_decay),
     )
-    updated: Tensor = apply("lamb_update", weight, direction, *_sizes(weight, direction), rate)
+    updated: Tensor = apply("lamb_update", weight, direction, *square_sums(weight, direction), rate)
     return updated, next_first, next_second
 
 
@@ -207,7 +212,7 @@ def adafactor_update(
         "adafactor_update",
         weight,
         direction,
-        *_sizes(weight, direction),
+        *square_sums(weight, direction),
         rate,
         clip=float(clip),
         relative=relative,
@@ -217,7 +222,7 @@ def adafactor_update(
     return updated, *kept
 
 
-def _sizes(*tensors: Tensor) -> list[Tensor]:
+def square_sums(*tensors: Tensor) -> list[Tensor]:
     """The sum of squares of each tensor, in at least float32."""
     found = []
     for tensor in tensors:

@@ -2,6 +2,7 @@
 `pc.nn.Linear(...)`.
 """
 
+from plancompiler.frontend.nn.classes import PartialFC
 from plancompiler.frontend.nn.convolution import (
     AdaptiveAvgPool2d,
     AvgPool2d,
@@ -11,6 +12,15 @@ from plancompiler.frontend.nn.convolution import (
     ConvTranspose2d,
     Flatten,
     MaxPool2d,
+)
+from plancompiler.frontend.nn.data_norm import DataNorm
+from plancompiler.frontend.nn.fused import (
+    FusedAttention,
+    FusedFeedForward,
+    FusedMultiTransformer,
+    FusedTransformerLayer,
+    KeyValueCache,
+    KeyValueCaches,
 )
 from plancompiler.frontend.nn.layers import (
     GELU,
@@ -57,16 +67,24 @@ __all__ = [
     "Conv2d",
     "Conv3d",
     "ConvTranspose2d",
+    "DataNorm",
     "Dropout",
     "Embedding",
     "Flatten",
+    "FusedAttention",
+    "FusedFeedForward",
+    "FusedMultiTransformer",
+    "FusedTransformerLayer",
     "GroupNorm",
+    "KeyValueCache",
+    "KeyValueCaches",
     "LayerNorm",
     "Linear",
     "MaxPool2d",
     "Module",
     "ModuleList",
     "Parameter",
+    "PartialFC",
     "RMSNorm",
     "ReLU",
     "Sequential",

@@ -25,6 +25,7 @@ from plancompiler.frontend.trace import (
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, Value
 from plancompiler.ir.operators import SbpLike, TensorOperators
 from plancompiler.ir.source import user_line
+from plancompiler.ir.value import eager_world
 
 
 class Parameter:
@@ -54,6 +55,7 @@ class Parameter:
         self.placement: Placement | None = None
         self.sbp: NdSbp | None = None
         self._owner: Module | None = None
+        self._eager: tuple[_Names, Any] | None = None
 
     def place(self, placement: Placement, sbp: SbpLike | None = None) -> Self:
         """Live on `placement` with this SBP (default: broadcast)."""
@@ -67,7 +69,11 @@ class Parameter:
         """The parameter in the job that is being traced; outside of jobs an eager tensor."""
         recorder = current_recorder()
         names = _names(recorder)
-        found = names.values.get(self)
+        latest = self._eager
+        if latest is not None and latest[0] is names:
+            found = latest[1]
+        else:
+            found = names.values.get(self)
         if found is None:
             name = names.name_of(self)
             placement = self.placement or names.input_placement
@@ -88,9 +94,13 @@ class Parameter:
             }
             found = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
         # Outside of jobs it is a DistTensor, of a room that this one does not import.
-        if names.eager and found.requires_grad is not self.trainable:  # type: ignore[attr-defined]
-            found.requires_grad = self.trainable  # type: ignore[attr-defined]
-        return found
+        if names.eager:
+            if latest is None or latest[0] is not names:
+                self._eager = names, found  # found sooner than by a weak key
+            if found.requires_grad is not self.trainable:
+                found.requires_grad = self.trainable
+        value: Value = found
+        return value
 
     def owned_by(self, module: Module) -> None:
         """Take a module as the owner, unless there is one: the first gives the name."""
@@ -148,11 +158,12 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`forward`, with parameters that are not placed living where the first input lives."""
-        given = next(
-            (each for each in (*args, *kwargs.values()) if isinstance(each, TensorOperators)), None
-        )
-        if given is None:
-            return self.forward(*args, **kwargs)
+        given = args[0] if args else None
+        if not isinstance(given, TensorOperators):
+            every = (*args, *kwargs.values())
+            given = next((each for each in every if isinstance(each, TensorOperators)), None)
+            if given is None:
+                return self.forward(*args, **kwargs)
         recorder = current_builder() if isinstance(given, Value) else current_recorder()
         names = _names(recorder)
         placement: Placement = given.placement  # type: ignore[attr-defined]  # all tensors have one
@@ -265,6 +276,28 @@ class Module:
                 parameter.trainable = not frozen
         return self
 
+    def state_dict(self) -> dict[str, Any]:
+        """All parameters and buffers as eager tensors, by dotted name; they are not copied."""
+        return {name: parameter.value for name, parameter in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the eager parameters take the values of these tensors, which may lie in any layout.
+
+        Raises UsageError for names that are missing or unknown, and for other shapes or dtypes.
+        """
+        own = self.state_dict()
+        unlike = sorted(own.keys() ^ state.keys())
+        if unlike:
+            raise UsageError(
+                f"the state of another module was given to {type(self).__name__}",
+                source=user_line(),
+                got=", ".join(each for each in unlike if each in state) or "none besides its own",
+                expected="besides those that were given: "
+                + (", ".join(each for each in unlike if each in own) or "none"),
+            )
+        for name, tensor in own.items():
+            take_over(name, tensor, state)
+
     def __repr__(self) -> str:
         children = "".join(
             f"\n  {name}: " + repr(child).replace("\n", "\n  ")
@@ -351,6 +384,30 @@ def _names(recorder: Any) -> _Names:
 def eager_parameters(world: Any) -> list[Any]:
     """The eager tensors of all trainable parameters that were read outside of jobs so far."""
     return [value for parameter, value in _names(world).values.items() if parameter.trainable]
+
+
+def eager_names(world: Any) -> dict[str, Any]:
+    """The eager tensors of all trainable parameters that were read outside of jobs, by name."""
+    names = _names(world)
+    return {
+        names.names[parameter]: value
+        for parameter, value in names.values.items()
+        if parameter.trainable and parameter in names.names
+    }
+
+
+def take_over(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
+    """Let an eager tensor take the value of the same name, which may lie in any layout."""
+    value = state.get(name)
+    if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
+        raise UsageError(
+            f"a state does not fit {name!r}",
+            source=user_line(),
+            got="nothing" if value is None else f"{value.dtype}{list(value.shape)}",
+            expected=f"{tensor.dtype}{list(tensor.shape)}",
+        )
+    with eager_world().no_grad():
+        tensor.copy_(value.redistribute(tensor.placement, tensor.sbp))
 
 
 def _snake_case(name: str) -> str:

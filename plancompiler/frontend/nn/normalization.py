@@ -89,22 +89,27 @@ class _BatchNorm(Module):
     def _keep(self, x: Value, mean: Value, variance: Value) -> None:
         """Append the updates of the running statistics."""
         recorder = current_recorder()
-        before = self.running_mean.value
-        for op in recorder.ops if isinstance(recorder, JobBuilder) else ():
-            if op.kind == "moving_average_update" and op.inputs[0] is before:
-                name = recorder.producer(before).attr("name")
-                raise JobError(
-                    f"running statistics {name!r} would be updated twice in a step",
-                    op=op.name,
-                    source=recorder.source_line(),
-                    hint="call the module once in training mode, or join its inputs",
-                )
+        refuse_second_update(self.running_mean.value, "moving_average_update")
         count = math.prod(x.shape) // x.shape[1]
         with recorder.phase(Phase.UPDATE):
             # The variance of a batch is around its own mean, and so too small by this factor.
             unbiased = variance * (count / max(1, count - 1))
             for kept, new in ((self.running_mean, mean), (self.running_variance, unbiased)):
                 moving_average_update(kept.value, new, decay=1.0 - self.momentum)
+
+
+def refuse_second_update(state: Value, kind: str) -> None:
+    """JobError if the job that is traced updates this variable by an op of this kind already."""
+    recorder = current_recorder()
+    for op in recorder.ops if isinstance(recorder, JobBuilder) else ():
+        if op.kind == kind and op.inputs[0] is state:
+            name = recorder.producer(state).attr("name")
+            raise JobError(
+                f"running statistics {name!r} would be updated twice in a step",
+                op=op.name,
+                source=recorder.source_line(),
+                hint="call the module once in training mode, or join its inputs",
+            )
 
 
 class BatchNorm1d(_BatchNorm):

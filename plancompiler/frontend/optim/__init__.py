@@ -6,6 +6,7 @@ same devices and with the same SBP.
 """
 
 from plancompiler.frontend.optim.elementwise import SGD, Adam, AdamW, Lion
+from plancompiler.frontend.optim.fused_lamb import DistributedFusedLamb
 from plancompiler.frontend.optim.optimizer import Optimizer
 from plancompiler.frontend.optim.schedule import Schedule, constant, cosine, linear
 from plancompiler.frontend.optim.whole import LAMB, Adafactor
@@ -16,6 +17,7 @@ __all__ = [
     "Adafactor",
     "Adam",
     "AdamW",
+    "DistributedFusedLamb",
     "Lion",
     "Optimizer",
     "Schedule",

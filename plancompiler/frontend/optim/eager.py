@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, proxy
 
 from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.functions.training import clip_by_global_norm
-from plancompiler.frontend.nn.module import Parameter, eager_parameters
+from plancompiler.frontend.nn.module import (
+    Parameter,
+    eager_names,
+    eager_parameters,
+    take_over,
+)
 from plancompiler.ir.source import user_line
 
 if TYPE_CHECKING:
@@ -61,12 +66,7 @@ class EagerSteps:
             )
         world, optimizer = self._world, self._optimizer
         with world.no_grad():
-            grads = [
-                tensor.grad
-                if tensor.grad.spec is tensor.spec
-                else tensor.grad.redistribute(sbp=tensor.sbp)
-                for tensor in tensors
-            ]
+            grads = self._gradients(tensors)
             if clip_norm is not None:
                 grads, _ = clip_by_global_norm(grads, clip_norm)
             world.step = self.done
@@ -74,20 +74,75 @@ class EagerSteps:
                 placement: world.source(placement, "learning_rate", optimizer.schedule.attrs)[0]
                 for placement in {tensor.placement: None for tensor in tensors}
             }
-            optimizer.update_all(
-                world,
-                [
-                    (tensor, grad, self._states_of(tensor), rates[tensor.placement])
-                    for tensor, grad in zip(tensors, grads, strict=True)
-                ],
-            )
-        self.done += 1
+            self._update(tensors, grads, rates)
+        if world.tracing is None:
+            self.done += 1
+        else:
+            world.tracing.stepped(self)
         return grads
+
+    def _gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients, laid out as their parameters are."""
+        return [
+            tensor.grad
+            if tensor.grad.spec is tensor.spec
+            else tensor.grad.redistribute(sbp=tensor.sbp)
+            for tensor in tensors
+        ]
+
+    def _update(
+        self, tensors: Sequence[Tensor], grads: Sequence[Tensor], rates: Mapping[Any, Tensor]
+    ) -> None:
+        """Update parameters by their gradients, at the learning rate of their placement."""
+        updates = [
+            (tensor, grad, self._states_of(tensor), rates[tensor.placement])
+            for tensor, grad in zip(tensors, grads, strict=True)
+        ]
+        self._optimizer.update_all(self._world, updates)
 
     def zero_grad(self, parameters: Iterable[Parameter | Tensor] | None) -> None:
         """Forget gradients."""
         for tensor in self._chosen(parameters):
             tensor.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """`step`, and the states of all parameters so far as `NAME.SUFFIX`, as a job names them."""
+        found: dict[str, Any] = {"step": self.done}
+        for name, tensor in self._named().items():
+            if tensor in self._states:
+                found.update(zip(self._names(name, tensor), self._states[tensor], strict=True))
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the steps and states of `state_dict`, from any layout."""
+        known = {"step"}
+        for name, tensor in self._named().items():
+            names = self._names(name, tensor)
+            if not any(each in state for each in names):
+                continue
+            known.update(names)
+            for each, kept in zip(names, self._states_of(tensor), strict=True):
+                take_over(each, kept, state)
+        unknown = sorted(state.keys() - known)
+        if unknown or "step" not in state:
+            raise UsageError(
+                "not the state of this optimizer and the parameters that were read so far",
+                source=user_line(),
+                got=", ".join(unknown) or "no step",
+                hint="read the parameters first: module.state_dict()",
+            )
+        self.done = int(state["step"])
+
+    def _names(self, name: str, tensor: Tensor) -> list[str]:
+        """What the states of a parameter are called."""
+        return [f"{name}.{each}" for each, _, _ in self._optimizer.states_of(tensor, tensor.sbp)]
+
+    def _named(self) -> dict[str, Tensor]:
+        """Tensors that have states or could have, by the names of their parameters."""
+        found = eager_names(self._world)
+        known = {id(tensor) for tensor in found.values()}
+        others = [tensor for tensor in self._states if id(tensor) not in known]
+        return {**found, **{f"tensor_{at}": tensor for at, tensor in enumerate(others)}}
 
     def _chosen(self, parameters: Iterable[Parameter | Tensor] | None) -> list[Tensor]:
         if parameters is None:
@@ -110,13 +165,21 @@ class EagerSteps:
         found = self._states.get(tensor)
         if found is None:
             found = self._states[tensor] = [
-                self._world.add(
-                    "fill",
-                    (),
-                    {"shape": shape, "dtype": str(tensor.dtype), "value": 0.0},
-                    tensor.placement,
-                    sbp,
-                )[0]
-                for _, shape, sbp in self._optimizer.states_of(tensor, tensor.sbp)
+                self._variable(suffix, shape, str(tensor.dtype), tensor.placement, sbp)
+                for suffix, shape, sbp in self._optimizer.states_of(tensor, tensor.sbp)
             ]
         return found
+
+    def _variable(
+        self, name: str, shape: tuple[int, ...], dtype: str, placement: Any, sbp: Any = None
+    ) -> Tensor:
+        """State that starts at zero."""
+        attrs = {
+            "name": name,
+            "shape": shape,
+            "dtype": dtype,
+            "init": "zeros",
+            "init_args": (),
+            "trainable": False,
+        }
+        return self._world.add("variable", (), attrs, placement, sbp)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,10 +21,15 @@ from plancompiler.ops.registry import op_def
 
 State = tuple[str, tuple[int, ...], NdSbp | None]
 """Suffix, shape and layout of a state variable of a parameter."""
+Update = tuple[Value, Value, Sequence[Value], Value]
+"""Parameter, gradient, states and learning rate."""
 
 
 class Optimizer(ABC):
     """Base of the optimizers. `lr` is a number or a schedule."""
+
+    eager_steps: type[EagerSteps] = EagerSteps
+    """What does the steps outside of jobs."""
 
     def __init__(self, lr: float | Schedule, weight_decay: float = 0.0) -> None:
         self.schedule = lr if isinstance(lr, Schedule) else constant(lr)
@@ -101,13 +106,19 @@ class Optimizer(ABC):
                     hint="minimize the sum of the losses, or name other `parameters`",
                 )
         with builder.phase(Phase.UPDATE):
-            for value, grad in zip(variables, gradients, strict=True):
-                rate = builder.source(value.placement, "learning_rate", self.schedule.attrs)[0]
-                states = [
-                    _state_variable(builder, value, *state)
-                    for state in self.states_of(value, builder.producer(value).sbp)
-                ]
-                self.append_update(builder, value, grad, states, rate)
+            self.append_updates(builder, self._updates(builder, variables, gradients))
+
+    def _updates(
+        self, builder: JobBuilder, variables: Sequence[Value], gradients: Sequence[Value]
+    ) -> Iterator[Update]:
+        """What each update takes; its states and learning rate are made as they are asked for."""
+        for value, grad in zip(variables, gradients, strict=True):
+            rate = builder.source(value.placement, "learning_rate", self.schedule.attrs)[0]
+            states = [
+                _state_variable(builder, value, *state)
+                for state in self.states_of(value, builder.producer(value).sbp)
+            ]
+            yield value, grad, states, rate
 
     # Outside of jobs.
 
@@ -125,6 +136,16 @@ class Optimizer(ABC):
         """Forget the gradients of eager parameters (default: as in `step`)."""
         self._steps_of(eager_world()).zero_grad(parameters)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What its eager steps have left: their number, and the states of parameters by name."""
+        return self._steps_of(eager_world()).state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`, whose tensors may lie in any layout. The parameters must have
+        been read before. Raises UsageError for names that no parameter has.
+        """
+        self._steps_of(eager_world()).load_state_dict(state)
+
     def update_all(
         self, world: Any, updates: Sequence[tuple[Any, Any, Sequence[Any], Any]]
     ) -> None:
@@ -135,8 +156,13 @@ class Optimizer(ABC):
     def _steps_of(self, world: Any) -> EagerSteps:
         found = self._eager.get(world)
         if found is None:
-            found = self._eager[world] = EagerSteps(self, world)
+            found = self._eager[world] = self.eager_steps(self, world)
         return found
+
+    def append_updates(self, builder: JobBuilder, updates: Iterable[Update]) -> None:
+        """Append the updates of parameters."""
+        for value, grad, states, rate in updates:
+            self.append_update(builder, value, grad, states, rate)
 
     @abstractmethod
     def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
@@ -170,15 +196,8 @@ class ElementwiseOptimizer(Optimizer):
     ) -> None:
         """See `Optimizer.update_all`: every update is one kernel."""
         kind, attrs = self.update_op()
-        plans: dict[object, Any] = {}
-        for tensor, grad, states, rate in updates:
-            tensors = (tensor, grad, *states, rate)
-            # The states lie as their parameter does, and so does the gradient by now.
-            plan = plans.get(tensor.spec)
-            if plan is None:
-                specs = tuple([each.spec for each in tensors])
-                plan = plans[tensor.spec] = world.dispatcher.plan(kind, specs, attrs)
-            plan.update(tensors)
+        rows = [(tensor, grad, *states, rate) for tensor, grad, states, rate in updates]
+        world.dispatcher.update_all(kind, attrs, rows)
 
     @abstractmethod
     def update_op(self) -> tuple[str, dict[str, AttrValue]]:

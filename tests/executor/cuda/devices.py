@@ -6,12 +6,16 @@ import random
 import threading
 from collections import deque
 from queue import SimpleQueue
+from time import monotonic_ns
 
 import numpy as np
 
 from plancompiler.executor.comm.reduce import UFUNCS
 from plancompiler.executor.cuda.kernels import kernel_on
 from tests.executor.cuda.strict import StrictArray, StrictNamespace
+
+WORK_NANOSECONDS = 1000
+"""How long every work lasts on the clock of a `LateDevice`."""
 
 
 class Event:
@@ -20,6 +24,8 @@ class Event:
     def __init__(self):
         self.recorded = 0
         self.come = 0
+        self.time = 0
+        """When it came last, in nanoseconds of the device's clock."""
 
 
 class HostDevice:
@@ -30,6 +36,10 @@ class HostDevice:
         self.world = world
         self.log = []
         """What was launched, recorded and waited for, for tests that look at orders."""
+        self.settled = True
+        """Whether what kernels made when they were bound is there."""
+        self.pins = 0
+        """Buffers of others that are pinned now."""
 
     def use(self):
         pass
@@ -38,10 +48,29 @@ class HostDevice:
         return StrictArray(np.zeros(nbytes, np.uint8))
 
     def pinned(self, nbytes):
-        return np.zeros(nbytes, np.uint8)
+        return np.full(nbytes, 0xA5, np.uint8)
+
+    def pin(self, buffer):
+        assert buffer.nbytes
+        self.pins += 1
+        return self._unpin
+
+    def _unpin(self):
+        self.pins -= 1
+
+    def settle(self):
+        self.settled = True
 
     def event(self):
         return Event()
+
+    def timer(self):
+        return Event()
+
+    def elapsed(self, begin, end):
+        assert begin.come == begin.recorded
+        assert end.come == end.recorded
+        return end.time - begin.time
 
     def upload(self, stream, target, source):
         assert target.shape == source.shape
@@ -52,6 +81,7 @@ class HostDevice:
         self.launch(stream, lambda: np.copyto(target, source.host))
 
     def kernel(self, definition, dtypes):
+        self.settled = False
         return kernel_on(self.arrays, definition, dtypes)
 
     def unique_id(self):
@@ -69,6 +99,7 @@ class LateDevice(HostDevice):
         self._random = random.Random(seed)
         self._streams = {}
         self._lock = threading.RLock()
+        self._now = 0
 
     def stream(self, name):
         with self._lock:
@@ -77,6 +108,7 @@ class LateDevice(HostDevice):
             return key
 
     def launch(self, stream, work):
+        assert self.settled
         with self._lock:
             self._streams[stream].append(("run", work, 0))
 
@@ -106,14 +138,15 @@ class LateDevice(HostDevice):
     def _ready(queue):
         return bool(queue) and (queue[0][0] != "wait" or queue[0][1].come >= queue[0][2])
 
-    @staticmethod
-    def _step(queue):
+    def _step(self, queue):
         kind, what, number = queue.popleft()
         if kind == "run":
+            self._now += WORK_NANOSECONDS
             with np.errstate(all="ignore"):
                 what()
         elif kind == "record":
             what.come = max(what.come, number)
+            what.time = self._now
 
 
 class ThreadedDevice(HostDevice):
@@ -131,6 +164,7 @@ class ThreadedDevice(HostDevice):
         return queue
 
     def launch(self, stream, work):
+        assert self.settled
         stream.put(work)
 
     def record(self, event, stream):
@@ -160,6 +194,7 @@ class ThreadedDevice(HostDevice):
     def _came(self, event, number):
         with self._changed:
             event.come = max(event.come, number)
+            event.time = monotonic_ns()
             self._changed.notify_all()
 
     def _await(self, event, number):

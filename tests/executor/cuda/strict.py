@@ -7,6 +7,7 @@ with them; numbers are not read from them, as the host would have to wait.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "zeros_like": ("a", "dtype", "order", "subok", "shape"),
 }
 """Functions of CuPy 14.2 that kernels use, with their parameters."""
+ASKED: set[tuple[str, str, tuple[str, ...], str]] = set()
+"""Ufuncs that were called: name, method, dtypes of arrays among the inputs, dtype of `out`."""
 _CREATION = {"arange", "empty", "full", "ones", "zeros"}
 _REDUCING = {"add", "multiply"}
 _SCATTERING = {"add", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"}
@@ -60,6 +63,10 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     strides = property(lambda self: self.host.strides)
     flags = property(lambda self: self.host.flags)
     T = property(lambda self: StrictArray(self.host.T))
+
+    @property
+    def data(self) -> SimpleNamespace:
+        return SimpleNamespace(ptr=self.host.ctypes.data)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -93,6 +100,8 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise NotImplementedError(f"`{name}.{method}` is not supported yet")
         if not kwargs.keys() <= allowed:
             raise TypeError(f"Wrong arguments {kwargs}")
+        of_inputs = tuple(str(each.dtype) for each in inputs if isinstance(each, StrictArray))
+        ASKED.add((name, method, of_inputs, str(out[0].dtype) if out else ""))
         if out:
             kwargs["out"] = _host(out[0])
         return _device(getattr(ufunc, method)(*map(_host, inputs), **kwargs))
@@ -202,6 +211,9 @@ class StrictNamespace:
     """`context.arrays` of kernels on strict arrays."""
 
     ndarray = StrictArray
+
+    def __init__(self, cuda: Any = None) -> None:
+        self.cuda = cuda
 
     def asnumpy(self, array: StrictArray) -> np.ndarray:
         return array.host.copy()

@@ -1,20 +1,29 @@
-"""On real CUDA devices: skipped, with the reason, where there are none."""
+"""On real CUDA devices: skipped, with the reason, where there are none.
+
+NCCL wants a device for each rank. From 2.30 on it lets ranks share one if it is told so, which the
+tests do where there is one device only; NCCL_NVLS_ENABLE=1 in the environment forbids it.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 import pytest
 
 from plancompiler.errors import DeviceError
+from plancompiler.executor.cuda import memory
 from plancompiler.executor.cuda.collective import bind_collective
-from plancompiler.executor.cuda.device import CudaDevice, device_count
+from plancompiler.executor.cuda.device import CudaDevice, device_count, load_cupy
+from plancompiler.executor.cuda.kernels.products import gemm_of, product
 from plancompiler.executor.local_run import LocalWorld
+from plancompiler.executor.trace import Recording
 from plancompiler.ir import DType, Reduction
 from plancompiler.ir.task import Primitive
 from plancompiler.lower.compile import compile_plans
 from plancompiler.ops import op_def
+from plancompiler.ops.registry import KernelContext
 from plancompiler.plan.plan import CollectiveSpec
 from tests.examples import gpt, mlp
 from tests.executor.cuda.jobs import moved
@@ -32,9 +41,25 @@ def _devices():
         return 0, str(error)
 
 
+def _ranks():
+    """How many ranks NCCL can connect here, and why no more."""
+    if COUNT != 1:
+        return COUNT, REASON
+    nccl = load_cupy().cuda.nccl
+    if not nccl.available:
+        return 1, "NCCL is not installed"
+    if nccl.get_version() < SHARED_DEVICE_NCCL:
+        return 1, "needs two CUDA devices, or NCCL 2.30 to share one"
+    # NCCL reads it when the first communicator is made.
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    return 2, ""
+
+
+SHARED_DEVICE_NCCL = 23000
 COUNT, REASON = _devices()
+RANKS, ALONE = _ranks()
 pytestmark = pytest.mark.skipif(COUNT == 0, reason=REASON)
-several = pytest.mark.skipif(COUNT < 2, reason="needs two CUDA devices")
+several = pytest.mark.skipif(RANKS < 2, reason=ALONE)
 
 
 def losses(job, steps=20):
@@ -83,16 +108,66 @@ def test_two_devices_train_to_the_hosts_losses(layout):
 def moves(extent, own):
     """Specs with a member's source, target and expected result; sums of members' numbers."""
     whole = np.arange(extent * 3, dtype=np.float32).reshape(-1, 3)
-    total = COUNT * whole + sum(range(COUNT))
-    mine = part(whole, 0, COUNT, own)
+    total = RANKS * whole + sum(range(RANKS))
+    mine = part(whole, 0, RANKS, own)
     for axis in (0, 1):
-        piece = part(whole, axis, COUNT, own)
+        piece = part(whole, axis, RANKS, own)
         yield CollectiveSpec(Primitive.ALL_GATHER, 0, src_axis=axis), piece, whole, whole
         scatter = CollectiveSpec(Primitive.REDUCE_SCATTER, 0, Reduction.SUM, dst_axis=axis)
-        yield scatter, whole + own, piece, part(total, axis, COUNT, own)
+        yield scatter, whole + own, piece, part(total, axis, RANKS, own)
     yield CollectiveSpec(Primitive.ALL_REDUCE, 0, Reduction.SUM), whole + own, whole, total
-    columns = part(whole, 1, COUNT, own)
+    columns = part(whole, 1, RANKS, own)
     yield CollectiveSpec(Primitive.ALL_TO_ALL, 0, src_axis=0, dst_axis=1), mine, columns, columns
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_halves_train(precision):
+    """In halves, with loss scaling for float16: losses fall as on the host, in fewer digits."""
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    job = gpt(precision=precision)
+    np.testing.assert_allclose(losses(moved(job)), losses(job), rtol=3e-2)
+
+
+def test_a_timeline_holds_the_devices_times():
+    plans = compile_plans(moved(gpt()), 1).plans
+    with Recording() as recording:
+        with LocalWorld(plans, deadline=120, record=recording.folder) as world:
+            world.run(6)
+        (timeline,) = recording.timelines()
+    assert timeline.begins.all()
+    assert (timeline.ends >= timeline.begins).all()
+    for stream in {task.stream for task in timeline.tasks}:
+        spans = timeline.spans(lambda task, stream=stream: task.stream == stream)
+        # Events are read to half a microsecond.
+        assert (spans[1:, 0] >= spans[:-1, 1] - 1000).all()
+
+
+def test_variables_go_to_the_device_and_back(monkeypatch):
+    """In several pieces, and the zeros of an allocation do not come later than they."""
+    monkeypatch.setattr(memory, "PASSAGE_BYTES", 256)
+    plans = compile_plans(moved(gpt()), 1).plans
+    on_host = compile_plans(gpt(), 1).plans
+    with LocalWorld(plans) as found, LocalWorld(on_host) as expected:
+        for name, value in expected.variables(0).items():
+            np.testing.assert_array_equal(found.variables(0)[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32], ids=str)
+def test_stacks_of_matrices(dtype):
+    device = CudaDevice(0)
+    if dtype is DType.BFLOAT16:
+        pytest.importorskip("ml_dtypes")
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((3, 33, 33)).astype(dtype.numpy) for _ in range(2))
+    context = KernelContext({}, (), (), (), (), arrays=device.arrays)
+    for left in (lambda x: x, lambda x: x.swapaxes(1, 2)):
+        given = left(device.arrays.asarray(a)), device.arrays.asarray(b)
+        assert gemm_of(*given, device.arrays.empty_like(given[1])) is not None
+        found = device.arrays.asnumpy(product(context, *given)).astype(np.float32)
+        right = np.matmul(left(a).astype(np.float32), b.astype(np.float32))
+        bound = 1e-5 if dtype is DType.FLOAT32 else 4e-2
+        np.testing.assert_allclose(found, right, bound, bound)
 
 
 @several
@@ -103,16 +178,16 @@ def test_nccl_collectives(extra):
 
     def member(own):
         try:
-            device = CudaDevice(own)
-            communicator = device.communicator(unique_id, COUNT, own)
+            device = CudaDevice(own % COUNT)
+            communicator = device.communicator(unique_id, RANKS, own)
             stream, event = device.stream("test"), device.event()
-            for spec, source, like, expected in moves(4 * COUNT + extra, own):
+            for spec, source, like, expected in moves(4 * RANKS + extra, own):
                 taken = device.arrays.asarray(np.array(source, order="C"))
                 target = device.arrays.zeros(like.shape, np.float32)
-                device.arrays.cuda.Device(own).synchronize()
+                device.settle()
                 values = [((taken,), (target,))]
                 work = bind_collective(
-                    device, communicator, stream, spec, own, COUNT, values, DType.FLOAT32
+                    device, communicator, stream, spec, own, RANKS, values, DType.FLOAT32
                 )
                 device.launch(stream, lambda work=work: work(0))
                 device.record(event, stream)
@@ -123,7 +198,7 @@ def test_nccl_collectives(extra):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=member, args=(own,)) for own in range(COUNT)]
+    threads = [threading.Thread(target=member, args=(own,)) for own in range(RANKS)]
     for thread in threads:
         thread.start()
     for thread in threads:

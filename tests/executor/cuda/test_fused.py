@@ -10,9 +10,10 @@ import subprocess
 import numpy as np
 import pytest
 
+from plancompiler.executor.cuda.kernels import kernel_on
 from plancompiler.executor.cuda.kernels.fused import PREAMBLE, source_of
 from plancompiler.ir import DType
-from plancompiler.ops import infer_types
+from plancompiler.ops import infer_types, op_def
 from plancompiler.ops.fused import ELEMENTWISE, KIND
 from tests.ops.samples import samples
 from tests.ops.sharding import run_dense, type_of
@@ -26,7 +27,6 @@ WITHOUT_A_LINE = {
     *("softplus", "softplus_grad", "logsigmoid", "logsigmoid_grad", "mish", "mish_grad"),
     *("elu", "elu_grad", "selu", "selu_grad", "leaky_relu", "leaky_relu_grad", "softsign"),
     *("softsign_grad", "hardsigmoid", "hardsigmoid_grad", "hardswish", "hardswish_grad"),
-    *("gelu_exact", "gelu_exact_grad"),
 }
 
 
@@ -94,11 +94,12 @@ def test_the_text_computes_what_the_host_computes(tmp_path, dtype):
     assert kinds >= ELEMENTWISE - WITHOUT_A_LINE
 
 
-def test_halves_are_computed_in_float_and_rounded_once():
+@pytest.mark.parametrize("half", [DType.FLOAT16, DType.BFLOAT16], ids=str)
+def test_halves_are_computed_in_float_and_rounded_once(half):
     program = ('mul_scalar 0 {"scalar":0.5}', "add 1,2")
-    source = source_of(program, [DType.FLOAT16, DType.FLOAT16])
+    source = source_of(program, [half, half])
     assert source is not None
-    assert (source.inputs, source.outputs) == ("float16 x0, float16 x1", "float16 y")
+    assert (source.inputs, source.outputs) == (f"{half} x0, {half} x1", f"{half} y")
     assert source.body.splitlines() == [
         "const float v0 = x0;",
         "const float v1 = x1;",
@@ -110,10 +111,30 @@ def test_halves_are_computed_in_float_and_rounded_once():
 
 @pytest.mark.parametrize(
     ("program", "dtype"),
-    [(("add 0,0",), DType.INT32), (("mish 0",), DType.FLOAT32), (("neg 0",), DType.BFLOAT16)],
+    [(("add 0,0",), DType.INT32), (("mish 0",), DType.FLOAT32), (("neg 0",), DType.INT16)],
 )
 def test_what_has_no_line_has_no_text(program, dtype):
     assert source_of(program, [dtype]) is None
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16], ids=str)
+def test_an_op_that_numpy_has_not_is_a_program_of_its_own(dtype):
+    made = []
+
+    class Namespace:
+        @staticmethod
+        def ElementwiseKernel(*arguments, **named):  # noqa: N802  (CuPy's name)
+            made.append((arguments, named))
+            return lambda *arrays: made.append(arrays)
+
+    kernel = kernel_on(Namespace(), op_def("gelu_exact_grad"), [dtype] * 3)
+    kernel(None, ["x", "dy"], ["dx"])
+    (inputs, outputs, body, name), named = made[0]
+    assert (inputs, outputs) == (f"{dtype} x0, {dtype} x1", f"{dtype} y")
+    assert body.endswith("y = v2;")
+    assert name == "plancompiler_gelu_exact_grad"
+    assert named == {"preamble": PREAMBLE}
+    assert made[1] == ("x", "dy", "dx")
 
 
 def test_numbers_that_are_not_finite():

@@ -1,0 +1,164 @@
+"""Kernels of optimizers' updates on devices.
+
+What the host's kernels read of a tensor to go by it (a rate, a scale, whether gradients are finite)
+the device goes by here, so that the host does not wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
+from plancompiler.ops.check import bool_attr, float_attr, int_attr
+from plancompiler.ops.kernel import copy_unless_shared
+from plancompiler.ops.loss_scale import LARGEST_SCALE, UPDATES, guarded_kind
+from plancompiler.ops.registry import Kernel, KernelContext, op_def
+
+Array = Any
+Arrays = Sequence[Array]
+
+
+def _decayed(w: Array, g: Array, scale: float, decay: float) -> Array:
+    total = g * scale if scale != 1.0 else g
+    return total + w * decay if decay else total
+
+
+def _sgd(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, rate), (w_next,) = inputs, outputs
+    total = _decayed(
+        w,
+        g,
+        float_attr(context.attrs, "grad_scale", 1.0),
+        float_attr(context.attrs, "weight_decay", 0.0),
+    )
+    np.subtract(w, total * rate, out=w_next)
+
+
+def _momentum(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, m, rate), (w_next, m_next) = inputs, outputs
+    attrs = context.attrs
+    momentum = float_attr(attrs, "momentum")
+    total = _decayed(
+        w, g, float_attr(attrs, "grad_scale", 1.0), float_attr(attrs, "weight_decay", 0.0)
+    )
+    np.multiply(m, momentum, out=m_next)
+    np.add(m_next, total, out=m_next)
+    step = m_next * momentum + total if bool_attr(attrs, "nesterov", False) else m_next
+    np.subtract(w, step * rate, out=w_next)
+
+
+def _adam(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, m, v, rate), (w_next, m_next, v_next) = inputs, outputs
+    attrs = context.attrs
+    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
+    decay = float_attr(attrs, "weight_decay", 0.0)
+    decoupled = bool_attr(attrs, "decoupled", False)
+    total = _decayed(w, g, float_attr(attrs, "grad_scale", 1.0), 0.0 if decoupled else decay)
+    count = context.step + 1
+    root = math.sqrt(1.0 - beta2**count)
+    np.multiply(m, beta1, out=m_next)
+    np.add(m_next, total * (1.0 - beta1), out=m_next)
+    np.multiply(v, beta2, out=v_next)
+    np.add(v_next, np.square(total) * (1.0 - beta2), out=v_next)
+    step = m_next / (np.sqrt(v_next) + float_attr(attrs, "eps") * root)
+    np.multiply(step, rate * (root / (1.0 - beta1**count)), out=step)
+    kept = w * (1.0 - rate * decay) if decay and decoupled else w
+    np.subtract(kept, step, out=w_next)
+
+
+def _lion(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, m, rate), (w_next, m_next) = inputs, outputs
+    attrs = context.attrs
+    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
+    turn = np.sign(g * (1.0 - beta1) + m * beta1) * rate
+    np.multiply(m, beta2, out=m_next)
+    np.add(m_next, g * (1.0 - beta2), out=m_next)
+    kept = w * (1.0 - rate * float_attr(attrs, "weight_decay", 0.0))
+    np.subtract(kept, turn, out=w_next)
+
+
+def _lamb_direction(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, g, m, v, *rest), (u, m_next, v_next) = inputs, outputs
+    attrs = context.attrs
+    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
+    root: Any
+    if rest:
+        # The number of the step is a tensor, as skipped steps do not count.
+        share, count = rest
+        g = g * share
+        number = count.astype(np.float64)
+        exact = np.sqrt(1.0 - np.power(beta2, number))
+        root = exact.astype(w.dtype)
+        factor = (exact / (1.0 - np.power(beta1, number))).astype(w.dtype)
+    else:
+        root = math.sqrt(1.0 - beta2 ** (context.step + 1))
+        factor = root / (1.0 - beta1 ** (context.step + 1))
+    np.multiply(m, beta1, out=m_next)
+    np.add(m_next, g * (1.0 - beta1), out=m_next)
+    np.multiply(v, beta2, out=v_next)
+    np.add(v_next, np.square(g) * (1.0 - beta2), out=v_next)
+    np.divide(m_next, np.sqrt(v_next) + root * float_attr(attrs, "eps"), out=u)
+    np.multiply(u, factor, out=u)
+    decay = float_attr(attrs, "weight_decay", 0.0)
+    if decay:
+        np.add(u, w * decay, out=u)
+
+
+def _lamb(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (w, u, size, length, rate), (w_next,) = inputs, outputs
+    known = (size > 0) & (length > 0)
+    trust = np.where(known, np.sqrt(size / np.where(known, length, 1)), 1)
+    np.subtract(w, u * (rate * trust).astype(w.dtype), out=w_next)
+
+
+def _loss_scale(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    scale, steps, found = inputs
+    factor = float_attr(context.attrs, "factor", 2.0)
+    good = steps + 1
+    wrong = found != 0
+    grown = ~wrong & (good >= int_attr(context.attrs, "interval"))
+    lower = np.maximum(scale / factor, 1.0)
+    higher = np.minimum(scale * factor, LARGEST_SCALE)
+    changed = np.where(wrong, lower, np.where(grown, higher, scale))
+    np.copyto(outputs[0], changed, casting="same_kind")
+    np.copyto(outputs[1], np.where(wrong | grown, 0, good), casting="same_kind")
+
+
+def _guarded(kind: str, plain: Kernel) -> Kernel:
+    """An update with found_inf as one input more; the device decides."""
+    kept = dict(op_def(kind).mutates)
+
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        *operands, found = inputs
+        made = [np.empty_like(output) for output in outputs]
+        plain(context, operands, made)
+        for target, (new, output) in enumerate(zip(made, outputs, strict=True)):
+            if target in kept:
+                copy_unless_shared(operands[kept[target]], output)
+            else:
+                output.fill(0)
+            np.copyto(output, new, where=found == 0)
+
+    return kernel
+
+
+_PLAIN: dict[str, Kernel] = {
+    "adam_update": _adam,
+    "lamb_direction": _lamb_direction,
+    "lamb_update": _lamb,
+    "lion_update": _lion,
+    "momentum_update": _momentum,
+    "sgd_update": _sgd,
+}
+_GUARDED: dict[str, Kernel] = {
+    guarded: _guarded(kind, _PLAIN.get(kind, op_def(kind).kernel))
+    for kind in UPDATES
+    if (kind in _PLAIN or kind in AS_THEY_ARE) and (guarded := guarded_kind(kind)) is not None
+}
+
+UPDATE_KERNELS: dict[str, Kernel] = {**_PLAIN, **_GUARDED, "loss_scale_update": _loss_scale}
+"""By op kind, in place of the host's kernels."""

@@ -1,0 +1,194 @@
+"""The watchdog of a rank: it notices that others keep the rank waiting, and finds out who.
+
+It looks at the rank's streams from time to time. Where one has waited for other ranks for as long
+as the deadline, it asks them where they stand (`standing`), and they ask on; what comes back
+decides. A rank that gets on, however slowly, is waited for. Time in which this process itself did
+not run does not count.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from plancompiler.errors import DeadlineError, WireFormatError
+from plancompiler.executor.standing import (
+    Answer,
+    Question,
+    Standing,
+    StreamStanding,
+    awaited,
+    judge,
+    unpack_note,
+)
+
+LOOKS = 16
+"""How often it looks within a deadline."""
+LONGEST_LOOK = 5.0
+"""Seconds between looks, at most."""
+SHORTEST_ANSWER, LONGEST_ANSWER = 1.0, 10.0
+"""Seconds that a rank has for its answer: a quarter of the deadline, within these."""
+
+
+class Sight(NamedTuple):
+    """A stream as the watchdog sees it."""
+
+    progress: tuple[int, ...]
+    """Changes whenever the stream gets on, or is told to."""
+    standing: StreamStanding
+    """Without the time."""
+
+
+class Watchdog:
+    """Watches one rank, in a thread of its own, from `start` to `close`.
+
+    `look` gives the rank's streams, always in the same order; `send(rank, note)` brings a note to
+    a peer's `note`; `fail` is told who is to blame. All three are called from the thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        deadline: float,
+        look: Callable[[], Sequence[Sight]],
+        send: Callable[[int, bytes], None],
+        fail: Callable[[DeadlineError], None],
+    ) -> None:
+        self._rank = rank
+        self._deadline = deadline
+        self._look = look
+        self._send = send
+        self._fail = fail
+        self._notes: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
+        self._pause = min(deadline / LOOKS, LONGEST_LOOK)
+        self._answer_seconds = min(max(deadline / 4, SHORTEST_ANSWER), LONGEST_ANSWER)
+        self._now = 0.0
+        """Seconds that this process ran since the start."""
+        self._seen: list[tuple[tuple[int, ...], float]] = []
+        """By stream: its progress, and since when."""
+        self._heard: dict[int, int] = {}
+        """By origin: the number of its last question."""
+        self._number = 0
+        self._asked: float | None = None
+        self._again = 0.0
+        self._standings: dict[int, Standing] = {}
+        self._thread = threading.Thread(
+            target=self._watch, name=f"plancompiler-watchdog-{rank}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def note(self, sender: int, note: bytes) -> None:
+        """A peer asks or answers; from any thread."""
+        self._notes.put((sender, note))
+
+    def close(self) -> None:
+        """Stop watching. Safe to call again, and from the thread itself."""
+        self._notes.put(None)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        due = 0.0
+        while True:
+            try:
+                item = self._notes.get(timeout=max(due - self._now, 0.0))
+                if item is None:
+                    return
+            except Empty:
+                item = None
+            now = time.monotonic()
+            # Stopped or starved, it must not take its own pause for that of others.
+            self._now += min(now - before, 2 * self._pause)
+            before = now
+            own = self._stand()
+            if item is not None:
+                self._hear(*item, own)
+            if self._check(own):
+                return
+            if self._now >= due:
+                due = self._now + self._pause
+
+    def _stand(self) -> Standing:
+        """Where the rank stands now."""
+        sights = self._look()
+        if len(self._seen) != len(sights):
+            self._seen = [(sight.progress, self._now) for sight in sights]
+        found = []
+        for index, (progress, standing) in enumerate(sights):
+            known, since = self._seen[index]
+            if known != progress:
+                since = self._now
+                self._seen[index] = progress, since
+            found.append(replace(standing, seconds=self._now - since))
+        return tuple(found)
+
+    def _hear(self, sender: int, note: bytes, own: Standing) -> None:
+        try:
+            said = unpack_note(note)
+        except WireFormatError:
+            return  # a rank that says nothing sensible counts as one that does not answer
+        if isinstance(said, Answer):
+            if said.back:
+                back = said.back
+                self._send(back[-1], replace(said, back=back[:-1]).packed())
+            elif said.origin == self._rank and said.number == self._number:
+                self._standings.setdefault(said.rank, said.standing)
+            return
+        if said.origin == self._rank or self._heard.get(said.origin, 0) >= said.number:
+            return
+        self._heard[said.origin] = said.number
+        answer = Answer(said.origin, said.number, said.path[:-1], self._rank, own)
+        self._send(sender, answer.packed())
+        onward = replace(said, path=(*said.path, self._rank))
+        for rank in awaited(own):
+            if rank not in said.path:
+                self._send(rank, onward.packed())
+
+    def _check(self, own: Standing) -> bool:
+        """Ask, or judge what was answered; True where the watch is over."""
+        overdue = awaited(own, self._deadline)
+        if not overdue:
+            self._asked = None
+            self._again = 0.0
+            return False
+        if self._asked is None:
+            if self._now >= self._again:
+                self._ask(own)
+            return False
+        waited = self._now - self._asked
+        self._standings[self._rank] = own
+        if waited < self._answer_seconds and not self._all_known():
+            return False
+        verdict = judge(self._rank, self._standings, self._deadline, waited, 2 * self._pause)
+        self._asked = None
+        if verdict.error is not None:
+            self._fail(verdict.error)
+            return True
+        self._again = self._now + verdict.again
+        return False
+
+    def _ask(self, own: Standing) -> None:
+        self._number += 1
+        self._asked = self._now
+        self._standings = {self._rank: own}
+        question = Question(self._rank, self._number, (self._rank,)).packed()
+        for rank in awaited(own):
+            self._send(rank, question)
+
+    def _all_known(self) -> bool:
+        """Whether all that are waited for, directly or not, have answered."""
+        return all(
+            rank in self._standings
+            for standing in self._standings.values()
+            for rank in awaited(standing)
+        )

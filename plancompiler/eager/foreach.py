@@ -1,0 +1,74 @@
+"""Updates of many small tensors as one: a step of an optimizer costs calls, not elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plancompiler.ir import AttrValue
+
+if TYPE_CHECKING:
+    from plancompiler.eager.dispatch import Dispatcher, OpPlan
+    from plancompiler.eager.tensor import DistTensor
+
+SMALL = 4096
+"""Elements: up to here, copying a tensor to others and back costs less than its own calls."""
+
+Row = Sequence["DistTensor"]
+"""The inputs of one update."""
+
+
+def update_all(
+    dispatcher: Dispatcher, kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]
+) -> None:
+    """Run an elementwise op that changes its inputs, on many rows of inputs.
+
+    In a row, all inputs have one shape and lie alike, but for numbers that all rows share.
+    """
+    plans: dict[object, OpPlan] = {}
+    groups: dict[object, tuple[OpPlan, list[Row]]] = {}
+    for row in rows:
+        spec = row[0].spec
+        # The states lie as their parameter does, and so does the gradient by now.
+        plan = plans.get(spec)
+        if plan is None:
+            specs = tuple([each.spec for each in row])
+            plan = plans[spec] = dispatcher.plan(kind, specs, attrs)
+        if row[0].local.size > SMALL or not spec.shape or not plan.inside or any(plan.moves):
+            plan.update(row)
+        else:
+            key = spec.dtype, id(row[-1])
+            group = groups.get(key)
+            if group is None:
+                groups[key] = plan, [row]
+            else:
+                group[1].append(row)
+    for plan, members in groups.values():
+        if len(members) == 1:
+            plan.update(members[0])
+        else:
+            _update_together(plan, members)
+
+
+def _update_together(plan: OpPlan, rows: Sequence[Row]) -> None:
+    """Run a plan on the elements of all rows; its kernel takes any number of them."""
+    arrays = [
+        np.concatenate([tensor.local.reshape(-1) for tensor in column])
+        if column[0].spec.shape
+        else column[0].local
+        for column in zip(*rows, strict=True)
+    ]
+    sources = [source for _, source in plan.mutates]
+    plan.context.step = plan.world.step
+    plan.kernel(plan.context, arrays, [arrays[source] for source in sources])
+    start = 0
+    for row in rows:
+        local = row[0].local
+        stop = start + local.size
+        for source in sources:
+            tensor = row[source]
+            np.copyto(tensor.local, arrays[source][start:stop].reshape(local.shape))
+            tensor.written()
+        start = stop

@@ -1,0 +1,232 @@
+"""Between a tensor of many ranks and the parts that they hold, with gradients.
+
+A part is a tensor on a placement of this rank alone, so that ops on it run here and exchange
+nothing. All ranks' parts together make one program, whose loss is what is made of the joined
+results. So where a value is broadcast, every rank's use of it counts: its gradient is the sum over
+the ranks, on each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plancompiler.eager.creation import from_local
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.tape import Node
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.world import World
+from plancompiler.errors import GradientError, PlacementError, ShapeError, TracingError, UsageError
+from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial, Placement, Reduction
+from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.source import user_line
+
+_SUM = Partial(Reduction.SUM)
+
+
+def local_part(tensor: DistTensor) -> DistTensor:
+    """This rank's part of a tensor as a tensor of this rank alone, on the tape and sharing memory.
+
+    The gradient of a split part is a part of the gradient. That of a broadcast value is the sum of
+    what the ranks' parts get, the same on every rank. Raises GradientError for a partial value that
+    wants a gradient (its parts are not determined: redistribute it first), PlacementError on a rank
+    outside.
+    """
+    spec, world = tensor.spec, tensor.spec.world
+    _refuse_tracing(world)
+    if not spec.inside:
+        raise PlacementError(
+            "this rank holds no part of the tensor",
+            source=user_line(),
+            rank=world.rank,
+            got=str(spec),
+        )
+    recorded = tensor.node is not None and world.recording
+    if recorded and spec.sbp.has_partial:
+        raise GradientError(
+            "the parts of a partial value have no gradients of their own",
+            source=user_line(),
+            got=str(spec),
+            hint='reduce it first: x.redistribute(sbp="B")',
+        )
+    if tensor.more is not None:
+        tensor.own()
+    part = DistTensor(_own_spec(world, spec), tensor.local)
+    part.view_of(tensor)
+    if recorded:
+        part.node = Node(_Parting(spec, part.spec), (tensor,), (part.local,), world.tick())
+        part.slot = 0
+    return part
+
+
+def join_parts(
+    part: DistTensor,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    shape: Sequence[int] | None = None,
+) -> DistTensor:
+    """A tensor of the parts that the ranks of `placement` give, each a tensor of its rank alone.
+
+    The inverse of `local_part`. Global extents along split axes are sums over the ranks, whatever
+    their parts' sizes, unless `shape` gives them; a rank outside must be given `shape`, and its
+    part does not matter. Of a broadcast value all ranks give the same, and the gradient goes to
+    one of them. ShapeError where the parts are not those of a balanced split.
+    """
+    world = part.spec.world
+    _refuse_tracing(world)
+    layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
+    if world.rank not in placement and shape is None:
+        raise UsageError(
+            "a rank that holds no part cannot know the global shape",
+            source=user_line(),
+            rank=world.rank,
+            hint="give shape=",
+        )
+    if part.placement.rank_list != (world.rank,):
+        raise UsageError(
+            "only a tensor of this rank alone is a part",
+            source=user_line(),
+            got=str(part.spec),
+            hint="see pc.eager.local_part",
+        )
+    found = from_local(part.local, placement, layout, shape, check=shape is None)
+    if found.dtype is not part.dtype:
+        raise ShapeError("a part has another dtype than the tensor", got=part.dtype)
+    if part.node is not None and world.recording and found.dtype.is_floating:
+        found.node = Node(_Joining(part.spec, found.spec), (part,), (found.local,), world.tick())
+        found.slot = 0
+    return found
+
+
+def local_map(
+    function: Callable[..., Any],
+    *tensors: Any,
+    sbp: SbpLike | Sequence[SbpLike | None] | None = None,
+    shape: Sequence[int] | None = None,
+) -> Any:
+    """`function` of this rank's parts, its results joined to tensors in the layout `sbp`.
+
+    `tensors` are DistTensors of one placement, None, or anything else, which is handed on. The
+    function gets and gives tensors of this rank alone; uneven and empty parts are parts like any
+    other. `sbp` is one layout, or a list of one per result where the function gives a tuple. A rank
+    outside of the placement does not call the function, and needs `shape` to know the result's.
+    """
+    given = [each for each in tensors if isinstance(each, DistTensor)]
+    if not given:
+        raise UsageError("local_map needs at least one DistTensor", source=user_line())
+    placement, world = given[0].placement, given[0].spec.world
+    for tensor in given:
+        if tensor.placement != placement:
+            raise PlacementError(
+                "local_map works on tensors of one placement",
+                source=user_line(),
+                got=f"{placement} and {tensor.placement}",
+                hint="move a tensor first: tensor.redistribute(placement=...)",
+            )
+    if world.rank not in placement:
+        if shape is None:
+            raise UsageError(
+                "a rank that holds no part cannot know the global shape",
+                source=user_line(),
+                rank=world.rank,
+                hint="give shape=",
+            )
+        layout: Any = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)  # type: ignore[arg-type]  # one result
+        spec = world.spec(tuple(shape), given[0].dtype, placement, layout)
+        return DistTensor(spec, spec.empty())
+    parts = [local_part(each) if isinstance(each, DistTensor) else each for each in tensors]
+    found = function(*parts)
+    if not isinstance(found, tuple):
+        return join_parts(found, placement, sbp, shape)  # type: ignore[arg-type]  # one layout
+    layouts: list[Any] = list(sbp) if isinstance(sbp, (list, tuple)) else [sbp] * len(found)
+    if len(layouts) != len(found):
+        raise UsageError(
+            "local_map was given another number of layouts than the function has results",
+            source=user_line(),
+            got=len(layouts),
+            expected=len(found),
+        )
+    return tuple(
+        None if part is None else join_parts(part, placement, layout)
+        for part, layout in zip(found, layouts, strict=True)
+    )
+
+
+class _Parting:
+    """From a tensor to this rank's part."""
+
+    kind = "local_part"
+
+    def __init__(self, source: TensorSpec, part: TensorSpec) -> None:
+        self.source = source
+        self.outputs = (part,)
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """The parts' gradients joined: along mesh axes of broadcast they are summands."""
+        (grad,) = grads
+        if grad is None:
+            return (None,)
+        source = self.source
+        layout = NdSbp(tuple(_SUM if entry is BROADCAST else entry for entry in source.sbp))
+        return (join_parts(grad, source.placement, layout, source.shape),)
+
+
+class _Joining:
+    """From this rank's part to a tensor."""
+
+    kind = "join_parts"
+
+    def __init__(self, part: TensorSpec, target: TensorSpec) -> None:
+        self.target = target
+        self.outputs = (target,)
+        self.part = part
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """This rank's part of the gradient. Where all ranks gave one value, one of them gets it."""
+        (grad,) = grads
+        if grad is None:
+            return (None,)
+        layout = NdSbp(
+            tuple(
+                _SUM
+                if isinstance(entry, Broadcast)
+                else BROADCAST
+                if isinstance(entry, Partial)
+                else entry
+                for entry in self.target.sbp
+            )
+        )
+        moved = grad.redistribute(sbp=layout)
+        part = DistTensor(self.part, moved.local.copy())
+        if create_graph and moved.node is not None:
+            part.node = Node(_Parting(moved.spec, self.part), (moved,), (part.local,), 0)
+            part.node.number = self.part.world.tick()
+            part.slot = 0
+        return (part,)
+
+
+def _own_spec(world: World, spec: TensorSpec) -> TensorSpec:
+    """A spec of this rank alone for its part."""
+    placement = Placement(spec.placement.device_type, [world.rank])
+    return world.spec(spec.local_shape, spec.dtype, placement, NdSbp.broadcast(1))
+
+
+def _refuse_tracing(world: World) -> None:
+    if world.tracing is not None:
+        raise TracingError(
+            "parts of tensors are not known while a function is compiled",
+            source=user_line(),
+            hint="write the function on whole tensors, or call it outside of the compiled one",
+        )

@@ -1,0 +1,127 @@
+"""Loss scaling: float16 gradients kept in range, and steps whose gradients overflow left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.errors import NonFiniteError, UsageError
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import apply
+
+SMALLEST = 2.0**-14
+"""A scale below it does not help: the smallest normal number of float16."""
+
+
+class LossScale:
+    """Dynamic loss scaling (P. Micikevicius et al., Mixed Precision Training, ICLR 2018).
+
+        scale = pc.eager.LossScale()
+        scale.backward(loss)
+        scale.step(optimizer, parameters)
+
+    `backward` differentiates the loss times the scale. `step` divides the gradients by it again;
+    where any element on any rank is not finite, it leaves the optimizer's step out and halves the
+    scale, and after `growth_steps` steps without that it doubles it. All ranks decide alike.
+    """
+
+    def __init__(self, scale: float = 65536.0, growth_steps: int = 2000) -> None:
+        if (
+            isinstance(scale, bool)
+            or not isinstance(scale, (int, float))
+            or not (math.isfinite(scale) and scale >= SMALLEST)
+        ):
+            raise UsageError(
+                "a loss scale is a finite number",
+                source=user_line(),
+                got=repr(scale),
+                expected=f"at least {SMALLEST}",
+            )
+        if isinstance(growth_steps, bool) or not isinstance(growth_steps, int) or growth_steps < 1:
+            raise UsageError(
+                "a loss scale grows after a number of steps",
+                source=user_line(),
+                got=repr(growth_steps),
+                expected="1 or more",
+            )
+        self.scale = float(scale)
+        self.growth_steps = growth_steps
+        self.good_steps = 0
+        """Steps since the scale was changed last."""
+
+    def backward(self, loss: DistTensor) -> None:
+        """Differentiate the scaled loss. NonFiniteError for a loss that is not finite itself: no
+        scale would help. Reads the loss, which is a collective.
+        """
+        value = float(loss.item())
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                "the loss is not finite before it is scaled",
+                op="loss scaling",
+                source=user_line(),
+                got=value,
+                expected="a finite number",
+                hint="lower the learning rate, or look for a division by zero or log of zero",
+            )
+        with np.errstate(all="ignore"):  # what overflows is found by `step`
+            (loss * self.scale).backward()
+
+    def step(
+        self, optimizer: Any, parameters: Iterable[Any], clip_norm: float | None = None
+    ) -> bool:
+        """Let the optimizer step on these parameters, unless a gradient is not finite; whether it
+        did. Gradients are forgotten where it did not. NonFiniteError where the scale has become so
+        small that it cannot be what makes gradients overflow.
+        """
+        tensors = [getattr(each, "value", each) for each in parameters]
+        tensors = [each for each in tensors if each.grad is not None]
+        world = tensors[0].spec.world if tensors else None
+        if world is None:
+            raise UsageError(
+                "no parameter has a gradient",
+                source=user_line(),
+                hint="call LossScale.backward(loss) before the step",
+            )
+        with world.no_grad(), np.errstate(all="ignore"):
+            grads = [each.grad.redistribute(sbp=each.sbp) for each in tensors]
+            bad = any(apply("found_inf", grad).item() for grad in grads)
+            if bad:
+                for tensor in tensors:
+                    tensor.grad = None
+                self._shrink()
+                return False
+            for tensor, grad in zip(tensors, grads, strict=True):
+                tensor.grad = grad * (1.0 / self.scale)
+        optimizer.step(tensors, clip_norm=clip_norm)
+        self.good_steps += 1
+        if self.good_steps >= self.growth_steps:
+            self.scale, self.good_steps = self.scale * 2.0, 0
+        return True
+
+    def _shrink(self) -> None:
+        self.scale, self.good_steps = self.scale / 2.0, 0
+        if self.scale < SMALLEST:
+            raise NonFiniteError(
+                "gradients are not finite at any loss scale",
+                op="loss scaling",
+                source=user_line(),
+                got=f"a scale of {self.scale}",
+                expected=f"at least {SMALLEST}",
+                hint="look for a division by zero or the square root of zero in the backward pass",
+            )
+
+    def state(self) -> dict[str, float]:
+        """What `load_state` takes."""
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Continue from a saved state. UsageError for what is none."""
+        if set(state) != {"scale", "good_steps"}:
+            raise UsageError(
+                "not the state of a loss scale", got=sorted(state), expected="scale, good_steps"
+            )
+        self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])

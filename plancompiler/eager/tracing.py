@@ -1,0 +1,509 @@
+"""Eager code recorded instead of run: what `pc.compile` makes jobs of.
+
+While a function is traced, the eager path itself runs: dispatch, tape, gradients, optimizers. Only
+its last step differs. Where a kernel or a change of layout would run, an op is recorded, and the
+tensor that comes out holds a `Symbol` where its numbers would be. Tensors that exist already become
+variables of the job when an op first reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from plancompiler.eager.dispatch import Dispatcher, OpPlan
+from plancompiler.eager.foreach import Row
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.tape import Leaf, Node
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.errors import GradientError, TracingError
+from plancompiler.ir import BROADCAST, AttrValue, NdSbp, Partial, Placement, Value
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array
+
+if TYPE_CHECKING:
+    from plancompiler.eager.world import World
+
+DRAWN = 1 << 62
+"""Keys of random ops from here on count the draws of one run; smaller ones are the user's own."""
+
+
+class Recorder(Protocol):
+    """What takes the ops down: a job's builder."""
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement | None,
+        sbp: NdSbp | None = None,
+    ) -> tuple[Value, ...]:
+        """Record an op."""
+
+    def redistribute(self, value: Value, placement: Placement | None, sbp: NdSbp | None) -> Value:
+        """Record a change of layout."""
+
+
+def no_numbers(what: str = "the numbers of a tensor") -> TracingError:
+    """The error of who asks for numbers while there are none."""
+    return TracingError(
+        f"{what} are not known while a function is compiled",
+        source=user_line(),
+        hint="read numbers (numpy, item, to_local, `if tensor:`) outside of the function, or "
+        "choose by data with pc.where",
+    )
+
+
+class Symbol:
+    """Stands where a tensor's numbers would be."""
+
+    __slots__ = ("seen", "value", "view")
+
+    __array_ufunc__ = None
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.view: tuple[DistTensor, str, dict[str, AttrValue]] | None = None
+        """Of a view: the tensor whose memory it shares, and the op that makes it of that."""
+        self.seen: Value | None = None
+        """The base's value when the view was last made of it."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_numbers()
+
+    def __array__(self, *args: object, **kwargs: object) -> Array:
+        raise no_numbers()
+
+    def __len__(self) -> int:
+        raise no_numbers()
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise no_numbers()
+
+
+class Capture:
+    """A tensor that was there before: a variable of the job."""
+
+    def __init__(self, tensor: DistTensor, spec: TensorSpec, first: Value, name: str) -> None:
+        self.tensor = tensor
+        self.node = tensor.node
+        """Its place on the tape, outside of the function."""
+        self.leaf: Leaf | None = None
+        """Set where the tensor is what a leaf's gradient was when the function was called."""
+        self.spec = spec
+        """How the variable holds it: as the tensor does, partial values reduced."""
+        self.first = first
+        """The variable's value when a run begins."""
+        self.value = first
+        """What the tensor holds by now."""
+        self.name = name
+        self.updated = False
+        """Whether an op of the job changes the variable itself."""
+
+
+_GRAD: Any = vars(Leaf)["grad"]
+
+
+class _WatchedLeaf(Leaf):
+    """A leaf while a function is traced."""
+
+    __slots__ = ()
+
+    @property  # over the attribute of the base, whose place keeps the value
+    def grad(self) -> DistTensor | None:
+        self.watcher.touched(self, reading=True)
+        found: DistTensor | None = _GRAD.__get__(self)
+        return found
+
+    @grad.setter
+    def grad(self, value: DistTensor | None) -> None:
+        self.watcher.touched(self, reading=False)
+        _GRAD.__set__(self, value)
+
+
+class Tracing:
+    """One function being traced in one world."""
+
+    def __init__(self, world: World, recorder: Recorder) -> None:
+        self.world = world
+        self.recorder = recorder
+        self.captures: list[Capture] = []
+        self.leaves: dict[Leaf, DistTensor | None] = {}
+        """Leaves whose gradient was looked at or changed, and what it was."""
+        self.read: set[Leaf] = set()
+        """Those of which the gradient was looked at first."""
+        self.steps: list[Any] = []
+        """Optimizers that step in the function."""
+        self.first_draw = world.generator.number
+        self.draws = 0
+        self.real = world.dispatcher
+        self._generator = world.generator
+        self._at = (world.generator.seed, world.generator.step)
+        self._watched: list[Leaf] = []
+        self._viewed: set[int] = set()
+        self._locals: list[Any] = []
+        """Keeps apart the numbers of what has views."""
+        self._drawn: set[int] = set()
+        self._by_array: dict[int, Capture] = {}
+        self._move = world.move
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Ops of the world are recorded inside, and everything is as it was afterwards."""
+        world = self.world
+        clean = world.step, world.recording, world.forced, world.implicit_broadcast
+        runs = [(spec, spec.runs) for spec in world.specs()]
+        for spec, _ in runs:
+            spec.runs = {}
+        world.tracing = self
+        world.dispatcher = TraceDispatcher(world, self)
+        # Shadows of the methods, for as long as the function is traced.
+        shadows: dict[str, Callable[..., Any]] = {
+            "fast_run": lambda plan: None,
+            "move": self._moved_later,
+            "next_number": self._next_number,
+        }
+        vars(world).update(shadows)
+        for leaf in tuple(world.leaves):
+            self.watch(leaf)
+        try:
+            yield
+            self.draws = self._generator.number - self.first_draw
+            if world.generator is not self._generator or self._at != (
+                self._generator.seed,
+                self._generator.step,
+            ):
+                raise TracingError(
+                    "a compiled function cannot choose another generator, seed or step",
+                    hint="use pc.manual_seed, pc.using_generator and start_step around the call",
+                )
+        finally:
+            for name in shadows:
+                del vars(world)[name]
+            world.dispatcher = self.real
+            world.tracing = None
+            for spec, kept in runs:
+                spec.runs = kept
+            for leaf in self._watched:
+                leaf.__class__ = Leaf
+                leaf.watcher = None
+            for leaf, grad in self.leaves.items():
+                leaf.grad = grad
+            for capture in self.captures:
+                capture.tensor.node = capture.node
+            self._generator.number = self.first_draw
+            world.generator = self._generator
+            world.step, world.recording, world.forced, world.implicit_broadcast = clean
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def value(self, tensor: DistTensor) -> Value:
+        """What a tensor holds by now."""
+        local: Any = tensor.local
+        if local.__class__ is not Symbol:
+            return self.capture(tensor).value
+        if local.view is not None:
+            base, kind, attrs = local.view
+            now = self.value(base)
+            if now is not local.seen:
+                spec = tensor.spec
+                (local.value,) = self.recorder.add(kind, (now,), attrs, spec.placement)
+                local.seen = now
+        found: Value = local.value
+        return found
+
+    def capture(self, tensor: DistTensor) -> Capture:
+        """The variable of a tensor that was there before."""
+        found = self._by_array.get(id(tensor.local))
+        if found is not None:
+            return found
+        spec = tensor.spec
+        whole = spec.world.spec(*spec.type, spec.placement, without_partial(spec.sbp))
+        name = f"tensor_{len(self.captures)}"
+        attrs: dict[str, AttrValue] = {
+            "name": name,
+            "shape": spec.shape,
+            "dtype": str(spec.dtype),
+            "init": "zeros",
+            "init_args": (),
+            "trainable": False,
+        }
+        (value,) = self.recorder.add("variable", (), attrs, spec.placement, whole.sbp)
+        found = Capture(tensor, whole, value, name)
+        for leaf, grad in self.leaves.items():
+            if grad is tensor:
+                found.leaf = leaf
+        self._by_array[id(tensor.local)] = found
+        self.captures.append(found)
+        return found
+
+    def store(self, tensor: DistTensor, value: Value, *, updated: bool = False) -> None:
+        """A tensor's memory takes another value."""
+        local: Any = tensor.local
+        if local.__class__ is Symbol:
+            if local.view is not None:
+                base, kind, attrs = local.view
+                self.store(base, self._into_base(base, kind, attrs, value))
+                local.seen = None
+            else:
+                local.value = value
+            return
+        capture = self.capture(tensor)
+        if capture.updated or (updated and capture.value is not capture.first):
+            raise TracingError(
+                "a tensor that an optimizer updates is changed twice in a compiled function",
+                source=user_line(),
+                got=str(tensor.spec),
+                hint="compile what is done to it in two functions",
+            )
+        capture.value = value
+        capture.updated = updated
+
+    def _into_base(
+        self, base: DistTensor, kind: str, attrs: Mapping[str, AttrValue], value: Value
+    ) -> Value:
+        """The base's value when a view of all of it has been changed."""
+        add, where = self.recorder.add, base.placement
+        if kind == "reshape":
+            return add("reshape", (value,), {"shape": base.shape}, where)[0]
+        if kind == "transpose":
+            axes = attrs["axes"]
+            assert isinstance(axes, tuple)
+            back = tuple(axes.index(axis) for axis in range(len(axes)))
+            return add("transpose", (value,), {"axes": back}, where)[0]
+        raise TracingError(
+            f"a {kind} of a tensor cannot be changed in place in a compiled function",
+            source=user_line(),
+            hint="write the whole tensor, for example with pc.where",
+        )
+
+    # --- what the eager path asks ---------------------------------------------------------------
+
+    def run(self, plan: TracedPlan, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+        """Record an op instead of running it."""
+        world = self.world
+        values = [self.value(each) for each in tensors]
+        attrs = plan.attrs
+        if plan.random:
+            attrs = {**attrs, "key": self._key(world.draw[2])}
+        placement = plan.outputs[0].placement
+        made = self.recorder.add(plan.kind, values, attrs, placement, plan.demanded)
+        if plan.mutates:
+            kept = dict(plan.mutates)
+            for slot, source in kept.items():
+                self._check_variable(tensors[source], plan.kind)
+                self.store(tensors[source], made[slot], updated=True)
+                tensors[source].written()
+            return tuple(
+                tensors[kept[slot]] if slot in kept else traced(spec, made[slot])
+                for slot, spec in enumerate(plan.outputs)
+            )
+        found = tuple(map(traced, plan.outputs, made))
+        viewed = 0 if plan.alias is not None else plan.view
+        if viewed >= 0 and plan.moves[viewed] is None:
+            self._note_view(found[0], tensors[viewed], plan.kind, attrs)
+        if plan.recorded and world.recording and any(each.node is not None for each in tensors):
+            self.check_inside(tensors)
+            locals_ = tuple(each.local for each in found)
+            draw = world.draw if plan.random else None
+            node = Node(plan, tuple(tensors), locals_, world.tick(), draw)
+            for slot, tensor in enumerate(found):
+                if tensor.dtype.is_floating:
+                    tensor.node, tensor.slot = node, slot
+        return found
+
+    def holds_alone(self, tensor: DistTensor) -> bool:
+        """Whether no views of a tensor were made in the function."""
+        return id(tensor.local) not in self._viewed
+
+    def made(self, tensor: DistTensor) -> bool:
+        """Whether a tensor was made in the function."""
+        local: Any = tensor.local
+        return isinstance(local, Symbol)
+
+    def copied(self, tensor: DistTensor) -> DistTensor:
+        """A tensor of its own with the same value, off the tape."""
+        return traced(tensor.spec, self.value(tensor))
+
+    def _note_view(
+        self, view: DistTensor, base: DistTensor, kind: str, attrs: Mapping[str, AttrValue]
+    ) -> None:
+        if kind == "reshape" and not self._lies_whole(base):
+            return  # a copy, as eagerly
+        view.view_of(base)
+        self._viewed.add(id(base.local))
+        self._locals.append(base.local)
+        symbol: Any = view.local
+        symbol.view = base, kind, dict(attrs)
+        symbol.seen = self.value(base)
+
+    def _lies_whole(self, tensor: DistTensor) -> bool:
+        """Whether the elements of a tensor lie side by side, so that a reshape of it is a view."""
+        local: Any = tensor.local
+        if not isinstance(local, Symbol):
+            return bool(local.flags.c_contiguous)
+        return local.view is None or (
+            local.view[1] == "reshape" and self._lies_whole(local.view[0])
+        )
+
+    def _check_variable(self, tensor: DistTensor, kind: str) -> None:
+        if isinstance(tensor.local, Symbol):
+            raise TracingError(
+                f"{kind} updates a tensor that was made inside of the compiled function",
+                source=user_line(),
+                got=str(tensor.spec),
+                hint="make it before the first call",
+            )
+
+    def redistribute(self, tensor: DistTensor, target: TensorSpec) -> DistTensor:
+        """Record a change of layout."""
+        # That module is imported where tensors first change their layout.
+        from plancompiler.eager.redistribution import Redistribution  # noqa: PLC0415
+
+        spec, world = tensor.spec, self.world
+        if spec is target:
+            return tensor
+        value = self.recorder.redistribute(self.value(tensor), target.placement, target.sbp)
+        found = traced(target, value)
+        if tensor.node is not None and world.recording:
+            self.check_inside([tensor])
+            op = Redistribution(spec, target)
+            found.node = Node(op, (tensor,), (found.local,), world.tick())
+            found.slot = 0
+        return found
+
+    def check_inside(self, tensors: Sequence[DistTensor]) -> None:
+        """Refuse to differentiate into what was recorded before the function was called."""
+        for tensor in tensors:
+            node = tensor.node
+            if not isinstance(node, Node) or isinstance(tensor.local, Symbol):
+                continue
+            if self.capture(tensor).node is node:
+                raise GradientError(
+                    "a gradient inside of a compiled function would reach beyond it",
+                    source=user_line(),
+                    got=str(tensor.spec),
+                    hint="pass the tensor detached, or compile what made it too",
+                )
+
+    def no_numbers(self) -> TracingError:
+        """The error of who asks for numbers while there are none."""
+        return no_numbers()
+
+    def watch(self, leaf: Leaf) -> None:
+        """Learn when a leaf's gradient is looked at or changed."""
+        leaf.watcher = self
+        leaf.__class__ = _WatchedLeaf
+        self._watched.append(leaf)
+
+    def touched(self, leaf: Leaf, *, reading: bool) -> None:
+        """A leaf's gradient is about to be looked at or changed."""
+        if leaf not in self.leaves:
+            self.leaves[leaf] = _GRAD.__get__(leaf)
+            if reading:
+                self.read.add(leaf)
+
+    def grad_of(self, leaf: Leaf) -> DistTensor | None:
+        """What a leaf holds by now."""
+        found: DistTensor | None = _GRAD.__get__(leaf)
+        return found
+
+    def stepped(self, steps: Any) -> None:
+        """An optimizer has made a step."""
+        if steps in self.steps:
+            raise TracingError(
+                "an optimizer steps twice in a compiled function",
+                source=user_line(),
+                hint="compile one step, and call it twice",
+            )
+        self.steps.append(steps)
+
+    def _next_number(self, purpose: str) -> int:
+        number = self.world.generator.next_number()
+        self._drawn.add(number)
+        return number
+
+    def _key(self, number: int) -> int:
+        return DRAWN + number - self.first_draw if number in self._drawn else number
+
+    def _moved_later(self, source: TensorSpec, target: TensorSpec) -> Callable[[Any], Any]:
+        """Stands for a change of layout of arrays: real ones are still changed at once."""
+        return partial(self._moved, source, target)
+
+    def _moved(self, source: TensorSpec, target: TensorSpec, array: Any) -> Any:
+        if isinstance(array, Symbol):
+            raise no_numbers()
+        return self._move(source, target)(array)
+
+
+class TracedPlan(OpPlan):
+    """An op that is recorded."""
+
+    demanded: NdSbp | None = None
+    """The layout that the caller demands of the outputs."""
+
+    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+        """See `OpPlan.call`."""
+        tracing: Tracing = self.world.tracing
+        return tracing.run(self, tensors)
+
+    def update(self, tensors: Sequence[DistTensor]) -> None:
+        """See `OpPlan.update`."""
+        self.call(tensors)
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """See `OpPlan.backward`: gradients are always made of ops."""
+        return super().backward(node, grads, needed, True)
+
+
+class TraceDispatcher(Dispatcher):
+    """Makes plans that record."""
+
+    plan_class = TracedPlan
+
+    def __init__(self, world: World, tracing: Tracing) -> None:
+        super().__init__(world)
+        self._tracing = tracing
+
+    def update_all(self, kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]) -> None:
+        """See `Dispatcher.update_all`: a job updates each variable by an op of its own."""
+        for row in rows:
+            self.plan(kind, tuple([each.spec for each in row]), attrs).update(row)
+
+    def plan(
+        self,
+        kind: str,
+        inputs: tuple[TensorSpec, ...],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement | None = None,
+        sbp: NdSbp | None = None,
+    ) -> OpPlan:
+        """See `Dispatcher.plan`. Parameters and states that are first used here are made at once,
+        as they outlive the function's call.
+        """
+        if kind == "variable":
+            return self._tracing.real.plan(kind, inputs, attrs, placement, sbp)
+        found = super().plan(kind, inputs, attrs, placement, sbp)
+        if isinstance(found, TracedPlan):
+            found.demanded = sbp
+        return found
+
+
+def traced(spec: TensorSpec, value: Value) -> DistTensor:
+    """A tensor without numbers."""
+    symbol: Any = Symbol(value)
+    return DistTensor(spec, symbol)
+
+
+def without_partial(sbp: NdSbp) -> NdSbp:
+    """The layout with every partial entry reduced."""
+    return NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in sbp))

@@ -1,0 +1,153 @@
+"""What carries data between the processes of an SPMD program: shared memory, gRPC or MPI."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from plancompiler.errors import SecurityError, UsageError
+from plancompiler.executor.comm.host_board import HostBoardMaker
+from plancompiler.executor.comm.manager import BoardMaker
+from plancompiler.executor.comm.message_board import MessageBoardMaker
+from plancompiler.executor.comm.mpi import MpiCarrier, MpiWorld
+from plancompiler.executor.comm.remote import (
+    PeerServer,
+    StreamCarrier,
+    channel_options,
+    plain_channel,
+)
+
+TRANSPORTS = ("host", "grpc", "mpi")
+TRANSPORT = "PLANCOMPILER_WORLD_TRANSPORT"
+ADDRESSES = "PLANCOMPILER_WORLD_ADDRESSES"
+"""HOST:PORT of each rank, in order, separated by commas."""
+SECRET = "PLANCOMPILER_WORLD_TOKEN"  # the name of a variable
+"""What `plancompiler launch` gives all its ranks; on several hosts the user does."""
+INSECURE = "PLANCOMPILER_WORLD_INSECURE"
+TLS = tuple(f"PLANCOMPILER_WORLD_TLS_{name}" for name in ("CA", "CERT", "KEY"))
+"""PEM files: the authority that signed all ranks' certificates, and this rank's own pair."""
+
+
+def open_boards(
+    transport: str | None,
+    rank: int,
+    size: int,
+    run: str,
+    deadline: float,
+    environment: Mapping[str, str],
+) -> BoardMaker:
+    """This rank's way to the others; `run` tells apart runs on one host.
+
+    UsageError for a transport or variables that make no sense, SecurityError for an address that
+    others could reach without TLS.
+    """
+    name = transport or environment.get(TRANSPORT) or "host"
+    if name == "host":
+        return HostBoardMaker(run, rank, size, deadline)
+    if name == "mpi":
+        return _over_mpi(rank, size, deadline)
+    if name == "grpc":
+        return _over_streams(rank, size, deadline, environment)
+    raise UsageError(
+        "unknown transport", got=repr(name), expected="one of " + ", ".join(TRANSPORTS)
+    )
+
+
+def _over_mpi(rank: int, size: int, deadline: float) -> BoardMaker:
+    world = MpiWorld()
+    if (world.rank, world.size) != (rank, size):
+        world.close()
+        raise UsageError(
+            "MPI knows this process as another rank than its launcher does",
+            got=f"rank {world.rank} of {world.size}",
+            expected=f"rank {rank} of {size}",
+            hint="start the script with mpiexec",
+        )
+    return MessageBoardMaker(MpiCarrier(world, "eager"), rank, size, deadline, world.close)
+
+
+def _over_streams(
+    rank: int, size: int, deadline: float, environment: Mapping[str, str]
+) -> BoardMaker:
+    addresses = environment.get(ADDRESSES, "").split(",")
+    if len(addresses) != size or not all(":" in address for address in addresses):
+        raise UsageError(
+            "the transport grpc needs an address for each rank",
+            got=f"{ADDRESSES}={environment.get(ADDRESSES, '')}",
+            expected=f"{size} times HOST:PORT, separated by commas",
+        )
+    token = environment.get(SECRET, "")
+    if not token:
+        # Other launchers only tell runs apart by what anyone on the network could guess.
+        raise UsageError(
+            "the transport grpc needs a secret that all ranks know",
+            got=f"no {SECRET}",
+            expected="the same long random text on all ranks",
+        )
+    own = addresses[rank]
+    files = [environment.get(name, "") for name in TLS]
+    server_credentials = None
+    open_channel = plain_channel
+    if all(files):
+        ca, cert, key = map(_contents, files)
+        server_credentials = grpc.ssl_server_credentials(
+            [(key, cert)], ca, require_client_auth=True
+        )
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+
+        def open_channel(address: str) -> grpc.Channel:
+            return grpc.secure_channel(address, credentials, options=channel_options())
+
+    elif not _is_loopback(own.rpartition(":")[0]) and environment.get(INSECURE, "0") == "0":
+        raise SecurityError(
+            "data of this rank would cross the network in the clear",
+            got=own,
+            expected="a loopback address, or TLS with client certificates",
+            hint=f"set {', '.join(TLS)}, or {INSECURE}=1 on a network you trust",
+        )
+    server = PeerServer(own, server_credentials, _Threads())
+    carrier = StreamCarrier(token, server, dict(enumerate(addresses)), open_channel)
+    return MessageBoardMaker(carrier, rank, size, deadline, server.close)
+
+
+class _Threads(ThreadPoolExecutor):
+    """A thread for each stream, which the interpreter does not wait for at its end.
+
+    It waits for the threads of other executors before it says that the main thread has ended, and
+    only then streams are closed.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function in a new thread."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:  # whoever asks the future is told
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="plancompiler-peer", daemon=True).start()
+        return future
+
+
+def _contents(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SecurityError("a TLS file cannot be read", got=f"{path}: {error.strerror}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,81 @@
+"""Views: which ops can hand out the memory of their input instead of a copy, and how.
+
+A view is possible where every rank finds its part of the result in its own part of the input: axes
+that are cut must not be split, and nothing may have to move. Where that is not so, the op makes a
+tensor of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.errors import AttributeValueError
+from plancompiler.ir import AttrValue, Split
+from plancompiler.ir.operators import TensorOperators
+from plancompiler.ops.registry import Array
+
+Alias = Callable[[Array], Array]
+
+
+def alias_of(
+    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
+) -> Alias | None:
+    """What makes this rank's part of an op's result a view of its part of the input; None where it
+    has to be a copy. Reshapes are not among these: they depend on how the array lies in memory.
+    """
+    given: Mapping[str, Any] = attrs
+    if kind == "transpose":
+        axes = given["axes"]
+        return lambda array: array.transpose(axes)
+    if kind == "expand_to":
+        shape = made.local_shape
+        return lambda array: np.broadcast_to(array, shape)
+    if kind not in ("slice", "strided_slice"):
+        return None
+    steps = given.get("steps", (1,) * len(used.shape))
+    index = tuple(map(slice, given["starts"], given["stops"], steps))
+    split = {entry.axis for entry in used.sbp if isinstance(entry, Split)}
+    for axis, (before, after) in enumerate(zip(used.shape, made.shape, strict=True)):
+        if axis in split:
+            if before != after:
+                return None
+            index = (*index[:axis], slice(None), *index[axis + 1 :])
+    return lambda array: array[index or (...,)]
+
+
+def strided(tensor: TensorOperators, index: Any) -> TensorOperators:
+    """Basic indexing with slices of any positive step."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if Ellipsis in entries:
+        at = entries.index(Ellipsis)
+        missing = tensor.ndim - len(entries) + 1
+        entries = (*entries[:at], *(slice(None),) * missing, *entries[at + 1 :])
+    starts, stops, steps = [], [], []
+    whole: list[Any] = []
+    for axis, extent in enumerate(tensor.shape):
+        entry = entries[axis] if axis < len(entries) else slice(None)
+        start, stop, step = 0, extent, 1
+        if isinstance(entry, slice):
+            start, stop, step = entry.indices(extent)
+            if step < 1:
+                raise AttributeValueError(
+                    "a slice must have a positive step",
+                    got=repr(entry),
+                    hint="pc.flip walks an axis backwards",
+                )
+            entry = slice(None)
+        starts.append(start)
+        stops.append(max(start, stop))
+        steps.append(step)
+        whole.append(entry)
+    attrs: dict[str, AttrValue] = {
+        "starts": tuple(starts),
+        "stops": tuple(stops),
+        "steps": tuple(steps),
+    }
+    found = tensor._apply("strided_slice", (tensor,), attrs)[0]  # noqa: SLF001  # every tensor's door
+    return found[tuple(whole)]

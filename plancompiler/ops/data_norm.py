@@ -1,0 +1,203 @@
+"""What data normalisation needs beside batch normalisation: sums that decay, and statistics of
+groups of rows.
+
+A group is a balanced piece of the rows, as splits cut them. Groups and rows that are split over as
+many devices as there are groups never meet rows of other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import Range, balanced_range, element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    bool_attr,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import blocks, in_float32, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.rule import Signature
+from plancompiler.ops.shards import cut_together, shards_stay_whole
+
+# --- sums that decay ------------------------------------------------------------------------------
+
+
+def _decayed_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "decayed_sum_update"
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, "decay")
+    if float_attr(attrs, "decay", least=0.0) != 1.0:
+        float_attr(attrs, "decay", below=1.0)
+    for tensor in inputs:
+        expect_dtype(kind, tensor, FLOATS)
+    expect_shape(kind, inputs[1], inputs[0].shape, "summand")
+    expect_same_dtype(kind, inputs)
+    return inputs[:1]
+
+
+def _decayed_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    # As state - (1 - decay) * state: in float32 a decay close to 1 is known less well than 1 less
+    # it.
+    lost = 1.0 - float_attr(context.attrs, "decay")
+    for state, value, out in blocks(*inputs, *outputs):
+        work = scratch(context, "work", state.shape, state.dtype)
+        np.multiply(state, lost, out=work)
+        np.subtract(value, work, out=work)
+        np.add(state, work, out=out)
+
+
+register(
+    OpDef(
+        "decayed_sum_update",
+        infer=_decayed_infer,
+        rule="..., ... -> ...",
+        kernel=in_float32(_decayed_kernel),
+        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        mutates=((0, 0),),
+        doc="(state, value) -> decay * state + value.",
+    )
+)
+
+
+# --- groups of rows -------------------------------------------------------------------------------
+
+
+def _pieces(rows: int, groups: int, part: Range, held: Range) -> Iterator[tuple[int, Range, int]]:
+    """Of each group held here: its number among them, its rows in the part, from 0, and how many
+    rows it has in all.
+    """
+    for group in range(*held):
+        low, high = balanced_range(rows, groups, group)
+        start = max(low, part[0])
+        stop = max(min(high, part[1]), start)
+        yield group - held[0], (start - part[0], stop - part[0]), high - low
+
+
+def _expect_rows(kind: str, shape: tuple[int, ...], rows: int, groups: int) -> None:
+    if rows < groups:
+        raise ShapeError(
+            f"{kind} needs a row for every group", got=shape, expected=f"at least {groups} rows"
+        )
+
+
+def _sums_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "group_sums"
+    expect_inputs(kind, inputs, 1)
+    only_attrs(kind, attrs, "groups", "mean")
+    bool_attr(attrs, "mean")
+    (x,) = inputs
+    expect_dtype(kind, x, FLOATS)
+    expect_ndim(kind, x, 1)
+    groups = int_attr(attrs, "groups", least=1)
+    _expect_rows(kind, x.shape, x.shape[0], groups)
+    return (TensorType((groups, *x.shape[1:]), x.dtype),)
+
+
+def _sums_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (x,), (out,) = inputs, outputs
+    rows, groups = context.input_shapes[0][0], context.output_shapes[0][0]
+    part, held = context.input_regions[0][0], context.output_regions[0][0]
+    mean = bool_attr(context.attrs, "mean")
+    for number, (start, stop), size in _pieces(rows, groups, part, held):
+        total = np.add.reduce(x[start:stop], axis=0, dtype=np.float64)
+        factor = 1.0 / size if mean else 1.0
+        np.multiply(total, factor, out=out[number, ...], casting="same_kind")
+
+
+def _sums_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("group_rows", grads[0], rows=inputs[0].shape[0], mean=attrs["mean"]),)
+
+
+def _rows_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "group_rows"
+    expect_inputs(kind, inputs, 1)
+    only_attrs(kind, attrs, "rows", "mean")
+    bool_attr(attrs, "mean")
+    (state,) = inputs
+    expect_dtype(kind, state, FLOATS)
+    expect_ndim(kind, state, 1)
+    if state.shape[0] == 0:
+        raise ShapeError(f"{kind} needs at least one group", got=state.shape)
+    rows = int_attr(attrs, "rows", least=0)
+    _expect_rows(kind, (rows, *state.shape[1:]), rows, state.shape[0])
+    return (TensorType((rows, *state.shape[1:]), state.dtype),)
+
+
+def _rows_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (state,), (out,) = inputs, outputs
+    rows, groups = context.output_shapes[0][0], context.input_shapes[0][0]
+    part, held = context.output_regions[0][0], context.input_regions[0][0]
+    mean = bool_attr(context.attrs, "mean")
+    out.fill(0)
+    for number, (start, stop), size in _pieces(rows, groups, part, held):
+        np.multiply(state[number], 1.0 / size if mean else 1.0, out=out[start:stop, ...])
+
+
+def _rows_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return (apply("group_sums", grads[0], groups=inputs[0].shape[0], mean=attrs["mean"]),)
+
+
+def _a_group_each(
+    inputs: Types, outputs: Types, attrs: AttrMap, parts: int
+) -> tuple[Signature, ...]:
+    """Rows and groups split over as many devices as there are groups."""
+    groups = min(inputs[0].shape[0], outputs[0].shape[0])
+    return cut_together(1, 1) if parts == groups else ()
+
+
+register(
+    OpDef(
+        "group_sums",
+        infer=_sums_infer,
+        rule="n ... -> g ...",
+        kernel=in_float32(_sums_kernel),
+        gradient=_sums_gradient,
+        linear=((0,),),
+        extra=_a_group_each,
+        legal=shards_stay_whole,
+        flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
+        doc="x [n, ...] -> [groups, ...]: sums over `groups` balanced groups of rows; with `mean` "
+        "over the number of rows of each.",
+    )
+)
+register(
+    OpDef(
+        "group_rows",
+        infer=_rows_infer,
+        rule="g ... -> n ...",
+        kernel=in_float32(_rows_kernel),
+        gradient=_rows_gradient,
+        linear=((0,),),
+        extra=_a_group_each,
+        legal=shards_stay_whole,
+        doc="state [groups, ...] -> [rows, ...]: for each of `rows` rows the state of its group; "
+        "with `mean` over the number of rows of the group. The transpose of group_sums.",
+    )
+)

@@ -1,0 +1,297 @@
+"""What distributed LAMB needs beside the steps of `optimizer_steps`: gradients added up over steps,
+clipping before a reduction, one decision per step for all parameters, and the same steps on many
+parameters that lie behind each other in one flat buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.sbp import PARTIAL_SUM, Partial
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    int_attr,
+    ints_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import blocks, copy_unless_shared, in_float32, scratch
+from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.rule import NdSignature, Signature
+
+# --- gradients of several steps -------------------------------------------------------------------
+
+
+def _sum_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("gradient_sum_update", inputs, 2)
+    only_attrs("gradient_sum_update", attrs, "every")
+    int_attr(attrs, "every", least=1)
+    for tensor in inputs:
+        expect_dtype("gradient_sum_update", tensor, FLOATS)
+    expect_same_dtype("gradient_sum_update", inputs)
+    expect_shape("gradient_sum_update", inputs[1], inputs[0].shape, "gradient")
+    return inputs[:1]
+
+
+def _sum_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (total, gradient), (out,) = inputs, outputs
+    if context.step % int_attr(context.attrs, "every") == 0:
+        copy_unless_shared(gradient, out)
+    else:
+        np.add(total, gradient, out=out)
+
+
+register(
+    OpDef(
+        "gradient_sum_update",
+        infer=_sum_infer,
+        rule="..., ... -> ...",
+        kernel=_sum_kernel,
+        linear=((0, 1),),
+        mutates=((0, 0),),
+        doc="(sum, g) -> g in every `every`-th step, counted from step 0, and sum + g in others.",
+    )
+)
+
+
+# --- clipping before a reduction ------------------------------------------------------------------
+
+
+def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
+    if not inputs:
+        expect_inputs("clip_addends", inputs, 1)
+    only_attrs("clip_addends", attrs, "max_norm", "eps")
+    if not float_attr(attrs, "max_norm") > 0:
+        raise AttributeValueError(
+            "a norm is clipped to a positive number", got=attrs.get("max_norm")
+        )
+    float_attr(attrs, "eps", 1e-6, least=0.0)
+    for tensor in inputs:
+        expect_dtype("clip_addends", tensor, FLOATS)
+    return inputs
+
+
+def _clip_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    whole = [
+        " ".join(f"[a{place}_{axis}]" for axis in range(len(tensor.shape))) or "..."
+        for place, tensor in enumerate(inputs)
+    ]
+    return f"{', '.join(whole)} -> {', '.join(whole)}"
+
+
+def _clip_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> Sequence[Signature]:
+    count = len(inputs)
+    return (Signature((PARTIAL_SUM,) * count, (PARTIAL_SUM,) * count),)
+
+
+def _clip_legal(
+    inputs: Types,
+    outputs: Types,
+    attrs: AttrMap,
+    signature: NdSignature,
+    hierarchy: tuple[int, ...],
+) -> bool:
+    """Gradients are addends wherever there are several devices: nothing is reduced before."""
+    return all(
+        isinstance(entry, Partial)
+        for entry, extent in zip(signature.inputs[0], hierarchy, strict=True)
+        if extent > 1
+    )
+
+
+def _clip_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    limit = float_attr(context.attrs, "max_norm")
+    norm = math.sqrt(sum(_square_sum(each) for each in inputs))
+    factor = min(1.0, limit / (norm + float_attr(context.attrs, "eps", 1e-6)))
+    for source, target in zip(inputs, outputs, strict=True):
+        np.multiply(source, factor, out=target)
+
+
+def _square_sum(array: Array) -> float:
+    """In float64, piece by piece."""
+    return sum(
+        float(np.dot(flat, flat))
+        for (piece,) in blocks(array)
+        for flat in (piece.reshape(-1).astype(np.float64),)
+    )
+
+
+register(
+    OpDef(
+        "clip_addends",
+        infer=_clip_infer,
+        rule=_clip_rule,
+        kernel=_clip_kernel,
+        extra=_clip_extra,
+        legal=_clip_legal,
+        doc="(g, ...) -> gradients scaled together to the norm `max_norm` where theirs is greater. "
+        "They are partial, and every device scales its own addends by their own norm: the result "
+        "depends on who holds what, as clipping before a reduction does. Of what is whole the "
+        "first device has all.",
+    )
+)
+
+
+# --- one decision for all -------------------------------------------------------------------------
+
+
+def _control_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "lamb_control"
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, "every", "max_norm", "eps")
+    int_attr(attrs, "every", least=1)
+    float_attr(attrs, "max_norm", 0.0, least=0.0)
+    float_attr(attrs, "eps", 1e-6, least=0.0)
+    total, count = inputs
+    expect_dtype(kind, total, FLOATS, "sum of squares")
+    expect_dtype(kind, count, frozenset({DType.INT32}), "count")
+    for tensor, name in ((total, "sum of squares"), (count, "count")):
+        expect_shape(kind, tensor, (), name)
+    return total, total, count
+
+
+def _control_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    attrs = context.attrs
+    total, count = float(inputs[0]), int(inputs[1])
+    every, limit = int_attr(attrs, "every"), float_attr(attrs, "max_norm", 0.0)
+    norm = math.sqrt(total) / every if total >= 0 and math.isfinite(total) else math.inf
+    skipped = not math.isfinite(norm) or context.step % every != every - 1
+    factor = min(1.0, limit / (norm + float_attr(attrs, "eps", 1e-6))) if limit else 1.0
+    outputs[0].fill(factor / every)
+    outputs[1].fill(skipped)
+    outputs[2].fill(count if skipped else count + 1)
+
+
+register(
+    OpDef(
+        "lamb_control",
+        infer=_control_infer,
+        rule="..., ... -> ..., ..., ...",
+        kernel=_control_kernel,
+        mutates=((2, 1),),
+        doc="(sum of squares of all gradients, updates so far) -> (what gradients are multiplied "
+        "with, whether this step updates nothing, updates with this one). Gradients are sums of "
+        "`every` steps, and the last of these updates, unless the sum of squares is not finite. "
+        "Their mean is clipped to `max_norm`, if it is not 0.",
+    )
+)
+
+
+# --- flat buffers ---------------------------------------------------------------------------------
+
+
+def _check_flat(attrs: AttrMap, inputs: Types, kind: str) -> tuple[int, ...]:
+    """The sizes of segments, which flat buffers must have."""
+    sizes = ints_attr(attrs, "sizes")
+    if any(size < 0 for size in sizes):
+        raise AttributeValueError(f"{kind} needs sizes of at least 0", got=sizes)
+    for flat in inputs:
+        expect_shape(kind, flat, (sum(sizes),), f"buffer of {len(sizes)} segments")
+    return sizes
+
+
+def _segments(context: KernelContext) -> list[tuple[int, slice]]:
+    """Number and local place of every segment that this device holds a part of."""
+    found = context.state.setdefault("segments", {})
+    low, high = box = context.input_regions[0][0]
+    if box not in found:
+        ends = np.cumsum((0, *ints_attr(context.attrs, "sizes")))
+        pairs = zip(np.maximum(ends[:-1], low), np.minimum(ends[1:], high), strict=True)
+        found[box] = [
+            (number, slice(int(start) - low, int(stop) - low))
+            for number, (start, stop) in enumerate(pairs)
+            if start < stop
+        ]
+    segments: list[tuple[int, slice]] = found[box]
+    return segments
+
+
+def _square_sums_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "segment_square_sums"
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, "sizes")
+    for flat in inputs:
+        expect_dtype(kind, flat, FLOATS)
+    dtype = expect_same_dtype(kind, inputs)
+    sizes = _check_flat(attrs, inputs, kind)
+    return (TensorType((2, len(sizes)), DType.FLOAT32 if dtype.is_half else dtype),)
+
+
+def _square_sums_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (out,) = outputs
+    out.fill(0)
+    for number, place in _segments(context):
+        for row, flat in zip(out, inputs, strict=True):
+            row[number] = _square_sum(flat[place])
+
+
+register(
+    OpDef(
+        "segment_square_sums",
+        infer=_square_sums_infer,
+        rule="a, a -> [two] [n]",
+        kernel=_square_sums_kernel,
+        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        doc="Two flat buffers [a], cut into segments of these `sizes` -> the sums of squares of "
+        "each, [2, n], in at least float32.",
+    )
+)
+
+
+def _flat_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "flat_lamb_update"
+    expect_inputs(kind, inputs, 5)
+    only_attrs(kind, attrs, "sizes")
+    w, u, sums, rate, skipped = inputs
+    for tensor in inputs:
+        expect_dtype(kind, tensor, FLOATS)
+    expect_same_dtype(kind, (w, u))
+    sizes = _check_flat(attrs, (w, u), kind)
+    expect_shape(kind, sums, (2, len(sizes)), "sums of squares")
+    expect_shape(kind, rate, (), "learning rate")
+    expect_shape(kind, skipped, (), "skipped")
+    return inputs[:1]
+
+
+def _flat_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (w, u, sums, rate, skipped), (out,) = inputs, outputs
+    if skipped:
+        copy_unless_shared(w, out)
+        return
+    for number, place in _segments(context):
+        above, below = float(sums[0, number]), float(sums[1, number])
+        trust = math.sqrt(above / below) if above > 0 and below > 0 else 1.0
+        for each, step, to in blocks(w[place], u[place], out[place]):
+            work = scratch(context, "work", each.shape, each.dtype)
+            np.multiply(step, float(rate) * trust, out=work)
+            np.subtract(each, work, out=to)
+
+
+register(
+    OpDef(
+        "flat_lamb_update",
+        infer=_flat_infer,
+        rule="a, a, [two] [n], ..., ... -> a",
+        kernel=in_float32(_flat_kernel),
+        flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="(w [a], u [a], sums of squares of the segments of both [2, n], lr, skipped) -> "
+        "w - lr trust u, where the trust ratio is that of each segment (see lamb_update), or w "
+        "where `skipped` is not 0.",
+    )
+)

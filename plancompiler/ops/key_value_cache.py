@@ -1,0 +1,131 @@
+"""Attention of new tokens to all earlier ones, whose keys and values are kept in caches.
+
+A cache [b, g, capacity, d] is a variable; `cache_update` writes the new tokens from `position` on,
+in place. `cached_attention` then sees position + i + 1 keys from token i on. Both are for
+inference: neither has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError, ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.attention import attend, attention_line, check_attention, heads_of_keys
+from plancompiler.ops.attention_tiles import Tiles
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_same_dtype,
+    expect_shape,
+    only_attrs,
+)
+from plancompiler.ops.groups import group_split
+from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
+from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.rotary import POSITIONS
+
+
+def check_position(kind: str, position: TensorType) -> None:
+    """A position is a whole number: a scalar tensor."""
+    expect_dtype(kind, position, POSITIONS, "position")
+    expect_shape(kind, position, (), "position")
+
+
+def _update_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("cache_update", inputs, 3)
+    only_attrs("cache_update", attrs)
+    cache, new, position = inputs
+    expect_dtype("cache_update", cache, FLOATS)
+    expect_same_dtype("cache_update", (cache, new))
+    check_position("cache_update", position)
+    if len(cache.shape) != 4:
+        raise ShapeError(
+            "cache_update needs a cache with four axes",
+            got=cache.shape,
+            expected="[batch, heads, capacity, features]",
+        )
+    batch, heads, capacity, width = cache.shape
+    length = new.shape[2] if len(new.shape) == 4 else 0
+    expect_shape("cache_update", new, (batch, heads, length, width), "new entries (like the cache)")
+    if length > capacity:
+        raise ShapeError(
+            "a cache has no room for so many tokens", got=length, expected=f"at most {capacity}"
+        )
+    return inputs[:1]
+
+
+def _start(position: Array, length: int, capacity: int) -> int:
+    """The position as a number; an ExecutionError where the tokens from there on do not fit."""
+    start = int(position)
+    if not 0 <= start <= capacity - length:
+        raise ExecutionError(
+            "new tokens do not fit into the cache of keys and values",
+            got=f"{length} from position {start} on, in a cache of {capacity}",
+            expected=f"positions 0 to {capacity - length}",
+            hint="make a larger cache, or start again at position 0",
+        )
+    return start
+
+
+def _update_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (cache, new, position), (out,) = inputs, outputs
+    start = _start(position, new.shape[2], cache.shape[2])
+    copy_unless_shared(cache, out)
+    np.copyto(out[:, :, start : start + new.shape[2]], new)
+
+
+register(
+    OpDef(
+        "cache_update",
+        infer=_update_infer,
+        rule="b h [s] d, b h [t] d, ... -> b h [s] d",
+        kernel=_update_kernel,
+        flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
+        mutates=((0, 0),),
+        doc="(cache [b, h, s, d], new [b, h, t, d], position) -> the cache with `new` from there "
+        "on. A step in which it does not fit fails.",
+    )
+)
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "cached_attention"
+    expect_inputs(kind, inputs, 4)
+    only_attrs(kind, attrs, "scale")
+    found, _ = check_attention(kind, inputs[:3], attrs, causal=True)
+    check_position(kind, inputs[3])
+    return (found,)
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    query, key, value, position = inputs
+    start = _start(position, context.input_shapes[0][2], key.shape[2])
+    attend(context, Tiles(context, query, key, position=start), query, key, value, outputs[0])
+
+
+def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+    query, key, value = inputs[:3]
+    return 2 * element_count(query.shape[:3]) * key.shape[2] * (query.shape[3] + value.shape[3])
+
+
+_extra, _legal = group_split(heads_of_keys, (1, 1, 1, None), (1,))
+register(
+    OpDef(
+        "cached_attention",
+        infer=_infer,
+        rule=lambda inputs, outputs, attrs: attention_line(inputs, "Q, K, V, ... -> Y"),
+        kernel=in_float32(contiguous(_kernel)),
+        extra=_extra,
+        legal=_legal,
+        flops=_flops,
+        doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e], position) -> attention [b, h, t, e] "
+        "of query i to the first position + i + 1 keys. What later keys hold is not read.",
+    )
+)

@@ -1,0 +1,145 @@
+"""Margins on the cosine of the right class, for losses of face recognition.
+
+x -> cos(margin1 * acos x + margin2) - margin3 unites SphereFace (W. Liu et al., 2017), ArcFace
+(J. Deng et al., 2019) and CosFace (H. Wang et al., 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.ir.shard import element_count
+from plancompiler.ops.check import (
+    FLOATS,
+    INTEGERS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.kernel import contiguous, in_float32
+from plancompiler.ops.loss import check_labels, own_rows
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.softmax import IGNORE_INDEX
+
+NEAR_ONE = 1.0 - 1e-6
+"""The angle is that of a cosine clamped to this: beyond, its slope grows without bound."""
+
+_MARGINS = ("margin1", "margin2", "margin3", "scale")
+
+
+def _margins(attrs: AttrMap) -> tuple[float, float, float, float]:
+    found = (
+        float_attr(attrs, "margin1"),
+        float_attr(attrs, "margin2"),
+        float_attr(attrs, "margin3"),
+        float_attr(attrs, "scale"),
+    )
+    if not np.isfinite(found).all():
+        raise AttributeValueError("margins and scale are finite numbers", got=found)
+    return found
+
+
+def _infer(kind: str, count: int, inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs(kind, inputs, count)
+    only_attrs(kind, attrs, *_MARGINS, "ignore_index")
+    _margins(attrs)
+    int_attr(attrs, "ignore_index", IGNORE_INDEX)
+    cosines, labels, *grads = inputs
+    expect_dtype(kind, cosines, FLOATS, "cosines")
+    expect_dtype(kind, labels, INTEGERS, "labels")
+    expect_ndim(kind, cosines, 1, "cosines")
+    expect_shape(kind, labels, cosines.shape[:-1], "labels (one per row of the cosines)")
+    if cosines.shape[-1] == 0:
+        raise ShapeError(f"{kind} needs at least one class", got=cosines.shape)
+    for grad in grads:
+        expect_shape(kind, grad, cosines.shape, "gradient")
+    expect_same_dtype(kind, (cosines, *grads))
+    return inputs[:1]
+
+
+def _targets(context: KernelContext, labels: Array) -> tuple[Array, Array]:
+    """Rows whose label is a class held here, and its column."""
+    flat = labels.reshape(-1)
+    ignored = int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
+    check_labels("margin_cross_entropy", flat, context.input_shapes[0][-1], ignored)
+    return own_rows(flat, *context.input_regions[0][-1], ignored)
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (cosines, labels), (out,) = inputs, outputs
+    first, second, third, scale = _margins(context.attrs)
+    rows, columns = _targets(context, labels)
+    width = cosines.shape[-1]
+    x = cosines.reshape(labels.size, width)[rows, columns]
+    if first != 1.0 or second != 0.0:
+        x = np.cos(np.arccos(np.clip(x, -NEAR_ONE, NEAR_ONE)) * first + second)
+    np.multiply(cosines, scale, out=out)
+    out.reshape(labels.size, width)[rows, columns] = (x - third) * scale
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return apply("margin_logits_grad", inputs[0], inputs[1], grads[0], **attrs), None
+
+
+def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (cosines, labels, dy), (out,) = inputs, outputs
+    first, second, _, scale = _margins(context.attrs)
+    width = cosines.shape[-1]
+    rows, columns = _targets(context, labels)
+    x = cosines.reshape(labels.size, width)[rows, columns]
+    slope = None
+    if first != 1.0 or second != 0.0:
+        # d cos(a acos x + b) / dx = a sin(a acos x + b) / sqrt(1 - x²); the clamped is constant.
+        inside = np.abs(x) < NEAR_ONE
+        angle = np.arccos(np.where(inside, x, 0))
+        slope = inside * first * np.sin(angle * first + second) / np.sin(angle)
+    np.multiply(dy, scale, out=out)
+    if slope is not None:
+        out.reshape(labels.size, width)[rows, columns] *= slope.astype(out.dtype, copy=False)
+
+
+register(
+    OpDef(
+        "margin_logits",
+        infer=lambda inputs, attrs: _infer("margin_logits", 2, inputs, attrs),
+        rule="... v, ... -> ... v",
+        kernel=in_float32(contiguous(_kernel)),
+        gradient=_gradient,
+        flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
+        inplace=((0, 0),),
+        doc="(cosines [..., v], labels) -> `scale` * cosines, where that of the label is "
+        "cos(`margin1` * acos x + `margin2`) - `margin3` first. Rows with label `ignore_index` "
+        "are only scaled.",
+    )
+)
+register(
+    OpDef(
+        "margin_logits_grad",
+        infer=lambda inputs, attrs: _infer("margin_logits_grad", 3, inputs, attrs),
+        rule="... v, ..., ... v -> ... v",
+        kernel=in_float32(contiguous(_grad_kernel)),
+        linear=((2,),),
+        flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
+        inplace=((0, 2), (0, 0)),
+        doc="The gradient of margin_logits: (cosines, labels, dy) -> dcosines.",
+    )
+)

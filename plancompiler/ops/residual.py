@@ -1,0 +1,105 @@
+"""The end of a transformer's part: bias, dropout and residual connection in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.ops import kernel as blocking
+from plancompiler.ops.check import (
+    FLOATS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    expect_same_dtype,
+    expect_shape,
+    float_attr,
+    int_attr,
+    only_attrs,
+)
+from plancompiler.ops.dropout import Mask, stream_of
+from plancompiler.ops.kernel import contiguous, of_box, rows_of, scratch
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+
+_KIND = "bias_dropout_residual"
+
+
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs(_KIND, inputs, 2 + len(inputs[2:3]))
+    only_attrs(_KIND, attrs, "rate", "key")
+    for tensor in inputs:
+        expect_dtype(_KIND, tensor, FLOATS)
+    expect_same_dtype(_KIND, inputs)
+    expect_ndim(_KIND, inputs[0], 1)
+    expect_shape(_KIND, inputs[1], inputs[0].shape, "residual")
+    for bias in inputs[2:]:
+        expect_shape(_KIND, bias, inputs[0].shape[-1:], "bias")
+    float_attr(attrs, "rate", 0.0, least=0.0, below=1.0)
+    int_attr(attrs, "key", 0)
+    return inputs[:1]
+
+
+def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    bias = "".join(", d" for _ in inputs[2:])
+    return f"... d, ... d{bias} -> ... d"
+
+
+def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, residual, *bias = inputs
+    if x.size == 0:
+        return
+    rate = float_attr(context.attrs, "rate", 0.0)
+    source, beside, target = (rows_of(array) for array in (x, residual, outputs[0]))
+    if rate == 0.0:
+        step = max(1, blocking.BLOCK_BYTES // (source.shape[1] * source.itemsize))
+        for start in range(0, len(source), step):
+            rows = slice(start, start + step)
+            work = source[rows]
+            if bias:
+                work = np.add(work, bias[0], out=scratch(context, "work", work.shape, x.dtype))
+            np.add(work, beside[rows], out=target[rows])
+        return
+    shape, region = context.input_shapes[0], context.input_regions[0]
+    mask = of_box(context, "mask", region, lambda: Mask(shape, region))
+    start, threshold = stream_of(context, rate)
+    scale = 1.0 / (1.0 - rate)
+    for rows, columns, keep in mask.pieces(start, threshold):
+        work = scratch(context, "work", keep.shape, x.dtype)
+        np.copyto(work, source[rows, columns])
+        for each in bias:
+            np.add(work, each[columns], out=work)
+        np.multiply(work, scale, out=work)
+        np.multiply(work, keep, out=work)
+        np.add(work, beside[rows, columns], out=target[rows, columns])
+
+
+def _gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    (dy,) = grads
+    dx = apply("dropout", dy, **attrs) if attrs.get("rate") else dy
+    return (dx, dy, *(dx.sum(tuple(range(len(dy.shape) - 1))) for _ in inputs[2:]))
+
+
+register(
+    OpDef(
+        _KIND,
+        infer=_infer,
+        rule=_rule,
+        kernel=contiguous(_kernel),
+        gradient=_gradient,
+        inplace=((0, 0), (0, 1)),
+        doc="(x, residual[, bias]) -> residual + dropout(x + bias), with the bits that `dropout` "
+        "has for this `rate` and `key`. Never linear, so that what is partial is reduced before.",
+    )
+)

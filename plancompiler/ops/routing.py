@@ -1,0 +1,197 @@
+"""Rows that go to experts: packed into places of one size, and back.
+
+A group of rows (those of one data-parallel rank, say) is sorted by expert, with a count for each.
+`pack_rows` gives each expert of each group `capacity` places, so that all shapes are known ahead;
+the change of layout from groups split to experts split is then one all-to-all. `unpack_rows` is the
+inverse and the gradient (the layout is that of GShard: D. Lepikhin et al., 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import ExecutionError, ShapeError
+from plancompiler.ir.op import TensorType
+from plancompiler.ops.check import (
+    ANY,
+    INTEGERS,
+    expect_dtype,
+    expect_inputs,
+    expect_ndim,
+    int_attr,
+    only_attrs,
+    str_attr,
+)
+from plancompiler.ops.registry import (
+    Array,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    apply,
+    register,
+)
+from plancompiler.ops.shape import no_flops
+
+OVERFLOW = ("error", "drop")
+"""What becomes of rows beyond an expert's capacity, by the attribute `overflow`."""
+
+
+def _check(kind: str, inputs: Types, attrs: AttrMap, name: str) -> None:
+    expect_inputs(kind, inputs, 2)
+    only_attrs(kind, attrs, name, "overflow")
+    int_attr(attrs, name, least=0)
+    str_attr(attrs, "overflow", "error", among=OVERFLOW)
+    rows, counts = inputs
+    expect_dtype(kind, rows, ANY)
+    expect_dtype(kind, counts, INTEGERS, "counts")
+    if len(counts.shape) != 2 or counts.shape[0] != rows.shape[0]:
+        raise ShapeError(
+            f"{kind} needs a count for each group and expert",
+            got=f"counts of shape {counts.shape} beside {rows.shape}",
+            expected=f"({rows.shape[0]}, experts)",
+        )
+
+
+def _runs(
+    context: KernelContext, counts: Array, rows: int, capacity: int, experts: tuple[int, int]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Of each group and expert held here: both their places, the first row, and how many rows."""
+    drop = str_attr(context.attrs, "overflow", "error", among=OVERFLOW) == "drop"
+    counts = counts.astype(np.int64, copy=False)
+    ends = np.cumsum(counts, axis=1)
+    if counts.size and (counts.min() < 0 or ends[:, -1].max() > rows):
+        worst = int(np.argmax((counts.min(axis=1) < 0) | (ends[:, -1] > rows)))
+        raise ExecutionError(
+            "the counts of a group do not fit its rows",
+            got=f"counts {counts[worst].tolist()}",
+            expected=f"counts of at least 0, together at most {rows}",
+        )
+    if not drop and counts.size and counts.max() > capacity:
+        fullest = int(counts.argmax()) % counts.shape[1]
+        raise ExecutionError(
+            "an expert gets more rows of a group than it has places for",
+            got=f"{int(counts.max())} rows for expert {fullest}",
+            expected=f"at most the capacity of {capacity}",
+            hint="allow more capacity, or drop rows with overflow='drop'",
+        )
+    low, high = experts
+    for group in range(counts.shape[0]):
+        for expert in range(low, high):
+            count = int(counts[group, expert])
+            first = int(ends[group, expert]) - count
+            yield group, expert - low, first, min(count, capacity)
+
+
+# --- pack_rows ------------------------------------------------------------------------------------
+
+
+def _pack_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "pack_rows"
+    expect_inputs(kind, inputs, 2)
+    expect_ndim(kind, inputs[0], 2, "rows [groups, rows, ...]")
+    _check(kind, inputs, attrs, "capacity")
+    rows, counts = inputs
+    shape = (*counts.shape, int_attr(attrs, "capacity"), *rows.shape[2:])
+    return (TensorType(shape, rows.dtype),)
+
+
+def _pack_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    rest = " ".join(f"a{axis}" for axis in range(2, len(inputs[0].shape)))
+    return f"g [r] {rest}, g [k] -> g e [c] {rest}"
+
+
+def _pack_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    (rows, counts), (out,) = inputs, outputs
+    experts, capacity = context.output_regions[0][1], out.shape[2]
+    out.fill(0)
+    for group, expert, first, count in _runs(context, counts, rows.shape[1], capacity, experts):
+        out[group, expert, :count] = rows[group, first : first + count]
+
+
+def _pack_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    rows, counts = inputs
+    overflow = str_attr(attrs, "overflow", "error")
+    found = apply("unpack_rows", grads[0], counts, rows=rows.shape[1], overflow=overflow)
+    return found, None
+
+
+register(
+    OpDef(
+        "pack_rows",
+        infer=_pack_infer,
+        rule=_pack_rule,
+        kernel=_pack_kernel,
+        gradient=_pack_gradient,
+        linear=((0,),),
+        flops=no_flops,
+        takes_bfloat16=True,
+        doc="(rows [g, r, ...], counts [g, e]) -> [g, e, capacity, ...]: each group's rows, sorted "
+        "by expert, in places by expert, the others zero. Rows beyond the capacity fail the run, "
+        "or with `overflow` 'drop' are left out.",
+    )
+)
+
+
+# --- unpack_rows ----------------------------------------------------------------------------------
+
+
+def _unpack_infer(inputs: Types, attrs: AttrMap) -> Types:
+    kind = "unpack_rows"
+    expect_inputs(kind, inputs, 2)
+    expect_ndim(kind, inputs[0], 3, "packed rows [groups, experts, capacity, ...]")
+    _check(kind, inputs, attrs, "rows")
+    packed, counts = inputs
+    if packed.shape[:2] != counts.shape:
+        raise ShapeError(
+            f"{kind} needs a count for each group and expert",
+            got=f"counts of shape {counts.shape} beside {packed.shape}",
+            expected=packed.shape[:2],
+        )
+    shape = (packed.shape[0], int_attr(attrs, "rows"), *packed.shape[3:])
+    return (TensorType(shape, packed.dtype),)
+
+
+def _unpack_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    rest = " ".join(f"a{axis}" for axis in range(3, len(inputs[0].shape)))
+    return f"g e [c] {rest}, g [k] -> g [r] {rest}"
+
+
+def _unpack_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (packed, counts), (out,) = inputs, outputs
+    experts, capacity = context.input_regions[0][1], packed.shape[2]
+    out.fill(0)
+    for group, expert, first, count in _runs(context, counts, out.shape[1], capacity, experts):
+        out[group, first : first + count] = packed[group, expert, :count]
+
+
+def _unpack_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    packed, counts = inputs
+    overflow = str_attr(attrs, "overflow", "error")
+    found = apply("pack_rows", grads[0], counts, capacity=packed.shape[2], overflow=overflow)
+    return found, None
+
+
+register(
+    OpDef(
+        "unpack_rows",
+        infer=_unpack_infer,
+        rule=_unpack_rule,
+        kernel=_unpack_kernel,
+        gradient=_unpack_gradient,
+        linear=((0,),),
+        flops=no_flops,
+        takes_bfloat16=True,
+        doc="(packed [g, e, c, ...], counts [g, e]) -> [g, rows, ...]: the inverse of pack_rows; "
+        "rows that were dropped, and those beyond the counts, are zero.",
+    )
+)

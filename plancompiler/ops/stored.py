@@ -1,0 +1,262 @@
+"""Arrays in files, memory-mapped: what data ops read their rows from.
+
+An npz file is a zip archive with an npy file per array. `np.load` does not map those, but an array
+that is stored as it is (`np.savez`) lies in the file in one piece, so its rows can be read in
+place: only pages with rows that somebody wants are ever read, and all ranks of a host share them. A
+compressed array (`np.savez_compressed`) is unpacked whole when its first row is wanted.
+
+A mapped page of a file that was cut short kills the process that touches it, so every reader first
+asks whether the file is what it was (`DataFile.check`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from plancompiler.errors import DataError
+from plancompiler.ops.registry import Array
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+Version = tuple[int, int, int, int]
+"""Device, inode, time of change in nanoseconds, and size of a file."""
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+"""Of a member of a zip archive: its mark, and the lengths of its name and of what follows that."""
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+class DataFile:
+    """A file as it was when it was first looked at. Raises DataError where it cannot be read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self.version = _version_of(Path(path).stat())
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.version[-1]
+
+    def check(self) -> None:
+        """Raise DataError where the file is not what it was."""
+        try:
+            now = _version_of(Path(self.path).stat())
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
+        if now != self.version:
+            raise self._changed(now)
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """The file, open for reading."""
+        try:
+            with Path(self.path).open("rb") as file:
+                now = _version_of(os.fstat(file.fileno()))
+                if now != self.version:
+                    raise self._changed(now)
+                yield file
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
+
+    def mapped(self) -> Array:
+        """Its bytes, read-only, as uint8."""
+        if not self.size:
+            return np.empty(0, np.uint8)
+        with self.opened() as file:
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+    def _changed(self, now: Version) -> DataError:
+        return DataError(
+            "a data file has changed since the job began to read it",
+            got=f"{self.path} of {now[-1]} bytes, changed at {now[-2]} ns",
+            expected=f"{self.version[-1]} bytes, changed at {self.version[-2]} ns",
+            hint="write new data to a new file",
+        )
+
+
+def _version_of(status: os.stat_result) -> Version:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _unreadable(path: str, error: OSError) -> DataError:
+    return DataError(
+        "a data file cannot be read",
+        got=f"{path} ({error.strerror or error})",
+        hint="the file must be there under this path on every machine that runs the job",
+    )
+
+
+class StoredArray:
+    """One array of an npz file; `stored_array` makes it."""
+
+    def __init__(self, file: DataFile, key: str) -> None:
+        self.file = file
+        self.key = key
+        self._lock = threading.Lock()
+        self._rows: Array | None = None
+        self._offset = -1
+        """Where in the file its data begin; -1 where it is compressed."""
+        with self._archive() as (opened, archive):
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            if key not in names:
+                raise DataError(
+                    f"a data file has no array {key!r}",
+                    got=f"{file.path} with {', '.join(names) or 'no arrays'}",
+                )
+            member = archive.infolist()[names.index(key)]
+            with archive.open(member) as stream:
+                read_header = _HEADERS.get(np.lib.format.read_magic(stream))
+                if read_header is None:
+                    raise ValueError(f"array {key!r} has a header that is not known")
+                self.shape, self._by_columns, self.dtype = read_header(stream)
+                header = stream.tell()
+            # Pickled objects stay refused: reading data must never run code.
+            if self.dtype.hasobject:
+                raise ValueError(f"array {key!r} holds Python objects")
+            count = 1
+            for extent in self.shape:
+                count *= extent
+            if member.file_size != header + count * self.dtype.itemsize:
+                raise ValueError(
+                    f"array {key!r} takes {member.file_size - header} bytes where "
+                    f"{self.dtype}{list(self.shape)} takes {count * self.dtype.itemsize}"
+                )
+            if member.compress_type == zipfile.ZIP_STORED:
+                self._offset = header + _data_offset(opened, member)
+                if self._offset + count * self.dtype.itemsize > file.size:
+                    raise ValueError(f"array {key!r} reaches beyond the end of the file")
+
+    @contextmanager
+    def _archive(self) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
+        path = self.file.path
+        try:
+            with self.file.opened() as opened:
+                if opened.read(6) == b"\x93NUMPY":
+                    raise DataError(
+                        "a data file holds one array where several are expected",
+                        got=path,
+                        hint="write arrays with np.savez, under the names that `keys` gives",
+                    )
+                with zipfile.ZipFile(opened) as archive:
+                    yield opened, archive
+        # RuntimeError: encrypted, or packed in a way that this Python does not know.
+        except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(
+                "a data file is no readable npz archive",
+                got=f"{path}: {error}",
+                expected=f"a whole npz file with array {self.key!r}",
+                hint="an archive that was cut short, by a full disk or an unfinished copy, has no "
+                "table of contents",
+            ) from None
+
+    def rows(self) -> Array:
+        """The array, read-only: mapped, or unpacked by the first call."""
+        self.file.check()
+        with self._lock:
+            if self._rows is None:
+                self._rows = self._mapped() if self._offset >= 0 else self._unpacked()
+            return self._rows
+
+    def _mapped(self) -> Array:
+        # Not through a view: the data need not lie at a multiple of the size of an element.
+        return np.ndarray(
+            self.shape,
+            self.dtype,
+            self.file.mapped(),
+            self._offset,
+            order="F" if self._by_columns else "C",
+        )
+
+    def _unpacked(self) -> Array:
+        with self._archive() as (_, archive), archive.open(f"{self.key}.npy") as stream:
+            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+        array.flags.writeable = False
+        return array
+
+
+def _data_offset(opened: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Where the bytes of a member begin. Its own header may be longer than the table says."""
+    opened.seek(member.header_offset)
+    mark, name, extra = _LOCAL_HEADER.unpack(opened.read(_LOCAL_HEADER.size))
+    if mark != b"PK\x03\x04":
+        raise ValueError("the table of contents points at no member")
+    return member.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
+
+
+_arrays: WeakValueDictionary[tuple[str, str, Version], StoredArray] = WeakValueDictionary()
+_arrays_lock = threading.Lock()
+
+
+def stored_array(path: str, key: str) -> StoredArray:
+    """One array of an npz file; ranks that are threads of a process share it.
+
+    Raises DataError where the file or the array is missing, or the file is damaged.
+    """
+    file = DataFile(path)
+    with _arrays_lock:
+        found = _arrays.get((path, key, file.version))
+        if found is None:
+            found = _arrays[path, key, file.version] = StoredArray(file, key)
+        return found
+
+
+class StoredRows:
+    """The rows of one array that shard files hold one after another."""
+
+    def __init__(self, shards: Sequence[StoredArray]) -> None:
+        self._shards = tuple(shards)
+        self._ends = np.cumsum([shard.shape[0] for shard in shards])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, rows: Indices, inner: tuple[slice | EllipsisType, ...], out: Array) -> None:
+        """Copy the box `inner` of some rows; only shards that hold one of them are opened."""
+        if out.size == 0:
+            return
+        owners = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(owners).tolist():
+            shard = self._shards[number]
+            places = np.flatnonzero(owners == number)
+            local = rows[places] - (self._ends[number] - shard.shape[0])
+            array = shard.rows()[(slice(None), *inner)]
+            if len(local) == len(out) and local[-1] - local[0] == len(local) - 1 and _rising(local):
+                np.copyto(out, array[local[0] : local[-1] + 1])
+            else:
+                out[places] = array[local]
+
+
+def _rising(numbers: Indices) -> bool:
+    return bool((numbers[1:] > numbers[:-1]).all())
+
+
+def mapped_tokens(path: str, dtype: str, least: int) -> tuple[DataFile, Array]:
+    """A file of raw numbers, memory-mapped; DataError if it holds fewer than `least`."""
+    file = DataFile(path)
+    itemsize = np.dtype(dtype).itemsize
+    if file.size % itemsize or file.size // itemsize < least:
+        raise DataError(
+            "a token file is too short for a sequence, or no whole number of tokens",
+            got=f"{file.size} bytes in {path}",
+            expected=f"at least {least} tokens of {itemsize} bytes",
+        )
+    return file, file.mapped().view(dtype)

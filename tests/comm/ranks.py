@@ -1,0 +1,28 @@
+"""A rank of the suite as a process: a launcher starts it, and it says how much it has proved."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import plancompiler as pc
+from plancompiler.ir import DType
+from tests.comm import suite, test_functions, test_rows
+
+transport = sys.argv[1] if len(sys.argv) > 1 else "host"
+world = pc.init(deadline=60.0, transport=transport)
+# All dtypes take part where ranks are threads; here a few do, as rounds take longer.
+suite.DTYPES = (DType.BOOL, DType.BFLOAT16)
+proved = suite.run(world.comm)
+if transport == "host":
+    # Operators of eager tensors; ranks outside of their placement call them too.
+    test_functions.check_mixture(world.rank)
+    test_functions.check_region(world.rank)
+    test_functions.check_transfer((5, 3), world.rank)
+    test_rows.check_gradients()
+world.comm.context(range(world.size)).barrier()
+# One write, so that lines of ranks do not mix.
+sys.stdout.write(f"proved {proved}\n")
+sys.stdout.flush()

@@ -1,0 +1,136 @@
+"""Boards by messages: what comes is checked, and what is no frame of a board ends the run."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from plancompiler.errors import (
+    AbortedError,
+    DeadlineError,
+    PlanCompilerError,
+    ShapeError,
+    TransportError,
+)
+from plancompiler.executor.comm.manager import CommContextManager
+from plancompiler.executor.comm.message_board import MessageBoardMaker
+from plancompiler.executor.comm.mirror import Frame
+from plancompiler.executor.comm.remote_wire import CHUNK_BYTES
+
+
+class Wire:
+    """Carries frames between makers of one process, and keeps what was sent."""
+
+    def __init__(self, rank: int, makers: dict[int, MessageBoardMaker]) -> None:
+        self.rank = rank
+        self.makers = makers
+        self.frames: list[bytes] = []
+
+    def open(self, peers, receiver) -> None:
+        self.peers = peers
+
+    def send(self, rank: int, frame: Frame) -> None:
+        self.frames.append(frame.encoded())
+        self.makers[rank].receive(self.rank, frame.encoded())
+
+    def close(self, last: Frame, hurry: bool, seconds: float) -> None:
+        for peer in self.peers:
+            self.send(peer, last)
+
+    def where(self, rank: int) -> str:
+        return f"rank {rank}"
+
+
+@pytest.fixture
+def makers() -> dict[int, MessageBoardMaker]:
+    found: dict[int, MessageBoardMaker] = {}
+    for rank in range(2):
+        found[rank] = MessageBoardMaker(Wire(rank, found), rank, 2, deadline=0.1)
+    return found
+
+
+def show(maker: MessageBoardMaker, *arrays: np.ndarray) -> list[bytes]:
+    """The frames by which rank 0 shows these."""
+    wire = maker._carrier
+    wire.frames.clear()
+    with pytest.raises(DeadlineError):  # nobody answers
+        maker.board((0, 1)).show("a call", arrays, "showing")
+    return list(wire.frames)
+
+
+def test_large_arrays_go_in_pieces(makers):
+    array = np.arange(CHUNK_BYTES, dtype=np.int32)
+    frames = show(makers[0], array, np.zeros((0, 2), np.float16), np.array(True))
+    assert len(frames) == 5
+    assert max(map(len, frames)) < CHUNK_BYTES + 100
+    calls = makers[1].board((0, 1)).show("another", (), "showing")
+    call, (large, empty, scalar) = calls[0]
+    assert call == "a call"
+    np.testing.assert_array_equal(large, array)
+    assert (empty.shape, empty.dtype) == ((0, 2), np.float16)
+    assert scalar.shape == ()
+
+
+def test_only_the_reader_of_an_array_gets_it(makers):
+    pieces = (np.zeros(1000), np.ones(1000))
+    board = makers[0].board((0, 1))
+    with pytest.raises(DeadlineError, match=r"entered: \[0\]; not entered: \[1\]"):
+        board.show("a call", pieces, "showing", targets=(0, 1))
+    _, (not_mine, mine) = makers[1].board((0, 1)).show("a call", (), "showing")[0]
+    assert not_mine.size == 0
+    np.testing.assert_array_equal(mine, pieces[1])
+
+
+def test_frames_that_are_none_end_the_run(makers):
+    """Cut, out of order, too long, or of any bytes: a failure on all ranks, and no exception."""
+    frames = show(makers[0], np.arange(CHUNK_BYTES, dtype=np.int32))
+    rng = np.random.default_rng(5)
+    wrong = [
+        [b""],
+        [bytes([77]) + frames[0][1:]],
+        [frames[0][:20]],
+        [frames[1]],
+        [frames[0], frames[2]],
+        [frames[0], frames[0]],
+        *([rng.bytes(int(rng.integers(0, 200)))] for _ in range(300)),
+        *([bytes([32]) + rng.bytes(int(rng.integers(0, 200)))] for _ in range(300)),
+    ]
+    for sent in wrong:
+        found: dict[int, MessageBoardMaker] = {}
+        for rank in range(2):
+            found[rank] = MessageBoardMaker(Wire(rank, found), rank, 2, deadline=0.1)
+        going = [found[1].receive(0, frame) for frame in sent]
+        if sent[0][:1] == b"\x11":  # of 300 some say goodbye
+            continue
+        assert not all(going)
+        assert found[1].failure is not None or 0 in found[1].gone
+    with pytest.raises(AbortedError):
+        found[1].board((0, 1)).show("a call", (), "showing")
+
+
+def test_a_message_that_does_not_parse_is_refused(makers):
+    frames = show(makers[0], np.arange(4))
+    for place in range(40, len(frames[0])):
+        torn = bytearray(frames[0])
+        torn[place] ^= 0x15
+        found: dict[int, MessageBoardMaker] = {}
+        for rank in range(2):
+            found[rank] = MessageBoardMaker(Wire(rank, found), rank, 2, deadline=0.1)
+        found[1].receive(0, bytes(torn))
+        with suppress(PlanCompilerError):  # of whatever kind; any other error is a fault
+            found[1].board((0, 1)).show("a call", (), "showing")
+
+
+def test_those_who_left_and_those_who_failed_are_named(makers):
+    comms = {rank: CommContextManager(maker) for rank, maker in makers.items()}
+    group = comms[0].context((0, 1))
+    comms[1].close()
+    with pytest.raises(TransportError, match="rank 1 has closed its run"):
+        group.barrier()
+    makers[0].lost(1, "after its goodbye nobody minds")
+    assert makers[0].failure is None
+    comms[0].abort(ShapeError("broken on purpose"))
+    with pytest.raises(AbortedError, match="broken on purpose"):
+        group.barrier()

@@ -1,0 +1,237 @@
+"""Wrong input of eager programs: an error of ours, with op, got and expected, and no hang."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler import nn
+from plancompiler.eager import LossScale, spawn
+from plancompiler.errors import (
+    GradientError,
+    InplaceError,
+    NonFiniteError,
+    PlacementMismatchError,
+    PlanCompilerError,
+    SbpSyntaxError,
+    ShapeError,
+    UsageError,
+)
+
+ALONE = pc.Placement("cpu", [0])
+PAIR = pc.Placement("cpu", [0, 1])
+BACK = pc.Placement("cpu", [1, 0])
+
+
+def rank_number():
+    return pc.eager.current_world().rank
+
+
+def report_of(raised):
+    """An error's parts; every one names the user's line."""
+    report = raised.value.report
+    assert "test_bad_input.py" in str(report.source)
+    return report
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, y: x + y,
+        pc.matmul,
+        lambda x, y: pc.concat([x, y], 0),
+        lambda x, y: pc.where(x > 0.0, x, y),
+        lambda x, y: x.copy_(y),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda function: function, pc.compile])
+def test_meshes_are_not_mixed(use, wrap):
+    def rank():
+        x, y = pc.tensor(np.ones((2, 2)), PAIR), pc.tensor(np.ones((2, 2)), BACK)
+        with pytest.raises((PlacementMismatchError, InplaceError)) as raised:
+            wrap(use)(x, y)
+        report = report_of(raised)
+        assert "cpu:0..1" in str(report)
+        assert "cpu:1,0" in str(report) or "1..0" in str(report) or "[1, 0]" in str(report)
+        return use(x, y.redistribute(PAIR, "B")).shape
+
+    spawn(rank, 2)
+
+
+def test_plain_arrays_beside_tensors():
+    x = pc.tensor(np.ones(3), ALONE)
+    for use in (lambda: x + np.ones(3), lambda: x * [1, 2, 3], lambda: pc.add(x, np.ones(1))):
+        with pytest.raises(UsageError, match="cannot combine a DistTensor") as raised:
+            use()
+        report = report_of(raised)
+        assert report.got in ("ndarray", "list")
+        assert report.expected == "a DistTensor or a plain number"
+    with pytest.raises(PlanCompilerError):
+        pc.concat([x, np.ones(3)], 0)
+
+
+def test_changes_in_place_that_would_change_the_layout():
+    def rank():
+        x = pc.tensor(np.ones((4, 4)), PAIR, "S(0)")
+        column = pc.tensor(np.ones((4, 4)), PAIR, "S(1)")
+        whole = pc.tensor(np.ones((4, 4)), PAIR, "B")
+        for change in (
+            lambda: whole.__iadd__(x),
+            lambda: pc.eager.into(whole, pc.add, x, x),
+            lambda: x.__iadd__(pc.tensor(np.ones((2, 4, 4)), PAIR)),
+            lambda: x.matmul_(x) if hasattr(pc.DistTensor, "matmul") else x.reshape_(2, 8),
+            lambda: x.cast_("float32"),
+        ):
+            before = whole.numpy(), x.numpy()
+            with pytest.raises(InplaceError) as raised:
+                change()
+            report = report_of(raised)
+            assert "on cpu:0..1" in str(report.got)
+            assert "on cpu:0..1" in str(report.expected)
+            np.testing.assert_array_equal(whole.numpy(), before[0])
+            np.testing.assert_array_equal(x.numpy(), before[1])
+        x += column  # which can come as x lies
+        return str(x.sbp)
+
+    assert spawn(rank, 2) == ["[S(0)]"] * 2
+
+
+def test_backward_from_what_is_no_scalar():
+    x = pc.tensor(np.ones((2, 3)), ALONE, requires_grad=True)
+    with pytest.raises(GradientError, match="no scalar needs a gradient") as raised:
+        (x * 2.0).backward()
+    report = report_of(raised)
+    assert "(2, 3)" in str(report.got)
+    assert "backward(grad)" in str(report.hint)
+    (x * 2.0).backward(pc.tensor(np.full((2, 3), 5.0), ALONE))
+    assert (x.grad.numpy() == 10).all()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_parts_whose_shapes_disagree(check):
+    def rank():
+        part = np.ones((2, 3 + rank_number()))
+        x = pc.from_local(part, PAIR, "S(0)", check=check)
+        return (x + 1.0).numpy()
+
+    with pytest.raises(ShapeError) as raised:
+        spawn(rank, 2)
+    assert raised.value.report.got is not None
+
+
+def test_parts_of_too_different_sizes():
+    def rank():
+        pc.from_local(np.ones(1 if rank_number() else 4), PAIR, "S(0)", check=True)
+
+    with pytest.raises(ShapeError, match="another shape than its rank holds") as raised:
+        spawn(rank, 2)
+    report = report_of(raised)
+    assert "balanced" in str(report.hint)
+
+
+# --- loss scaling ---------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number():
+    def rank():
+        x = pc.tensor(np.array([1.0, np.nan]), PAIR, "S(0)", requires_grad=True)
+        with pytest.raises(NonFiniteError, match="before it is scaled") as raised:
+            LossScale().backward(x.sum())
+        report = report_of(raised)
+        assert (str(report.op), str(report.got)) == ("loss scaling", "nan")
+        return x.grad
+
+    assert spawn(rank, 2) == [None, None]
+
+
+def test_steps_with_gradients_that_overflow_on_one_rank_are_left_out_on_all():
+    def rank():
+        value = np.array([1.0, 100.0], np.float16)
+        w = pc.tensor(value, PAIR, "S(0)", requires_grad=True)
+        scale, sgd = LossScale(1024.0, growth_steps=2), pc.optim.SGD(lr=0.5)
+        taken = []
+        for _ in range(8):
+            scale.backward((w * w * 0.5).cast("float32").sum())
+            taken.append(scale.step(sgd, [w]))
+        return taken, scale.scale, scale.state(), w.numpy().tolist()
+
+    (first, scale, state, values), second = spawn(rank, 2)
+    assert (first, scale, state, values) == second
+    assert first[0] is False
+    assert first[-1] is True
+    assert sum(first) >= 4
+    assert scale == state["scale"]
+    np.testing.assert_allclose(values, np.array([1.0, 100.0]) * 0.5 ** sum(first), 2e-2)
+
+
+def test_a_scale_that_cannot_help():
+    w = pc.tensor(np.zeros(2, np.float32), ALONE, requires_grad=True)
+    scale, sgd = LossScale(2.0**-13), pc.optim.SGD(lr=0.1)
+    scale.backward(pc.sqrt(w).sum())
+    assert not scale.step(sgd, [w])
+    scale.backward(pc.sqrt(w).sum())
+    with pytest.raises(NonFiniteError, match="at any loss scale"):
+        scale.step(sgd, [w])
+    assert w.numpy().tolist() == [0.0, 0.0]
+    with pytest.raises(UsageError, match="no parameter has a gradient"):
+        scale.step(sgd, [w])
+    for wrong in (0.0, -1.0, float("inf"), float("nan"), True, "big"):
+        with pytest.raises(UsageError, match="a loss scale is a finite number"):
+            LossScale(wrong)
+    with pytest.raises(UsageError, match="number of steps"):
+        LossScale(growth_steps=0)
+    other = LossScale()
+    other.load_state({"scale": 8.0, "good_steps": 1})
+    assert other.state() == {"scale": 8.0, "good_steps": 1}
+    with pytest.raises(UsageError, match="not the state"):
+        other.load_state({"scale": 1.0})
+
+
+# --- reductions -----------------------------------------------------------------------------------
+
+
+def test_unknown_reductions():
+    x = pc.tensor(np.ones(3), ALONE)
+    for use in (
+        lambda: pc.tensor([1.0], ALONE, "P(mean)"),
+        lambda: x.redistribute(sbp="P(median)"),
+        lambda: pc.from_local(np.ones(2), ALONE, "P(total)"),
+    ):
+        with pytest.raises(SbpSyntaxError, match="unknown reduction") as raised:
+            use()
+        assert "max" in str(raised.value)
+
+    def collective():
+        pc.eager.current_world().comm.context((0, 1)).all_reduce(np.ones(2), "mean")
+
+    with pytest.raises(PlanCompilerError, match="reduction"):
+        spawn(collective, 2)
+
+
+@pytest.mark.parametrize("reduction", ["max", "min", "prod", "sum"])
+def test_a_whole_value_becomes_partial_and_whole_again(reduction):
+    """Zeros for the ranks that hold none of it would be wrong for all but sums."""
+
+    def rank():
+        x = pc.tensor(np.array([-3.0, 2.0, -1.0]), PAIR, "B")
+        partial = x.redistribute(sbp=f"P({reduction})")
+        return partial.numpy().tolist(), partial.redistribute(sbp="S(0)").numpy().tolist()
+
+    assert spawn(rank, 2) == [([-3.0, 2.0, -1.0], [-3.0, 2.0, -1.0])] * 2
+
+
+def test_empty_parts_crash_no_rank():
+    def rank():
+        x = pc.tensor(np.arange(2.0).reshape(1, 2), PAIR, "S(0)", requires_grad=True)
+        pc.manual_seed(0)
+        net = nn.Linear(2, 3).place(PAIR)
+        y = net(x.cast("float32")).relu().sum() + x.cast("float32").max()
+        y.backward()
+        none = pc.tensor(np.zeros((0, 2)), PAIR, "S(0)")
+        return x.local_shape, x.grad.numpy().shape, none.sum().item(), (none * 2.0).numpy().shape
+
+    assert spawn(rank, 2) == [
+        ((1, 2), (1, 2), 0.0, (0, 2)),
+        ((0, 2), (1, 2), 0.0, (0, 2)),
+    ]

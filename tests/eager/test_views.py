@@ -1,0 +1,243 @@
+"""Views, changes in place and `into`: who shares memory, and what the tape makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.eager import spawn
+from plancompiler.errors import GradientError, InplaceError, UsageError
+
+ALONE = pc.Placement("cpu", [0])
+PAIR = pc.Placement("cpu", [0, 1])
+GRID = pc.Placement("cpu", [[0, 1], [2, 3]])
+
+VALUE = np.arange(30.0).reshape(5, 6)
+VIEWS = {
+    "transpose": (lambda x: x.T, lambda a: a.T),
+    "rows": (lambda x: x[1:4], lambda a: a[1:4]),
+    "columns": (lambda x: x[:, 2:5], lambda a: a[:, 2:5]),
+    "row": (lambda x: x[2], lambda a: a[2]),
+    "steps": (lambda x: x[::2, 1::3], lambda a: a[::2, 1::3]),
+    "last step": (lambda x: x[..., ::4], lambda a: a[..., ::4]),
+    "detach": (lambda x: x.detach(), lambda a: a),
+    "two": (lambda x: x.T[1:5], lambda a: a.T[1:5]),
+}
+LAYOUTS = [(ALONE, "B"), (PAIR, "B"), (PAIR, "S(0)"), (PAIR, "S(1)"), (GRID, ["S(0)", "S(1)"])]
+
+
+@pytest.mark.parametrize(("placement", "sbp"), LAYOUTS)
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_change_of_a_view_is_seen_in_its_base_and_nowhere_else(name, placement, sbp):
+    make, dense = VIEWS[name]
+
+    def rank():
+        x = pc.tensor(VALUE, placement, sbp)
+        view = make(x)
+        np.testing.assert_array_equal(view.numpy(), dense(VALUE))
+        shared = view.base is x
+        assert shared == (view.local.size > 0 and np.may_share_memory(view.local, x.local))
+        view *= -1.0
+        np.testing.assert_array_equal(view.numpy(), -dense(VALUE))
+        expected = VALUE.copy()
+        if shared:
+            dense(expected)[...] *= -1.0
+        np.testing.assert_array_equal(x.numpy(), expected)
+        x += 1.0
+        wanted = dense(expected + 1.0) if shared else -dense(VALUE)
+        np.testing.assert_array_equal(view.numpy(), wanted)
+        return shared
+
+    shared = spawn(rank, placement.size)
+    assert len(set(shared)) == 1
+    split = "S(0)" in sbp or "S(1)" in sbp
+    assert shared[0] or (split and name not in ("transpose", "detach"))
+
+
+def test_layouts_that_allow_no_view():
+    def rank():
+        x = pc.tensor(VALUE, PAIR, "S(0)")
+        return [x[1:3].is_view, x[:, 1:3].is_view, x.reshape(30).is_view, x.T.reshape(30).is_view]
+
+    assert spawn(rank, 2) == [[False, True, False, False]] * 2
+
+
+def test_an_expanded_tensor_is_read_only():
+    x = pc.tensor(np.ones((3, 1)), ALONE)
+    wide = pc.expand(x, (3, 4))
+    assert wide.base is x
+    with pytest.raises(InplaceError, match="elements share memory"):
+        wide += 1.0
+    x += 1.0
+    assert (wide.numpy() == 2).all()
+
+
+def test_a_reduced_value_does_not_share_with_what_it_came_from():
+    def rank():
+        x = pc.tensor(np.arange(4.0), PAIR, "P")
+        first, second = x.redistribute(sbp="B"), x.redistribute(sbp="B")
+        first += 10.0
+        flat = second.reshape(2, 2)
+        flat.fill_(0.0)
+        assert flat.base is second
+        x2 = x.reshape(2, 2)
+        before = x2.numpy()
+        with pc.no_grad():
+            x.copy_(x * 2.0)
+        return [each.numpy().tolist() for each in (x, first, second)] + [
+            before.tolist(),
+            x2.numpy().tolist(),
+        ]
+
+    expected = [
+        [0, 2, 4, 6],
+        [10, 11, 12, 13],
+        [0, 0, 0, 0],
+        [[0, 1], [2, 3]],
+        [[0, 2], [4, 6]],
+    ]
+    assert spawn(rank, 2) == [expected] * 2
+
+
+# --- the tape -------------------------------------------------------------------------------------
+
+
+def gradient(function):
+    x = pc.tensor([1.0, 2.0, 3.0], ALONE, requires_grad=True)
+    function(x).sum().backward()
+    return None if x.grad is None else x.grad.numpy().tolist()
+
+
+def test_changes_in_place_are_recorded():
+    def scaled(x):
+        y = x * 2.0
+        same = y
+        y *= x
+        y += 1.0
+        assert y is same
+        return y * 3.0
+
+    assert gradient(scaled) == [12.0, 24.0, 36.0]
+
+    def into_plain(x):
+        y = pc.tensor(np.ones(3), ALONE, dtype="float32")
+        y *= x
+        return y * y
+
+    assert gradient(into_plain) == [2.0, 4.0, 6.0]
+
+    def replaced(x):
+        y = x * 5.0
+        y.copy_(x)
+        return y
+
+    assert gradient(replaced) == [1.0, 1.0, 1.0]
+
+    def named(x):
+        y = x - 2.0
+        y.relu_()
+        return y
+
+    assert gradient(named) == [0.0, 0.0, 1.0]
+
+    def forgotten(x):
+        y = x * 2.0
+        y.zero_()
+        return y + x
+
+    assert gradient(forgotten) == [1.0, 1.0, 1.0]
+
+
+def test_what_would_give_a_wrong_gradient_is_refused():
+    w = pc.tensor(np.ones(4), ALONE, requires_grad=True)
+    base = pc.tensor(np.ones(4), ALONE)
+    view = base.reshape(2, 2)
+    with pytest.raises(InplaceError, match="would not know of the gradient"):
+        view += w.reshape(2, 2)
+    with pytest.raises(InplaceError, match="would not know of the gradient"):
+        base += w
+    with pytest.raises(InplaceError, match="on the tape cannot be changed"):
+        w.T.base.fill_(0.0)
+    y = w * 2.0
+    used = y * y
+    y += 1.0
+    with pytest.raises(GradientError, match="changed in place"):
+        used.sum().backward()
+    y = w * 2.0
+    flat = y.reshape(2, 2)
+    y *= 2.0
+    with pytest.raises(GradientError, match="changed in place"):
+        (flat * 1.0).sum().backward()
+    with pytest.raises(AttributeError, match="no attribute 'nothing_'"):
+        w.nothing_()
+
+
+# --- into -----------------------------------------------------------------------------------------
+
+
+def test_results_go_into_existing_tensors():
+    def rank():
+        x = pc.tensor(VALUE, PAIR, "S(0)")
+        out = pc.tensor(np.zeros((5, 6)), PAIR, "S(0)")
+        assert pc.eager.into(out, pc.maximum, x, 7.0) is out
+        halves = [pc.tensor(np.zeros((5, 3)), PAIR, "S(0)"), None]
+        pc.eager.into(halves, pc.split, x, 3, axis=1)
+        with pytest.raises(InplaceError, match="shape, dtype or layout") as raised:
+            pc.eager.into(out, pc.add, x.redistribute(sbp="S(1)"), x.redistribute(sbp="S(1)"))
+        assert "S(1)" in str(raised.value)
+        with pytest.raises(InplaceError, match="shape, dtype or layout"):
+            pc.eager.into(out, pc.matmul, x, x.T)
+        with pytest.raises(UsageError, match="do not pair up"):
+            pc.eager.into([out], pc.split, x, 3, axis=1)
+        return out.numpy(), halves[0].numpy()
+
+    for out, half in spawn(rank, 2):
+        np.testing.assert_array_equal(out, np.maximum(VALUE, 7.0))
+        np.testing.assert_array_equal(half, VALUE[:, :3])
+
+
+def test_into_is_recorded():
+    def function(x):
+        y = pc.tensor(np.zeros(3, np.float32), ALONE)
+        pc.eager.into(y, pc.mul, x, x)
+        return y * 2.0
+
+    assert gradient(function) == [4.0, 8.0, 12.0]
+
+
+# --- compiled -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["transpose", "detach"])
+def test_views_are_the_same_in_compiled_functions(name):
+    def function(x):
+        view = VIEWS[name][0](x)
+        again = view.reshape(30)
+        view *= 2.0
+        x += 1.0
+        return view * 1.0, again * 1.0
+
+    found = []
+    for run in (function, pc.compile(function)):
+        x = pc.tensor(VALUE, ALONE)
+        found.append([each.numpy() for each in (*run(x), x)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_gradients_of_changes_are_the_same_in_compiled_functions():
+    def function(x):
+        y = x * 2.0
+        y *= x
+        y.relu_()
+        plain = pc.tensor(np.ones(3, np.float32), ALONE)
+        plain += y
+        plain.sum().backward()
+
+    def run(wrap):
+        x = pc.tensor([1.0, -2.0, 3.0], ALONE, requires_grad=True)
+        wrap(function)(x)
+        return x.grad.numpy().tolist()
+
+    assert run(lambda function: function) == run(pc.compile) == [4.0, -8.0, 12.0]

@@ -1,0 +1,202 @@
+"""What kernels and the device ask of CuPy, held against CuPy itself. Needs it, but no device."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+
+import numpy as np
+import pytest
+
+from plancompiler.executor.cuda.kernels import fused, products
+from plancompiler.executor.cuda.kernels.fused import PREAMBLE, source_of
+from plancompiler.ir import DType
+from plancompiler.ops import op_def
+from plancompiler.ops.fused import ELEMENTWISE
+from tests.executor.cuda.strict import ASKED, FUNCTIONS, StrictArray, StrictNamespace
+from tests.executor.cuda.test_fused import WITHOUT_A_LINE, calls
+from tests.executor.cuda.test_kernels import BOUNDS, HOST_ONLY, run_on
+from tests.ops.samples import samples
+
+cupy = pytest.importorskip("cupy", "14", reason="CuPy is not installed")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_have_these_parameters(name):
+    try:
+        parameters = inspect.signature(getattr(cupy, name)).parameters.values()
+    except ValueError:
+        pytest.skip("compiled without a signature")
+    allowed = {each.name for each in parameters}
+    # What is passed by place needs no name.
+    by_place = {"arr", "a", "b", "prototype", "array", "condition", "x", "y", "operands", "arrays"}
+    flexible = any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters)
+    assert flexible or set(FUNCTIONS[name]) - by_place <= allowed
+
+
+def test_ufuncs_have_these_loops(tmp_path):
+    ASKED.clear()
+    for dtype in BOUNDS:
+        for sample in samples(tmp_path, dtype):
+            if sample.kind not in HOST_ONLY and not op_def(sample.kind).source:
+                with contextlib.suppress(TypeError):  # a finding of test_kernels.py
+                    run_on(StrictNamespace(), sample)
+    missing = {asked for asked in ASKED if not _has_loop(*asked)}
+    assert not missing
+    assert len(ASKED) > 100
+
+
+def _has_loop(name, method, inputs, out):
+    ufunc = getattr(cupy, name, None)
+    if ufunc is None:
+        import cupyx.scipy.special as special
+
+        ufunc = getattr(special, name, None)
+    if ufunc is None or (method != "__call__" and not hasattr(ufunc, method)):
+        return False
+    if method != "__call__" or not isinstance(ufunc, cupy.ufunc):
+        return True
+    # CuPy's letter for bfloat16, which NumPy does not know.
+    for loop in (each for each in ufunc.types if "E" not in each):
+        taken, _, made = loop.partition("->")
+        # Numbers of the host take the loop of the arrays.
+        arrays = len(inputs) == len(taken)
+        if all(np.can_cast(each, kind) for each, kind in zip(inputs, taken, strict=False)) and (
+            arrays or np.can_cast(inputs[0], taken[-1])
+        ):
+            return not out or np.can_cast(made, out, "same_kind")
+    return False
+
+
+def test_names_that_the_device_uses_are_there():
+    cuda = cupy.cuda
+    for name in (
+        *("Device", "Event", "Memory", "MemoryPointer", "PinnedMemory", "PinnedMemoryPointer"),
+        *("Stream", "get_cublas_handle", "get_current_stream", "get_elapsed_time"),
+    ):
+        assert callable(getattr(cuda, name)), name
+    for name in (
+        *("CUDARuntimeError", "getDeviceCount", "getDeviceProperties", "hostRegister"),
+        *("hostUnregister", "memGetInfo", "memcpyAsync"),
+    ):
+        assert callable(getattr(cuda.runtime, name)), name
+    assert (cuda.runtime.memcpyHostToDevice, cuda.runtime.memcpyDeviceToHost) == (1, 2)
+    # Numbers of cudaDataType, cublasOperation_t and cublasComputeType_t.
+    types = {name: getattr(cuda.runtime, number) for name, number in products._TYPES.items()}
+    assert types == {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
+
+
+def test_cublas_numbers():
+    try:
+        cublas = cupy.cuda.cublas
+    except ImportError as error:
+        pytest.skip(str(error))
+    assert (cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_T, cublas.CUBLAS_GEMM_DEFAULT) == (0, 1, -1)
+    assert cublas.CUBLAS_COMPUTE_32F == 68
+    assert cublas.CUBLAS_COMPUTE_32F_FAST_TF32 == 77
+    assert cublas.CUBLAS_COMPUTE_64F == 70
+    assert callable(cublas.gemmStridedBatchedEx)
+
+
+@pytest.mark.parametrize("dtype", fused._TYPES)
+def test_fused_kernels_are_taken(dtype):
+    source = source_of(("mul 0,0",) if dtype is not DType.BOOL else ("logical_not 0",), [dtype])
+    assert source is not None
+    kernel = cupy.ElementwiseKernel(
+        source.inputs, source.outputs, source.body, "test", preamble=PREAMBLE
+    )
+    assert kernel.nin == 1
+    assert kernel.nout == 1
+
+
+def test_nccls_numbers():
+    nccl = pytest.importorskip("cupy.cuda.nccl")
+    if not nccl.available:
+        pytest.skip("NCCL is not installed")
+    from plancompiler.executor.cuda import device
+
+    numbers = {name: getattr(nccl, number) for name, number in device._TYPES.items()}
+    assert numbers == {
+        "bool": 1,
+        "uint8": 1,
+        "int8": 0,
+        "int32": 2,
+        "int64": 4,
+        "float16": 6,
+        "bfloat16": 9,
+        "float32": 7,
+        "float64": 8,
+    }
+    for name in (
+        *("allReduce", "reduceScatter", "reduce", "allGather", "broadcast", "send", "recv"),
+        *("check_async_error", "abort", "destroy"),
+    ):
+        assert callable(getattr(nccl.NcclCommunicator, name)), name
+    assert callable(nccl.groupStart)
+    assert callable(nccl.groupEnd)
+    assert len(bytes(nccl.get_unique_id())) == 128
+
+
+def test_strict_arrays_have_no_methods_that_cupy_has_not():
+    own = {name for name in vars(StrictArray) if not name.startswith("_")} - {"host", "data"}
+    assert own - set(dir(cupy.ndarray)) == set()
+
+
+HEADERS = """
+#include <cupy/complex.cuh>
+#include <cupy/carray.cuh>
+#include <cupy/atomics.cuh>
+#include <cupy/math_constants.h>
+#include <cupy/float16.cuh>
+#include <cupy/bfloat16.cuh>
+"""
+
+
+def _as_cupy_writes_it(number, source):
+    """The function that `cupy.ElementwiseKernel` makes of a body (`cupy/_core/_kernel.pyx`)."""
+    declared = [*source.inputs.split(", "), source.outputs]
+    in_c = {"float32": "float", "float64": "double"}
+    names = [(in_c.get(kind, kind), name) for kind, name in map(str.split, declared)]
+    parameters = ", ".join(f"CArray<{kind}, 1, 1, 1> _raw_{name}" for kind, name in names)
+    elements = [
+        f"{'' if name == 'y' else 'const '}{kind} &{name} = _raw_{name}[_ind.get()];"
+        for kind, name in names
+    ]
+    return (
+        f'extern "C" __global__ void f{number}({parameters}, CIndexer<1, 1> _ind) {{\n'
+        "CUPY_FOR(i, _ind.size()) {\n_ind.set(i);\n"
+        + "\n".join(elements)
+        + f"\n{source.body};\n}}\n}}\n"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_text_of_fused_kernels_is_cuda(tmp_path, dtype):
+    """NVRTC takes what CuPy would hand it, for every op that has a line; on no device."""
+    try:
+        cupy.cuda.nvrtc.getVersion()
+        options = cupy._core.core.assemble_cupy_compiler_options(())
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(str(error))
+    functions, kinds = [], set()
+    # What a sample of float32 computes, in another dtype.
+    for inputs, program in calls(tmp_path, "float32"):
+        types = [
+            DType.parse(dtype) if array.dtype == np.float32 else DType.parse(array.dtype)
+            for array in inputs
+        ]
+        program = tuple(text.replace('"float32"', f'"{dtype}"') for text in program)
+        source = source_of(program, types)
+        if source is not None:
+            functions.append(_as_cupy_writes_it(len(functions), source))
+            kinds |= {text.split()[0] for text in program}
+    assert kinds >= ELEMENTWISE - WITHOUT_A_LINE
+    text = HEADERS + PREAMBLE + "\n".join(functions)
+    nvrtc = cupy.cuda.nvrtc
+    program = nvrtc.createProgram(text, "kernels.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (*options, "-arch=sm_80"))
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
+    finally:
+        nvrtc.destroyProgram(program)
