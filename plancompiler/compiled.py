@@ -160,7 +160,7 @@ def _key(value: Any, tensors: list[DistTensor]) -> object:
 
 
 def _plain(value: Any) -> Any:
-    """A plain value as a key: 0.0 and -0.0 are equal but not the same, and nan is not even itself."""
+    """A plain value as a key: 0.0 and -0.0 are equal but not the same, and nan is not itself."""
     return value if value and value == value else repr(value)  # finds nan
 
 

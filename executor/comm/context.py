@@ -20,7 +20,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from plancompiler.errors import DeadlineError, PlanCompilerError, TransportError, UsageError
+from plancompiler.errors import (
+    AttributeValueError,
+    DeadlineError,
+    PlanCompilerError,
+    TransportError,
+    UsageError,
+)
 from plancompiler.executor.comm.deferred import DeferredCalls, Work
 from plancompiler.executor.comm.flight_recorder import (
     DONE,
@@ -131,7 +137,7 @@ class CommContext:
 
     @deadline.setter
     def deadline(self, seconds: float) -> None:
-        self._board.deadline = seconds
+        self._board.deadline = positive_seconds(seconds)
 
     def dump(self, path: Path | str) -> None:
         """Write what this rank's communicators did last to a file; see `FlightRecorder.dump`."""
@@ -304,6 +310,15 @@ class CommContext:
             self._owner.abort(error)
         else:
             self._owner.recorder.dump_on_failure()
+
+
+def positive_seconds(value: float) -> float:
+    """A deadline; AttributeValueError for one that is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise AttributeValueError(
+            "a deadline is a number of seconds", got=repr(value), expected="more than 0"
+        )
+    return float(value)
 
 
 class _Link:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol, overload
 
 from plancompiler.errors import AttributeValueError, PlanCompilerError
-from plancompiler.executor.comm.context import Board, CommContext
+from plancompiler.executor.comm.context import Board, CommContext, positive_seconds
 from plancompiler.executor.comm.deferred import CommStream, StreamThread
 from plancompiler.executor.comm.flight_recorder import CommRecord, FlightRecorder
 
@@ -70,7 +70,7 @@ class CommContextManager:
     @deadline.setter
     def deadline(self, seconds: float) -> None:
         with self._lock:
-            self._maker.deadline = seconds
+            self._maker.deadline = positive_seconds(seconds)
             for context in self._contexts.values():
                 context.deadline = seconds
 

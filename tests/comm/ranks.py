@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import plancompiler as pc
+from plancompiler.errors import TransportError
+from plancompiler.executor.comm.context import CHECK
 from plancompiler.ir import DType
 from tests.comm import suite, test_functions, test_rows
 
@@ -22,6 +28,11 @@ if transport == "host":
     test_functions.check_region(world.rank)
     test_functions.check_transfer((5, 3), world.rank)
     test_rows.check_gradients()
+    os.environ[CHECK] = "1"
+    checked = world.comm.context((2, 1, 0))
+    with pytest.raises(TransportError, match=r"rank 1: all_reduce max float32\[2\] at .*ranks.py"):
+        checked.all_reduce(np.ones(2, np.float32), "max" if world.rank == 1 else "sum")
+    assert checked.all_reduce(np.ones(2)).tolist() == [3.0, 3.0]
 world.comm.context(range(world.size)).barrier()
 # One write, so that lines of ranks do not mix.
 sys.stdout.write(f"proved {proved}\n")

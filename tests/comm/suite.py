@@ -278,6 +278,9 @@ def bad_input(comm: CommContextManager) -> None:
     ):
         with pytest.raises(AttributeValueError, match=message):
             wrong()
+    for seconds in (0, -1.0, float("nan"), True, "soon"):
+        with pytest.raises(AttributeValueError, match="number of seconds"):
+            comm.deadline = seconds
     with pytest.raises(ShapeError, match="one shape"):
         group.all_reduce(np.zeros(rank + 1))
     with pytest.raises(ShapeError, match="joined along axis 0"):

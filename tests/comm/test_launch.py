@@ -20,6 +20,8 @@ group.barrier()
 if world.rank == 1:
     if sys.argv[1] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "leave":
+        sys.exit()
     threading.Event().wait()
 world.comm.deadline = 0.5 if sys.argv[1] == "hang" else 60.0
 group.all_reduce(np.zeros(4))
@@ -64,3 +66,10 @@ def test_a_rank_that_hangs_is_named_within_the_deadline(script, tmp_path):
     assert "entered: [0]; not entered: [1]" in done.stderr
     found = json.loads((tmp_path / "records" / "rank-0.json").read_text())
     assert [each["state"] for each in found["operations"]] == ["done", "failed"]
+
+
+def test_a_rank_that_leaves_early_is_named(script, tmp_path):
+    done = launch(script, "leave", tmp_path / "records")
+    assert done.returncode == 1
+    assert "on rank 0" in done.stderr.splitlines()[-1]
+    assert "(operation 1 of ranks [0, 1]): rank 1 has closed its run" in done.stderr
