@@ -114,6 +114,8 @@ class _Shown:
 
     call: str
     staged: bool
+    by_member: bool
+    """Whether each array is read by the member of its position alone."""
     shapes: tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]
     payload: Buffer
     """What follows the header in the slot."""
@@ -121,6 +123,13 @@ class _Shown:
     @property
     def nbytes(self) -> int:
         return sum(_padded(element_count(shape) * dtype.itemsize) for dtype, shape in self.shapes)
+
+    def span(self, member: int) -> tuple[int, int]:
+        """The bytes that a member reads."""
+        if not self.by_member:
+            return 0, self.nbytes
+        ends = np.cumsum([_padded(element_count(s) * d.itemsize) for d, s in self.shapes]).tolist()
+        return (ends[member - 1] if member else 0), ends[member]
 
     def arrays(self, data: Buffer) -> Arrays:
         """The arrays that lie in these bytes."""
@@ -239,7 +248,8 @@ class HostBoard:
         self._count += 1
         at = 2 * LINE + (self._count % 2) * SLOT_BYTES
         own = self._pages[self.member][at : at + SLOT_BYTES]
-        room = _write(own, call, arrays)
+        by_member = targets is not None and targets == tuple(range(len(self.ranks)))
+        room = _write(own, call, arrays, by_member)
         group.barrier(label)
         shown = [_read(page[at : at + SLOT_BYTES]) for page in self._pages]
         if not any(one.staged for one in shown):
@@ -263,13 +273,15 @@ class HostBoard:
         packed = np.empty(shown[self.member].nbytes, np.uint8)
         _pack(packed, arrays)
         copies = [np.empty(one.nbytes, np.uint8) for one in shown]
+        spans = [one.span(self.member) for one in shown]
         for start in range(0, max(one.nbytes for one in shown), STAGING_BYTES):
             piece = packed[start : start + STAGING_BYTES]
             self._staging[self.member][: piece.size] = piece
             group.barrier(label)
-            for copy, staging in zip(copies, self._staging, strict=True):
-                target = copy[start : start + STAGING_BYTES]
-                target[:] = staging[: target.size]
+            for copy, staging, (low, high) in zip(copies, self._staging, spans, strict=True):
+                first, last = max(low, start), min(high, start + STAGING_BYTES)
+                if first < last:
+                    copy[first:last] = staging[first - start : last - start]
             group.barrier(label)
         return [(one.call, one.arrays(copy)) for one, copy in zip(shown, copies, strict=True)]
 
@@ -299,7 +311,7 @@ def _name(dtype: np.dtype[np.generic]) -> str:
     return found
 
 
-def _write(slot: Buffer, call: str, arrays: Arrays) -> bool:
+def _write(slot: Buffer, call: str, arrays: Arrays, by_member: bool) -> bool:
     """Fill a slot: header, and the arrays if they fit; whether they did."""
     total = sum(_padded(array.nbytes) for array in arrays)
     kinds = ";".join([" ".join([_name(array.dtype), *map(str, array.shape)]) for array in arrays])
@@ -310,7 +322,7 @@ def _write(slot: Buffer, call: str, arrays: Arrays) -> bool:
             "a collective of too many arrays", got=f"{len(arrays)} arrays", expected="fewer"
         )
     room = start + total <= SLOT_BYTES
-    slot[:8].view(np.int32)[:] = len(text), 0 if room else 1
+    slot[:8].view(np.int32)[:] = len(text), (not room) + 2 * by_member
     slot[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
     if room:
         _pack(slot[start:], arrays)
@@ -318,13 +330,14 @@ def _write(slot: Buffer, call: str, arrays: Arrays) -> bool:
 
 
 def _read(slot: Buffer) -> _Shown:
-    length, staged = slot[:8].view(np.int32).tolist()
+    length, flags = slot[:8].view(np.int32).tolist()
     call, _, kinds = slot[8 : 8 + length].tobytes().decode().partition("\n")
     shapes = []
     for kind in kinds.split(";") if kinds else ():
         name, *extents = kind.split(" ")
         shapes.append((DType.parse(name).numpy, tuple(map(int, extents))))
-    return _Shown(call, bool(staged), tuple(shapes), slot[_padded(length + 8) :])
+    rest = slot[_padded(length + 8) :]
+    return _Shown(call, bool(flags & 1), bool(flags & 2), tuple(shapes), rest)
 
 
 def _pack(target: Buffer, arrays: Arrays) -> None:

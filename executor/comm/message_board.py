@@ -64,7 +64,8 @@ class MessageBoardMaker:
     """One rank's boards over a carrier, which connects it to all other ranks of the world.
 
     `deadline` (seconds) holds for every wait, and for others to be there at all. `closing` is
-    called when all is over.
+    called when all is over, `linger` seconds after the end if others have not said goodbye before:
+    what they still send then finds nobody.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class MessageBoardMaker:
         size: int,
         deadline: float = 300.0,
         closing: Callable[[], None] | None = None,
+        linger: float = 0.0,
     ) -> None:
         self.rank = rank
         self.deadline = deadline
@@ -88,6 +90,7 @@ class MessageBoardMaker:
         self._messages: dict[_Key, _Message] = {}
         self._closed = False
         self._closing = closing
+        self._linger = linger
         carrier.open(self._peers, self)
 
     def board(self, ranks: tuple[int, ...], stream: str = "") -> MessageBoard:
@@ -107,6 +110,10 @@ class MessageBoardMaker:
         if self.failure is not None:
             last, hurry = Frame(host_wire.pack_abort(*self.failure)), True
         self._carrier.close(last, hurry, CLOSE_SECONDS)
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.failure is not None or self.gone.issuperset(self._peers), self._linger
+            )
         if self._closing is not None:
             self._closing()
 

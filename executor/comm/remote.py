@@ -103,12 +103,15 @@ class PeerServer:
         with self._changed:
             self._receivers.pop((wire.run_name(token), receiver.rank), None)
 
-    def close(self) -> None:
-        """End all streams and stop listening. Safe to call again."""
+    def close(self, grace: float | None = None) -> None:
+        """End all streams, after `grace` seconds if they do not end before, and stop listening.
+
+        Safe to call again.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._server.stop(None).wait()
+        self._server.stop(grace).wait()
         self._pool.shutdown()
 
     def _exchange(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -215,10 +218,12 @@ class StreamCarrier:
                 "the address of a peer is not known", rank=receiver.rank, got=f"ranks {unknown}"
             )
         self._receiver = receiver
+        # The receiver may answer as soon as it is attached.
+        self._lines = {
+            peer: _Line(wire.pack_hello(self._token, receiver.rank, peer)) for peer in peers
+        }
         self._server.attach(self._token, receiver)
-        for peer in peers:
-            line = _Line(wire.pack_hello(self._token, receiver.rank, peer))
-            self._lines[peer] = line
+        for peer, line in self._lines.items():
             line.channel = self._open_channel(self._addresses[peer])
             method = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
             line.call = method.future(line.frames(), wait_for_ready=True)

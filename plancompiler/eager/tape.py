@@ -99,8 +99,6 @@ def backward(
     """
     world = roots[0][0].spec.world
     tracing = world.tracing
-    if tracing is not None:
-        tracing.check_inside([tensor for tensor, _ in roots])
     wanted = None if wrt is None else [_place(tensor) for tensor in wrt]
     nodes = _reached([tensor.node for tensor, _ in roots])
     useful = None if wanted is None else _useful(nodes, wanted)
@@ -124,6 +122,8 @@ def backward(
                 if wanted is None and arrived[0] is not None:
                     node.grad = arrived[0] if node.grad is None else node.grad + arrived[0]
             elif useful is None or id(node) in useful:
+                if tracing is not None:
+                    tracing.check_inside(node)
                 _pass_on(node, arrived, wanted, useful, grads, create_graph)
                 if not (retain_graph or create_graph):
                     node.inputs, node.outputs = None, ()

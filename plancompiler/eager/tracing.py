@@ -142,6 +142,7 @@ class Tracing:
         self.real = world.dispatcher
         self._generator = world.generator
         self._at = (world.generator.seed, world.generator.step)
+        self._began = world.clock
         self._watched: list[Leaf] = []
         self._viewed: set[int] = set()
         self._locals: list[Any] = []
@@ -306,7 +307,6 @@ class Tracing:
         if viewed >= 0 and plan.moves[viewed] is None:
             self._note_view(found[0], tensors[viewed], plan.kind, attrs)
         if plan.recorded and world.recording and any(each.node is not None for each in tensors):
-            self.check_inside(tensors)
             locals_ = tuple(each.local for each in found)
             draw = world.draw if plan.random else None
             node = Node(plan, tuple(tensors), locals_, world.tick(), draw)
@@ -369,25 +369,20 @@ class Tracing:
         value = self.recorder.redistribute(self.value(tensor), target.placement, target.sbp)
         found = traced(target, value)
         if tensor.node is not None and world.recording:
-            self.check_inside([tensor])
             op = Redistribution(spec, target)
             found.node = Node(op, (tensor,), (found.local,), world.tick())
             found.slot = 0
         return found
 
-    def check_inside(self, tensors: Sequence[DistTensor]) -> None:
-        """Refuse to differentiate into what was recorded before the function was called."""
-        for tensor in tensors:
-            node = tensor.node
-            if not isinstance(node, Node) or isinstance(tensor.local, Symbol):
-                continue
-            if self.capture(tensor).node is node:
-                raise GradientError(
-                    "a gradient inside of a compiled function would reach beyond it",
-                    source=user_line(),
-                    got=str(tensor.spec),
-                    hint="pass the tensor detached, or compile what made it too",
-                )
+    def check_inside(self, node: Node) -> None:
+        """Refuse to differentiate what was recorded before the function was called."""
+        if node.number <= self._began:
+            raise GradientError(
+                "a gradient inside of a compiled function would reach beyond it",
+                op=node.op.kind,
+                source=user_line(),
+                hint="pass the tensor detached, or compile what made it too",
+            )
 
     def no_numbers(self) -> TracingError:
         """The error of who asks for numbers while there are none."""

@@ -6,6 +6,7 @@ import ipaddress
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ SECRET = "PLANCOMPILER_WORLD_TOKEN"  # the name of a variable
 INSECURE = "PLANCOMPILER_WORLD_INSECURE"
 TLS = tuple(f"PLANCOMPILER_WORLD_TLS_{name}" for name in ("CA", "CERT", "KEY"))
 """PEM files: the authority that signed all ranks' certificates, and this rank's own pair."""
+
+LINGER_SECONDS = 1.0
+"""How long a rank that is done listens for the goodbyes of others, whose streams would break."""
 
 
 def open_boards(
@@ -113,7 +117,8 @@ def _over_streams(
         )
     server = PeerServer(own, server_credentials, _Threads())
     carrier = StreamCarrier(token, server, dict(enumerate(addresses)), open_channel)
-    return MessageBoardMaker(carrier, rank, size, deadline, server.close)
+    closing = partial(server.close, LINGER_SECONDS)
+    return MessageBoardMaker(carrier, rank, size, deadline, closing, LINGER_SECONDS)
 
 
 class _Threads(ThreadPoolExecutor):

@@ -164,7 +164,9 @@ def kernel_for(definition: OpDef, dtypes: Iterable[np.dtype[Any]]) -> Kernel:
     its dtype is slower, incomplete, and sums in 8 bits.
     """
     native = definition.takes_bfloat16 or definition.view
-    if native or not any(dtype.name == str(DType.BFLOAT16) for dtype in dtypes):
+    if native or not any(
+        dtype.itemsize == 2 and dtype.name == str(DType.BFLOAT16) for dtype in dtypes
+    ):
         return definition.kernel
     return _through_float32(definition.kernel, DType.BFLOAT16.numpy)
 

@@ -19,9 +19,8 @@ from plancompiler.ir.shard import Region, element_count
 from plancompiler.ops.rule import (
     NdSignature,
     Signature,
-    expand_rule,
     nd_signatures,
-    signatures_of_rule,
+    signatures_of_line,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -287,12 +286,10 @@ def axis_signatures(
     line = definition.rule
     if not isinstance(line, str):
         line = line(inputs, outputs, named)
-    found = signatures_of_rule(
-        expand_rule(line, inputs, outputs), definition.linear, definition.reduction
-    )
-    if definition.extra is not None:
-        found = (*found, *definition.extra(inputs, outputs, named, parts))
-    return tuple(dict.fromkeys(found))
+    found = signatures_of_line(line, inputs, outputs, definition.linear, definition.reduction)
+    if definition.extra is None:
+        return found
+    return tuple(dict.fromkeys((*found, *definition.extra(inputs, outputs, named, parts))))
 
 
 @lru_cache(maxsize=16384)

@@ -22,6 +22,7 @@ from functools import lru_cache
 from itertools import product
 
 from plancompiler.errors import AttributeValueError
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import BROADCAST, PARTIAL_SUM, NdSbp, Partial, Reduction, Sbp, Split
 
@@ -144,6 +145,39 @@ def expand_rule(
 
     operands = tuple(tuple(factor(name, extent) for name, extent in axes) for axes in named)
     return FactorRule(operands[: len(inputs)], operands[len(inputs) :])
+
+
+def signatures_of_line(
+    line: str,
+    inputs: tuple[TensorType, ...],
+    outputs: tuple[TensorType, ...],
+    linear: tuple[tuple[int, ...], ...],
+    reduction: Reduction | None,
+) -> tuple[Signature, ...]:
+    """`signatures_of_rule` for operands of these shapes."""
+    shapes = [
+        tuple([extent if extent < 2 else 2 for extent in tensor.shape])
+        for tensor in (*inputs, *outputs)
+    ]
+    try:
+        return _signatures_of_extents(line, tuple(shapes), len(inputs), linear, reduction)
+    except AttributeValueError:
+        expand_rule(line, inputs, outputs)  # says so with the real shapes
+        raise
+
+
+@lru_cache(maxsize=16384)
+def _signatures_of_extents(
+    line: str,
+    shapes: tuple[tuple[int, ...], ...],
+    count_in: int,
+    linear: tuple[tuple[int, ...], ...],
+    reduction: Reduction | None,
+) -> tuple[Signature, ...]:
+    """The same for shapes in which 2 stands for all extents from 2 on: a rule asks no more."""
+    types = tuple(TensorType(shape, DType.FLOAT32) for shape in shapes)
+    rule = expand_rule(line, types[:count_in], types[count_in:])
+    return signatures_of_rule(rule, linear, reduction)
 
 
 def signatures_of_rule(

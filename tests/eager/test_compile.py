@@ -457,12 +457,59 @@ def test_what_would_be_wrong_is_refused():
         pc.compile(shared)(x)
 
 
-def test_a_result_is_not_on_the_tape():
+def test_results_are_on_the_tape():
+    """Through modules, random ops and what was recorded before: as without compiling."""
+
+    def rank(placement, sbp):
+        found = []
+        for wrap in (lambda function: function, pc.compile):
+            pc.manual_seed(2)
+            net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).place(placement)
+            x = pc.tensor(np.ones((4, 3), np.float32), placement, sbp, requires_grad=True)
+            run = wrap(lambda x, net=net: [net(x), (x * 2.0).sum(), x.detach()])
+            values = []
+            for _ in range(2):
+                first, second, third = run(x * 3.0)
+                assert not third.requires_grad
+                loss = (first * first).mean() + second
+                loss.backward()
+                values += [loss.numpy(), x.grad.numpy()]
+            values += [each.value.grad.numpy() for each in net.parameters()]
+            first, _, _ = run(x)
+            (only,) = pc.eager.grad(first.sum(), [x])
+            found.append([*values, only.numpy()])
+        return found
+
+    for placement, sbp in ((ALONE, "B"), (PAIR, "S(0)")):
+        for eager, compiled in spawn(rank, placement.size, placement, sbp):
+            for one, other in zip(eager, compiled, strict=True):
+                np.testing.assert_allclose(other, one, 1e-5, 1e-6)
+
+
+def test_gradients_of_results_that_would_be_wrong_are_refused():
     x = pc.tensor([1.0], ALONE, requires_grad=True)
-    compiled = pc.compile(lambda x: x * 2.0)
-    with pytest.raises(GradientError, match="made of nothing"):
-        compiled(x).sum().backward()
-    compiled.close()
+    state = pc.tensor([1.0], ALONE)
+
+    @pc.compile
+    def changes(x):
+        with pc.no_grad():
+            state.copy_(x)
+        return (x * 2.0).sum()
+
+    with pytest.raises(GradientError, match="that changes tensors cannot be differentiated"):
+        changes(x).backward()
+    double = pc.compile(lambda x: (x * 2.0).sum())
+    with pytest.raises(GradientError, match="differentiated in turn"):
+        pc.eager.grad(double(x), [x], create_graph=True)
+    loss = double(x)
+    with pc.no_grad():
+        x += 1.0
+    with pytest.raises(GradientError, match="changed in place"):
+        loss.backward()
+    with pc.no_grad():
+        assert not double(x).requires_grad
+    changes.close()
+    double.close()
 
 
 def test_ranks_that_trace_different_things_are_told():

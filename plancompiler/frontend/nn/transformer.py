@@ -9,7 +9,6 @@ inside a part: with the weights of `query`, `key`, `value` and `fc1` split along
 from __future__ import annotations
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.frontend import functional
 from plancompiler.frontend.functions.attention import scaled_dot_product_attention, swiglu
 from plancompiler.frontend.nn.layers import Dropout, LayerNorm, Linear
 from plancompiler.frontend.nn.module import Module
@@ -17,10 +16,7 @@ from plancompiler.ir import DType, Value
 
 
 class CausalSelfAttention(Module):
-    """Multi-head attention of x [batch, length, dim] to itself, no position seeing later ones.
-
-    Without active dropout the scores are made in tiles, so memory is linear in the length.
-    """
+    """Multi-head attention of x [batch, length, dim] to itself, no position seeing later ones."""
 
     def __init__(
         self,
@@ -48,10 +44,7 @@ class CausalSelfAttention(Module):
             layer(x).reshape(batch, length, self.heads, dim // self.heads).transpose(0, 2, 1, 3)
             for layer in (self.query, self.key, self.value)
         )
-        if self.dropout.training and self.dropout.rate > 0.0:
-            mixed = functional.causal_attention(query, key, value)
-        else:
-            mixed = scaled_dot_product_attention(query, key, value, causal=True)
+        mixed = scaled_dot_product_attention(query, key, value, causal=True)
         joined = mixed.transpose(0, 2, 1, 3).reshape(batch, length, dim)
         found: Value = self.dropout(self.projection(joined))
         return found
