@@ -223,7 +223,7 @@ class StreamCarrier:
             peer: _Line(wire.pack_hello(self._token, receiver.rank, peer)) for peer in peers
         }
         self._server.attach(self._token, receiver)
-        for peer, line in self._lines.items():
+        for peer, line in tuple(self._lines.items()):
             line.channel = self._open_channel(self._addresses[peer])
             method = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
             line.call = method.future(line.frames(), wait_for_ready=True)
