@@ -55,7 +55,7 @@ def update_all(
 def _update_together(plan: OpPlan, rows: Sequence[Row]) -> None:
     """Run a plan on the elements of all rows; its kernel takes any number of them."""
     arrays = [
-        np.concatenate([tensor.local.reshape(-1) for tensor in column])
+        np.concatenate([tensor.local for tensor in column], axis=None)
         if column[0].spec.shape
         else column[0].local
         for column in zip(*rows, strict=True)
@@ -65,10 +65,11 @@ def _update_together(plan: OpPlan, rows: Sequence[Row]) -> None:
     plan.kernel(plan.context, arrays, [arrays[source] for source in sources])
     start = 0
     for row in rows:
-        local = row[0].local
-        stop = start + local.size
+        shape, size = row[0].local.shape, row[0].local.size
+        stop = start + size
         for source in sources:
             tensor = row[source]
-            np.copyto(tensor.local, arrays[source][start:stop].reshape(local.shape))
+            made = arrays[source][start:stop]
+            np.copyto(tensor.local, made if len(shape) == 1 else made.reshape(shape))
             tensor.written()
         start = stop

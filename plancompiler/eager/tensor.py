@@ -353,16 +353,16 @@ class DistTensor(TensorOperators):
         more = self.more
         root = self if more is None else more.get("base", self)
         world = self.spec.world
-        world.clock += 1
+        world.clock = clock = world.clock + 1
         if root.more is None:
-            root.more = {"changed": world.clock}
+            root.more = {"changed": clock}
         else:
             root.more.pop("reduced", None)
-            root.more["changed"] = world.clock
-        for tensor in (self,) if root is self else (self, root):
-            node = tensor.node
-            if node.__class__ is Node and any(out is tensor.local for out in node.outputs):
-                node.stale = True
+            root.more["changed"] = clock
+        if self.node.__class__ is Node:
+            _make_stale(self)
+        if root is not self and root.node.__class__ is Node:
+            _make_stale(root)
 
     def view_of(self, base: DistTensor) -> None:
         """Note whose memory this tensor shares."""
@@ -577,3 +577,10 @@ def _run(
 
 _RUNS = 1024
 """Prepared ops that a spec keeps; it starts anew when there are more (numbers that all differ)."""
+
+
+def _make_stale(tensor: DistTensor) -> None:
+    """Note at what recorded a tensor that its memory was changed."""
+    node = tensor.node
+    if isinstance(node, Node) and any(out is tensor.local for out in node.outputs):
+        node.stale = True

@@ -169,11 +169,11 @@ class World:
         array = np.asarray(value)
         layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
         dtype = DType.parse(array.dtype)
-        whole = self.spec(array.shape, dtype, placement, NdSbp.broadcast(placement.ndim))
         spec = self.spec(array.shape, dtype, placement, layout)
         if not spec.inside:
             return DistTensor(spec, spec.empty())
         if layout.has_partial:
+            whole = self.spec(array.shape, dtype, placement, NdSbp.broadcast(placement.ndim))
             return DistTensor(spec, self.move(whole, spec)(array))
         return DistTensor(spec, np.array(array[region_index(spec.region)], order="C"))
 
