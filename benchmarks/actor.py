@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from plancompiler.executor.actor import load_actors
+from plancompiler.executor.actor_loader import load_actors
 from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ir import DType, NdSbp

@@ -22,7 +22,7 @@ from plancompiler.cli.job_file import load_job
 from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.compile import build_graph
 from plancompiler.lower.emit import emit_plan
-from plancompiler.lower.rank_task_graph import rebuild_rank_task_graph
+from plancompiler.lower.rebuild import rebuild_rank_task_graph
 from plancompiler.plan.serde import plan_to_bytes
 from plancompiler.plan.verify import verify_plan
 

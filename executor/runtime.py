@@ -22,7 +22,7 @@ from plancompiler.errors import (
     PlanCompilerError,
     UsageError,
 )
-from plancompiler.executor.actor import load_actors
+from plancompiler.executor.actor_loader import load_actors
 from plancompiler.executor.backend import Binder
 from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
 from plancompiler.executor.cuda.backend import backend_of
@@ -144,6 +144,8 @@ class Runtime:
                         index,
                         notifier,
                         self,
+                        # Which step kernels that were adapted are in is not known ahead.
+                        reads_ahead=self._adapt is None,
                     )
                     for index, (actor, tasks) in enumerate(
                         zip(actors, self._actors.tasks, strict=True)

@@ -64,6 +64,7 @@ class StreamRunner:
         index: int,
         transport: Notifier,
         owner: Owner,
+        reads_ahead: bool = True,
     ) -> None:
         self.actor = actor
         self._tasks = tuple(tasks)
@@ -76,7 +77,7 @@ class StreamRunner:
         self._blocked = False
         """Whether the head task lacks tokens."""
         self._thread: threading.Thread | None = None
-        self._reads_ahead = actor.stream is Stream.DATA
+        self._reads_ahead = reads_ahead and actor.stream is Stream.DATA
         self._told = False
         """Whether it was told to go on while it read ahead."""
         self._kept: BaseException | None = None

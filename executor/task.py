@@ -24,12 +24,14 @@ from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import Region, piece_region, region_index
 from plancompiler.ir.task import TaskKind, format_id, unpack_id
 from plancompiler.ops.kernel import kernel_for
-from plancompiler.ops.registry import Kernel, KernelContext, op_def
+from plancompiler.ops.registry import Kernel, KernelContext, OpDef, op_def
 from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, CopySpec, Plan, SliceSpec, Task
 
 Run = Callable[[int], None]
 """Does a task's work once. Takes the number of the run (`StreamActor.version`): the step, or where
 the task runs for every micro-batch step * microbatches + microbatch."""
+Rows = list[tuple[Array, ...]]
+"""Arrays of registers, by run of a task."""
 RegionTable = tuple[tuple[tuple[Region, ...], tuple[Region, ...]], ...]
 """Regions of an op's inputs and outputs by micro-batch."""
 Adapt = Callable[[ComputeSpec, Kernel], Kernel]
@@ -90,19 +92,10 @@ class TaskBinder:
 
     def _bind_compute(self, task: Task, spec: ComputeSpec) -> Run | None:
         definition = op_def(spec.kind)
-        memory = self._memory
-        period = memory.period(*task.inputs, *task.outputs)
-        inputs = [_arrays(memory, task.inputs, version) for version in range(period)]
-        outputs = [_arrays(memory, task.outputs, version) for version in range(period)]
-        if task.outputs and all(array.size == 0 for row in outputs for array in row):
+        inputs, outputs = self._operands(task)
+        if has_no_work(definition, inputs, outputs):
             return None
-        views = dict(definition.view)
-        if task.outputs and all(
-            position in views and same_memory(array, taken[views[position]])
-            for made, taken in zip(outputs, inputs, strict=True)
-            for position, array in enumerate(made)
-        ):
-            return None
+        period = len(outputs)
         context = KernelContext(
             dict(spec.attrs),
             spec.input_shapes,
@@ -135,6 +128,14 @@ class TaskBinder:
             kernel(context, readable[slot], outputs[slot])
 
         return run_slot
+
+    def _operands(self, task: Task) -> tuple[Rows, Rows]:
+        """Inputs and outputs of a task in each of its runs, until their slots repeat."""
+        versions = range(self._memory.period(*task.inputs, *task.outputs))
+        return (
+            [_arrays(self._memory, task.inputs, version) for version in versions],
+            [_arrays(self._memory, task.outputs, version) for version in versions],
+        )
 
     def _microbatches(self, task: Task) -> int:
         """How often a task runs in a step."""
@@ -260,12 +261,8 @@ class TaskBinder:
         return run
 
     def _bind_slice(self, task: Task, spec: SliceSpec) -> Run | None:
-        memory = self._memory
-        period = memory.period(*task.inputs, *task.outputs)
         programs = []
-        for version in range(period):
-            inputs = _arrays(memory, task.inputs, version)
-            (out,) = _arrays(memory, task.outputs, version)
+        for inputs, (out,) in zip(*self._operands(task), strict=True):
             for piece in spec.pieces:
                 source = inputs[piece.input][region_index(piece.source)]
                 target = out[region_index(piece.target)]
@@ -277,6 +274,8 @@ class TaskBinder:
             programs.append(tuple(_slice_moves(spec, inputs, out, reduction, dtype)))
         if not any(programs):
             return None
+
+        period = len(programs)
 
         def run(version: int) -> None:
             for move in programs[version % period]:
@@ -293,6 +292,19 @@ def _arrays(memory: Memory, registers: Sequence[int], version: int) -> tuple[Arr
         slots = memory.slots(register)
         found.append(slots[version % len(slots)])
     return tuple(found)
+
+
+def has_no_work(definition: OpDef, inputs: Rows, outputs: Rows) -> bool:
+    """Whether all outputs are empty, or are views that lie in their inputs' memory."""
+    made = [array for row in outputs for array in row]
+    if not made:
+        return False
+    views = dict(definition.view)
+    return all(array.size == 0 for array in made) or all(
+        position in views and same_memory(array, taken[views[position]])
+        for row, taken in zip(outputs, inputs, strict=True)
+        for position, array in enumerate(row)
+    )
 
 
 def microbatch_run(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from dataclasses import dataclass, field
 
 from plancompiler.cluster.messages import (
     Abort,
@@ -30,7 +29,6 @@ from plancompiler.cluster.messages import (
     Heartbeat,
     Idle,
     JobEvent,
-    JobRequest,
     JobStatus,
     LocalCopy,
     MasterMessage,
@@ -89,58 +87,15 @@ from plancompiler.master.events import (
 )
 from plancompiler.master.overdue import no_progress, nothing_asked, too_few_workers
 from plancompiler.master.peers import check_reachable, far_peers, host_of
+from plancompiler.master.records import Job, Worker
 from plancompiler.master.registration import free_rank
 from plancompiler.master.saving import Operation, Saving, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
-from plancompiler.plan.digest import CrossRankFact, check_cross_rank_facts, combine_digests
+from plancompiler.plan.digest import check_cross_rank_facts, combine_digests
 
 _CONSEQUENCES = {error.code for error in (AbortedError, TransportError)}
 """Errors by which a rank says that another one is the trouble, and not what that one met."""
 _JOBS_REMEMBERED = 100
-
-
-@dataclass(slots=True)
-class _Worker:
-    connection: int
-    rank: int
-    offer: Register
-    last_seen: float
-    job_id: int = 0
-
-    @property
-    def host(self) -> str:
-        return self.offer.host
-
-
-@dataclass(slots=True)
-class _Job:
-    id: int
-    name: str
-    request: JobRequest
-    transport_token: str
-    submitted: float
-    phase: Phase = Phase.QUEUED
-    deadline: float = math.inf
-    """When the phase, operation or (once ended) the release of the ranks takes too long."""
-    waiting: set[int] = field(default_factory=set)
-    """Ranks that have not yet done what the phase or operation asks for."""
-    cached: bool = False
-    """Whether neither the master nor the ranks heard of so far compiled anything."""
-    shipping: Shipping | None = None
-    """Of slices or plans, once there are any."""
-    digests: dict[int, str] = field(default_factory=dict)
-    facts: dict[int, tuple[CrossRankFact, ...]] = field(default_factory=dict)
-    reporters: set[int] = field(default_factory=set)
-    """Ranks that report outputs."""
-    reported: dict[int, set[int]] = field(default_factory=dict)
-    """Step -> ranks that have reported it."""
-    operations: deque[Operation] = field(default_factory=deque)
-    current: Operation | WriteIndex | None = None
-    saving: Saving | None = None
-    """A checkpoint that is written beside what the job does."""
-    error: ErrorReport | None = None
-    aborting: bool = False
-    """Failed, with the phase still open because the first cause may yet be heard of."""
 
 
 class MasterState:
@@ -152,11 +107,11 @@ class MasterState:
         self.world_size = world_size
         self.version = version
         self.limits = limits or Limits()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
         """By rank."""
         self._ranks: dict[int, int] = {}
         """Connection -> rank."""
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, Job] = {}
         self._queue: deque[int] = deque()
         self._active: int | None = None
         self._tickets = itertools.count(1 << 32)
@@ -273,7 +228,7 @@ class MasterState:
             self._actions.append(Tell(connection, Refused(error.report)))
             self._actions.append(Disconnect(connection))
             return
-        worker = _Worker(connection, rank, message, now)
+        worker = Worker(connection, rank, message, now)
         self._workers[rank] = worker
         self._ranks[connection] = rank
         # The edge puts in the token that it drew for the connection.
@@ -297,7 +252,7 @@ class MasterState:
             self._fail(job, error.report, now)
         self._retire(job, now)
 
-    def _idle(self, worker: _Worker, job_id: int, now: float) -> None:
+    def _idle(self, worker: Worker, job_id: int, now: float) -> None:
         if worker.job_id != job_id:
             return
         worker.job_id = 0
@@ -312,10 +267,10 @@ class MasterState:
     def _offers(self) -> dict[int, Register]:
         return {rank: worker.offer for rank, worker in self._workers.items()}
 
-    def _busy(self, job: _Job) -> list[_Worker]:
+    def _busy(self, job: Job) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.job_id == job.id]
 
-    def _retire(self, job: _Job, now: float) -> None:
+    def _retire(self, job: Job, now: float) -> None:
         """Make room for the next job when no rank works on this one any longer."""
         if job.id != self._active or self._busy(job):
             return
@@ -325,10 +280,10 @@ class MasterState:
             self._active = None
             self._actions.append(Release(job.id))
 
-    def _tell(self, worker: _Worker, message: MasterMessage) -> None:
+    def _tell(self, worker: Worker, message: MasterMessage) -> None:
         self._actions.append(Tell(worker.connection, message))
 
-    def _tell_all(self, job: _Job, message: MasterMessage) -> None:
+    def _tell_all(self, job: Job, message: MasterMessage) -> None:
         for worker in self._busy(job):
             self._tell(worker, message)
 
@@ -350,7 +305,7 @@ class MasterState:
                 hint="read the data inside the job with pc.data, or feed it step by step in a "
                 "session",
             )
-        job = _Job(event.job_id, event.name, request, event.transport_token, now)
+        job = Job(event.job_id, event.name, request, event.transport_token, now)
         if not request.open:
             job.operations.append(Run(job.id, next(self._tickets), request.steps, False))
             if request.save:
@@ -393,7 +348,7 @@ class MasterState:
         job.shipping = Shipping(event.digests, hosts)
         self._deliver(job, job.shipping.first())
 
-    def _deliver(self, job: _Job, deliveries: list[Delivery]) -> None:
+    def _deliver(self, job: Job, deliveries: list[Delivery]) -> None:
         mode, cache = job.request.mode, job.request.cache
         for each in deliveries:
             message = Compile(
@@ -401,7 +356,7 @@ class MasterState:
             )
             self._tell(self._workers[each.rank], message)
 
-    def _fetched(self, job: _Job, rank: int, copy: LocalCopy | None) -> None:
+    def _fetched(self, job: Job, rank: int, copy: LocalCopy | None) -> None:
         """A rank has its slice or plan, so others of its host can get theirs from it."""
         shipping = job.shipping
         if shipping is None or not shipping.arrived(rank):
@@ -410,7 +365,7 @@ class MasterState:
             self._publish(job, Shipped(shipping.fetched, self.world_size))
         self._deliver(job, shipping.after(rank, copy))
 
-    def _compiled(self, job: _Job, rank: int, message: Compiled, now: float) -> None:
+    def _compiled(self, job: Job, rank: int, message: Compiled, now: float) -> None:
         if job.phase is not Phase.COMPILING:
             return
         self._fetched(job, rank, None)  # it has said so, unless it cannot share
@@ -438,14 +393,14 @@ class MasterState:
             request, token = job.request, job.transport_token
             self._tell(worker, Prepare(job.id, token, request.restore, far, request.save))
 
-    def _all_done(self, job: _Job, rank: int) -> bool:
+    def _all_done(self, job: Job, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""
         if rank not in job.waiting:
             return False
         job.waiting.remove(rank)
         return not job.waiting
 
-    def _outputs(self, job: _Job, rank: int, message: Outputs, now: float) -> None:
+    def _outputs(self, job: Job, rank: int, message: Outputs, now: float) -> None:
         if rank not in job.reporters or not isinstance(job.current, Run):
             return
         job.deadline = now + self.limits.progress
@@ -472,7 +427,7 @@ class MasterState:
         if job.phase is Phase.RUNNING and job.current is None:
             self._next_operation(job, now)
 
-    def _next_operation(self, job: _Job, now: float) -> None:
+    def _next_operation(self, job: Job, now: float) -> None:
         if not job.operations:
             job.current = None
             job.deadline = now + self.limits.idle
@@ -493,7 +448,7 @@ class MasterState:
         job.deadline = now + self.limits.progress
         self._tell_all(job, operation)
 
-    def _written(self, job: _Job, rank: int, ticket: int, now: float) -> None:
+    def _written(self, job: Job, rank: int, ticket: int, now: float) -> None:
         """A rank has written its part of the checkpoint that is under way."""
         saving = job.saving
         if saving is None or not saving.written(rank, ticket):
@@ -508,7 +463,7 @@ class MasterState:
         if job.current is None:
             self._next_operation(job, now)
 
-    def _operation_done(self, job: _Job, rank: int, ticket: int, now: float) -> None:
+    def _operation_done(self, job: Job, rank: int, ticket: int, now: float) -> None:
         current = job.current
         if current is None or isinstance(current, Finish) or current.ticket != ticket:
             return
@@ -527,7 +482,7 @@ class MasterState:
 
     # --- ends ---------------------------------------------------------------------------------
 
-    def _fail(self, job: _Job, error: ErrorReport, now: float, cause: bool | None = None) -> None:
+    def _fail(self, job: Job, error: ErrorReport, now: float, cause: bool | None = None) -> None:
         """Stop a job on all ranks. The first cause is reported, not what followed from it."""
         if cause is None:
             cause = error.code not in _CONSEQUENCES
@@ -551,7 +506,7 @@ class MasterState:
         self._end(job, Phase.CANCELLED, now)
         self._retire(job, now)
 
-    def _end(self, job: _Job, phase: Phase, now: float) -> None:
+    def _end(self, job: Job, phase: Phase, now: float) -> None:
         """The job's last phase. Its ranks have a little time to let go of it."""
         job.aborting = False
         job.operations.clear()
@@ -587,7 +542,7 @@ class MasterState:
             if job is not None and now > job.deadline:
                 self._overdue(job, now)
 
-    def _overdue(self, job: _Job, now: float) -> None:
+    def _overdue(self, job: Job, now: float) -> None:
         if job.phase.is_end:
             for worker in self._busy(job):
                 self._drop(worker, "it did not let go of an ended job in time", now)
@@ -605,7 +560,7 @@ class MasterState:
             error = nothing_asked(self.limits.idle)
         self._fail(job, error.report, now, cause=True)
 
-    def _drop(self, worker: _Worker, how: str, now: float) -> None:
+    def _drop(self, worker: Worker, how: str, now: float) -> None:
         error = WorkerLostError(f"the master gave up this worker: {how}", rank=worker.rank)
         self._tell(worker, Refused(error.report))
         self._actions.append(Disconnect(worker.connection))
@@ -613,19 +568,19 @@ class MasterState:
 
     # --- small things -------------------------------------------------------------------------
 
-    def _enter(self, job: _Job, phase: Phase, limit: float, now: float) -> None:
+    def _enter(self, job: Job, phase: Phase, limit: float, now: float) -> None:
         job.phase = phase
         job.deadline = now + limit
         error = job.error if phase.is_end else None
         self._publish(job, PhaseChanged(phase, now - job.submitted, error))
 
-    def _publish(self, job: _Job, event: JobEvent) -> None:
+    def _publish(self, job: Job, event: JobEvent) -> None:
         self._actions.append(Publish(job.id, event))
 
-    def _active_job(self, job_id: int) -> _Job | None:
+    def _active_job(self, job_id: int) -> Job | None:
         return self._jobs[job_id] if job_id and job_id == self._active else None
 
-    def _known(self, job_id: int) -> _Job:
+    def _known(self, job_id: int) -> Job:
         job = self._jobs.get(job_id)
         if job is None:
             raise ClusterError("the master knows no such job", got=f"job {job_id}")

@@ -315,7 +315,7 @@ class Program:
             generator = world.generator
             arrays = self._run.step(
                 inputs,
-                Draws(generator.seed, generator.step, generator.number, self._done(), world.step),
+                Draws(generator.seed, generator.step, generator.number, self._done()),
             )
         for variable in changed:
             name, spec = variable.capture.name, variable.capture.spec

@@ -38,7 +38,6 @@ class Draws:
     step: int = 0
     number: int = 0
     optimizer_step: int = 0
-    world_step: int = 0
 
 
 class CompiledRun:
@@ -127,7 +126,7 @@ class CompiledRun:
 
         def stepped(context: KernelContext, inputs: Any, outputs: Any) -> None:
             draws = self._draws
-            context.step = draws.optimizer_step if of_optimizer else draws.world_step
+            context.step = draws.optimizer_step if of_optimizer else draws.step
             context.seed = draws.seed
             kernel(context, inputs, outputs)
 

@@ -211,13 +211,8 @@ class Session:
         with self._turn:
             world = self._open()
             begin = time.perf_counter()
-            try:
+            with self._closing_on_failure():
                 outputs = self._plain(world.step(feeds))
-            except FeedError:
-                raise
-            except BaseException:
-                self._abandon()
-                raise
             self.step_seconds.append(time.perf_counter() - begin)
             return outputs
 
@@ -249,13 +244,8 @@ class Session:
             with self._turn:
                 world = self._open()
                 begin = time.perf_counter()
-                try:
+                with self._closing_on_failure():
                     done = world.run(count)
-                except FeedError:
-                    raise
-                except BaseException:
-                    self._abandon()
-                    raise
                 seconds = (time.perf_counter() - begin) / count
                 self.step_seconds += [seconds] * count
                 steps -= count
@@ -307,6 +297,17 @@ class Session:
                 world.close()
             finally:
                 _open_worlds.discard(world)
+
+    @contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        """After an error within the block the session is closed; a FeedError leaves it open."""
+        try:
+            yield
+        except FeedError:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
 
     def _abandon(self) -> None:
         """Close after a failure, which counts more than what closing finds."""

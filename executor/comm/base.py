@@ -13,13 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from plancompiler.errors import (
-    AbortedError,
-    DeadlineError,
-    ErrorReport,
-    PlanCompilerError,
-    TransportError,
-)
+from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.actor import Notice, shared_id
 from plancompiler.executor.memory import Buffer, Slots
 from plancompiler.ir.shard import Region
@@ -236,39 +230,3 @@ def check_groups(own: Publication, peer: int, groups: Iterable[GroupDesc]) -> No
                 got=f"communicator {list(key.ranks)} on stream {key.stream}",
                 hint="compile all ranks' plans from one job",
             )
-
-
-def aborted_by(failed_rank: int, report: ErrorReport) -> AbortedError:
-    """The error of a rank that was stopped because another one failed."""
-    cause = PlanCompilerError.from_report(report)
-    if isinstance(cause, AbortedError) and report.rank == failed_rank:
-        return cause  # it came by way of a rank that was stopped for the same reason
-    error = AbortedError(
-        f"the run was stopped because rank {failed_rank} failed", rank=failed_rank, got=str(cause)
-    )
-    error.__cause__ = cause
-    return error
-
-
-def missed_barrier(
-    label: str, ranks: tuple[int, ...], missing: Iterable[int], deadline: float
-) -> DeadlineError:
-    """The error of a barrier that not all members reached in time."""
-    absent = sorted(missing)
-    entered = [rank for rank in ranks if rank not in absent]
-    return DeadlineError(
-        f"{label}: not all ranks of the communicator came within {deadline:g} s",
-        got=f"entered: {entered}; not entered: {absent}",
-        expected=f"all of ranks {list(ranks)}",
-        hint="look at what the missing ranks were doing, or allow more time with a longer deadline",
-    )
-
-
-def left_barrier(label: str, ranks: tuple[int, ...], gone: int) -> TransportError:
-    """The error of a barrier with a member that has closed its run."""
-    return TransportError(
-        f"{label}: rank {gone} has closed its run and will not come",
-        rank=gone,
-        expected=f"all of ranks {list(ranks)}",
-        hint="run the same number of steps on all ranks",
-    )

@@ -22,18 +22,16 @@ import numpy as np
 
 from plancompiler.errors import ExecutionError, TransportError
 from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
-from plancompiler.executor.comm.reduce import Move, plan_reduction
+from plancompiler.executor.comm.reduce import CHUNKED_BYTES, Move, plan_reduction
 from plancompiler.executor.memory import Array, Memory, Slots
 from plancompiler.ir import Reduction
 from plancompiler.ir.shard import Region, balanced_range
 from plancompiler.ir.task import Primitive, format_id, pack_register_id, unpack_id
 from plancompiler.plan.plan import CollectiveSpec, Plan, Task
 
-CHUNKED_BYTES = 64 << 10
-"""From this size on the members of an all_reduce share the work instead of repeating it."""
 CHUNKED_BYTES_OF_TWO = 8 << 20
-"""The same for two members, who save little: below, a barrier and the traffic between two cores'
-caches cost more than adding everything twice."""
+"""The same as `CHUNKED_BYTES` for two members, who save little: below, a barrier and the traffic
+between two cores' caches cost more than adding everything twice."""
 PIECE_BYTES = 1 << 20
 """What a member reduces between two barriers; in its cache when the others copy it."""
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 
 from plancompiler.errors import (
-    DeadlineError,
     DeviceError,
     PlanCompilerError,
     TransportError,
@@ -25,16 +24,15 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.actor import Notice
 from plancompiler.executor.comm import host_wire as wire
-from plancompiler.executor.comm.base import (
-    GroupKey,
-    Publication,
-    Sink,
-    aborted_by,
-    check_groups,
+from plancompiler.executor.comm.base import GroupKey, Publication, Sink, check_groups
+from plancompiler.executor.comm.departures import (
+    Departures,
     left_barrier,
     missed_barrier,
+    missed_meeting,
+    not_understood,
 )
-from plancompiler.executor.memory import Buffer, Slots, private_buffer, slot_arrays
+from plancompiler.executor.memory import Buffer, Slots, private_buffer, register_slots
 from plancompiler.ir.shard import Region
 from plancompiler.plan.plan import Block, RegisterDesc
 
@@ -124,7 +122,7 @@ class HostGroup:
             pause = min(pause * SLEEP_GROWTH, LAST_SLEEP)
 
 
-class HostTransport:
+class HostTransport(Departures):
     """One rank's connection to the other processes of its host.
 
     `token` is the run's secret, made by whoever starts the ranks and given to each of them.
@@ -135,11 +133,8 @@ class HostTransport:
             raise DeviceError(
                 "the host transport needs Linux", got=sys.platform, hint="use the local transport"
             )
+        super().__init__()
         self.rank = rank
-        self.failure: tuple[int, PlanCompilerError] | None = None
-        """The first failure, with its rank."""
-        self.gone: set[int] = set()
-        """Peers that said goodbye."""
         self._token = token
         self._lock = threading.Lock()
         self._shared: dict[int, wire.SharedMemory] = {}
@@ -177,14 +172,7 @@ class HostTransport:
         own = self._own_registers.get(register)
         if own is None:
             return None
-        return slot_arrays(
-            self._buffers[own.block] if own.block >= 0 else private_buffer(0),
-            own.offset,
-            own.nbytes,
-            own.register_count,
-            own.shape,
-            own.dtype,
-        )
+        return register_slots(own, self._buffers)
 
     def push(self, rank: int, register: int, slot: int, region: Region, flat: bool = False) -> None:
         """See `Transport.push`."""
@@ -332,12 +320,7 @@ class HostTransport:
             raise self.abort_error()
         if time.monotonic() > end:
             missing = [peer for peer in publication.peers if peer not in self._connections]
-            raise DeadlineError(
-                f"not all peers were ready within {self._deadline:g} s",
-                rank=self.rank,
-                got=f"missing ranks {missing}",
-                expected=f"ranks {list(publication.peers)}",
-            )
+            raise missed_meeting(self.rank, publication.peers, missing, self._deadline)
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -396,7 +379,7 @@ class HostTransport:
                     try:
                         alive = self._receive_from(key.data)
                     except PlanCompilerError as error:
-                        self._lose(key.data, error)
+                        self._lose(key.data, not_understood(key.data, error))
                         # Nothing more is wanted from it, and it should know.
                         with contextlib.suppress(OSError):
                             self._connections[key.data].shutdown(socket.SHUT_RDWR)
@@ -448,10 +431,6 @@ class HostTransport:
 
     def _lose(self, rank: int, error: PlanCompilerError) -> None:
         """A peer cannot be talked to any more."""
-        if not isinstance(error, TransportError):
-            error = TransportError(
-                f"rank {rank} sent what could not be understood", rank=rank, got=error
-            )
         first = self.failure is None
         self.abort(rank, error)
         if first and self._sink is not None:
@@ -479,13 +458,6 @@ class HostTransport:
                 position = at * _WORDS_PER_LINE
                 peers.append((rank, peer.counters[position : position + 1]))
         return HostGroup(self, key, own, peers, self._deadline)
-
-    def abort_error(self) -> PlanCompilerError:
-        """A fresh AbortedError that names the first failure."""
-        if self.failure is None:
-            raise TransportError("no rank has failed")
-        rank, error = self.failure
-        return aborted_by(rank, error.report)
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
         """See `Transport.abort`."""

@@ -8,7 +8,6 @@ through the staging area, in rounds.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, TransportError
-from plancompiler.executor.comm.base import GroupKey, Publication, left_barrier, missed_barrier
+from plancompiler.executor.comm.base import GroupKey, Publication
+from plancompiler.executor.comm.departures import left_barrier, missed_barrier
 from plancompiler.executor.comm.host import HostGroup, HostTransport
-from plancompiler.executor.comm.operations import Arrays, Targets
+from plancompiler.executor.comm.operations import Arrays, Targets, board_digest
 from plancompiler.executor.memory import Array, Buffer
 from plancompiler.ir import BROADCAST, DType, NdSbp
 from plancompiler.ir.shard import element_count
@@ -153,8 +153,7 @@ class HostBoard:
         self._must_leave = False
         self._maker = maker
         self._deadline = maker.deadline
-        name = f"{','.join(map(str, ranks))} {stream}"
-        self._digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        self._digest = board_digest(ranks, stream)
         own = _page(maker.mailbox(maker.rank), page)
         own[LINE : LINE + len(self._digest)] = np.frombuffer(self._digest, np.uint8)
         mailboxes = [maker.mailbox(rank) for rank in ranks]

@@ -4,37 +4,55 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from threading import Condition, Lock
 
-from plancompiler.errors import DeadlineError, PlanCompilerError, TransportError
+from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.actor import Notice
-from plancompiler.executor.comm.base import (
-    GroupKey,
-    Publication,
-    Sink,
-    aborted_by,
-    check_groups,
-    left_barrier,
-    missed_barrier,
-)
-from plancompiler.executor.memory import Buffer, Slots, private_buffer, slot_arrays
+from plancompiler.executor.comm.base import GroupKey, Publication, Sink, check_groups
+from plancompiler.executor.comm.departures import Departures, missed_meeting
+from plancompiler.executor.memory import Buffer, Slots, private_buffer, register_slots
 from plancompiler.ir.shard import Region
 from plancompiler.plan.plan import Block
 
 
-class _Meeting:
-    """The counters of one group, shared by its members."""
+class Meeting:
+    """How often each member of a group has come, shared by its members."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.counts = [0] * len(ranks)
         self.condition = Condition(Lock())
 
+    def missing(self, member: int) -> list[int]:
+        """Ranks that have come less often than a member."""
+        target = self.counts[member]
+        return [rank for rank, count in zip(self.ranks, self.counts, strict=True) if count < target]
+
+    def barrier(
+        self, departures: Departures, member: int, label: str, deadline: float | None
+    ) -> None:
+        """Return when all members have come as often as this one; see `Group.barrier`."""
+        counts = self.counts
+        with self.condition:
+            counts[member] += 1
+            if min(counts) >= counts[member]:
+                self.condition.notify_all()
+                return
+            departures.await_members(
+                self.condition, self.ranks, partial(self.missing, member), label, deadline
+            )
+
+    def wake(self) -> None:
+        """Let everyone who waits look again."""
+        with self.condition:
+            self.condition.notify_all()
+
 
 class LocalGroup:
     """One member's view of a meeting."""
 
-    def __init__(self, hub: LocalHub, meeting: _Meeting, rank: int, deadline: float) -> None:
+    def __init__(self, hub: LocalHub, meeting: Meeting, rank: int, deadline: float) -> None:
         self.ranks = meeting.ranks
         self.member = meeting.ranks.index(rank)
         self._hub = hub
@@ -43,53 +61,25 @@ class LocalGroup:
 
     def missing(self) -> list[int]:
         """See `Group.missing`."""
-        counts = self._meeting.counts
-        target = counts[self.member]
-        return [rank for rank, count in zip(self.ranks, counts, strict=True) if count < target]
+        return self._meeting.missing(self.member)
 
     def barrier(self, label: str) -> None:
         """See `Group.barrier`."""
-        meeting, hub = self._meeting, self._hub
-        counts = meeting.counts
-        with meeting.condition:
-            counts[self.member] += 1
-            target = counts[self.member]
-            if min(counts) >= target:
-                meeting.condition.notify_all()
-                return
-
-            came = meeting.condition.wait_for(
-                lambda: (
-                    min(counts) >= target
-                    or hub.failure is not None
-                    or not hub.left.isdisjoint(self.missing())
-                ),
-                None if hub.is_watched(self.ranks[self.member]) else self._deadline,
-            )
-            absent = self.missing()
-            if not absent:
-                return
-        if hub.failure is not None:
-            raise hub.abort_error()
-        if not came:
-            raise missed_barrier(label, self.ranks, absent, self._deadline)
-        raise left_barrier(label, self.ranks, min(hub.left.intersection(absent)))
+        deadline = None if self._hub.is_watched(self.ranks[self.member]) else self._deadline
+        self._meeting.barrier(self._hub, self.member, label, deadline)
 
 
-class LocalHub:
+class LocalHub(Departures):
     """Where the ranks of one process meet. Make one per run and a transport per rank."""
 
     def __init__(self) -> None:
-        self.failure: tuple[int, PlanCompilerError] | None = None
-        """The first failure, with its rank."""
-        self.left: set[int] = set()
-        """Ranks that have closed."""
+        super().__init__()
         self._state = Condition(Lock())
         self._publications: dict[int, Publication] = {}
         self._sinks: dict[int, Sink] = {}
         self._watchers: dict[int, Callable[[int, bytes], None]] = {}
         self._slots: dict[tuple[int, int], Slots] = {}
-        self._meetings: dict[GroupKey, _Meeting] = {}
+        self._meetings: dict[GroupKey, Meeting] = {}
 
     def transport(self, rank: int) -> LocalTransport:
         """The transport of one rank."""
@@ -105,18 +95,10 @@ class LocalHub:
             meetings = list(self._meetings.values())
             sinks = list(self._sinks.items())
         for meeting in meetings:
-            with meeting.condition:
-                meeting.condition.notify_all()
+            meeting.wake()
         for rank, sink in sinks:
             if rank != failed_rank:
                 sink.peer_failed(self.abort_error())
-
-    def abort_error(self) -> PlanCompilerError:
-        """A fresh AbortedError that names the first failure."""
-        if self.failure is None:
-            raise TransportError("no rank has failed")
-        rank, error = self.failure
-        return aborted_by(rank, error.report)
 
     def meet(self, publication: Publication, sink: Sink, slots: dict[int, Slots]) -> None:
         """Make a rank known to the others."""
@@ -126,7 +108,7 @@ class LocalHub:
             for register, arrays in slots.items():
                 self._slots[publication.rank, register] = arrays
             for key, _ in publication.groups:
-                self._meetings.setdefault(key, _Meeting(key.ranks))
+                self._meetings.setdefault(key, Meeting(key.ranks))
             self._publications[publication.rank] = publication
             self._sinks[publication.rank] = sink
             self._state.notify_all()
@@ -141,12 +123,7 @@ class LocalHub:
             end = time.monotonic() + deadline
             while missing() and self.failure is None:
                 if not self._state.wait(end - time.monotonic()) and missing():
-                    raise DeadlineError(
-                        f"not all peers were ready within {deadline:g} s",
-                        rank=publication.rank,
-                        got=f"missing ranks {missing()}",
-                        expected=f"ranks {list(publication.peers)}",
-                    )
+                    raise missed_meeting(publication.rank, publication.peers, missing(), deadline)
         if self.failure is not None:
             raise self.abort_error()
         for peer in publication.peers:
@@ -156,7 +133,7 @@ class LocalHub:
         """Arrays of a published register."""
         return self._slots.get((rank, register))
 
-    def meeting(self, key: GroupKey) -> _Meeting:
+    def meeting(self, key: GroupKey) -> Meeting:
         """The shared counters of a group."""
         return self._meetings[key]
 
@@ -186,13 +163,12 @@ class LocalHub:
         Its arrays stay known, because a slower peer may still have to read what it sent.
         """
         with self._state:
-            self.left.add(rank)
+            self.gone.add(rank)
             self._sinks.pop(rank, None)
             self._watchers.pop(rank, None)
             meetings = [meeting for key, meeting in self._meetings.items() if rank in key.ranks]
         for meeting in meetings:
-            with meeting.condition:
-                meeting.condition.notify_all()
+            meeting.wake()
 
 
 class LocalTransport:
@@ -215,14 +191,7 @@ class LocalTransport:
         """See `Transport.connect`."""
         self._deadline = deadline
         slots = {
-            register.id: slot_arrays(
-                self._buffers[register.block] if register.block >= 0 else private_buffer(0),
-                register.offset,
-                register.nbytes,
-                register.register_count,
-                register.shape,
-                register.dtype,
-            )
+            register.id: register_slots(register, self._buffers)
             for register in publication.registers
         }
         self._hub.meet(publication, sink, slots)

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Condition, Lock
+from threading import Lock
 
 from plancompiler.errors import PlanCompilerError
-from plancompiler.executor.comm.base import aborted_by, left_barrier, missed_barrier
+from plancompiler.executor.comm.departures import Departures
+from plancompiler.executor.comm.local import Meeting
 from plancompiler.executor.comm.operations import Arrays, Targets
 
 COPIED_BYTES = 32 << 10
 """Arrays up to this size are shown as copies, so that nobody waits until they have been read."""
 
 
-class _Meeting:
+class _Meeting(Meeting):
     """What the members of one group share."""
 
-    def __init__(self, size: int) -> None:
-        self.condition = Condition(Lock())
-        self.counts = [0] * size
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        super().__init__(ranks)
         self.shown: tuple[list[tuple[str, Arrays]], ...] = (
-            [("", ())] * size,
-            [("", ())] * size,
+            [("", ())] * len(ranks),
+            [("", ())] * len(ranks),
         )
         """By parity of the count: a member shows anew while others still read what was before."""
 
 
-class LocalBoards:
+class LocalBoards(Departures):
     """Where the ranks of one process meet. Make one per world, and a maker per rank."""
 
     def __init__(self, deadline: float = 300.0) -> None:
+        super().__init__()
         self.deadline = deadline
-        self.failure: tuple[int, PlanCompilerError] | None = None
-        self.left: set[int] = set()
         self.makers: list[LocalBoardMaker] = []
         self._lock = Lock()
         self._meetings: dict[tuple[tuple[int, ...], str], _Meeting] = {}
@@ -46,15 +45,14 @@ class LocalBoards:
     def meeting(self, ranks: tuple[int, ...], stream: str) -> _Meeting:
         """What the members of a group share."""
         with self._lock:
-            return self._meetings.setdefault((ranks, stream), _Meeting(len(ranks)))
+            return self._meetings.setdefault((ranks, stream), _Meeting(ranks))
 
     def wake(self) -> None:
         """Let everyone who waits look again."""
         with self._lock:
             meetings = list(self._meetings.values())
         for meeting in meetings:
-            with meeting.condition:
-                meeting.condition.notify_all()
+            meeting.wake()
 
 
 class LocalBoardMaker:
@@ -81,7 +79,7 @@ class LocalBoardMaker:
 
     def close(self) -> None:
         """See `BoardMaker.close`."""
-        self._boards.left.add(self.rank)
+        self._boards.gone.add(self.rank)
         self._boards.wake()
 
 
@@ -121,38 +119,7 @@ class LocalBoard:
             self._barrier(label)
 
     def _barrier(self, label: str) -> None:
-        meeting, boards = self._meeting, self._boards
-        counts = meeting.counts
-        if boards.failure is not None:
+        if self._boards.failure is not None:
             # Others may have given up here: what they showed must not pass for their part.
-            failed, error = boards.failure
-            raise aborted_by(failed, error.report)
-        with meeting.condition:
-            counts[self.member] += 1
-            target = counts[self.member]
-            if min(counts) >= target:
-                meeting.condition.notify_all()
-                return
-
-            def missing() -> list[int]:
-                return [
-                    rank for rank, count in zip(self.ranks, counts, strict=True) if count < target
-                ]
-
-            came = meeting.condition.wait_for(
-                lambda: (
-                    min(counts) >= target
-                    or boards.failure is not None
-                    or not boards.left.isdisjoint(missing())
-                ),
-                self.deadline,
-            )
-            absent = missing()
-            if not absent:
-                return
-        if boards.failure is not None:
-            failed, error = boards.failure
-            raise aborted_by(failed, error.report)
-        if not came:
-            raise missed_barrier(label, self.ranks, absent, self.deadline)
-        raise left_barrier(label, self.ranks, min(boards.left.intersection(absent)))
+            raise self._boards.abort_error()
+        self._meeting.barrier(self._boards, self.member, label, self.deadline)

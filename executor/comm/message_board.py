@@ -7,7 +7,6 @@ streams between hosts (`remote`), or MPI (`mpi`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 import threading
@@ -19,9 +18,9 @@ import numpy as np
 from plancompiler.errors import PlanCompilerError, TransportError, WireFormatError
 from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
-from plancompiler.executor.comm.base import aborted_by, left_barrier, missed_barrier
+from plancompiler.executor.comm.departures import Departures
 from plancompiler.executor.comm.mirror import CLOSE_SECONDS, Carrier, Frame
-from plancompiler.executor.comm.operations import ALL, Arrays, Targets
+from plancompiler.executor.comm.operations import ALL, Arrays, Targets, board_digest
 from plancompiler.ir import DType
 from plancompiler.ir.shard import element_count
 
@@ -60,7 +59,7 @@ class _Message:
         return len(self.data) == self.total
 
 
-class MessageBoardMaker:
+class MessageBoardMaker(Departures):
     """One rank's boards over a carrier, which connects it to all other ranks of the world.
 
     `deadline` (seconds) holds for every wait, and for others to be there at all. `closing` is
@@ -77,13 +76,10 @@ class MessageBoardMaker:
         closing: Callable[[], None] | None = None,
         linger: float = 0.0,
     ) -> None:
+        super().__init__()
         self.rank = rank
         self.deadline = deadline
         self.failed: Callable[[PlanCompilerError], None] = lambda error: None
-        self.failure: tuple[int, PlanCompilerError] | None = None
-        """The first failure, with its rank."""
-        self.gone: set[int] = set()
-        """Ranks that have said goodbye."""
         self.changed = threading.Condition()
         self._carrier = carrier
         self._peers = tuple(peer for peer in range(size) if peer != rank)
@@ -152,23 +148,10 @@ class MessageBoardMaker:
                     if key not in messages or not messages[key].complete
                 ]
 
-            came = self.changed.wait_for(
-                lambda: (
-                    not (absent := missing())
-                    or self.failure is not None
-                    or not self.gone.isdisjoint(absent)
-                ),
-                board.deadline,
-            )
-            absent = missing()
-            if not absent and self.failure is None:
-                return {rank: self._messages.pop(key).data for rank, key in keys.items()}
-        if self.failure is not None:
-            failed, error = self.failure
-            raise aborted_by(failed, error.report)
-        if not came:
-            raise missed_barrier(label, board.ranks, absent, board.deadline)
-        raise left_barrier(label, board.ranks, min(self.gone.intersection(absent)))
+            self.await_members(self.changed, board.ranks, missing, label, board.deadline)
+            if self.failure is not None:
+                raise self.abort_error()
+            return {rank: self._messages.pop(key).data for rank, key in keys.items()}
 
     # --- what comes -------------------------------------------------------------------------------
 
@@ -238,8 +221,7 @@ class MessageBoard:
         self.deadline = maker.deadline
         self._maker = maker
         self._count = 0
-        name = f"{','.join(map(str, ranks))} {stream}"
-        self._name = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        self._name = board_digest(ranks, stream)
 
     def show(
         self, call: str, arrays: Arrays, label: str, targets: Targets = None

@@ -18,21 +18,20 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from plancompiler.errors import DeadlineError, PlanCompilerError, TransportError, WireFormatError
+from plancompiler.errors import PlanCompilerError, TransportError, WireFormatError
 from plancompiler.executor.actor import ARRIVED, Notice, shared_id
 from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
-from plancompiler.executor.comm.base import (
-    GroupKey,
-    Publication,
-    Read,
-    Sink,
-    aborted_by,
-    check_groups,
-    left_barrier,
-    missed_barrier,
+from plancompiler.executor.comm.base import GroupKey, Publication, Read, Sink, check_groups
+from plancompiler.executor.comm.departures import Departures, missed_meeting, not_understood
+from plancompiler.executor.memory import (
+    Array,
+    Buffer,
+    Slots,
+    private_buffer,
+    register_slots,
+    slot_arrays,
 )
-from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer, slot_arrays
 from plancompiler.ir.shard import Region, element_count, region_index
 from plancompiler.ir.task import format_id
 from plancompiler.plan.plan import Block, RegisterDesc
@@ -140,15 +139,12 @@ class _Outlet:
         self._version += 1
 
 
-class MirrorTransport:
+class MirrorTransport(Departures):
     """One rank's connection to ranks whose memory it cannot read."""
 
     def __init__(self, rank: int, carrier: Carrier) -> None:
+        super().__init__()
         self.rank = rank
-        self.failure: tuple[int, PlanCompilerError] | None = None
-        """The first failure, with its rank."""
-        self.gone: set[int] = set()
-        """Peers that said goodbye."""
         self._carrier = carrier
         self._buffers: dict[int, Buffer] = {}
         self._registers: dict[int, RegisterDesc] = {}
@@ -188,14 +184,7 @@ class MirrorTransport:
         return None if peer is None else self._mirror(peer, register)
 
     def _own_slots(self, own: RegisterDesc) -> Slots:
-        return slot_arrays(
-            self._buffers[own.block] if own.block >= 0 else private_buffer(0),
-            own.offset,
-            own.nbytes,
-            own.register_count,
-            own.shape,
-            own.dtype,
-        )
+        return register_slots(own, self._buffers)
 
     def _mirror(self, peer: _Peer, register: int) -> Slots | None:
         """The mirror of a peer's register, made when it is first needed."""
@@ -240,12 +229,13 @@ class MirrorTransport:
         missing = self._strangers()
         if missing:
             places = ", ".join(self._carrier.where(rank) for rank in missing)
-            raise DeadlineError(
-                f"not all peers were ready within {deadline:g} s",
-                rank=self.rank,
-                got=f"missing ranks {missing} at {places}",
-                expected=f"ranks {list(publication.peers)}",
-                hint="look at these ranks' own messages, and whether this host reaches them",
+            raise missed_meeting(
+                self.rank,
+                publication.peers,
+                missing,
+                deadline,
+                f" at {places}",
+                "look at these ranks' own messages, and whether this host reaches them",
             )
         for rank, peer in self._peers.items():
             check_groups(publication, rank, peer.directory.groups)
@@ -364,14 +354,7 @@ class MirrorTransport:
         try:
             return self._dispatch(rank, kind, frame, sink)
         except PlanCompilerError as error:
-            known = error if isinstance(error, TransportError) else None
-            self._lose(
-                rank,
-                known
-                or TransportError(
-                    f"rank {rank} sent what could not be understood", rank=rank, got=error
-                ),
-            )
+            self._lose(rank, not_understood(rank, error))
             return False
 
     def _dispatch(self, rank: int, kind: int, frame: bytes, sink: Sink) -> bool:
@@ -457,30 +440,11 @@ class MirrorTransport:
 
     def wait_for(self, key: GroupKey, count: int, label: str) -> None:
         """Return when all peers in a group have come as often; see `Group.barrier`."""
+        deadline = self._deadline if self._watcher is None else None
         with self._changed:
-            came = self._changed.wait_for(
-                lambda: (
-                    not (absent := self.missing(key, count))
-                    or self.failure is not None
-                    or not self.gone.isdisjoint(absent)
-                ),
-                self._deadline if self._watcher is None else None,
+            self.await_members(
+                self._changed, key.ranks, lambda: self.missing(key, count), label, deadline
             )
-            absent = self.missing(key, count)
-        if not absent:
-            return
-        if self.failure is not None:
-            raise self.abort_error()
-        if not came:
-            raise missed_barrier(label, key.ranks, absent, self._deadline)
-        raise left_barrier(label, key.ranks, min(self.gone.intersection(absent)))
-
-    def abort_error(self) -> PlanCompilerError:
-        """A fresh AbortedError that names the first failure."""
-        if self.failure is None:
-            raise TransportError("no rank has failed")
-        rank, error = self.failure
-        return aborted_by(rank, error.report)
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
         """See `Transport.abort`."""

@@ -6,6 +6,7 @@ stream, or together with others. All reductions are in rank order, so that all g
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,13 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
-from plancompiler.executor.comm.reduce import plan_reduction
+from plancompiler.executor.comm.reduce import CHUNKED_BYTES, plan_reduction
 from plancompiler.executor.memory import Array
 from plancompiler.ir import Reduction
 from plancompiler.ir.shard import balanced_range
 
-CHUNKED_BYTES = 64 << 10
-"""From this size on the members of an all_reduce share the work instead of repeating it."""
 BLOCK_BYTES = 2 << 20
 """What an all_reduce shows at once: boards between processes have room for it."""
 
@@ -32,6 +31,12 @@ Shown = Sequence[Arrays]
 """What each member shows."""
 
 _ALL_REDUCE = {reduction: f"all_reduce {reduction}" for reduction in Reduction}
+
+
+def board_digest(ranks: tuple[int, ...], stream: str) -> bytes:
+    """16 bytes by which the members of a group know its board on a stream."""
+    name = f"{','.join(map(str, ranks))} {stream}"
+    return hashlib.blake2b(name.encode(), digest_size=16).digest()
 
 
 class Link(Protocol):

@@ -26,6 +26,8 @@ UFUNCS: dict[Reduction, np.ufunc] = {
     Reduction.AVG: np.add,
 }
 
+CHUNKED_BYTES = 64 << 10
+"""From this size on the members of an all_reduce share the work instead of repeating it."""
 TILE_BYTES = 128 << 10
 """Pieces in which several operands pass through the second-level cache."""
 

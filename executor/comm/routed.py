@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from plancompiler.errors import DeadlineError, PlanCompilerError
 from plancompiler.executor.actor import Notice
-from plancompiler.executor.comm.base import Group, GroupKey, Publication, Sink, missed_barrier
+from plancompiler.executor.comm.base import Group, GroupKey, Publication, Sink
+from plancompiler.executor.comm.departures import missed_barrier
 from plancompiler.executor.comm.host import HostGroup, HostTransport
 from plancompiler.executor.comm.mirror import MirrorGroup, MirrorTransport
 from plancompiler.executor.memory import Buffer, Slots

@@ -27,8 +27,15 @@ from plancompiler.executor.cuda.interface import (
 )
 from plancompiler.executor.cuda.memory import DeviceMemory, pinned_like
 from plancompiler.executor.cuda.order import LaunchOrder
-from plancompiler.executor.memory import Array, same_memory
-from plancompiler.executor.task import OnOutput, Run, TaskBinder, microbatch_run, not_finite
+from plancompiler.executor.memory import Array
+from plancompiler.executor.task import (
+    OnOutput,
+    Run,
+    TaskBinder,
+    has_no_work,
+    microbatch_run,
+    not_finite,
+)
 from plancompiler.ir.shard import Region, region_index
 from plancompiler.ir.task import TaskKind, unpack_id
 from plancompiler.ops.registry import Kernel, KernelContext, op_def
@@ -209,17 +216,8 @@ class DeviceBinder(TaskBinder):
 
     def _compute(self, task: Task, spec: ComputeSpec) -> Work | None:
         definition = op_def(spec.kind)
-        period = self._memory.period(*task.inputs, *task.outputs)
-        inputs = [self._arrays(task.inputs, version) for version in range(period)]
-        outputs = [self._arrays(task.outputs, version) for version in range(period)]
-        if task.outputs and all(array.size == 0 for row in outputs for array in row):
-            return None
-        views = dict(definition.view)
-        if task.outputs and all(
-            position in views and same_memory(array, taken[views[position]])
-            for made, taken in zip(outputs, inputs, strict=True)
-            for position, array in enumerate(made)
-        ):
+        inputs, outputs = self._operands(task)
+        if has_no_work(definition, inputs, outputs):
             return None
         registers = self._plan.register_by_id
         kernel = self._device.kernel(
@@ -373,10 +371,6 @@ class DeviceBinder(TaskBinder):
             ],
             self._plan.register_by_id[task.outputs[0]].dtype,
         )
-
-    def _arrays(self, registers: tuple[int, ...], version: int) -> tuple[DeviceArray, ...]:
-        slots = [self._memory.slots(register) for register in registers]
-        return tuple(each[version % len(each)] for each in slots)
 
     def _pinned(self, like: DeviceArray) -> Array:
         return pinned_like(self._device, like)

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from plancompiler.boxing.graph import BoxingTaskGraph, FamilyOutput, PlacedOp, TaskFamily
+from plancompiler.ir.config import FUSE_BYTES
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import SLOT_BITS, Primitive
 
-FUSE_BYTES = 32 << 20
-"""Default size of a bucket."""
 MAX_MEMBERS = (1 << SLOT_BITS) - 8
 """Members of a bucket: each is a slot of the fused task, and a few slots are reserved."""
 

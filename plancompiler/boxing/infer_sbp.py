@@ -276,6 +276,8 @@ def cheapest_signature(
                 costs[key] = operands[position].seconds(wanted, hierarchy)
             moved += costs[key][0]
             reduced += costs[key][1]
+        if best is not None and moved > best_price[0]:
+            continue
         changed = sum(
             wanted != operand.made
             for operand, wanted in zip(operands, candidate.inputs, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,10 +30,18 @@ from plancompiler.errors import (
     PlanCompilerError,
 )
 from plancompiler.ir import AttrValue, NdSbp, Placement, freeze_attrs, plain_value
+from plancompiler.ir.op import Attrs
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
 from plancompiler.ops.kernel import Direct, direct_kernel, kernel_for
-from plancompiler.ops.registry import Array, KernelContext, mesh_signatures, op_def
+from plancompiler.ops.registry import (
+    Array,
+    KernelContext,
+    OpDef,
+    Types,
+    mesh_signatures,
+    op_def,
+)
 from plancompiler.ops.rule import NdSignature
 
 if TYPE_CHECKING:
@@ -90,6 +99,7 @@ class OpPlan:
             and kind != "stop_gradient"
         )
         self.random = attrs.get("key").__class__ is int
+        self.source = definition.source
         self.stepped = definition.source or kind == "learning_rate"
         self.inside = outputs[0].inside
         self.view = (
@@ -174,7 +184,8 @@ class OpPlan:
         if self.mutates:
             return self._updated(tensors, arrays)
         if self.stepped:
-            self.context.step = world.step
+            # Data are those of the step that draws are of, rates those of the optimizer's.
+            self.context.step = world.generator.step if self.source else world.step
         base = None
         if self.view >= 0 and self.inside and arrays[self.view].flags.c_contiguous:
             out = arrays[self.view].reshape(self.outputs[0].local_shape)
@@ -312,6 +323,8 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
     world, kernel, context, (spec,) = plan.world, plan.kernel, plan.context, plan.outputs
     shape, dtype, empty, recorded = spec.local_shape, spec.numpy_dtype, np.empty, plan.recorded
 
+    if plan.alias is not None:
+        return _alias_run(plan, plan.alias)
     direct = plan.direct
     if direct is not None and plan.view < 0:
         return _direct_run(plan, direct)
@@ -379,6 +392,25 @@ def _direct_run(plan: OpPlan, direct: Direct) -> Callable[..., DistTensor]:
         return found
 
     return run_one if len(plan.inputs) == 1 else run_two
+
+
+def _alias_run(plan: OpPlan, alias: Callable[[Array], Array]) -> Callable[..., DistTensor]:
+    """The same where the result is a view of the input."""
+    world, (spec,), recorded = plan.world, plan.outputs, plan.recorded
+
+    def run_alias(x: DistTensor) -> DistTensor:
+        if x.more is not None:
+            x.own()
+        out = alias(x.local)
+        found = DistTensor(spec, out)
+        found.view_of(x)
+        if x.node is not None and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x,), (out,), number)
+            found.slot = 0
+        return found
+
+    return run_alias
 
 
 # --- looking up and making plans ------------------------------------------------------------------
@@ -457,11 +489,12 @@ class Dispatcher:
             layout = canonical(sbp or NdSbp.broadcast(where.ndim), hierarchy)
             signature = NdSignature((), (layout,))
         else:
-            signature = cheapest_signature(
-                kind,
-                mesh_signatures(kind, types, outputs, freeze_attrs(plain), hierarchy),
-                [Operand(spec.type, spec.sbp) for spec in inputs],
+            signature = _chosen(
+                op_def(kind),
+                types,
                 outputs,
+                freeze_attrs(plain),
+                tuple(spec.sbp for spec in inputs),
                 hierarchy,
                 sbp,
             )
@@ -475,6 +508,28 @@ class Dispatcher:
         )
         _report(kind, inputs, used)
         return self.plan_class(world, kind, plain, inputs, used, made)
+
+
+@lru_cache(maxsize=PLANS)
+def _chosen(
+    definition: OpDef,
+    types: Types,
+    outputs: Types,
+    attrs: Attrs,
+    layouts: tuple[NdSbp, ...],
+    hierarchy: tuple[int, ...],
+    demanded: NdSbp | None,
+) -> NdSignature:
+    """The cheapest signature for inputs in these layouts; ranks that are threads share it."""
+    kind = definition.kind
+    return cheapest_signature(
+        kind,
+        mesh_signatures(kind, types, outputs, attrs, hierarchy),
+        [Operand(tensor, sbp) for tensor, sbp in zip(types, layouts, strict=True)],
+        outputs,
+        hierarchy,
+        demanded,
+    )
 
 
 def _report(kind: str, inputs: tuple[TensorSpec, ...], used: tuple[TensorSpec, ...]) -> None:

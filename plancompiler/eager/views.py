@@ -8,6 +8,7 @@ tensor of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,23 @@ def alias_of(
     if kind == "expand_to":
         shape = made.local_shape
         return lambda array: np.broadcast_to(array, shape)
-    if kind not in ("slice", "strided_slice"):
+    if kind not in ("slice", "strided_slice") or not made.inside:
         return None
     steps = given.get("steps", (1,) * len(used.shape))
-    index = tuple(map(slice, given["starts"], given["stops"], steps))
     split = {entry.axis for entry in used.sbp if isinstance(entry, Split)}
-    for axis, (before, after) in enumerate(zip(used.shape, made.shape, strict=True)):
+    index: list[slice] = []
+    for axis, (extent, region) in enumerate(zip(made.shape, made.region, strict=True)):
         if axis in split:
-            if before != after:
+            if extent != used.shape[axis] or region != used.region[axis]:
                 return None
-            index = (*index[:axis], slice(None), *index[axis + 1 :])
-    return lambda array: array[index or (...,)]
+            index.append(slice(None))
+        elif region == (0, extent):
+            index.append(slice(given["starts"][axis], given["stops"][axis], steps[axis]))
+        else:
+            # The op splits what all ranks have: a change of the result would not reach all copies.
+            return None
+    place: tuple[slice | EllipsisType, ...] = (*index, ...)
+    return lambda array: array[place]
 
 
 def strided(tensor: TensorOperators, index: Any) -> TensorOperators:

@@ -24,6 +24,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 RECOMPUTE = ("none", "auto")
 PRECISIONS = ("float32", "float16", "bfloat16")
 FUSE_BYTES = 32 << 20
+"""Default size of a bucket of fused reductions."""
 
 PASS_OF = {
     "zero": "zero",

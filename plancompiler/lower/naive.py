@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from plancompiler.boxing.graph import BoxingTaskGraph, FamilyOutput, RankSlice
 from plancompiler.ir.task import CROSSING, pack_register_id
-from plancompiler.lower.rank_task_graph import RankTaskGraph, build_rank_task_graph
+from plancompiler.lower.rank_task_graph import RankTaskGraph
+from plancompiler.lower.rebuild import build_rank_task_graph
 
 
 def expand_all_ranks(graph: BoxingTaskGraph) -> dict[int, RankTaskGraph]:

@@ -10,7 +10,7 @@ from plancompiler.cache.plan_cache import PlanCache
 from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.emit import emit_plan
 from plancompiler.lower.profile import timed
-from plancompiler.lower.rank_task_graph import rebuild_rank_task_graph
+from plancompiler.lower.rebuild import rebuild_rank_task_graph
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.verify import verify_plan
 

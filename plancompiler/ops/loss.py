@@ -315,8 +315,16 @@ def check_labels(kind: str, flat: Array, classes: int, ignored: int) -> None:
         )
 
 
-def own_rows(flat: Array, low: int, high: int, ignored: int) -> tuple[Array, Array]:
-    """Rows whose class is held here, of those that count, and these classes from 0."""
+def own_rows(
+    kind: str, labels: Array, attrs: AttrMap, classes: int, held: tuple[int, int]
+) -> tuple[Array, Array]:
+    """Rows whose label is a class held here, of those that count, and these classes from 0.
+
+    Raises ExecutionError where a label is neither a class nor `ignore_index`.
+    """
+    flat, ignored = labels.reshape(-1), _ignored(attrs)
+    check_labels(kind, flat, classes, ignored)
+    low, high = held
     rows = np.flatnonzero((flat >= low) & (flat < high) & (flat != ignored))
     return rows, flat[rows] - low
 
@@ -341,12 +349,10 @@ def _nll_infer(inputs: Types, attrs: AttrMap) -> Types:
 
 def _nll_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     (logs, labels), (out,) = inputs, outputs
-    ignored = _ignored(context.attrs)
-    flat, loss = labels.reshape(-1), out.reshape(-1)
-    check_labels("nll_loss", flat, context.input_shapes[0][-1], ignored)
-    rows, classes = own_rows(flat, *context.input_regions[0][-1], ignored)
-    loss.fill(0)
-    loss[rows] = -logs.reshape(flat.size, logs.shape[-1])[rows, classes]
+    count, held = context.input_shapes[0][-1], context.input_regions[0][-1]
+    rows, classes = own_rows("nll_loss", labels, context.attrs, count, held)
+    out.fill(0)
+    out.reshape(-1)[rows] = -logs.reshape(labels.size, logs.shape[-1])[rows, classes]
 
 
 def _nll_gradient(
@@ -371,12 +377,10 @@ def _nll_grad_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
     (labels, dloss), (out,) = inputs, outputs
-    ignored = _ignored(context.attrs)
-    flat = labels.reshape(-1)
-    check_labels("nll_loss", flat, context.output_shapes[0][-1], ignored)
-    rows, classes = own_rows(flat, *context.output_regions[0][-1], ignored)
+    count, held = context.output_shapes[0][-1], context.output_regions[0][-1]
+    rows, classes = own_rows("nll_loss", labels, context.attrs, count, held)
     out.fill(0)
-    out.reshape(flat.size, out.shape[-1])[rows, classes] = -dloss.reshape(-1)[rows]
+    out.reshape(labels.size, out.shape[-1])[rows, classes] = -dloss.reshape(-1)[rows]
 
 
 def _nll_grad_gradient(

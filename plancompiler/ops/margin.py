@@ -26,7 +26,7 @@ from plancompiler.ops.check import (
     only_attrs,
 )
 from plancompiler.ops.kernel import contiguous, in_float32
-from plancompiler.ops.loss import check_labels, own_rows
+from plancompiler.ops.loss import own_rows
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -76,10 +76,8 @@ def _infer(kind: str, count: int, inputs: Types, attrs: AttrMap) -> Types:
 
 def _targets(context: KernelContext, labels: Array) -> tuple[Array, Array]:
     """Rows whose label is a class held here, and its column."""
-    flat = labels.reshape(-1)
-    ignored = int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
-    check_labels("margin_cross_entropy", flat, context.input_shapes[0][-1], ignored)
-    return own_rows(flat, *context.input_regions[0][-1], ignored)
+    classes, held = context.input_shapes[0][-1], context.input_regions[0][-1]
+    return own_rows("margin_cross_entropy", labels, context.attrs, classes, held)
 
 
 def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -186,6 +186,7 @@ def register_custom(definition: OpDef) -> OpDef:
     if definition.kind in _CUSTOM:
         axis_signatures.cache_clear()
         mesh_signatures.cache_clear()
+        piece_signatures.cache_clear()
     _CUSTOM[definition.kind] = definition
     return definition
 

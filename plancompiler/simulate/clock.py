@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from plancompiler.errors import DeadlockError, UsageError
-from plancompiler.executor.actor import ARRIVED, Notice, RankActors, load_actors
+from plancompiler.executor.actor import ARRIVED, Notice, RankActors
+from plancompiler.executor.actor_loader import load_actors
 from plancompiler.ir.task import family_of, format_id
 from plancompiler.plan.plan import CollectiveSpec, Plan, Task
 from plancompiler.simulate.cost import Cost, Latency, no_latency

@@ -54,6 +54,15 @@ from plancompiler.worker.state import WorkerState
 
 VERSION = "1.2.3"
 BROKEN = ExecutionError("the kernel broke", op="matmul").report
+ALL_GOOD = [
+    Phase.QUEUED,
+    Phase.COMPILING,
+    Phase.CHECKING,
+    Phase.PREPARING,
+    Phase.RUNNING,
+    Phase.FINISHED,
+]
+"""The phases of a job that ends well."""
 
 
 @dataclass
@@ -315,3 +324,24 @@ class SimulatedCluster:
     def busy(self) -> dict[int, int]:
         """Rank → job, as the master sees it."""
         return {each.rank: each.job_id for each in self.master.status(self.now).workers}
+
+
+def cluster_of(count: int) -> tuple[SimulatedCluster, list[SimulatedWorker]]:
+    """A cluster with all its workers registered."""
+    cluster = SimulatedCluster(count)
+    workers = [cluster.add_worker() for _ in range(count)]
+    cluster.run()
+    return cluster, workers
+
+
+def until(cluster: SimulatedCluster, job: int, phase: Phase) -> None:
+    """First come, first served, until a job is in a phase."""
+    while cluster.phases(job)[-1] is not phase:
+        cluster.choices()[0]()
+
+
+def drop_work(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
+    """Let a worker get its next work, which nobody does."""
+    while worker.work is None:
+        cluster._deliver_to_worker(worker)
+    worker.work = None

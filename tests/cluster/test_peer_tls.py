@@ -149,14 +149,15 @@ def test_nobody_speaks_to_a_server_without_a_certificate(certificates: Path) -> 
         server.close()
 
 
+def tls_options(certificates: Path, name: str) -> list[str]:
+    """Options by which a worker uses a certificate."""
+    files = {"ca": "ca.pem", "cert": f"{name}.pem", "key": f"{name}.key"}
+    return [f"--tls-{part}={certificates / file}" for part, file in files.items()]
+
+
 def test_a_job_over_two_hosts(certificates: Path) -> None:
     """Client, master and workers all with certificates; the losses of one process."""
-    files = [str(certificates / name) for name in ("ca.pem", "client.pem", "client.key")]
-    options = [
-        word
-        for pair in zip(("--tls-ca", "--tls-cert", "--tls-key"), files, strict=True)
-        for word in pair
-    ]
+    options = tls_options(certificates, "client")
     with (
         MasterServer(ranks=2, limits=LIMITS, tls=tls(certificates, "server")) as server,
         worker_processes(server.address, "ab", *options),
@@ -169,12 +170,7 @@ def test_a_job_over_two_hosts(certificates: Path) -> None:
 
 def test_a_worker_whose_certificate_names_another_host(certificates: Path) -> None:
     """A certificate that names another host: the master takes the worker, its peers do not."""
-    files = [str(certificates / name) for name in ("ca.pem", "elsewhere.pem", "elsewhere.key")]
-    options = [
-        word
-        for pair in zip(("--tls-ca", "--tls-cert", "--tls-key"), files, strict=True)
-        for word in pair
-    ]
+    options = tls_options(certificates, "elsewhere")
     with (
         MasterServer(ranks=2, limits=LIMITS, tls=tls(certificates, "server")) as server,
         worker_processes(server.address, "ab", *options),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ import plancompiler as pc
 from plancompiler import nn
 from plancompiler.eager import LossScale, spawn
 from plancompiler.errors import (
+    AbortedError,
+    DeadlineError,
     GradientError,
     InplaceError,
     NonFiniteError,
@@ -16,6 +20,7 @@ from plancompiler.errors import (
     PlanCompilerError,
     SbpSyntaxError,
     ShapeError,
+    TransportError,
     UsageError,
 )
 
@@ -235,3 +240,82 @@ def test_empty_parts_crash_no_rank():
         ((1, 2), (1, 2), 0.0, (0, 2)),
         ((0, 2), (1, 2), 0.0, (0, 2)),
     ]
+
+
+# --- ranks that do not do the same ----------------------------------------------------------------
+
+
+def errors_by_rank(function):
+    """What each rank of three raises, by rank; the ranks that raise nothing are left out."""
+    found = {}
+
+    def rank():
+        x = pc.tensor(np.arange(12.0).reshape(4, 3), pc.Placement("cpu", [0, 1, 2]), "S(0)")
+        x.numpy()
+        try:
+            function(x)
+        except PlanCompilerError as error:
+            found[rank_number()] = error
+            raise
+
+    with pytest.raises(PlanCompilerError):
+        spawn(rank, 3, deadline=60.0)
+    return found
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+def test_a_rank_that_asks_for_another_layout(check, monkeypatch):
+    monkeypatch.setenv("PLANCOMPILER_COMM_CHECK", check)
+
+    def run(x):
+        x.redistribute(sbp="S(1)" if rank_number() == 1 else "B")
+
+    lines = r"rank 0: all_gather axis 0; rank 1: all_to_all axes 1 and 0; rank 2: all_gather axis 0"
+    if check == "1":
+        at = r".* at .*test_bad_input.py:\d+"
+        lines = (
+            rf"rank 0: all_gather axis 0{at}; rank 1: all_to_all axes 1 and 0{at}; rank 2: .*{at}"
+        )
+    errors = errors_by_rank(run)
+    assert set(errors) == {0, 1, 2}
+    for error in errors.values():
+        with pytest.raises(TransportError, match=lines):
+            raise error
+
+
+def test_a_rank_that_leaves_before_a_reduction():
+    def run(x):
+        if rank_number() != 1:
+            x.sum().item()
+
+    errors = errors_by_rank(run)
+    assert set(errors) == {0, 2}
+    for error in errors.values():
+        assert isinstance(error, (TransportError, AbortedError))
+        assert "rank 1 has closed its run" in str(error)
+        assert "all_reduce sum of 8 bytes (operation 1 of ranks [0, 1, 2])" in str(error)
+
+
+def test_a_rank_that_sleeps_before_a_reduction():
+    called, over = threading.Event(), threading.Event()
+
+    def run(x):
+        comm = pc.eager.current_world().comm
+        if rank_number() == 0:
+            called.wait(60)
+            comm.deadline = 0.3
+        elif rank_number() == 1:
+            comm.observers.append(lambda record: called.set())
+        else:
+            over.wait(60)
+        try:
+            x.sum().item()
+        finally:
+            over.set()
+
+    errors = errors_by_rank(run)
+    assert isinstance(errors[0], DeadlineError)
+    for error in errors.values():
+        assert "entered: [0, 1]; not entered: [2]" in str(error)
+        assert "all_reduce sum of 8 bytes (operation 1 of ranks [0, 1, 2])" in str(error)
+    assert "test_bad_input.py" in str(errors[0].report.source)

@@ -96,4 +96,4 @@ def test_every_kind(calls, case, record_property):
                     np.testing.assert_allclose(got, wanted, 1e-9, 1e-12, err_msg=str(sample))
             gradients += len(one)
     assert gradients > len(calls)
-    record_property("compiled_op_calls_checked", len(calls))
+    record_property(f"compiled_op_calls_checked,_{names(case)}", len(calls))

@@ -31,7 +31,7 @@ def calls(tmp_path_factory):
     kept, seen = [], {}
     for sample in found:
         seen[sample.kind] = seen.get(sample.kind, 0) + 1
-        if seen[sample.kind] <= 6:
+        if seen[sample.kind] <= 3:
             kept.append(sample)
     return kept
 
@@ -51,11 +51,10 @@ def layout(choice: str, array: np.ndarray, ndim: int) -> list[str]:
 CASES = [
     (ONE, "S(0)"),
     (THREE, "S(last)"),
-    (ONE, "P"),
-    (TWO, "S(0) S(last)"),
     (TWO, "P S(0)"),
-    (TWO, "S(0) S(0)"),
+    (TWO, "S(0) S(last)"),
 ]
+"""Layouts that many ops cannot use as they are; test_signatures.py has those that they can."""
 
 
 def names(case):
@@ -95,7 +94,7 @@ def test_every_kind_gives_the_dense_result_on_every_layout(calls, case, record_p
             for got, wanted in zip(outputs, expected, strict=True):
                 assert got.dtype == wanted.dtype, str(sample)
                 np.testing.assert_allclose(got, wanted, 1e-9, 1e-12, err_msg=str(sample))
-    record_property("eager_op_calls_checked", len(calls))
+    record_property(f"eager_op_calls_checked,_{names(case)}", len(calls))
 
 
 @pytest.mark.parametrize("case", CASES, ids=names)
@@ -148,4 +147,4 @@ def test_every_gradient_is_the_dense_one_on_every_layout(calls, case, record_pro
                     assert got is None, str(sample)
                 else:
                     np.testing.assert_allclose(got, wanted, 1e-7, 1e-9, err_msg=str(sample))
-    record_property("eager_gradients_checked", len(differentiable))
+    record_property(f"eager_gradients_checked,_{names(case)}", len(differentiable))

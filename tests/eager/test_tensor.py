@@ -143,6 +143,32 @@ def test_convolution_on_a_spatial_split():
             np.testing.assert_allclose(got, wanted, 1e-10)
 
 
+def test_reduce_scatter_and_all_to_all_run_on_cpus():
+    """Uneven parts, whole numbers, and the gradient of each."""
+    value = np.arange(15.0).reshape(5, 3)
+
+    def rank():
+        found = []
+        for before, after in (("P", "S(0)"), ("S(1)", "S(0)")):
+            x = pc.tensor(value, PAIR, before, requires_grad=True)
+            with pc.comm_trace() as trace:
+                y = x.redistribute(sbp=after)
+            (y * y).sum().backward()
+            whole = pc.tensor(value.astype(np.int64), PAIR, before).redistribute(sbp=after)
+            found.append((trace.counts(), y.local, whole.local, x.grad.numpy()))
+        return found
+
+    for number, found in enumerate(on_pair(rank)):
+        rows = value[:3] if number == 0 else value[3:]
+        for (counts, local, whole, grad), name in zip(
+            found, ("reduce_scatter", "all_to_all"), strict=True
+        ):
+            assert counts == {name: 1}
+            np.testing.assert_array_equal(local, rows)
+            np.testing.assert_array_equal(whole, rows)
+            np.testing.assert_array_equal(grad, 2 * value)
+
+
 def test_ranks_outside_a_placement_do_nothing_and_do_not_hang():
     first = pc.Placement("cpu", [0, 1])
 

@@ -55,6 +55,48 @@ def test_a_change_of_a_view_is_seen_in_its_base_and_nowhere_else(name, placement
     assert shared[0] or (split and name not in ("transpose", "detach"))
 
 
+@pytest.mark.parametrize("name", [*VIEWS, "expand"])
+def test_a_view_is_one_each_time_it_is_made(name):
+    """What runs again takes the short way through dispatch."""
+    make = VIEWS[name][0] if name in VIEWS else lambda x: pc.expand(x[:1], (5, 6))
+
+    def rank():
+        sbp = "B" if name == "expand" else "P"  # a partial value is reduced before it grows
+        x = pc.tensor(VALUE, PAIR, sbp, requires_grad=True)
+        views = [make(x) for _ in range(3)]
+        made = [make(x.detach()) for _ in range(2)]
+        grads = [pc.eager.grad(view.sum(), [x])[0].numpy() for view in views if name != "detach"]
+        return [each.is_view for each in (*views, *made)], grads
+
+    for shared, grads in spawn(rank, 2):
+        assert all(shared)
+        for grad in grads:
+            np.testing.assert_array_equal(grad, grads[0])
+            assert grad.sum() == (30 if name == "expand" else VIEWS[name][1](VALUE).size)
+
+
+@pytest.mark.parametrize("sbp", [["B", "P"], ["P", "B"]])
+def test_a_slice_that_splits_what_all_ranks_have_is_no_view(sbp):
+    """A partial value may be cut into parts; a change of these would not reach all copies."""
+
+    def rank():
+        x = pc.tensor(VALUE, GRID, sbp)
+        view = x[1::3]
+        before = view.numpy()
+        view *= -1.0
+        return view.is_view, before, view.numpy(), x.numpy()
+
+    found = spawn(rank, 4)
+    assert len({shared for shared, *_ in found}) == 1
+    for shared, before, after, base in found:
+        np.testing.assert_array_equal(before, VALUE[1::3])
+        np.testing.assert_array_equal(after, -VALUE[1::3])
+        expected = VALUE.copy()
+        if shared:
+            expected[1::3] *= -1.0
+        np.testing.assert_array_equal(base, expected)
+
+
 def test_layouts_that_allow_no_view():
     def rank():
         x = pc.tensor(VALUE, PAIR, "S(0)")

@@ -17,8 +17,8 @@ from plancompiler.executor.actor import (
     Notice,
     StreamActor,
     Turn,
-    load_actors,
 )
+from plancompiler.executor.actor_loader import load_actors
 from plancompiler.ir import Reduction
 from plancompiler.ir.task import Primitive, TaskKind, unpack_id
 from plancompiler.plan.plan import CollectiveSpec, Plan, Stream, Task

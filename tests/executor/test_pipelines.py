@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from plancompiler.errors import DeadlineError, ExecutionError, FeedError, TransportError
-from plancompiler.executor.actor import RETURNED, load_actors
+from plancompiler.executor.actor import RETURNED
+from plancompiler.executor.actor_loader import load_actors
 from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.runtime import Runtime

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
+from plancompiler.eager import spawn
 from plancompiler.errors import AttributeValueError, DataError, DTypeError, UsageError
 from plancompiler.ir import NdSbp
 from plancompiler.ir.shard import rank_region, region_index, region_shape
@@ -122,6 +123,34 @@ def test_every_layout_reads_its_part_of_the_same_batch(arrays, tokens, sbp):
         assert (demanded,) in [signature.outputs for signature in signatures]
         # Far along the run the sequence of epochs has started over several times.
         regions_agree(op, demanded, (0, 4, 4, 3, 1000))
+
+
+def test_eager_batches_are_those_of_the_step_that_draws_are_of(arrays, tokens):
+    def read_all():
+        x, y = pc.data.Arrays(arrays, batch=5, placement=MESH, sbp="S(0)")
+        return [x, y, *pc.data.TokenFile(tokens, 3, 7, "uint16", placement=MESH, sbp="S(0)")]
+
+    def made_by_job():
+        for number, value in enumerate(read_all()):
+            pc.output(str(number), value)
+        return pc.constant(0, "int64", MESH)
+
+    _, steps = batches(8, seed=6, constant=made_by_job)
+
+    def rank():
+        generator = pc.manual_seed(6)
+        compiled = pc.compile(read_all)
+        optimizer, weight = pc.optim.SGD(lr=0.1), pc.nn.Parameter((2,)).place(MESH)
+        # In any order, whatever steps an optimizer has made.
+        for step in (0, 1, 2, 7, 3, 4):
+            generator.start_step(step)
+            optimizer.minimize((weight.value * weight.value).sum())
+            for run in (read_all, compiled):
+                for number, value in enumerate(run()):
+                    np.testing.assert_array_equal(value.numpy(), steps[step][str(number)])
+        assert len(compiled.programs()) == 1
+
+    spawn(rank, 2)
 
 
 def test_more_ranks_than_rows_leaves_some_without(arrays):

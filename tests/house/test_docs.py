@@ -25,13 +25,19 @@ def section(command: str) -> str:
     return found[0]
 
 
-def test_the_first_job_of_the_readme_learns(tmp_path: Path) -> None:
-    code = re.search(r"```python\n(.*?)```", README, re.S)
-    assert code is not None
-    file = tmp_path / "first.py"
-    file.write_text(code[1])
+@pytest.mark.parametrize(
+    ("number", "command"),
+    [
+        (0, [sys.executable]),
+        (1, [sys.executable, "-m", "plancompiler", "launch", "-n", "2"]),
+    ],
+)
+def test_the_programs_of_the_readme_learn(number: int, command: list[str], tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[number]
+    file = tmp_path / "line.py"
+    file.write_text(code)
     done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, check=False, cwd=tmp_path
+        [*command, str(file)], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
@@ -75,7 +81,17 @@ def test_the_modes_are_described() -> None:
     assert set(re.findall(r"`(naive|rank_\w+)`", section("compile"))) == set(MODES)
 
 
+def anchors(page: Path) -> set[str]:
+    """Names of a page's headings in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        for target in re.findall(r"\]\(([^)#:]+)\)", file.read_text()):
-            assert (file.parent / target).is_file(), f"{file.name}: {target}"
+    rooms = (ROOT / "executor/README.md", ROOT / "plancompiler/boxing/README.md")
+    for file in (ROOT / "README.md", *rooms, *sorted((ROOT / "docs").rglob("*.md"))):
+        for target in re.findall(r"\]\(([^):]+)\)", file.read_text()):
+            path, _, anchor = target.partition("#")
+            page = file.parent / path if path else file
+            assert page.is_file(), f"{file.name}: {target}"
+            assert not anchor or anchor in anchors(page), f"{file.name}: {target}"

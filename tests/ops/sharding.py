@@ -105,13 +105,14 @@ def _split_once(array, entry, parts, rng):
         else:
             pieces = [rng.integers(0, 9, array.shape).astype(array.dtype) for _ in range(parts - 1)]
         return [*pieces, array - sum(pieces)]
+    if entry.reduction is Reduction.AVG:
+        pieces = [rng.normal(size=array.shape).astype(array.dtype) for _ in range(parts - 1)]
+        return [*pieces, parts * array - sum(pieces)]
     # One device has the element, the others something that does not change or loses against it.
     owner = rng.integers(0, parts, array.shape)
     if entry.reduction is Reduction.PROD:
         one = np.ones((), array.dtype)
         return [np.where(owner == index, array, one) for index in range(parts)]
-    if entry.reduction not in (Reduction.MAX, Reduction.MIN):
-        raise NotImplementedError(entry)
     if array.dtype.kind == "b":
         beaten = entry.reduction is Reduction.MIN
         return [np.where(owner == index, array, beaten) for index in range(parts)]
@@ -142,6 +143,8 @@ def _join(pieces, entry):
         for piece in pieces[1:]:
             np.testing.assert_array_equal(piece, pieces[0], "copies of a broadcast value differ")
         return pieces[0]
+    if entry.reduction is Reduction.AVG:
+        return sum(pieces) / len(pieces)
     combine = {
         Reduction.SUM: np.add,
         Reduction.MAX: np.maximum,

@@ -1,4 +1,4 @@
-"""bfloat16: close losses without a scale, float32 masters, and what is said where it is missing."""
+"""bfloat16: no scale, small gradients, and what is said where it is missing."""
 
 from __future__ import annotations
 
@@ -16,53 +16,21 @@ from plancompiler.errors import DTypeError, UsageError
 from plancompiler.ir import DType, Job
 from plancompiler.ir import bfloat16 as package
 from plancompiler.ir.config import Config
-from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.passes import run_passes
 from plancompiler.plan.job_serde import job_from_bytes, job_to_bytes
 from tests.dense import run_dense
 from tests.examples import gpt
 from tests.ops.sharding import run_dense as run_op
 from tests.passes.worlds import (
-    arena,
     collectives,
     compiled,
     configured,
     losses,
     mesh,
     record_of,
-    tower_job,
 )
 
-STEPS = 30
 BRAIN = {"precision": "bfloat16"}
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> list[float]:
-    return [float(each["loss"]) for each in run_dense(gpt(), STEPS)]
-
-
-@pytest.mark.parametrize(
-    ("layout", "settings"),
-    [
-        ({"dp": 2}, {}),
-        ({"dp": 2, "tp": 2}, {"zero": 1}),
-        ({"dp": 2, "tp": 2}, {"zero": 3, "recompute": "auto"}),
-        ({"dp": 2, "pp": 2}, {"zero": 2}),
-        ({"dp": 2}, {"passes": ("mixed_precision", "fold", "cse", "fuse_elementwise", "dce")}),
-    ],
-)
-def test_losses_are_close_to_those_of_one_rank(
-    layout: dict[str, int], settings: dict[str, object], one_rank: list[float]
-) -> None:
-    found = losses(gpt(**layout), STEPS, **BRAIN, **settings)
-    np.testing.assert_allclose(found, one_rank, rtol=2e-2)
-    assert found != one_rank
-
-
-def test_all_modes_give_the_same_plans() -> None:
-    job = configured(gpt(dp=2, pp=2), zero=3, **BRAIN)
-    assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1
 
 
 def lowered(job: Job) -> Job:
@@ -70,18 +38,8 @@ def lowered(job: Job) -> Job:
     return run_passes(configured(job, passes=("mixed_precision",), **BRAIN))[0]
 
 
-def test_each_kind_of_op_has_its_dtype() -> None:
-    job = lowered(gpt(layers=1))
-    dtypes: dict[str, set[DType]] = {}
-    for op in job.ops:
-        floating = {value.dtype for value in (*op.inputs, *op.outputs) if value.dtype.is_floating}
-        dtypes.setdefault(op.kind, set()).update(floating)
-    brain, single = {DType.BFLOAT16}, {DType.FLOAT32}
-    for kind in ("matmul", "contract_leading", "gelu", "gelu_grad"):
-        assert dtypes[kind] == brain, kind
-    for kind in ("layer_norm", "cross_entropy", "adam_update", "variable", "output"):
-        assert dtypes[kind] == single, kind
-    attention = next(op for op in job.ops if op.kind == "attention")
+def test_attention_keeps_its_sums_in_float32() -> None:
+    attention = next(op for op in lowered(gpt(layers=1)).ops if op.kind == "attention")
     assert [value.dtype for value in attention.outputs] == [DType.BFLOAT16, DType.FLOAT32]
 
 
@@ -113,22 +71,6 @@ def test_what_works_on_gradients_does_so_in_float32() -> None:
     assert doubled.kind == "add"
     assert {value.dtype for value in doubled.inputs} == {DType.FLOAT32}
     assert {ops[value.name].kind for value in doubled.inputs} == {"cast"}
-
-
-def test_gradients_are_reduced_and_parameters_gathered_in_bfloat16() -> None:
-    graph = compiled(tower_job(mesh(2), pc.optim.AdamW(1e-2)), zero=3, **BRAIN).graph
-    gathered = [
-        family.outputs[0].dtype
-        for family in graph.families
-        if family.transfer is not None and str(family.transfer.primitive) == "all_gather"
-    ]
-    assert set(gathered) == {DType.BFLOAT16}
-    assert len(gathered) >= 6
-
-
-def test_activations_take_less_memory() -> None:
-    job = gpt(layers=4, length=32)
-    assert arena(compiled(job, **BRAIN)) < 0.9 * arena(compiled(job))
 
 
 def test_small_gradients_need_no_scale() -> None:

@@ -18,6 +18,7 @@ from plancompiler.passes.recompute import AGAIN, regions_of, with_checkpoints
 from tests.dense import run_dense
 from tests.examples import gpt
 from tests.passes.worlds import (
+    STEPS,
     Tower,
     arena,
     collectives,
@@ -26,9 +27,9 @@ from tests.passes.worlds import (
     losses,
     mesh,
     record_of,
+    refused,
 )
 
-STEPS = 30
 LAYERS = 6
 
 
@@ -170,17 +171,6 @@ def test_auto_fits_a_budget() -> None:
     assert tighter <= (least + found) // 2
     assert more > copies
     assert taken(recompute="auto", memory_bytes=most) == (most, 0)
-
-
-def refused(job: Job, **settings: object) -> str:
-    with pytest.raises(UsageError) as caught:
-        compiled(job, **settings)
-    report = caught.value.report
-    assert report.op
-    assert report.source
-    assert report.got
-    assert report.expected
-    return str(caught.value)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
-from plancompiler.errors import UsageError
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import Job
 from plancompiler.lower.compile import MODES, compile_plans
@@ -20,6 +19,7 @@ from plancompiler.passes import run_passes
 from tests.dense import run_dense
 from tests.examples import gpt
 from tests.passes.worlds import (
+    STEPS,
     Tower,
     arena,
     collectives,
@@ -28,32 +28,26 @@ from tests.passes.worlds import (
     losses,
     mesh,
     record_of,
+    refused,
     tower_job,
     variable_bytes,
 )
-
-STEPS = 30
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> list[float]:
-    return [float(each["loss"]) for each in run_dense(gpt(), STEPS)]
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}])
 def test_losses_are_those_of_one_rank(
-    layout: dict[str, int], zero: int, one_rank: list[float]
+    layout: dict[str, int], zero: int, one_rank: tuple[float, ...]
 ) -> None:
     np.testing.assert_allclose(losses(gpt(**layout), STEPS, zero=zero), one_rank, rtol=1e-4)
 
 
-def test_losses_do_not_depend_on_fusing(one_rank: list[float]) -> None:
+def test_losses_do_not_depend_on_fusing(one_rank: tuple[float, ...]) -> None:
     found = losses(gpt(dp=2), 5, zero=3, fuse_bytes=1 << 14)
     np.testing.assert_allclose(found, one_rank[:5], rtol=1e-4)
 
 
-def test_gathers_whose_op_is_gone_stand_before_their_own(one_rank: list[float]) -> None:
+def test_gathers_whose_op_is_gone_stand_before_their_own(one_rank: tuple[float, ...]) -> None:
     rewritten, _ = run_passes(configured(gpt(dp=2), zero=3))
     ops = tuple(
         replace(op, attrs=(("late", "gone"),)) if op.attr("late") is not None else op
@@ -287,17 +281,6 @@ def test_an_update_that_needs_the_whole_parameter_is_left_alone() -> None:
     )
     dense = [step["loss"] for step in run_dense(job, 3)]
     np.testing.assert_allclose(losses(job, 3, zero=2), dense, rtol=1e-5)
-
-
-def refused(job: Job, **settings: object) -> str:
-    with pytest.raises(UsageError) as caught:
-        compiled(job, **settings)
-    report = caught.value.report
-    assert report.op
-    assert report.source
-    assert report.got
-    assert report.expected
-    return str(caught.value)
 
 
 def test_an_axis_that_does_not_exist_is_refused() -> None:

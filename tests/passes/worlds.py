@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 import plancompiler as pc
+from plancompiler.errors import UsageError
 from plancompiler.executor.local_run import LocalWorld
-from plancompiler.ir import Job
+from plancompiler.ir import DType, Job
 from plancompiler.ir.config import Config
 from plancompiler.lower.compile import Compilation, compile_plans
 from plancompiler.passes import run_passes
 from plancompiler.passes.base import PassRecord
+
+STEPS = 30
+"""Steps in which losses are compared."""
 
 
 def configured(job: Job, **settings: object) -> Job:
@@ -22,6 +28,23 @@ def configured(job: Job, **settings: object) -> Job:
 def compiled(job: Job, **settings: object) -> Compilation:
     """All plans of the job under a config."""
     return compile_plans(configured(job, **settings), job.world_size, "rank_per_iter")
+
+
+def refusal(job: Job, **settings: object) -> UsageError:
+    """The error of a job that cannot be compiled like this: says all of what, where and why."""
+    with pytest.raises(UsageError) as caught:
+        compiled(job, **settings)
+    report = caught.value.report
+    assert report.op
+    assert report.source
+    assert report.got
+    assert report.expected
+    return caught.value
+
+
+def refused(job: Job, **settings: object) -> str:
+    """What that error says."""
+    return str(refusal(job, **settings))
 
 
 def losses(job: Job, steps: int, **settings: object) -> list[float]:
@@ -40,6 +63,14 @@ def record_of(job: Job, name: str, **settings: object) -> PassRecord:
     """What a pass says of itself."""
     _, records = run_passes(configured(job, **settings))
     return next(record for record in records if record.name == name)
+
+
+def float_dtypes(job: Job, *kinds: str) -> set[DType]:
+    """Floating dtypes that ops of these kinds read and make; each kind is there."""
+    ops = [op for op in job.ops if op.kind in kinds]
+    assert {op.kind for op in ops} == set(kinds)
+    values = [value for op in ops for value in (*op.inputs, *op.outputs)]
+    return {value.dtype for value in values if value.dtype.is_floating}
 
 
 def arena(compilation: Compilation, rank: int = 0) -> int:

@@ -1,0 +1,174 @@
+"""Every op kind on eager tensors that lie as each of its signatures says: the dense result, forward
+and backward, put together from the ranks' own parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.eager import spawn
+from plancompiler.ir import BROADCAST, NdSbp, Partial
+from plancompiler.ops import op_table
+from plancompiler.ops.rule import NdSignature
+from tests.eager.test_ops import STRUCTURE
+from tests.ops.dense import SEED, STEP, gradients_of
+from tests.ops.samples import Sample, samples
+from tests.ops.sharding import Shards, assemble, run_dense, split
+from tests.ops.test_sharding import signatures_on, tolerance
+
+LINE = pc.Placement("cpu", [0, 1])
+GRID = pc.Placement("cpu", [[0, 1], [2, 3]])
+LEAST = {LINE: 3_400, GRID: 6_800}
+"""Signatures that there are at least."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A sample whose inputs lie as a signature says, in random parts where they are partial."""
+
+    sample: Sample
+    signature: NdSignature
+    shards: tuple[Shards, ...]
+
+    def __str__(self) -> str:
+        return f"{self.sample}: {self.signature}"
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the gradient of its first output is compared."""
+        definition = op_table()[self.sample.kind]
+        return (
+            bool(self.sample.inputs)
+            and self.sample.differentiable
+            and definition.gradient is not None
+            and not definition.mutates
+            and self.sample.kind != "stop_gradient"
+        )
+
+
+@pytest.fixture(scope="module")
+def all_samples(tmp_path_factory):
+    return [
+        sample
+        for sample in samples(tmp_path_factory.mktemp("data"))
+        if sample.kind not in STRUCTURE
+    ]
+
+
+def calls_on(placement: pc.Placement, all_samples: list[Sample]) -> list[Call]:
+    """Every signature of every sample; on two axes, where they are many, each signature of a kind
+    once, on the sample that had the fewest so far.
+    """
+    rng = np.random.default_rng(2)
+    hierarchy = placement.hierarchy
+    found: dict[object, list[tuple[int, NdSignature]]] = {}
+    for number, sample in enumerate(all_samples):
+        for signature in signatures_on(sample, hierarchy):
+            key = (sample.kind, signature) if placement.ndim > 1 else (number, signature)
+            found.setdefault(key, []).append((number, signature))
+    taken = [0] * len(all_samples)
+    calls = []
+    for choices in found.values():
+        number, signature = min(choices, key=lambda choice: taken[choice[0]])
+        taken[number] += 1
+        sample = all_samples[number]
+        shards = tuple(
+            split(array, sbp, hierarchy, rng)
+            for array, sbp in zip(sample.inputs, signature.inputs, strict=True)
+        )
+        calls.append(Call(sample, signature, shards))
+    return calls
+
+
+def whole(parts, placement):
+    """The array from each rank's part, as the layout says in which they lie."""
+    (sbp,) = {sbp for _, sbp in parts}
+    hierarchy = placement.hierarchy
+    shards = {
+        placement.coordinates(placement.parallel_id(rank)): local
+        for rank, (local, _) in enumerate(parts)
+    }
+    return assemble(shards, sbp, hierarchy)
+
+
+def reduced(sbp: NdSbp) -> NdSbp:
+    """The layout that the gradient of a value has when nobody splits it further."""
+    return NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in sbp))
+
+
+def run_all(calls: list[Call], weights: dict[int, np.ndarray | None], placement: pc.Placement):
+    """Local parts and layouts of outputs and gradients of all calls, and whether each ran as its
+    signature says."""
+    world = pc.eager.current_world()
+    me = placement.coordinates(placement.parallel_id(world.rank))
+    generator = pc.manual_seed(SEED)
+    outputs_of, gradients, as_they_lie = [], [], 0
+    for call in calls:
+        sample, signature, weight = call.sample, call.signature, weights[id(call.sample)]
+        generator.start_step(STEP)
+        world.step = STEP
+        tensors = []
+        for array, shards, sbp in zip(sample.inputs, call.shards, signature.inputs, strict=True):
+            tensor = pc.eager.from_local(shards[me], placement, sbp, shape=array.shape)
+            tensor.requires_grad = weight is not None and array.dtype.kind == "f"
+            tensors.append(tensor)
+        with pc.comm_trace() as trace:
+            if tensors:
+                outputs = tensors[0]._apply(sample.kind, tensors, sample.attrs)
+            else:
+                outputs = world.add(sample.kind, (), sample.attrs, placement, signature.outputs[0])
+        outputs_of.append([(output.local.copy(), output.sbp) for output in outputs])
+        as_they_lie += not trace.counts()
+        if weight is not None and outputs[0].requires_grad:
+            outputs[0].backward(pc.tensor(weight, placement, reduced(outputs[0].sbp)))
+        gradients.append(
+            [None if one.grad is None else (one.grad.local, one.grad.sbp) for one in tensors]
+        )
+    return outputs_of, gradients, as_they_lie
+
+
+@pytest.mark.parametrize("placement", [LINE, GRID], ids=["2", "2x2"])
+def test_every_signature_gives_the_dense_result(all_samples, placement, record_property):
+    rng = np.random.default_rng(5)
+    calls = calls_on(placement, all_samples)
+    dense: dict[int, list[np.ndarray]] = {}
+    weights: dict[int, np.ndarray | None] = {}
+    wanted_grads: dict[int, list[np.ndarray | None]] = {}
+    for call in calls:
+        sample, key = call.sample, id(call.sample)
+        if key in dense:
+            continue
+        made = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)
+        dense[key], weights[key], wanted_grads[key] = made, None, []
+        if call.differentiable and made[0].dtype.kind == "f":
+            weights[key] = weight = np.asarray(rng.normal(size=made[0].shape), made[0].dtype)
+            grads = [weight] + [None] * (len(made) - 1)
+            wanted_grads[key] = gradients_of(sample.kind, sample.inputs, sample.attrs, grads)
+    found = spawn(run_all, placement.size, calls, weights, placement)
+    backward = 0
+    for number, call in enumerate(calls):
+        key = id(call.sample)
+        for slot, wanted in enumerate(dense[key]):
+            got = whole([outputs[number][slot] for outputs, _, _ in found], placement)
+            assert got.dtype == wanted.dtype, str(call)
+            bound = tolerance(wanted) * 10
+            np.testing.assert_allclose(got, wanted, bound, bound, err_msg=str(call))
+        for slot, wanted in enumerate(wanted_grads[key]):
+            parts = [gradients[number][slot] for _, gradients, _ in found]
+            if wanted is None:
+                assert parts == [None] * placement.size, str(call)
+                continue
+            got = whole(parts, placement)
+            bound = 1e-7 if wanted.dtype == np.float64 else 1e-5
+            np.testing.assert_allclose(got, wanted, bound, bound / 100, err_msg=str(call))
+        backward += weights[key] is not None
+    kinds = len({call.sample.kind for call in calls})
+    record_property(
+        f"eager_signatures_proved_on_mesh_{placement.hierarchy}",
+        f"{len(calls)} forward, {backward} backward, of {kinds} op kinds; "
+        f"{found[0][2]} without any collective",
+    )
+    assert len(calls) >= LEAST[placement]
