@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,12 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     keys.software_digest.cache_clear()
     yield folder
     keys.software_digest.cache_clear()
+
+
+def pytest_collection_finish() -> None:
+    """What the tests' modules hold stays to the end: no collection of cycles looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

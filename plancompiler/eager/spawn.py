@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from plancompiler.blas import one_blas_thread
 from plancompiler.eager.world import World, set_thread_world
 from plancompiler.errors import AbortedError, ExecutionError, PlanCompilerError, UsageError
 from plancompiler.executor.comm.local_board import LocalBoards
@@ -42,10 +43,11 @@ def spawn(
     threads = [
         threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(ranks)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with one_blas_thread():  # or the ranks fight over cores
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if failures:
         _, error = next(
             (failure for failure in failures if not isinstance(failure[1], AbortedError)),

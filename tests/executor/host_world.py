@@ -40,7 +40,14 @@ def own_threads() -> list[str]:
 
 def shared_mappings() -> list[str]:
     """Mappings and open descriptors of this process that are executor memory."""
-    gc.collect()
+    found = _shared_mappings()
+    if found:  # circles of arrays may hold some until they are collected, which takes long
+        gc.collect()
+        found = _shared_mappings()
+    return found
+
+
+def _shared_mappings() -> list[str]:
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line]
     links = []
     for descriptor in Path("/proc/self/fd").iterdir():

@@ -23,7 +23,7 @@ from plancompiler.lower.compile import MODES, compile_plans, with_chosen_regions
 from plancompiler.passes import run_passes
 from tests.dense import run_dense
 
-STEPS = 10
+STEPS = 6
 BATCH, LENGTH, DIM, WORDS = 8, 4, 16, 12
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 

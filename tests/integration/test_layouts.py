@@ -11,7 +11,7 @@ from plancompiler.lower.compile import compile_plans
 from tests.dense import run_dense
 from tests.examples import gpt, mlp
 
-STEPS = 50
+STEPS = 20
 
 
 def local_losses(job: pc.Job, steps: int = STEPS) -> list[float]:

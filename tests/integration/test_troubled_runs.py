@@ -21,7 +21,7 @@ from tests.cluster.test_hosts import LIMITS, worker_processes
 from tests.integration import tiny_jobs
 from tests.integration.tiny_jobs import burdened, held, regression, stopping
 
-STEPS = 40
+STEPS = 20
 LEAVE_SECONDS = 0.2
 WORKER_SECONDS = 20.0
 MODULE = "tests"

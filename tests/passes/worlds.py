@@ -16,7 +16,7 @@ from plancompiler.lower.compile import Compilation, compile_plans
 from plancompiler.passes import run_passes
 from plancompiler.passes.base import PassRecord
 
-STEPS = 30
+STEPS = 12
 """Steps in which losses are compared."""
 
 
