@@ -120,9 +120,9 @@ if TYPE_CHECKING:
         init,
         manual_seed,
         no_grad,
-        tensor,
         using_generator,
     )
+    from plancompiler.eager.creation import tensor  # not the module of that name
     from plancompiler.session import Session, run
 
     __version__: str
