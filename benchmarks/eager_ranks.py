@@ -43,12 +43,11 @@ def main() -> None:
 
     split = pc.tensor(ones((8, 8), np.float32), mesh, "S(0)")
     part = split.to_local()
-    found: dict[str, object] = {
+    found = {
         "tp_mlp": beyond(tp_mlp, bare, 5, ROUNDS),
         "redistribute_split": beyond(
             lambda: split.redistribute(sbp="B"), lambda: comm.all_gather(part), 20, ROUNDS
         ),
-        "ranks": world.size,
         "bare_all_reduce": round(
             min(per_call(lambda: comm.all_reduce(a), 20) for _ in range(ROUNDS)), 1
         ),

@@ -62,11 +62,19 @@ def ops(name: str, mesh: DeviceMesh, placements: list[Replicate]) -> dict[str, f
 def new_shape(mesh: DeviceMesh) -> float:
     shapes = iter(range(9, 10_000))
 
-    def call() -> None:
-        x = distribute_tensor(torch.ones(next(shapes), 3), mesh, [Replicate()])
-        x + x
+    def new() -> float:
+        made = [
+            distribute_tensor(torch.ones(next(shapes), 3), mesh, [Replicate()]) for _ in range(10)
+        ]
+        given = iter(made)
 
-    return round(min(per_call(call, 10) for _ in range(20)), 1)
+        def add() -> None:
+            x = next(given)
+            x + x
+
+        return per_call(add, len(made))
+
+    return round(min(new() for _ in range(20)), 1)
 
 
 def models(mesh: DeviceMesh) -> dict[str, float]:
@@ -88,7 +96,6 @@ def models(mesh: DeviceMesh) -> dict[str, float]:
 
 
 def two_ranks(mesh: DeviceMesh) -> dict[str, float]:
-    size = mesh.size()
     w1, w2, a = torch.ones(16, 8), torch.ones(8, 16), torch.ones(4, 8)
     x = distribute_tensor(a, mesh, [Replicate()])
     first = distribute_tensor(w1, mesh, [Shard(0)]).requires_grad_()
@@ -114,7 +121,6 @@ def two_ranks(mesh: DeviceMesh) -> dict[str, float]:
             lambda: dist.all_gather_into_tensor(whole, part),
             20,
         ),
-        "ranks": size,
         "bare_all_reduce": round(
             min(per_call(lambda: dist.all_reduce(a), 20) for _ in range(40)), 1
         ),

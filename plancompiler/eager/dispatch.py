@@ -123,6 +123,8 @@ class OpPlan:
             output_regions=tuple(spec.region for spec in outputs),
         )
         self.kernel = kernel_for(definition, (spec.numpy_dtype for spec in (*inputs, *outputs)))
+        self.still = self.inside and not any(self.moves)
+        """Whether it runs here, on inputs that lie as its kernel takes them."""
         self.direct = (
             direct_kernel(
                 self.kernel,

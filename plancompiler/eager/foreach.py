@@ -36,10 +36,10 @@ def update_all(
         if plan is None:
             specs = tuple([each.spec for each in row])
             plan = plans[spec] = dispatcher.plan(kind, specs, attrs)
-        if row[0].local.size > SMALL or not spec.shape or not plan.inside or any(plan.moves):
+        if row[0].local.size > SMALL or not spec.shape or not plan.still:
             plan.update(row)
         else:
-            key = spec.dtype, id(row[-1])
+            key = id(spec.dtype), id(row[-1])  # one object per dtype, and an enum's hash is slow
             group = groups.get(key)
             if group is None:
                 groups[key] = plan, [row]

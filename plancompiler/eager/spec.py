@@ -32,6 +32,7 @@ class TensorSpec:
         "runs",
         "sbp",
         "shape",
+        "whole",
         "world",
     )
 
@@ -52,6 +53,8 @@ class TensorSpec:
         if self.inside:
             self.region = rank_region(shape, placement, sbp, world.rank)
             self.local_shape = region_shape(self.region)
+        self.whole: TensorSpec | None = None
+        """The same tensor broadcast, once somebody has asked the world for it."""
         self.runs: dict[Any, Callable[..., DistTensor]] = {}
         """Prepared ops on a tensor of this spec, by kind and what else they take."""
 

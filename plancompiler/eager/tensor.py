@@ -147,7 +147,7 @@ class DistTensor(TensorOperators):
                 got=str(spec),
                 hint="read it on the ranks of its placement, or redistribute it to all",
             )
-        whole = spec.world.spec(*spec.type, spec.placement, NdSbp.broadcast(spec.placement.ndim))
+        whole = spec.world.whole(spec)
         if whole is spec:
             return self.local.copy()
         return self.moved(whole, spec.world.move(spec, whole)).copy()
@@ -272,9 +272,8 @@ class DistTensor(TensorOperators):
                 )
             if spec.world.tracing is not None:
                 return self._full((), spec.dtype, 1.0)
-            whole = NdSbp.broadcast(spec.placement.ndim)
-            seed = spec.world.spec(*spec.type, spec.placement, whole)
-            return DistTensor(seed, ones_like(seed))
+            whole = spec.world.whole(spec)
+            return DistTensor(whole, ones_like(whole))
         if grad.spec.type != spec.type or grad.placement != spec.placement:
             raise GradientError(
                 "the gradient given to backward does not fit the tensor",

@@ -137,6 +137,14 @@ class World:
         """All specs that were made so far, each once."""
         return list(dict.fromkeys(self._specs.values()))
 
+    def whole(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of the same tensor where every rank has all of it."""
+        found = spec.whole
+        if found is None:
+            layout = NdSbp.broadcast(spec.placement.ndim)
+            found = spec.whole = self.spec(*spec.type, spec.placement, layout)
+        return found
+
     def target(self, spec: TensorSpec, placement: Placement, sbp: NdSbp | None) -> TensorSpec:
         """What a tensor becomes on a placement as `sbp`; by default as it was, reduced, if the mesh
         has as many axes, else broadcast.

@@ -65,7 +65,8 @@ class EagerSteps:
                 hint="call loss.backward() before the step",
             )
         world, optimizer = self._world, self._optimizer
-        with world.no_grad():
+        recording, world.recording = world.recording, False
+        try:
             grads = self._gradients(tensors)
             if clip_norm is not None:
                 grads, _ = clip_by_global_norm(grads, clip_norm)
@@ -75,6 +76,8 @@ class EagerSteps:
                 for placement in {tensor.placement: None for tensor in tensors}
             }
             self._update(tensors, grads, rates)
+        finally:
+            world.recording = recording
         if world.tracing is None:
             self.done += 1
         else:
@@ -84,20 +87,21 @@ class EagerSteps:
     def _gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The gradients, laid out as their parameters are."""
         return [
-            tensor.grad
-            if tensor.grad.spec is tensor.spec
-            else tensor.grad.redistribute(sbp=tensor.sbp)
-            for tensor in tensors
+            grad if grad.spec is tensor.spec else grad.redistribute(sbp=tensor.sbp)
+            for tensor, grad in [(tensor, tensor.grad) for tensor in tensors]
         ]
 
     def _update(
         self, tensors: Sequence[Tensor], grads: Sequence[Tensor], rates: Mapping[Any, Tensor]
     ) -> None:
         """Update parameters by their gradients, at the learning rate of their placement."""
-        updates = [
-            (tensor, grad, self._states_of(tensor), rates[tensor.placement])
-            for tensor, grad in zip(tensors, grads, strict=True)
-        ]
+        updates = []
+        placement = rate = None
+        for tensor, grad in zip(tensors, grads, strict=True):
+            if tensor.placement is not placement:  # most have one, and it takes long to look up
+                placement = tensor.placement
+                rate = rates[placement]
+            updates.append((tensor, grad, self._states_of(tensor), rate))
         self._optimizer.update_all(self._world, updates)
 
     def zero_grad(self, parameters: Iterable[Parameter | Tensor] | None) -> None:
@@ -149,9 +153,11 @@ class EagerSteps:
             return eager_parameters(self._world)
         found = []
         for each in parameters:
-            if isinstance(each, Parameter) and not each.trainable:
-                continue
-            tensor: Tensor = each.value if isinstance(each, Parameter) else each
+            tensor: Tensor = each
+            if isinstance(each, Parameter):
+                if not each.trainable:
+                    continue
+                tensor = each.value
             if not (tensor.requires_grad and tensor.is_leaf):
                 raise UsageError(
                     "only parameters, and tensors with requires_grad set, can be updated",
