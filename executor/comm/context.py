@@ -210,14 +210,14 @@ class CommContext:
         """The array that rank `source` sends."""
         return self.run(self._calls.recv(source))
 
-    def partial_send(self, x: Array, to: int, num: int, id: int) -> None:  # noqa: A002
+    def partial_send(self, x: Array, to: int, num: int, id: int) -> None:  # noqa: A002  # the usual name
         """Give slice `id` of `num` of the flat array to rank `to`, which calls `partial_recv`.
 
         Of m elements that is [id·m/num, (id+1)·m/num), rounded down.
         """
         self.run(self._calls.partial_send(x, to, num, id))
 
-    def partial_recv(self, out: Array, source: int, num: int, id: int) -> Array:  # noqa: A002
+    def partial_recv(self, out: Array, source: int, num: int, id: int) -> Array:  # noqa: A002  # the usual name
         """Write slice `id` of `num` of the flat `out`, which rank `source` sends, and no other
         element; returns `out`. It must be contiguous.
         """

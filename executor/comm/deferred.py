@@ -129,7 +129,7 @@ class DeferredCalls:
         """See `CommContext.recv`."""
         return self._submit(self._calls.recv(source))
 
-    def partial_send(self, x: Array, to: int, num: int, id: int) -> Work[None]:  # noqa: A002
+    def partial_send(self, x: Array, to: int, num: int, id: int) -> Work[None]:  # noqa: A002  # as there
         """See `CommContext.partial_send`."""
         return self._submit(self._calls.partial_send(x, to, num, id))
 
@@ -138,7 +138,7 @@ class DeferredCalls:
         out: Array,
         source: int,
         num: int,
-        id: int,  # noqa: A002
+        id: int,  # noqa: A002  # as there
     ) -> Work[Array]:
         """See `CommContext.partial_recv`."""
         return self._submit(self._calls.partial_recv(out, source, num, id))

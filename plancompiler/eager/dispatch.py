@@ -33,7 +33,7 @@ from plancompiler.ir import AttrValue, NdSbp, Placement, freeze_attrs, plain_val
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.kernel import Direct, direct_kernel, kernel_for
+from plancompiler.ops.kernel import direct_kernel, kernel_for
 from plancompiler.ops.registry import (
     Array,
     KernelContext,
@@ -314,26 +314,20 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
     """A plan as one function of its tensors, where nothing needs care; else None."""
     if (
         len(plan.outputs) != 1
-        or any(plan.moves)
-        or not plan.inside
+        or not plan.still
         or plan.random
         or plan.stepped
         or plan.mutates
         or not 1 <= len(plan.inputs) <= 2
     ):
         return None
-    world, kernel, context, (spec,) = plan.world, plan.kernel, plan.context, plan.outputs
-    shape, dtype, empty, recorded = spec.local_shape, spec.numpy_dtype, np.empty, plan.recorded
-
     if plan.alias is not None:
         return _alias_run(plan, plan.alias)
-    direct = plan.direct
-    if direct is not None and plan.view < 0:
-        return _direct_run(plan, direct)
+    world, local, (spec,) = plan.world, plan.local, plan.outputs
+    shape, recorded = spec.local_shape, plan.recorded
 
     def run_one(x: DistTensor) -> DistTensor:
-        out = empty(shape, dtype)
-        kernel(context, (x.local,), (out,))
+        out = local(x.local)
         found = DistTensor(spec, out)
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
@@ -342,8 +336,7 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
         return found
 
     def run_two(x: DistTensor, y: DistTensor) -> DistTensor:
-        out = empty(shape, dtype)
-        kernel(context, (x.local, y.local), (out,))
+        out = local(x.local, y.local)
         found = DistTensor(spec, out)
         if (x.node is not None or y.node is not None) and recorded and world.recording:
             world.clock = number = world.clock + 1
@@ -355,10 +348,10 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
         more = x.more
         if more is not None:
             x.own()
-        local = x.local
-        out = local.reshape(shape) if local.flags.c_contiguous else plan.local(local)
+        part = x.local
+        out = part.reshape(shape) if part.flags.c_contiguous else local(part)
         found = DistTensor(spec, out)
-        if local.flags.c_contiguous:
+        if part.flags.c_contiguous:
             found.more = {"base": x if more is None else more.get("base", x)}
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
@@ -368,31 +361,6 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
 
     if plan.view >= 0:
         return run_view if len(plan.inputs) == 1 else None
-    return run_one if len(plan.inputs) == 1 else run_two
-
-
-def _direct_run(plan: OpPlan, direct: Direct) -> Callable[..., DistTensor]:
-    """The same where the kernel makes its output itself."""
-    world, (spec,), recorded = plan.world, plan.outputs, plan.recorded
-
-    def run_one(x: DistTensor) -> DistTensor:
-        out = direct(x.local)
-        found = DistTensor(spec, out)
-        if x.node is not None and recorded and world.recording:
-            world.clock = number = world.clock + 1
-            found.node = Node(plan, (x,), (out,), number)
-            found.slot = 0
-        return found
-
-    def run_two(x: DistTensor, y: DistTensor) -> DistTensor:
-        out = direct(x.local, y.local)
-        found = DistTensor(spec, out)
-        if (x.node is not None or y.node is not None) and recorded and world.recording:
-            world.clock = number = world.clock + 1
-            found.node = Node(plan, (x, y), (out,), number)
-            found.slot = 0
-        return found
-
     return run_one if len(plan.inputs) == 1 else run_two
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from plancompiler.eager.creation import from_local
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node
+from plancompiler.eager.tape import Node, record
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import World
 from plancompiler.errors import GradientError, PlacementError, ShapeError, TracingError, UsageError
@@ -54,8 +54,7 @@ def local_part(tensor: DistTensor) -> DistTensor:
     part = DistTensor(_own_spec(world, spec), tensor.local)
     part.view_of(tensor)
     if recorded:
-        part.node = Node(_Parting(spec, part.spec), (tensor,), (part.local,), world.tick())
-        part.slot = 0
+        record(part, _Parting(spec, part.spec), tensor)
     return part
 
 
@@ -93,8 +92,7 @@ def join_parts(
     if found.dtype is not part.dtype:
         raise ShapeError("a part has another dtype than the tensor", got=part.dtype)
     if part.node is not None and world.recording and found.dtype.is_floating:
-        found.node = Node(_Joining(part.spec, found.spec), (part,), (found.local,), world.tick())
-        found.slot = 0
+        record(found, _Joining(part.spec, found.spec), part)
     return found
 
 
@@ -211,9 +209,7 @@ class _Joining:
         moved = grad.redistribute(sbp=layout)
         part = DistTensor(self.part, moved.local.copy())
         if create_graph and moved.node is not None:
-            part.node = Node(_Parting(moved.spec, self.part), (moved,), (part.local,), 0)
-            part.node.number = self.part.world.tick()
-            part.slot = 0
+            record(part, _Parting(moved.spec, self.part), moved)
         return (part,)
 
 

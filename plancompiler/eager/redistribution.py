@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node, gradient_layout
+from plancompiler.eager.tape import Node, gradient_layout, record
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.ir import NdSbp
 
@@ -29,8 +29,7 @@ class Redistribution:
         if self.source.sbp.has_partial:
             found.more = {"shared": True}
         if tensor.node is not None and world.recording:
-            found.node = Node(self, (tensor,), (local,), world.tick())
-            found.slot = 0
+            record(found, self, tensor)
         return found
 
     def backward(

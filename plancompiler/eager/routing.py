@@ -6,12 +6,13 @@ that these have no compiled form; `pc.global_scatter` with a capacity has both.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node
+from plancompiler.eager.tape import Node, record
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import World
 from plancompiler.errors import PlacementError, UsageError
@@ -75,12 +76,11 @@ def _alone(kind: str, x: DistTensor, group: Sequence[int] | None) -> tuple[World
 def _recorded(world: World, op: _Routed, x: DistTensor, local: Array) -> DistTensor:
     found = DistTensor(op.outputs[0], local)
     if x.node is not None and world.recording:
-        found.node = Node(op, (x,), (local,), world.tick())
-        found.slot = 0
+        record(found, op, x)
     return found
 
 
-class _Routed:
+class _Routed(ABC):
     """An exchange of rows on the tape."""
 
     kind = ""
@@ -97,9 +97,9 @@ class _Routed:
         self.received = received
         self.ranks = ranks
 
+    @abstractmethod
     def back(self, grad: DistTensor) -> DistTensor:
         """The gradient of the input."""
-        raise NotImplementedError
 
     def backward(
         self,

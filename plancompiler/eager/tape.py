@@ -86,6 +86,12 @@ class Node:
         """Whether the memory of an output was changed."""
 
 
+def record(found: DistTensor, op: Recorded, source: DistTensor) -> None:
+    """Put a tensor on the tape as the only output of an op on another one."""
+    found.node = Node(op, (source,), (found.local,), found.spec.world.tick())
+    found.slot = 0
+
+
 def backward(
     roots: Sequence[tuple[DistTensor, DistTensor]],
     wrt: Sequence[DistTensor] | None = None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from plancompiler.eager.dispatch import Dispatcher, OpPlan
 from plancompiler.eager.foreach import Row
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Leaf, Node
+from plancompiler.eager.tape import Leaf, Node, record
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import GradientError, TracingError
 from plancompiler.ir import BROADCAST, AttrValue, NdSbp, Partial, Placement, Value
@@ -369,9 +369,7 @@ class Tracing:
         value = self.recorder.redistribute(self.value(tensor), target.placement, target.sbp)
         found = traced(target, value)
         if tensor.node is not None and world.recording:
-            op = Redistribution(spec, target)
-            found.node = Node(op, (tensor,), (found.local,), world.tick())
-            found.slot = 0
+            record(found, Redistribution(spec, target), tensor)
         return found
 
     def check_inside(self, node: Node) -> None:

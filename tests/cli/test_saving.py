@@ -142,7 +142,7 @@ def test_a_failure_is_told_by_the_next_call_and_only_once(job: pc.Job, tmp_path:
     with pc.run(job, cache=False) as session:
         for use in (session.step, session.variables, lambda: session.save(tmp_path / "other")):
             session.save(tmp_path / "model" / "inner", wait=False)
-            thread = session._world._writer._thread  # type: ignore[union-attr]
+            thread = session._world._writer._thread  # type: ignore[union-attr]  # threads have one
             thread.join(ENOUGH)
             with pytest.raises(CheckpointError, match="cannot be written") as caught:
                 use()
@@ -219,7 +219,7 @@ def test_one_that_was_written_on_the_way_can_be_gone_on_from(
         steps = session.run(9, save=tmp_path / "m", save_every=4)
         first = [next(steps)["loss"] for _ in range(8)]
         # The reader stops, as one does whose program is interrupted.
-        steps.close()  # type: ignore[attr-defined]
+        steps.close()  # type: ignore[attr-defined]  # it is a generator
     done = read_index(tmp_path / "m")["step"]
     assert done in (4, 8)
     with pc.run(job, cache=False, restore=tmp_path / "m") as session:
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(
         assert session.step_seconds == []
         for every, folder in ((-1, tmp_path), (2, None), (1.5, tmp_path)):
             with pytest.raises(UsageError, match="save_every"):
-                session.run(5, save=folder, save_every=every)  # type: ignore[arg-type]
+                session.run(5, save=folder, save_every=every)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_what_is_given_up_leaves_no_trace_and_the_older_one_stays(
@@ -248,7 +248,7 @@ def test_what_is_given_up_leaves_no_trace_and_the_older_one_stays(
         list(session.run(2))
         session.save(tmp_path / "model")
         plan = session.plans[0]
-        local = session._world._local  # type: ignore[union-attr]
+        local = session._world._local  # type: ignore[union-attr]  # ranks are threads
         arrays = local.variables(0)
     before = files(tmp_path / "model")
     writer = CheckpointWriter("plancompiler-checkpoint")
