@@ -5,7 +5,9 @@
 Goals rows 3 and 4. Tiny arrays, so that only the overhead is seen: one process with one rank, and
 for what needs a collective two (benchmarks/eager_ranks.py). Each figure is the difference between
 an eager call and the same NumPy calls and collectives, timed in turn, each by its quickest round:
-others who use the machine only ever add time. With `--torch-python` that interpreter, which must
+others who use the machine only ever add time. Ops that a process has never seen are timed whole, in
+several processes (benchmarks/eager_new.py): the mean of ten kinds, each by its quickest process,
+and the very first op. With `--torch-python` that interpreter, which must
 have PyTorch, times DTensor in the same way (benchmarks/peers/torch_dtensor.py). Prints one JSON
 line.
 """
@@ -29,6 +31,7 @@ from plancompiler import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 300
+PROCESSES = 5
 
 
 def per_call(function: Callable[[], object], number: int) -> float:
@@ -82,6 +85,17 @@ def new_shapes() -> dict[str, float]:
         return per_call(add, len(made))
 
     return {"new_shape": round(min(new_shape() for _ in range(20)), 1)}
+
+
+def all_new(command: list[str]) -> dict[str, float]:
+    """Ops never seen before; `command`, given a mesh, prints what each took in a new process."""
+    found = {}
+    for mesh in ("1d", "2d"):
+        runs = [said([*command, mesh]) for _ in range(PROCESSES)]
+        cases = {case: min(run[case] for run in runs) for case in runs[0]}
+        found[f"first_op_{mesh}"] = cases.pop("first_op")
+        found[f"all_new_{mesh}"] = round(sum(cases.values()) / len(cases), 1)
+    return found
 
 
 def models() -> dict[str, float]:
@@ -148,9 +162,10 @@ def torch(python: str) -> dict[str, float]:
         subprocess.Popen([*command, folder, "1", "2"], stderr=subprocess.DEVNULL) as other,
     ):
         try:
-            return found | said([*command, folder, "0", "2"])
+            found |= said([*command, folder, "0", "2"])
         finally:
             other.kill()
+    return found | all_new([*command, "new"])
 
 
 def said(command: list[str]) -> dict[str, float]:
@@ -175,6 +190,7 @@ def main() -> None:
     options = parser.parse_args()
     ours = ops("1d", pc.Placement("cpu", [0])) | ops("2d", pc.Placement("cpu", [[0]]))
     ours |= new_shapes() | models() | two_ranks()
+    ours |= all_new([sys.executable, "-m", "benchmarks.eager_new"])
     found: dict[str, object] = {"unit": "microseconds", "ours": ours}
     if options.torch_python:
         theirs = torch(options.torch_python)

@@ -61,13 +61,14 @@ def train(
     seed: int = 0,
     compiled: bool = False,
     ranks: int | None = None,
+    device: str = "cpu",
 ) -> tuple[list[float], float]:
     """The losses of the steps, and the share of unseen pictures that are recognised.
 
     Runs on all ranks of the program, or on the first `ranks`.
     """
     size = ranks or pc.init().size
-    mesh = pc.Placement("cpu", list(range(size)))
+    mesh = pc.Placement(device, list(range(size)))
     with np.load(DATA) as data:
         images, labels = data["images"], data["labels"]
     pictures, classes = views(images[:TRAINING_ROWS], labels[:TRAINING_ROWS])
@@ -102,9 +103,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--compiled", action="store_true", help="compile the training step")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
     world = pc.init()
-    losses, right = train(given.steps, compiled=given.compiled)
+    losses, right = train(given.steps, compiled=given.compiled, device=given.device)
     if world.rank == 0:
         for number in range(0, len(losses), max(1, len(losses) // 10)):
             print(f"step {number}: loss {losses[number]:.4f}")

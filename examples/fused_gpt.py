@@ -104,7 +104,7 @@ class Training:
         return loss
 
 
-def mesh_of(dp: int | None, tp: int, ranks: int | None) -> pc.Placement:
+def mesh_of(dp: int | None, tp: int, ranks: int | None, device: str = "cpu") -> pc.Placement:
     """A mesh of `dp` times `tp` ranks; without `dp` it is what `ranks` leaves."""
     positive("tp", tp)
     if dp is None:
@@ -115,7 +115,7 @@ def mesh_of(dp: int | None, tp: int, ranks: int | None) -> pc.Placement:
             "dp * tp must be the number of ranks", got=f"{dp} * {tp} with {ranks} ranks"
         )
     rows = [[row * tp + column for column in range(tp)] for row in range(dp)]
-    return pc.Placement("cpu", rows, ("dp", "tp"))
+    return pc.Placement(device, rows, ("dp", "tp"))
 
 
 def build(
@@ -124,12 +124,13 @@ def build(
     ranks: int | None = None,
     seed: int = 0,
     zero: int | None = None,
+    device: str = "cpu",
     **sizes: Any,
 ) -> pc.Job:
     """The training job. `sizes` are parameters of Training. By default gradients and moments are
     split over `dp` (`zero` 2) where it has several ranks.
     """
-    mesh = mesh_of(dp, tp, ranks)
+    mesh = mesh_of(dp, tp, ranks, device)
     if zero is None:
         zero = 2 if mesh.hierarchy[0] > 1 else 0
     with pc.job("fused_gpt", seed=seed, config=pc.Config(zero=zero)) as job:
@@ -145,13 +146,14 @@ def train(
     ranks: int | None = None,
     seed: int = 0,
     compiled: bool = False,
+    device: str = "cpu",
     **sizes: Any,
 ) -> list[float]:
     """The same with eager tensors: the losses of the steps. With `compiled` the step is compiled by
     `pc.compile`. Runs on all ranks of the program, or on the first `ranks`.
     """
     generator = pc.manual_seed(seed)
-    training = Training(mesh_of(dp, tp, ranks or pc.init().size), **sizes)
+    training = Training(mesh_of(dp, tp, ranks or pc.init().size, device), **sizes)
     step = pc.compile(training.learn) if compiled else training.learn
     losses = []
     for number in range(steps):
@@ -166,10 +168,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--tp", type=int, default=1, help="ranks that share a sequence")
     parser.add_argument("--compiled", action="store_true", help="compile the training step")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
     world = pc.init()
     total = max(2, given.steps)
-    losses = train(given.steps, tp=given.tp, compiled=given.compiled, total=total)
+    losses = train(
+        given.steps, tp=given.tp, compiled=given.compiled, device=given.device, total=total
+    )
     if world.rank == 0:
         for number in range(0, len(losses), max(1, len(losses) // 10)):
             print(f"step {number}: loss {losses[number]:.4f}")

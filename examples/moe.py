@@ -143,13 +143,14 @@ def build(
     lr: float = 0.004,
     total: int = 200,
     seed: int = 0,
+    device: str = "cpu",
 ) -> pc.Job:
     """The training job. `total` is the number of steps over which the learning rate decays."""
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1 or batch % GROUPS:
         raise pc.UsageError(
             "a batch is cut into groups", got=repr(batch), expected=f"a multiple of {GROUPS}"
         )
-    mesh = pc.Placement("cpu", list(range(ranks or 2)))
+    mesh = pc.Placement(device, list(range(ranks or 2)))
     with pc.job("moe", seed=seed) as job:
         model = Reader().place(mesh, SPLIT)
         loss = loss_of(model, *data(mesh, batch, seed))
@@ -167,13 +168,14 @@ def train(
     seed: int = 0,
     compiled: bool = False,
     ranks: int | None = None,
+    device: str = "cpu",
 ) -> tuple[list[float], float]:
     """The same with eager tensors: the losses of the steps, and the share of unseen digits that
     are read. With `compiled` the step is compiled by `pc.compile`.
 
     Runs on all ranks of the program, or on the first `ranks`.
     """
-    mesh = pc.Placement("cpu", list(range(ranks or pc.init().size)))
+    mesh = pc.Placement(device, list(range(ranks or pc.init().size)))
     generator = pc.manual_seed(seed)
     model = Reader().place(mesh, SPLIT)
     update = optimizer(lr, total)
@@ -198,9 +200,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--compiled", action="store_true", help="compile the training step")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
     world = pc.init()
-    losses, right = train(given.steps, total=max(2, given.steps), compiled=given.compiled)
+    losses, right = train(
+        given.steps,
+        total=max(2, given.steps),
+        compiled=given.compiled,
+        device=given.device,
+    )
     if world.rank == 0:
         for number in range(0, len(losses), max(1, len(losses) // 10)):
             print(f"step {number}: loss {losses[number]:.4f}")

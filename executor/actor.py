@@ -115,6 +115,7 @@ class StreamActor:
     """
 
     __slots__ = (
+        "_alone",
         "_maxima",
         "_microbatches",
         "_notices",
@@ -145,6 +146,9 @@ class StreamActor:
         self._tokens: list[int] = [token.initial for token in self.descriptions]
         self._maxima: list[int] = [token.maximum for token in self.descriptions]
         self._turns: tuple[Turn, ...] = tuple(turns)
+        self._alone = len(self._turns) == 1 and not any(
+            map(any, (self._turns[0].waits, self._turns[0].notices))
+        )
         self._microbatches = microbatches
         self.step: int = first_step
         """Step of the head task."""
@@ -196,6 +200,15 @@ class StreamActor:
         else:
             self.position = position
         return notices
+
+    @property
+    def alone(self) -> bool:
+        """Whether a step is one turn in which no task takes tokens or gives notice."""
+        return self._alone
+
+    def finish_step(self) -> None:
+        """All tasks of a step have run, of a stream that is alone: move on."""
+        self._next_turn()
 
     def _next_turn(self) -> None:
         following = self._turn + 1

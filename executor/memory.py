@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,20 @@ class Memory:
     def slots(self, register: int) -> Slots:
         """Arrays of a register's slots."""
         return self._slots[register]
+
+    def place(self, registers: Sequence[RegisterDesc], array: Array | None) -> None:
+        """Let registers that share one range of bytes lie in a contiguous array of the CPU that is
+        as large; None for the place that the plan gives them.
+        """
+        if array is None:
+            self._slots.update({register.id: self._resolve(register) for register in registers})
+            return
+        data = array.reshape(-1).view(np.uint8)
+        start = min(register.offset for register in registers)
+        for register in registers:
+            self._slots[register.id] = slot_arrays(
+                data, register.offset - start, 0, 1, register.shape, register.dtype
+            )
 
     def period(self, *registers: int) -> int:
         """After how many runs of a task the slots of these registers repeat together."""

@@ -28,6 +28,7 @@ from plancompiler.executor.comm.base import Group, GroupKey, Transport, communic
 from plancompiler.executor.cuda.backend import backend_of
 from plancompiler.executor.cuda.interface import Device
 from plancompiler.executor.memory import Array, Memory
+from plancompiler.executor.placer import Placer
 from plancompiler.executor.stream import SIGNAL_CHECK, WAKE, StreamRunner
 from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
 from plancompiler.executor.trace import Recorder
@@ -61,7 +62,7 @@ class Runtime:
     for every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
     is how long a rank may stand still while others wait for it (see `watchdog`). `record` is a
     folder in which the rank's timeline is recorded (see `trace`). `device` is the local device of a
-    plan for devices: `cuda:1`, say. `adapt` gives other kernels for the ops of a plan for the CPU.
+    plan for devices: `cuda:1`, say, or one that is open. `adapt` gives other kernels for ops.
 
     `run`, `feed`, `prepare` and `variables` belong to one thread; `abort` may come from any.
     After a failure `run` raises it again, and only `close` makes sense.
@@ -104,6 +105,8 @@ class Runtime:
         self._leave_at = 0.0
         """When streams are left behind that are in a task since before the failure."""
         self._watchdog: Watchdog | None = None
+        self._placer: Placer | None = None
+        self._binder: Binder | None = None
         self._groups: dict[int, Group] = {}
         """Of collective tasks."""
         self._state = threading.RLock()
@@ -134,6 +137,7 @@ class Runtime:
                 )
                 if self._adapt is not None and isinstance(binder, TaskBinder):
                     binder.adapt = self._adapt
+                self._binder = binder
                 notifier = self._backend.notifier(self._transport)
                 self._runners = tuple(
                     StreamRunner(
@@ -213,6 +217,7 @@ class Runtime:
         if self._memory is not None:
             self._memory.close()
         self._feeds.clear()
+        self._placer = self._binder = None
         # The frames in a failure's traceback hold arrays, and with them the memory.
         error: BaseException | None = self._failure
         while error is not None:
@@ -350,6 +355,38 @@ class Runtime:
             for variable in self.plan.variables
         }
 
+    @property
+    def movable(self) -> Collection[str]:
+        """Names of the variables that `place` can give other memory: those of the CPU that no peer
+        reads.
+        """
+        if self._memory is None or self._closed:
+            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        if self._backend.plan.device != "cpu":
+            return ()
+        if self._placer is None:
+            publication = self._backend.publication(self._first_step)
+            self._placer = Placer(self.plan, self._memory, publication)
+        return self._placer.movable
+
+    def place(self, arrays: Mapping[str, Array | None]) -> None:
+        """Let variables that are `movable` lie in these arrays from now on, and be read and written
+        there; None for the plan's own memory. Nothing is copied. Between runs; the arrays are
+        contiguous and writable, of the shard's shape and dtype.
+        """
+        fixed = sorted(arrays.keys() - set(self.movable))
+        if fixed or self._placer is None or self._binder is None:
+            raise UsageError(
+                "variables cannot lie in other memory: others read them, or the plan has none such",
+                rank=self.plan.rank,
+                got=", ".join(map(repr, fixed)),
+            )
+        touched = self._placer.place(arrays)
+        for runner, tasks in zip(self._runners, self._actors.tasks, strict=True):
+            for position, task in enumerate(tasks):
+                if task.id in touched:
+                    runner.exchange(position, self._bind(self._binder, task))
+
     def _set_variables(self, memory: Memory) -> None:
         names = {variable.name for variable in self.plan.variables}
         unknown = sorted(self._given.keys() - names)
@@ -360,9 +397,12 @@ class Runtime:
                 got=", ".join(map(repr, unknown)),
                 expected=", ".join(map(repr, sorted(names))) or "no variables",
             )
+        fresh = self._backend.plan.device == "cpu"  # its memory is all zeros
         for variable in self.plan.variables:
             target = memory.slots(variable.register)[0]
             given = self._given.get(variable.name)
+            if given is None and fresh and dict(variable.attrs)["init"] == "zeros":
+                continue  # pages that nobody touches cost nothing
             if given is None:
                 memory.write(variable.register, _initial_value(variable, self.plan.seed))
             elif given.shape != target.shape or given.dtype != target.dtype:

@@ -68,7 +68,7 @@ class StreamRunner:
     ) -> None:
         self.actor = actor
         self._tasks = tuple(tasks)
-        self._runs = tuple(runs)
+        self._runs = list(runs)
         self._queues = tuple(queues)
         self._queue = queues[index]
         self._transport = transport
@@ -105,6 +105,10 @@ class StreamRunner:
         """Run up to the limit in the caller's thread; raises what a task raises."""
         with np.errstate(all="ignore"):
             self._advance()
+
+    def exchange(self, position: int, run: Run | None) -> None:
+        """Let a task do its work by another callable, between runs."""
+        self._runs[position] = run
 
     def current_task(self) -> Task:
         """The head task."""
@@ -173,6 +177,9 @@ class StreamRunner:
     def _advance(self) -> None:
         """Run tasks until the limit is reached."""
         actor, runs, queue = self.actor, self._runs, self._queue
+        if actor.alone:
+            self._advance_alone()
+            return
         begin, finish, deliver = actor.begin, actor.finish, actor.deliver
         while True:
             position = begin()
@@ -191,6 +198,20 @@ class StreamRunner:
                 token = self._wait()
             if token >= 0:
                 deliver(token)
+
+    def _advance_alone(self) -> None:
+        """The same for a stream that neither waits nor is waited for."""
+        actor, runs = self.actor, self._runs
+        while (step := actor.step) < actor.limit:
+            version = actor.version
+            for position in range(actor.position, len(runs)):  # it may have read ahead
+                run = runs[position]
+                if run is not None:
+                    actor.position = position
+                    if step >= actor.limit:
+                        return
+                    run(version)
+            actor.finish_step()
 
     def _carry(self, notice: Notice) -> None:
         if notice.stream >= 0:

@@ -18,21 +18,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 import numpy as np
+from safetensors import SafetensorError
 
-from plancompiler.errors import ExecutionError, UsageError
+from plancompiler.errors import ExecutionError, UsageError, WireFormatError
 from plancompiler.executor.timeline import (
     RegisterLabel,
     TaskLabel,
     Timeline,
+    Times,
     chrome_events,
     register_labels,
     task_labels,
 )
+from plancompiler.plan.arrays import arrays_from_bytes, arrays_to_bytes
 from plancompiler.plan.plan import Plan, Task
 
 EVENTS = 1_000_000
@@ -42,6 +45,8 @@ _HEAD = 2
 """Cells before the first action; the first says whether the recording was cut short."""
 _CELL = 8
 """Bytes of a cell."""
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 _log = logging.getLogger(__name__)
 
@@ -151,16 +156,7 @@ class Recording:
 
     def __init__(self, trace: Path | None = None) -> None:
         self._path = trace
-        self._file: TextIO | None = None
-        if trace is not None:
-            try:
-                self._file = trace.open("w", encoding="utf-8")
-            except OSError as error:
-                raise UsageError(
-                    "the trace file cannot be written",
-                    got=f"{str(trace)!r}: {error.strerror}",
-                    expected="a file in a folder that exists and is writable",
-                ) from None
+        self._file = None if trace is None else open_trace(trace)
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="plancompiler-trace-")
         except BaseException:
@@ -192,24 +188,12 @@ class Recording:
         try:
             if self._file is not None:
                 with self._file as file:
-                    self._write(file)
+                    write_trace(file, self.timelines())
         except OSError as error:
             _log.error("the trace could not be written to %s: %s", self._path, error)
         finally:
             self._open = False
             self._folder.cleanup()
-
-    def _write(self, file: TextIO) -> None:
-        timelines = self.timelines()
-        cut_short = [timeline for timeline in timelines if timeline.cut_short]
-        if cut_short:
-            steps = min(len(timeline.begins) for timeline in cut_short)
-            _log.warning(
-                "the trace holds the first %d steps only, which is as many as fit into %d actions",
-                steps,
-                EVENTS,
-            )
-        write_trace(file, timelines)
 
     def __enter__(self) -> Self:
         return self
@@ -223,11 +207,34 @@ class Recording:
         self.close()
 
 
+def open_trace(path: Path) -> TextIO:
+    """A file for `write_trace`; what was in it before is gone. UsageError where it cannot be."""
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            "the trace file cannot be written",
+            got=f"{str(path)!r}: {error.strerror}",
+            expected="a file in a folder that exists and is writable",
+        ) from None
+
+
 def write_trace(file: TextIO, timelines: Iterable[Timeline]) -> None:
-    """Write timelines as one JSON object in the Trace Event Format, an event per line."""
+    """Write timelines as one JSON object in the Trace Event Format, an event per line.
+
+    What is not in them, as a run took too many actions, is logged as a warning.
+    """
+    timelines = tuple(timelines)
+    cut_short = [len(timeline.begins) for timeline in timelines if timeline.cut_short]
+    if cut_short:
+        _log.warning(
+            "the trace holds the first %d steps only, which is as many as fit into %d actions",
+            min(cut_short),
+            EVENTS,
+        )
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     separator = "\n"
-    for event in chrome_events(tuple(timelines)):
+    for event in chrome_events(timelines):
         file.write(separator + json.dumps(event))
         separator = ",\n"
     file.write("\n]}\n")
@@ -236,21 +243,82 @@ def write_trace(file: TextIO, timelines: Iterable[Timeline]) -> None:
 def _read(path: Path) -> Timeline:
     header = json.loads(path.read_text())
     cells = np.fromfile(path.with_suffix(".times"), np.int64)
-    tasks = tuple(TaskLabel(**label) for label in header["tasks"])
-    actions = sum(task.runs for task in tasks)
+    actions = sum(task["runs"] for task in header["tasks"])
     times = cells[_HEAD:].reshape(-1, max(1, actions), 2)[:, :actions]
     used = np.flatnonzero(times.any(axis=(1, 2)))
     times = times[: used[-1] + 1 if len(used) else 0]
+    return _timeline(header, times[..., 0], times[..., 1], bool(cells[0]))
+
+
+def _timeline(header: Mapping[str, Any], begins: Times, ends: Times, cut_short: bool) -> Timeline:
     return Timeline(
         header["job"],
         header["rank"],
         header["first_step"],
-        tasks,
+        tuple(TaskLabel(**label) for label in header["tasks"]),
         tuple(
             RegisterLabel(**{**label, "consumers": tuple(label["consumers"])})
             for label in header["registers"]
         ),
-        times[..., 0],
-        times[..., 1],
-        bool(cells[0]),
+        begins,
+        ends,
+        cut_short,
     )
+
+
+# --- timelines that go to another host ------------------------------------------------------------
+
+
+def recorded_bytes(folder: Path, rank: int) -> bytes:
+    """What a rank has recorded in a folder so far, for `timelines_from_bytes`."""
+    timeline = _read(folder / f"rank_{rank}.json")
+    header = {
+        "job": timeline.job,
+        "rank": timeline.rank,
+        "first_step": timeline.first_step,
+        "tasks": [asdict(label) for label in timeline.tasks],
+        "registers": [asdict(label) for label in timeline.registers],
+        "cut_short": timeline.cut_short,
+        "clock": _clock(),
+        # What the clock's readings lack to nanoseconds since 1970.
+        "epoch": time_ns() - monotonic_ns(),
+    }
+    arrays: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
+        "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
+        "begins": np.ascontiguousarray(timeline.begins),
+        "ends": np.ascontiguousarray(timeline.ends),
+    }
+    return arrays_to_bytes(arrays)
+
+
+def timelines_from_bytes(recorded: Iterable[bytes]) -> tuple[Timeline, ...]:
+    """The timelines of several ranks, by rank. Their times are nanoseconds since 1970: ranks that
+    read one clock stay as exact to each other as it is, others as their hosts' times of day are.
+
+    Raises WireFormatError for what is no timeline.
+    """
+    found: list[Timeline] = []
+    epochs: dict[str, int] = {}
+    for data in recorded:
+        try:
+            arrays = arrays_from_bytes(data)
+            header = json.loads(arrays["header"].tobytes())
+            epoch = epochs.setdefault(str(header["clock"]), int(header["epoch"]))
+            begins, ends = (
+                np.where(arrays[name] > 0, arrays[name] + epoch, 0) for name in ("begins", "ends")
+            )
+            timeline = _timeline(header, begins, ends, bool(header["cut_short"]))
+        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise WireFormatError("this is no timeline of a rank", got=repr(error)) from error
+        if not begins.shape == ends.shape == (len(begins), len(timeline.columns)):
+            raise WireFormatError("a timeline has times of other actions", rank=timeline.rank)
+        found.append(timeline)
+    return tuple(sorted(found, key=lambda timeline: timeline.rank))
+
+
+def _clock() -> str:
+    """A name that two processes share if they read the same clock."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return f"{os.uname().nodename} {os.getpid()}"

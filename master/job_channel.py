@@ -12,6 +12,7 @@ from plancompiler.cluster.messages import (
     JobRequest,
     PhaseChanged,
     RankOutputs,
+    RankTimeline,
     StepDone,
     StepsDropped,
     TicketDone,
@@ -78,6 +79,9 @@ class JobChannel:
         with self._changed:
             self._limit = 0
             self._trim(self._latest_step + 1)
+            self._events = [
+                None if isinstance(event, RankTimeline) else event for event in self._events
+            ]
 
     def _trim(self, before_step: int) -> None:
         """Drop outputs of old steps until the rest fits."""

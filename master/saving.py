@@ -1,4 +1,5 @@
-"""Checkpoints that ranks write while their job runs on, as the master keeps track of them: pure.
+"""What a job does, one after another, and checkpoints that ranks write meanwhile, as the master
+keeps track of them: pure.
 
 All ranks write their shards; then the first one writes the index, which makes them a checkpoint.
 """
@@ -9,10 +10,28 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from plancompiler.cluster.messages import Collect, Finish, JobRequest, Run, Save, WriteIndex
+from plancompiler.cluster.messages import (
+    Collect,
+    Finish,
+    JobRequest,
+    Run,
+    Save,
+    SendTimeline,
+    WriteIndex,
+)
 
-Operation = Run | Save | Collect | Finish
+Operation = Run | Save | Collect | SendTimeline | Finish
 """What a running job does, one after another."""
+
+
+def operations_of(job_id: int, request: JobRequest, tickets: Iterator[int]) -> Iterator[Operation]:
+    """What a submitted job does, from its first step to its end."""
+    yield Run(job_id, next(tickets), request.steps, False)
+    if request.save:
+        yield Save(job_id, next(tickets), request.save)
+    if request.record:
+        yield SendTimeline(job_id, next(tickets))
+    yield Finish(job_id)
 
 
 def take_operation(

@@ -19,6 +19,7 @@ from plancompiler.cluster.channel import (
     TRANSFER_SERVICE,
     TlsFiles,
     check_exposure,
+    check_listenable,
     server_credentials,
     software_version,
     split_address,
@@ -85,6 +86,7 @@ class MasterServer:
         """Begin to serve; itself."""
         if self._server is not None:
             raise UsageError("a master can be started once")
+        check_listenable(self.address, "the master")
         server = grpc.server(self._threads, options=SERVER_OPTIONS)
         pb_grpc.add_ClientServicer_to_server(ClientService(self._edge), server)  # type: ignore[no-untyped-call]  # generated
         pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge), server)  # type: ignore[no-untyped-call]  # generated

@@ -7,6 +7,7 @@ A service only carries bytes; all decisions are the state machine's.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 
@@ -69,6 +70,8 @@ class ClientService(pb_grpc.ClientServicer):
             _check_version(header.version)
             if header.steps > _MAX_STEPS:
                 raise UsageError("too many steps", got=header.steps, expected=_MAX_STEPS)
+            if not 0 <= header.deadline < math.inf:
+                raise UsageError("the deadline must be positive seconds", got=header.deadline)
             assembler = Assembler("the job", MAX_JOB_BYTES)
             data = None
             for message in request_iterator:
@@ -87,6 +90,8 @@ class ClientService(pb_grpc.ClientServicer):
                 header.save,
                 header.cache,
                 header.save_every,
+                header.deadline,
+                header.record,
             )
             job_id = self._edge.submit(job, request)
         except PlanCompilerError as error:

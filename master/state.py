@@ -39,11 +39,14 @@ from plancompiler.cluster.messages import (
     Prepare,
     Prepared,
     RankOutputs,
+    RankTimeline,
+    Recorded,
     Refused,
     Register,
     Registered,
     Run,
     Save,
+    SendTimeline,
     Shipped,
     StepDone,
     TicketDone,
@@ -89,7 +92,7 @@ from plancompiler.master.overdue import no_progress, nothing_asked, too_few_work
 from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.records import Job, Worker
 from plancompiler.master.registration import free_rank
-from plancompiler.master.saving import Operation, Saving, take_operation
+from plancompiler.master.saving import Operation, Saving, operations_of, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
 from plancompiler.plan.digest import check_cross_rank_facts, combine_digests
 
@@ -216,6 +219,10 @@ class MasterState:
                 self._next_operation(job, now)
         elif isinstance(message, Outputs):
             self._outputs(job, rank, message, now)
+        elif isinstance(message, Recorded):
+            if isinstance(job.current, SendTimeline):
+                job.deadline = now + self.limits.progress
+                self._publish(job, RankTimeline(rank, message.timeline))
         elif isinstance(message, OperationDone):
             self._operation_done(job, rank, message.ticket, now)
         elif isinstance(message, Written):
@@ -307,10 +314,7 @@ class MasterState:
             )
         job = Job(event.job_id, event.name, request, event.transport_token, now)
         if not request.open:
-            job.operations.append(Run(job.id, next(self._tickets), request.steps, False))
-            if request.save:
-                job.operations.append(Save(job.id, next(self._tickets), request.save))
-            job.operations.append(Finish(job.id))
+            job.operations.extend(operations_of(job.id, request, self._tickets))
         ended = [each.id for each in self._jobs.values() if each.phase.is_end]
         for job_id in ended[: max(0, len(ended) - _JOBS_REMEMBERED + 1)]:
             if job_id != self._active:
@@ -389,9 +393,17 @@ class MasterState:
         job.waiting = set(range(self.world_size))
         offers = self._offers()
         for worker in self._busy(job):
-            far = far_peers(worker.rank, offers)
-            request, token = job.request, job.transport_token
-            self._tell(worker, Prepare(job.id, token, request.restore, far, request.save))
+            request = job.request
+            order = Prepare(
+                job.id,
+                job.transport_token,
+                request.restore,
+                far_peers(worker.rank, offers),
+                request.save,
+                request.deadline,
+                request.record,
+            )
+            self._tell(worker, order)
 
     def _all_done(self, job: Job, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""

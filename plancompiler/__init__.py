@@ -9,276 +9,41 @@
     with pc.run(job) as session:
         session.step(x=...)
 
-What traces a job is imported here; what compiles and runs one (`run`, `Session`, `Client`) is
-imported when it is first used.
+The names are those of `plancompiler.public`, which is imported when the first of them is asked for:
+a command that only shows its help needs none, and Ctrl-C meets as little as can be before the
+program has its handlers.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-from typing import TYPE_CHECKING, Any
+import importlib.machinery
 
-# First of all: it chooses what NumPy loads, and everything else here imports NumPy.
-from plancompiler import blas_kernels as blas_kernels
-from plancompiler import errors
-from plancompiler.errors import (
-    AttributeValueError,
-    DataError,
-    DTypeError,
-    FeedError,
-    GradientError,
-    JobError,
-    NonFiniteError,
-    PlacementError,
-    PlacementMismatchError,
-    PlanCompilerError,
-    ShapeError,
-    TracingError,
-    UsageError,
-)
-from plancompiler.frontend import data, nn, optim
-from plancompiler.frontend import functions as _functions
-from plancompiler.frontend.autodiff import gradients
-from plancompiler.frontend.checkpoint import checkpoint
-from plancompiler.frontend.functional import (
-    abs,
-    accuracy,
-    add,
-    argmax,
-    cast,
-    causal_attention,
-    concat,
-    cross_entropy,
-    div,
-    dropout,
-    embedding,
-    equal,
-    exp,
-    full_like,
-    gelu,
-    greater,
-    greater_equal,
-    layer_norm,
-    less,
-    less_equal,
-    linear,
-    log,
-    log_softmax,
-    matmul,
-    max,
-    maximum,
-    mean,
-    min,
-    minimum,
-    mul,
-    neg,
-    not_equal,
-    pow,
-    redistribute,
-    relu,
-    reshape,
-    rsqrt,
-    sigmoid,
-    slice,
-    softmax,
-    sqrt,
-    square,
-    sub,
-    sum,
-    tanh,
-    transpose,
-    where,
-)
-from plancompiler.frontend.functions import *  # noqa: F403  # its __all__ is part of ours
-from plancompiler.frontend.trace import (
-    as_job,
-    constant,
-    full,
-    input,
-    job,
-    ones,
-    output,
-    stage,
-    zeros,
-)
-from plancompiler.ir import Config, DType, Job, NdSbp, Placement, Sbp, TensorType, Value
-from plancompiler.ir.value import set_eager_world
-from plancompiler.ops.custom import CustomOp, op
-
+TYPE_CHECKING = False  # type checkers take it as true, by its name; `typing` need not be loaded
 if TYPE_CHECKING:
-    from plancompiler import eager
-    from plancompiler.client import Client
-    from plancompiler.compiled import compile
-    from plancompiler.eager import (
-        DistTensor,
-        Generator,
-        comm_trace,
-        default_generator,
-        from_local,
-        implicit_broadcast,
-        init,
-        manual_seed,
-        no_grad,
-        using_generator,
-    )
-    from plancompiler.eager.creation import tensor  # not the module of that name
-    from plancompiler.session import Session, run
+    from typing import Any
 
-    __version__: str
-
-_LATER = {
-    "run": "plancompiler.session",
-    "Session": "plancompiler.session",
-    "compile": "plancompiler.compiled",
-    "Client": "plancompiler.client",
-    "eager": "plancompiler.eager",
-    **dict.fromkeys(
-        (
-            "DistTensor",
-            "Generator",
-            "comm_trace",
-            "default_generator",
-            "from_local",
-            "implicit_broadcast",
-            "init",
-            "manual_seed",
-            "no_grad",
-            "tensor",
-            "using_generator",
-        ),
-        "plancompiler.eager",
-    ),
-}
-
-
-def _eager_world() -> Any:
-    """The current world; from the second time on without asking for the module."""
-    current_world = importlib.import_module("plancompiler.eager").current_world
-    set_eager_world(current_world)
-    return current_world()
-
-
-set_eager_world(_eager_world)
+    from plancompiler.frontend.functions import *  # noqa: F403  # as in `public`
+    from plancompiler.public import *  # noqa: F403  # its __all__ is ours
+    from plancompiler.public import __all__ as __all__
+    from plancompiler.public import __version__ as __version__
 
 
 def __getattr__(name: str) -> Any:
-    """Import what runs jobs when it is first asked for: tracing needs neither gRPC nor threads."""
-    if name in _LATER:
-        module = importlib.import_module(_LATER[name])
-        found = globals()[name] = module if name == "eager" else getattr(module, name)
-        return found
-    if name == "__version__":
-        return importlib.metadata.version("plancompiler")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """A part of the package, else a public name."""
+    if name.startswith("_") and name not in ("__all__", "__version__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Parts first: they are imported from here while the public names are not complete.
+    part = f"{__name__}.{name}"
+    if importlib.machinery.PathFinder.find_spec(part, __path__) is not None:  # noqa: F405
+        return importlib.import_module(part)
+    names = importlib.import_module(f"{__name__}.public")
+    try:
+        found = globals()[name] = getattr(names, name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "__version__"})
-
-
-__all__ = [
-    "AttributeValueError",
-    "Client",
-    "Config",
-    "CustomOp",
-    "DType",
-    "DTypeError",
-    "DataError",
-    "DistTensor",
-    "FeedError",
-    "Generator",
-    "GradientError",
-    "Job",
-    "JobError",
-    "NdSbp",
-    "NonFiniteError",
-    "Placement",
-    "PlacementError",
-    "PlacementMismatchError",
-    "PlanCompilerError",
-    "Sbp",
-    "Session",
-    "ShapeError",
-    "TensorType",
-    "TracingError",
-    "UsageError",
-    "Value",
-    "__version__",
-    "abs",
-    "accuracy",
-    "add",
-    "argmax",
-    "as_job",
-    "cast",
-    "causal_attention",
-    "checkpoint",
-    "comm_trace",
-    "compile",
-    "concat",
-    "constant",
-    "cross_entropy",
-    "data",
-    "default_generator",
-    "div",
-    "dropout",
-    "eager",
-    "embedding",
-    "equal",
-    "errors",
-    "exp",
-    "from_local",
-    "full",
-    "full_like",
-    "gelu",
-    "gradients",
-    "greater",
-    "greater_equal",
-    "implicit_broadcast",
-    "init",
-    "input",
-    "job",
-    "layer_norm",
-    "less",
-    "less_equal",
-    "linear",
-    "log",
-    "log_softmax",
-    "manual_seed",
-    "matmul",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "mul",
-    "neg",
-    "nn",
-    "no_grad",
-    "not_equal",
-    "ones",
-    "op",
-    "optim",
-    "output",
-    "pow",
-    "redistribute",
-    "relu",
-    "reshape",
-    "rsqrt",
-    "run",
-    "sigmoid",
-    "slice",
-    "softmax",
-    "sqrt",
-    "square",
-    "stage",
-    "sub",
-    "sum",
-    "tanh",
-    "tensor",
-    "transpose",
-    "using_generator",
-    "where",
-    "zeros",
-]
-__all__ += _functions.__all__
+    return sorted({*globals(), *dir(importlib.import_module(f"{__name__}.public"))})

@@ -4,6 +4,9 @@ the loaded BLAS is.
 
 from __future__ import annotations
 
+from plancompiler import blas_kernels  # before NumPy
+
+# isort: split
 import os
 import threading
 import time
@@ -12,8 +15,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import threadpoolctl
-
-from plancompiler import blas_kernels
 
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",

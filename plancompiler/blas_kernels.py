@@ -6,8 +6,8 @@ one. For two families of CPUs its pick is not the fastest (float32 products, one
     AMD Zen 5  Haswell  125 GFLOP/s, where SkylakeX gives 230: AVX-512 units are 512 bits wide
     AMD Zen 4  SkylakeX  97 GFLOP/s, where Haswell gives 106: they are 256 bits wide
 
-`plancompiler` imports this module before anything that imports NumPy. Where NumPy is loaded already
-its set stays as it is.
+Rooms whose modules import NumPy import this one first, in their `__init__.py`; so do the modules of
+no room. Where NumPy is loaded already its set stays as it is.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from plancompiler import blas_kernels  # noqa: F401  # before NumPy
+
+# isort: split
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
@@ -35,6 +38,7 @@ from plancompiler.cluster.messages import (
     Phase,
     PhaseChanged,
     RankOutputs,
+    RankTimeline,
     StepDone,
     StepsDropped,
     TicketDone,
@@ -47,9 +51,16 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.checkpoint import assemble
+from plancompiler.executor.timeline import Timeline
+from plancompiler.executor.trace import timelines_from_bytes
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
-from plancompiler.ir.arguments import folder_path, save_interval, whole_number
+from plancompiler.ir.arguments import (
+    folder_path,
+    positive_number,
+    save_interval,
+    whole_number,
+)
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
@@ -90,14 +101,18 @@ class Client:
         save: Folder | None = None,
         save_every: int = 0,
         cache: bool = True,
+        deadline: float | None = None,
+        record: bool = False,
         on_phase: OnPhase | None = None,
     ) -> Handle:
         """Queue a job that reads its own data, for `steps` steps.
 
         `restore` and `save` are checkpoint folders on the workers' host, to start from and to write
         at the end; with `save_every` also after each so many steps, while steps go on. Without
-        `cache` everything is compiled, and kept nowhere. Raises FeedError for a job with inputs,
-        RankError for one that does not fit the cluster. The job goes on if the client goes away.
+        `cache` everything is compiled, and kept nowhere. `deadline` (seconds) is how long a rank
+        may stand still while others wait for it, by default as the workers were told. `record`
+        records for `Handle.timelines`. Raises FeedError for a job with inputs, RankError for one
+        that does not fit the cluster. The job goes on if the client goes away.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
@@ -112,7 +127,14 @@ class Client:
                 "Client.open or pc.run",
             )
         request = JobRequest(
-            steps, mode or "", False, _folder(restore), _folder(save), cache, every
+            steps,
+            mode or "",
+            restore=_folder(restore),
+            save=_folder(save),
+            cache=cache,
+            save_every=every,
+            deadline=_deadline(deadline),
+            record=record,
         )
         job_id = self._submit(job, request)
         return Handle(self._stub, self.address, job_id, on_phase)
@@ -124,15 +146,18 @@ class Client:
         mode: str | None = None,
         restore: Folder | None = None,
         cache: bool = True,
+        deadline: float | None = None,
         on_phase: OnPhase | None = None,
     ) -> RemoteSession:
         """Compile a job and prepare it on all ranks, to be run step by step.
 
         Returns when the first step can run; raises what went wrong. The job ends with the session.
-        Without `cache` everything is compiled, and kept nowhere.
+        Without `cache` everything is compiled, and kept nowhere. `deadline` as for `submit`.
         """
         job = as_job(job)
-        request = JobRequest(0, mode or "", True, _folder(restore), cache=cache)
+        request = JobRequest(
+            0, mode or "", True, _folder(restore), cache=cache, deadline=_deadline(deadline)
+        )
         job_id = self._submit(job, request)
         return RemoteSession(self._stub, self.address, job_id, job, on_phase)
 
@@ -170,6 +195,8 @@ class Client:
             save=request.save,
             cache=request.cache,
             save_every=request.save_every,
+            deadline=request.deadline,
+            record=request.record,
         )
         chunks = to_chunks(job_to_bytes(job), compress=True)
 
@@ -202,6 +229,8 @@ class _Watched:
         self._error: PlanCompilerError | None = None
         self._outputs: dict[int, dict[str, Array]] = {}
         """Step -> outputs of the ranks heard so far."""
+        self._recorded: list[bytes] = []
+        """Timelines of ranks."""
         self._reader = EventReader()
         self._stream: Any = stub.Watch(pb.JobRequest(job_id=job_id))
 
@@ -221,6 +250,9 @@ class _Watched:
             elif isinstance(event, RankOutputs):
                 outputs = self._outputs.setdefault(event.step, {})
                 outputs.update(arrays_from_bytes(event.arrays))
+                continue
+            elif isinstance(event, RankTimeline):
+                self._recorded.append(event.timeline)
                 continue
             elif isinstance(event, StepsDropped):
                 _log.warning("outputs of %d steps were not read in time", event.count)
@@ -290,6 +322,16 @@ class Handle(_Watched):
         for _ in self:
             pass
         return self._last
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """What each rank did and when, once a job that was submitted with `record` has finished."""
+        if not self._recorded:
+            raise UsageError(
+                "no timelines of this job have come",
+                got=f"phase {self.phase}",
+                expected="a job that has finished, submitted with record=True",
+            )
+        return timelines_from_bytes(self._recorded)
 
     def close(self) -> None:
         """Follow the job no longer; it goes on."""
@@ -459,6 +501,10 @@ def check_feeds(job: Job, feeds: Mapping[str, object]) -> dict[str, Array]:
 
 def _folder(directory: Folder | None) -> str:
     return "" if directory is None else str(folder_path("the folder of a checkpoint", directory))
+
+
+def _deadline(seconds: float | None) -> float:
+    return 0.0 if seconds is None else positive_number("the deadline", seconds)
 
 
 def _call(

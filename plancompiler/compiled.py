@@ -1,14 +1,17 @@
 """`compile(function)`: eager code as a plan: traced once per kind of arguments, then run as a job.
 
-Tensors that the function reads, given or not, are variables of the job: their parts are copied into
-the plan's memory before a run and, where the function changes them, back after it. What it returns
-comes back as tensors. Every rank makes the same job, and the plan of its own part of it.
+Tensors that the function reads, given or not, are variables of the job, which the plan reads and
+changes where they lie (see `compiled_variables`). What the function returns comes back as tensors.
+Every rank makes the same job, and the plan of its own part of it.
 """
 
 from __future__ import annotations
 
+from plancompiler import blas_kernels  # noqa: F401  # before NumPy
+
+# isort: split
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import CodeType, MethodType
 from typing import Any
@@ -73,7 +76,7 @@ class Compiled:
         key = (
             _key(args, tensors),
             _key(kwargs, tensors),
-            tuple([_surrounding(read()) for read in self._around]),
+            tuple([_surrounding(read(), tensors) for read in self._around]),
             world.recording,
             world.implicit_broadcast,
         )
@@ -83,8 +86,10 @@ class Compiled:
                 programs = self._programs[world] = {}
                 world.closers.append(self.close)
         known = programs.setdefault(key, [])
-        program = next((each for each in known if each.holds(tensors)), None)
-        if program is None:
+        for program in known:
+            if program.holds(tensors):
+                break
+        else:
             program = Program(world, self.function, args, kwargs, tensors)
             known.append(program)
             _limit(programs)
@@ -123,8 +128,7 @@ class Compiled:
 def _key(value: Any, tensors: list[DistTensor]) -> object:
     """What a program depends on; tensors are appended in order."""
     if isinstance(value, DistTensor):
-        # One tensor given twice is one variable.
-        place = next((at for at, each in enumerate(tensors) if each is value), len(tensors))
+        place = _place(value, tensors)
         tensors.append(value)
         return value.spec, value.requires_grad, value.is_leaf, place
     kind = value.__class__
@@ -155,6 +159,15 @@ def _key(value: Any, tensors: list[DistTensor]) -> object:
     return kind, value
 
 
+def _place(value: DistTensor, tensors: Sequence[DistTensor]) -> int:
+    """Which of these a tensor is: one that is there twice is one variable."""
+    local = value.local
+    for at, each in enumerate(tensors):
+        if each is value or each.local is local:
+            return at
+    return len(tensors)
+
+
 def _plain(value: Any) -> Any:
     """A plain value as a key: 0.0 and -0.0 are equal but not the same, and nan is not itself."""
     return value if value and value == value else repr(value)  # finds nan
@@ -168,10 +181,10 @@ def _modes(module: Module) -> tuple[bool, ...]:
     return tuple(found)
 
 
-def _surrounding(value: Any) -> object:
-    """What a program depends on of something around the function."""
+def _surrounding(value: Any, given: Sequence[DistTensor]) -> object:
+    """What a program depends on of something around the function, beside what it is given."""
     if isinstance(value, DistTensor):
-        return id(value), value.spec, value.requires_grad
+        return id(value), value.spec, value.requires_grad, _place(value, given)
     if isinstance(value, Module):
         return id(value), _modes(value)
     kind = value.__class__

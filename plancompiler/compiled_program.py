@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from plancompiler import blas_kernels  # noqa: F401  # before NumPy
+
+# isort: split
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from plancompiler.compiled_run import CompiledRun, Draws
+from plancompiler.compiled_variables import Variables, VariableUse
 from plancompiler.eager import DistTensor, Generator, World
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tape import Leaf, Node, backward
 from plancompiler.eager.tracing import Capture, Symbol, Tracing, without_partial
-from plancompiler.errors import GradientError, TracingError, UsageError
+from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import AttrValue, DType, Job, Value
 from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import op_def
 
 
 @dataclass(slots=True)
@@ -78,6 +81,12 @@ class _Variable:
     wants: bool
     """Whether the tensor wants a gradient."""
 
+    @property
+    def use(self) -> VariableUse:
+        """For `Variables`."""
+        given = self.place >= 0 or self.leaf is not None
+        return VariableUse(self.capture.name, self.capture.spec, self.changed, given)
+
     def now(self, tensors: Sequence[DistTensor]) -> DistTensor:
         """The tensor in a call with these arguments."""
         if self.place >= 0:
@@ -121,7 +130,7 @@ class _Call:
 
     def record(self, wanting: Sequence[DistTensor], results: Sequence[DistTensor]) -> None:
         """Put the results on the tape, behind the tensors that want a gradient."""
-        if not wanting or not results:
+        if not results:
             return
         self.outputs = tuple(each.spec for each in results)
         world = wanting[0].spec.world
@@ -172,29 +181,47 @@ class Program:
             self._note_leaves(tensors)
         self._note_variables(tensors)
         self._steps = list(self._tracing.steps)
+        variables = self._traced.variables
+        self._changed = [at for at, each in enumerate(variables) if each.changed]
+        self._wanting = [at for at, each in enumerate(variables) if each.wants]
+        """Places of variables that change, and of those that want a gradient."""
+        self._changes = bool(
+            self._steps
+            or self._changed
+            or any(state.after is not None for state in self._traced.leaves)
+        )
+        """Whether it changes anything besides making its results."""
         self._draws = self._tracing.draws
         # What parameters were found by: where it is gone, they are made anew.
         self._found_by = list(world.attachments.values())
         self._inner = inner
         self.job = self._finished(name)
-        self._run = CompiledRun(world, self.job) if self.job.ops else None
+        given = {capture.name for capture in self._tracing.captures}
+        self._run = CompiledRun(world, self.job, given) if self.job.ops else None
+        sources = [op.placement for op in self.job.ops if op_def(op.kind).source]
+        self._notes_data = bool(sources) and sources[0].rank_list[0] == world.rank
+        self._lying: Variables | None = None
+        if self._run is not None:
+            self._lying = Variables(self._run, [variable.use for variable in variables])
 
     def holds(self, tensors: Sequence[DistTensor]) -> bool:
         """Whether the state that it was traced in is still there."""
         found_by = self._world.attachments.values()
-        if len(found_by) < len(self._found_by) or any(
-            one is not other for one, other in zip(self._found_by, found_by, strict=False)
-        ):
+        if len(found_by) < len(self._found_by):
             return False
+        for one, other in zip(self._found_by, found_by, strict=False):
+            if one is not other:
+                return False
         for state in self._traced.leaves:
             if state.read:
                 grad = state.now(tensors).grad
                 if (None if grad is None else grad.spec) is not state.before:
                     return False
-        return self._inner or all(
-            variable.now(tensors).requires_grad is variable.wants
-            for variable in self._traced.variables
-        )
+        if not self._inner:
+            for variable in self._traced.variables:
+                if variable.now(tensors).requires_grad is not variable.wants:
+                    return False
+        return True
 
     def close(self) -> None:
         """Free the plan's memory and leave the other ranks."""
@@ -300,32 +327,20 @@ class Program:
     ) -> Any:
         """Run the plan on these arguments, of which `tensors` are the tensors."""
         world = self._world
-        state = world.generator.state()
-        found = {
-            variable.capture.name: variable.now(tensors) for variable in self._traced.variables
-        }
-        changed = [variable for variable in self._traced.variables if variable.changed]
-        self._check_apart(found, {variable.capture.name for variable in changed})
+        recorded = world.recording and bool(self._wanting)
+        state = world.generator.state() if recorded else {}
+        found = [variable.now(tensors) for variable in self._traced.variables]
         arrays: Mapping[str, Any] = {}
-        if self._run is not None:
-            inputs = {
-                variable.capture.name: _whole(found[variable.capture.name], variable.capture.spec)
-                for variable in self._traced.variables
-            }
+        if self._run is not None and self._lying is not None:
+            self._lying.enter(found)
             generator = world.generator
-            arrays = self._run.step(
-                inputs,
-                Draws(generator.seed, generator.step, generator.number, self._done()),
-            )
-        for variable in changed:
-            name, spec = variable.capture.name, variable.capture.spec
-            if name in arrays:
-                tensor = found[name]
-                array = arrays[name]
-                if tensor.spec is not spec:
-                    array = world.move(spec, tensor.spec)(array)
-                np.copyto(tensor.local, array)
-            found[name].written()
+            if self._notes_data:
+                generator.note_data(self)
+            self._run.step(Draws(generator.seed, generator.step, generator.number, self._done()))
+            self._lying.leave()
+            arrays = self._run.shards
+        for at in self._changed:
+            found[at].written()
         world.generator.number += self._draws
         for steps in self._steps:
             world.step = steps.done
@@ -340,27 +355,18 @@ class Program:
         for leaf in self._traced.leaves:
             if leaf.after is not None:
                 leaf.now(tensors).grad = _built(leaf.after, tensors, made)
-        if world.recording:
+        if recorded:
             # What will be refused needs to keep nothing.
             kept = ((), {}, ()) if self._changes else (args, kwargs or {}, tensors)
             call = _Call(self, *kept, state)
-            wanting = [found[each.capture.name] for each in self._traced.variables if each.wants]
-            call.record(wanting, [made[name] for name in self._recorded()])
+            results = [made[name] for name in self._recorded()]
+            call.record([found[at] for at in self._wanting], results)
         return _built(self._traced.result, tensors, made)
 
     # --- gradients of results -------------------------------------------------------------------
 
     def _recorded(self) -> list[str]:
         return [each.name for each in self._traced.made.values() if each.recorded]
-
-    @property
-    def _changes(self) -> bool:
-        """Whether it changes anything besides making its results."""
-        return (
-            bool(self._steps)
-            or any(variable.changed for variable in self._traced.variables)
-            or any(state.after is not None for state in self._traced.leaves)
-        )
 
     def gradients(
         self, call: _Call, wanting: Sequence[DistTensor], grads: Sequence[DistTensor | None]
@@ -429,7 +435,9 @@ class Program:
 
     def _done(self) -> int:
         """Steps that the function's optimizers have made; without any, what updates see."""
-        counts = {steps.done for steps in self._steps}
+        if not self._steps:
+            return self._world.step
+        counts: set[int] = {steps.done for steps in self._steps}
         if len(counts) > 1:
             raise UsageError(
                 "optimizers that step in one compiled function have made different numbers of "
@@ -438,24 +446,8 @@ class Program:
                 got=", ".join(map(str, sorted(counts))),
                 hint="compile their steps in functions of their own",
             )
-        return counts.pop() if counts else self._world.step
-
-    def _check_apart(self, found: Mapping[str, DistTensor], changed: set[str]) -> None:
-        """Refuse tensors that share memory with one that the function changes."""
-        if not changed:
-            return
-        owners: dict[int, str] = {}
-        for name, tensor in found.items():
-            owner = _owner(tensor.local)
-            other = owners.setdefault(owner, name)
-            if other != name and (name in changed or other in changed):
-                raise TracingError(
-                    "a compiled function changes a tensor whose memory it also reads as another "
-                    "tensor",
-                    source=user_line(),
-                    got=f"{found[other].spec} and {tensor.spec}",
-                    hint="use views inside of the function only, or copy one of the tensors",
-                )
+        (done,) = counts
+        return done
 
 
 def _tensors_in(value: Any) -> Iterator[DistTensor]:
@@ -468,20 +460,6 @@ def _tensors_in(value: Any) -> Iterator[DistTensor]:
     elif value.__class__ in (list, tuple):
         for each in value:
             yield from _tensors_in(each)
-
-
-def _whole(tensor: DistTensor, spec: TensorSpec) -> Any:
-    """This rank's part as the variable holds it: partial values are reduced, once."""
-    if tensor.spec is spec:
-        return tensor.local
-    return tensor.moved(spec, spec.world.move(tensor.spec, spec))
-
-
-def _owner(array: Any) -> int:
-    """What tells apart arrays that own their memory."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return id(array)
 
 
 def _place(tensor: DistTensor, tensors: Sequence[DistTensor]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from plancompiler import blas_kernels  # noqa: F401  # before NumPy
+
+# isort: split
 import hashlib
 import os
-import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,7 +22,9 @@ from plancompiler.errors import PlanCompilerError, TracingError, TransportError
 from plancompiler.executor.comm.base import Transport
 from plancompiler.executor.comm.context import CommContext
 from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.host_wire import HOST_VARIABLE, host_id
 from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.comm.routed import RoutedTransport
 from plancompiler.executor.runtime import DEADLINE, Runtime
 from plancompiler.ir import Job
 from plancompiler.lower.cached import slices_of_job
@@ -29,7 +33,7 @@ from plancompiler.ops.registry import Array, Kernel, KernelContext, op_def
 from plancompiler.plan.plan import ComputeSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draws:
     """What eager ops would read of the world's state in one call."""
 
@@ -41,15 +45,23 @@ class Draws:
 
 
 class CompiledRun:
-    """The plan of one rank for a job, ready to step. All ranks of the job make it together."""
+    """The plan of one rank for a job, ready to step. All ranks of the job make it together.
 
-    def __init__(self, world: World, job: Job) -> None:
+    `given` are the variables that are written between runs.
+    """
+
+    def __init__(self, world: World, job: Job, given: Collection[str]) -> None:
         self._world = world
         self._draws = Draws()
         self._runtime: Runtime | None = None
         self._group: CommContext | None = None
         self._failure: PlanCompilerError | None = None
         """Why a rank of the world has failed."""
+        self._meets = False
+        """Whether ranks read each other's variables, which may be written between runs."""
+        self.shards: Mapping[str, Array] = {}
+        """Arrays of the plan's own memory, by variable; empty on a rank that the job does not need.
+        What is there holds until the next run."""
         ranks = tuple(sorted({rank for op in job.ops for rank in op.placement.rank_list}))
         if world.rank not in ranks:
             return
@@ -61,39 +73,51 @@ class CompiledRun:
             deadline = world.comm.deadline
             self._group = world.comm.context(ranks)
             world.comm.aborters.append(self._abort)
-            transport = _meet(self._group, world.rank, job)
+            transport = _meet(world, self._group, job)
         cache = open_cache()
         slices, _ = slices_of_job(job, ranks[-1] + 1, cache)
         plan, _ = plan_of_slice(slices.distinct[slices.of_rank[world.rank]], world.rank, cache)
-        self._runtime = Runtime(plan, transport, deadline=deadline, adapt=self._adapted)
+        device = None if plan.device == "cpu" else world.spaces.device().device
+        self._runtime = Runtime(
+            plan, transport, deadline=deadline, device=device, adapt=self._adapted
+        )
         world.closers.append(self.close)
         _open_runs.add(self)
         if self._failure is not None:
             self._runtime.abort(self._failure)
         try:
             self._runtime.prepare()
-            self._shards = self._runtime.shards()
+            self.shards = self._runtime.shards()
+            if self._group is not None:
+                fixed = any(
+                    self.shards[name].size and name not in self.movable
+                    for name in self.shards.keys() & given
+                )
+                self._meets = bool(self._group.all_gather(np.array([fixed])).any())
         except BaseException:
             self.close()
             raise
 
-    def step(self, inputs: Mapping[str, Array], draws: Draws) -> Mapping[str, Array]:
-        """Give variables these parts and run one step; afterwards the parts of all variables, which
-        hold until the next step. Nothing on a rank that the job does not need.
-        """
+    @property
+    def movable(self) -> Collection[str]:
+        """Names of the variables that `place` can give other memory."""
+        return () if self._runtime is None else self._runtime.movable
+
+    def place(self, arrays: Mapping[str, Array | None]) -> None:
+        """Let variables lie in these arrays from now on; see `Runtime.place`."""
+        if self._runtime is not None:
+            self._runtime.place(arrays)
+
+    def step(self, draws: Draws) -> None:
+        """Run one step on what the variables hold; nothing on a rank that the job does not need."""
         runtime = self._runtime
         if runtime is None:
-            return {}
-        if self._group is not None:
-            # Others may still read what this rank holds of the step before.
-            self._group.barrier()
+            return
         self._draws = draws
-        for name, shard in self._shards.items():
-            given = inputs.get(name)
-            if given is not None:
-                np.copyto(shard, given)
         runtime.run(1)
-        return self._shards
+        if self._meets and self._group is not None:
+            # Only then has everybody read what this rank holds.
+            self._group.barrier()
 
     def close(self) -> None:
         """Free the memory and leave the other ranks. May be called again."""
@@ -104,6 +128,7 @@ class CompiledRun:
         if self.close in world.closers:
             world.closers.remove(self.close)
         runtime, self._runtime = self._runtime, None
+        self.shards = {}
         if runtime is not None:
             runtime.close()
 
@@ -150,13 +175,15 @@ _OPTIMIZER_KINDS = frozenset({"learning_rate", "adafactor_moments", "lamb_direct
 _hubs: WeakValueDictionary[bytes, LocalHub] = WeakValueDictionary()
 _hubs_lock = threading.Lock()
 _TOKEN = 16
+_process = os.urandom(_TOKEN)
+"""Tells this process apart from those of others that have its number."""
 
 
-def _meet(group: CommContext, rank: int, job: Job) -> Transport:
+def _meet(world: World, group: CommContext, job: Job) -> Transport:
     """This rank's transport to the others, which must have made the same job."""
-    process = f"{platform.node()} {os.getpid()}".encode()
-    host = platform.node().encode()
-    parts = (str(job).encode(), process, host)
+    rank = world.rank
+    host = host_id(os.environ.get(HOST_VARIABLE, ""))
+    parts = (str(job).encode(), _process + str(os.getpid()).encode(), host.encode())
     digests = b"".join(hashlib.blake2b(part, digest_size=_TOKEN).digest() for part in parts)
     own = np.frombuffer(digests + os.urandom(_TOKEN), np.uint8).reshape(1, 4 * _TOKEN)
     every = group.all_gather(own)
@@ -182,13 +209,24 @@ def _meet(group: CommContext, rank: int, job: Job) -> Transport:
             if hub is None:
                 hub = _hubs[token] = LocalHub()
         return hub.transport(rank)
-    if (hosts == hosts[0]).all():
+    here = hosts[group.ranks.index(rank)].tobytes()
+    elsewhere = [
+        other for other, host in zip(group.ranks, hosts, strict=True) if host.tobytes() != here
+    ]
+    if not elsewhere:
         return HostTransport(token.hex(), rank)
-    raise TransportError(
-        "ranks of a compiled function are on several hosts",
-        rank=rank,
-        hint="run the job on a cluster: pc.Client",
-    )
+    far = world.comm.far_transport(token.hex())
+    if far is None:
+        raise TransportError(
+            "ranks of a compiled function are on several hosts, and the world's transport knows "
+            "one only",
+            rank=rank,
+            got=f"ranks {elsewhere} are not on the host of rank {rank}",
+            hint="start the world with the transport grpc or mpi",
+        )
+    if len(elsewhere) + 1 == len(group.ranks):
+        return far
+    return RoutedTransport(HostTransport(token.hex(), rank), far, elsewhere)
 
 
 _open_runs: set[CompiledRun] = set()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from plancompiler import blas_kernels  # noqa: F401  # before NumPy
+
+# isort: split
 import logging
 import threading
 import time
@@ -17,10 +20,7 @@ import numpy as np
 
 from plancompiler.blas import faster_kernels, one_blas_thread
 from plancompiler.cache.plan_cache import open_cache
-from plancompiler.client import Client
 from plancompiler.errors import (
-    CheckpointError,
-    DeadlineError,
     FeedError,
     PlanCompilerError,
     RankError,
@@ -46,9 +46,7 @@ from plancompiler.ir import Job
 from plancompiler.ir.arguments import folder_path, positive_number, save_interval, whole_number
 from plancompiler.lower.cached import plans_of_job
 from plancompiler.lower.compile import resolve_mode
-from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
-from plancompiler.worker_processes import WorkerProcesses
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outputs = dict[str, "Array | float"]
@@ -60,9 +58,6 @@ DEFAULT_MODES = {"threads": "rank_per_iter", "processes": "rank_per_process"}
 
 _log = logging.getLogger(__name__)
 
-START_SECONDS = 120.0
-"""How long worker processes may take to start and register."""
-POLL_SECONDS = 0.05
 AHEAD_SECONDS = 0.1
 """Steps run ahead of the reader for about so long, so that ranks need not wait for it."""
 
@@ -155,9 +150,10 @@ def run(
     if backend == "threads":
         world = _ThreadWorld(job, world_size, chosen, folder, recording, cache, deadline)
     else:
-        world = _ProcessWorld(
-            job, world_size, chosen, folder, allow_ops, recording, cache, deadline
-        )
+        # It brings gRPC and the master, which ranks as threads do without.
+        from plancompiler.process_world import ProcessWorld  # noqa: PLC0415
+
+        world = ProcessWorld(job, world_size, chosen, folder, allow_ops, recording, cache, deadline)
     return Session(job, world_size, backend, chosen, world, recording, cache)
 
 
@@ -454,106 +450,3 @@ class _ThreadWorld:
 
     def close(self) -> None:
         self._parts.close()
-
-
-class _ProcessWorld:
-    """A master in this process and one worker process per rank, all on this machine."""
-
-    def __init__(
-        self,
-        job: Job,
-        world_size: int,
-        mode: str,
-        restore: Path | None,
-        allow_ops: Sequence[str],
-        recording: Recording | None,
-        cache: bool,
-        deadline: float,
-    ) -> None:
-        self._parts = ExitStack()
-        self._busy = True
-        try:
-            if recording is not None:
-                self._parts.enter_context(recording)
-            server = self._parts.enter_context(MasterServer("127.0.0.1:0", world_size, mode=mode))
-            workers = WorkerProcesses(
-                server.address,
-                world_size,
-                allow_ops,
-                None if recording is None else recording.folder,
-                deadline,
-            )
-            self._parts.callback(workers.close)
-            client = self._parts.enter_context(Client(server.address))
-            with workers.explained():
-                _await_workers(client, workers, world_size)
-                self._remote = client.open(
-                    job,
-                    mode=mode,
-                    restore=None if restore is None else restore.resolve(),
-                    cache=cache,
-                )
-        except BaseException:
-            self._parts.close()
-            raise
-        self._parts.callback(self._let_go)
-        self._workers = workers
-        self._busy = False
-        self.compile_seconds = self._remote.compile_seconds or 0.0
-        self.cached = bool(self._remote.cached)
-        self.digest = self._remote.digest or ""
-
-    def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
-        with self._asking():
-            return self._remote.step(**feeds)
-
-    def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
-        with self._asking():
-            return list(self._remote.run(steps))
-
-    def save(self, folder: Path, wait: bool) -> None:
-        with self._asking():
-            self._remote.save(folder.resolve(), wait=wait)
-
-    def check_saved(self) -> None:
-        """The workers fail the job where they cannot write, so whatever is asked next raises."""
-
-    def variables(self) -> dict[str, Array]:
-        with self._asking():
-            return self._remote.variables()
-
-    def close(self) -> None:
-        self._parts.close()
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Remember whether the job was left in the middle of something."""
-        self._busy = True
-        with self._workers.explained():
-            yield
-        self._busy = False
-
-    def _let_go(self) -> None:
-        """Finish the job, or stop it where it was interrupted; closing goes on in any case."""
-        try:
-            if self._busy:
-                self._remote.cancel()
-            else:
-                self._remote.close()
-        except CheckpointError:
-            raise
-        except PlanCompilerError as error:
-            _log.debug("the job did not end cleanly: %s", error)
-
-
-def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None:
-    """Return when all workers have registered; raise where one ends or they take too long."""
-    deadline = time.monotonic() + START_SECONDS
-    while len(client.status().workers) < count:
-        workers.check()
-        if time.monotonic() > deadline:
-            raise DeadlineError(
-                "the worker processes did not register in time",
-                got=f"{len(client.status().workers)} of {count} after {START_SECONDS:.0f} s",
-            )
-        time.sleep(POLL_SECONDS)

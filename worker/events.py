@@ -11,6 +11,7 @@ from plancompiler.cluster.messages import (
     Prepare,
     Run,
     Save,
+    SendTimeline,
     WorkerMessage,
     WriteIndex,
     Written,
@@ -98,7 +99,7 @@ WorkerEvent = (
 
 # --- actions --------------------------------------------------------------------------------------
 
-Work = Compile | Prepare | Run | Save | WriteIndex | Collect
+Work = Compile | Prepare | Run | Save | WriteIndex | Collect | SendTimeline
 """Commands of the master that take time."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,8 +28,10 @@ from plancompiler.cluster.messages import (
     Outputs,
     Prepare,
     Prepared,
+    Recorded,
     Run,
     Save,
+    SendTimeline,
     WorkerMessage,
     WriteIndex,
     Written,
@@ -45,6 +48,7 @@ from plancompiler.executor.checkpoint import (
 )
 from plancompiler.executor.checkpoint_writer import CheckpointWriter
 from plancompiler.executor.runtime import DEADLINE, Runtime
+from plancompiler.executor.trace import recorded_bytes
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.plan.digest import cross_rank_facts, plan_digest
 from plancompiler.plan.plan import Plan
@@ -91,6 +95,8 @@ class JobRunner:
         self._report = report
         self._send = send
         self._record = record
+        self._recorded: tempfile.TemporaryDirectory[str] | None = None
+        """Where the job at hand is recorded, if the client wants that and `record` is None."""
         self._device = device
         self._deadline = deadline
         self._cache = open_cache()
@@ -174,6 +180,8 @@ class JobRunner:
                 self._write_index(work)
             case Collect():
                 self._upload(work)
+            case SendTimeline():
+                self._send_timeline(work)
         return OperationDone(work.job_id, work.ticket)
 
     def _compile(self, work: Compile) -> Compiled:
@@ -237,6 +245,10 @@ class JobRunner:
                 del self._outputs[step]
             self._send(Outputs(work.job_id, step, arrays_to_bytes(outputs)))
 
+        record = self._record
+        if work.record and record is None:
+            self._recorded = tempfile.TemporaryDirectory(prefix="plancompiler-trace-")
+            record = Path(self._recorded.name)
         runtime = Runtime(
             plan,
             self._peers.transport(
@@ -248,8 +260,8 @@ class JobRunner:
             variables=variables,
             first_step=step,
             on_outputs=on_output,
-            deadline=self._deadline,
-            record=self._record,
+            deadline=work.deadline or self._deadline,
+            record=record,
             device=self._device,
         )
         with self._lock:
@@ -318,8 +330,18 @@ class JobRunner:
                 runtime.close()
             except Exception:
                 _log.exception("rank %d could not close its runtime", self.rank)
+        recorded, self._recorded = self._recorded, None
+        if recorded is not None:
+            recorded.cleanup()
         self._plan = None
         self._outputs.clear()
+
+    def _send_timeline(self, work: SendTimeline) -> None:
+        self._prepared()
+        folder = self._record if self._recorded is None else Path(self._recorded.name)
+        if folder is None:
+            raise ClusterError("the master asked for a timeline that was not recorded")
+        self._send(Recorded(work.job_id, recorded_bytes(folder, self.rank)))
 
     def _upload(self, work: Collect) -> None:
         runtime = self._prepared()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 from plancompiler.cluster.channel import (
     TlsFiles,
     check_exposure,
+    check_listenable,
     is_loopback,
     open_channel,
     server_credentials,
@@ -20,13 +20,11 @@ from plancompiler.cluster.messages import Register
 from plancompiler.errors import ClusterError, UsageError
 from plancompiler.executor.comm.base import Transport
 from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.host_wire import HOST_VARIABLE, host_id, network_name
 from plancompiler.executor.comm.mpi import MpiWorld
 from plancompiler.executor.comm.remote import PeerServer, remote_transport
 from plancompiler.executor.comm.routed import RoutedTransport
 
-HOST_VARIABLE = "PLANCOMPILER_HOST"
-"""Environment variable that names this worker's host: workers of one machine with different names
-take each other for workers of other hosts."""
 TRANSPORTS = ("grpc", "mpi")
 """How workers exchange data: shared memory and gRPC between hosts, or MPI."""
 _MPI = "mpi:"
@@ -116,11 +114,12 @@ class HostPeers:
     ) -> None:
         """Listen. SecurityError for an address beyond this machine without TLS or `insecure`."""
         check_exposure(listen, tls, insecure)
+        check_listenable(listen, "the worker")
         self._tls = tls
         named = host or os.environ.get(HOST_VARIABLE, "")
         self.host = named or socket.gethostname()
-        self.network = _network()
-        self.host_id = f"{self.network}/{os.getuid()}/{named}"
+        self.network = network_name()
+        self.host_id = host_id(named)
         self._server = PeerServer(listen, None if tls is None else server_credentials(tls))
         address, _ = split_address(listen)
         self.is_loopback = is_loopback(address)
@@ -170,18 +169,6 @@ class HostPeers:
     def close(self) -> None:
         """See `Peers.close`."""
         self._server.close()
-
-
-def _network() -> str:
-    """Names the network that this process sees: its machine since it was started, and namespace.
-
-    Processes with the same name for it reach each other's loopback addresses and abstract sockets.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/net').readlink()}"
-    except OSError:
-        return socket.gethostname()
 
 
 def _own_address(master: str) -> str:

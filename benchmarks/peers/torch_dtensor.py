@@ -2,9 +2,10 @@
 
     python torch_dtensor.py FOLDER             one process, meshes of one device
     python torch_dtensor.py FOLDER RANK SIZE   SIZE processes, which find each other in FOLDER
+    python torch_dtensor.py new 1d|2d          one process, as one of 2 or of 2 x 2 ranks
 
-Rank 0 prints one JSON line, in microseconds. The measurements are those of benchmarks/eager.py and
-benchmarks/eager_ranks.py, on the same shapes.
+Rank 0 prints one JSON line, in microseconds. The measurements are those of benchmarks/eager.py,
+benchmarks/eager_ranks.py and benchmarks/eager_new.py, on the same shapes.
 """
 
 import json
@@ -25,7 +26,7 @@ from torch.distributed.tensor import (
     init_device_mesh,
 )
 
-Call = Callable[[], object]
+Call = Callable[..., object]
 
 
 def per_call(function: Call, number: int) -> float:
@@ -127,8 +128,61 @@ def two_ranks(mesh: DeviceMesh) -> dict[str, float]:
     }
 
 
+LAYOUTS = {
+    "1d": {"rows": [Shard(0)], "columns": [Shard(1)], "whole": [Replicate()]},
+    "2d": {
+        "rows": [Shard(0), Replicate()],
+        "columns": [Shard(1), Shard(1)],
+        "whole": [Replicate(), Replicate()],
+    },
+}
+CASES = [
+    ("sin", torch.sin, torch.float32, ["rows"]),
+    ("add", torch.add, torch.float64, ["columns", "columns"]),
+    ("matmul", torch.matmul, torch.float32, ["rows", "whole"]),
+    ("sum", lambda x: torch.sum(x, 1), torch.float64, ["rows"]),
+    ("softmax", lambda x: torch.softmax(x, -1), torch.float32, ["rows"]),
+    ("transpose", torch.t, torch.float64, ["columns"]),
+    ("maximum", torch.maximum, torch.float32, ["rows", "rows"]),
+    ("concat", lambda x, y: torch.cat([x, y]), torch.float64, ["columns", "columns"]),
+    ("cumsum", lambda x: torch.cumsum(x, 0), torch.float32, ["columns"]),
+    ("max", torch.amax, torch.float64, ["rows"]),
+]
+
+
+def all_new(name: str) -> dict[str, float]:
+    """The cases of benchmarks/eager_new.py, with a backend that exchanges nothing."""
+    # Here, as only this mode needs it.
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    mesh = DeviceMesh("cpu", {"1d": [0, 1], "2d": [[0, 1], [2, 3]]}[name])
+    layouts = LAYOUTS[name]
+
+    def tensor(extent: int, dtype: torch.dtype, layout: str) -> DTensor:
+        shape = [extent, extent]
+        for size, placement in zip(mesh.shape, layouts[layout], strict=True):
+            if isinstance(placement, Shard):
+                shape[placement.dim] //= size
+        return DTensor.from_local(torch.ones(shape, dtype=dtype), mesh, layouts[layout])
+
+    def timed(function: Call, *tensors: DTensor) -> float:
+        begin = time.perf_counter()
+        function(*tensors)
+        return round((time.perf_counter() - begin) * 1e6, 1)
+
+    found = {"first_op": timed(torch.neg, tensor(8, torch.float32, "whole"))}
+    for number, (kind, function, dtype, chosen) in enumerate(CASES):
+        given = [tensor(12 + 4 * number, dtype, each) for each in chosen]
+        found[kind] = timed(function, *given)
+    return found
+
+
 def main() -> None:
     """Measure and print."""
+    if sys.argv[1] == "new":
+        print(json.dumps(all_new(sys.argv[2])))
+        return
     folder, *rest = sys.argv[1:]
     rank, size = map(int, rest) if rest else (0, 1)
     torch.set_num_threads(1)

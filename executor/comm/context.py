@@ -27,7 +27,7 @@ from plancompiler.errors import (
     TransportError,
     UsageError,
 )
-from plancompiler.executor.comm.deferred import DeferredCalls, Work
+from plancompiler.executor.comm.deferred import CommStream, DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import (
     DONE,
     ENTERED,
@@ -39,6 +39,7 @@ from plancompiler.executor.comm.flight_recorder import (
 from plancompiler.executor.comm.operations import (
     ALL,
     Arrays,
+    Link,
     Operation,
     Operations,
     Shown,
@@ -91,8 +92,8 @@ class Owner(Protocol):
 
     recorder: FlightRecorder
 
-    def pair(self, peer: int, stream: str) -> CommContext:
-        """The context of this rank and another one on a stream."""
+    def pair(self, peer: int, like: CommContext) -> CommContext:
+        """The context of this rank and another one, on the stream and device type of `like`."""
 
     def abort(self, error: PlanCompilerError) -> None:
         """Fail every wait of every rank with this cause."""
@@ -108,6 +109,9 @@ class CommContext:
     error says group, sequence number, operation, bytes, and which ranks had come and which had not.
     """
 
+    device_type = "cpu"
+    """Where the arrays lie that it exchanges."""
+
     def __init__(self, board: Board, owner: Owner, stream: str = "") -> None:
         self.ranks = board.ranks
         self.member = board.member
@@ -115,9 +119,10 @@ class CommContext:
         """The communicator stream that it belongs to; empty for the compute stream."""
         self.sequence = 0
         """How many operations it has begun."""
+        self.calls = Operations(board.ranks, board.member)
+        """Makes its operations."""
         self._board = board
         self._owner = owner
-        self._calls = Operations(board.ranks, board.member)
         self._check = os.environ.get(CHECK, "0") not in ("", "0")
 
     @property
@@ -151,81 +156,81 @@ class CommContext:
         float16 and bfloat16 are accumulated in float32; averages of whole numbers are rounded down;
         of bool, sum is "or" and prod is "and".
         """
-        return self.run(self._calls.all_reduce(x, reduction))
+        return self.run(self.calls.all_reduce(x, reduction))
 
     def reduce(
         self, x: Array, root: int, reduction: Reduction | str = Reduction.SUM
     ) -> Array | None:
         """The reduction of all members' arrays on rank `root`; None elsewhere."""
-        return self.run(self._calls.reduce(x, root, reduction))
+        return self.run(self.calls.reduce(x, root, reduction))
 
     def reduce_scatter(
         self, x: Array, axis: int = 0, reduction: Reduction | str = Reduction.SUM
     ) -> Array:
         """This member's balanced piece, along `axis`, of the reduction of all arrays."""
-        return self.run(self._calls.reduce_scatter(x, axis, reduction))
+        return self.run(self.calls.reduce_scatter(x, axis, reduction))
 
     def broadcast(self, x: Array | None, root: int) -> Array:
         """The array of rank `root`, on every member; the others give None."""
-        return self.run(self._calls.broadcast(x, root))
+        return self.run(self.calls.broadcast(x, root))
 
     def all_gather(self, x: Array, axis: int = 0) -> Array:
         """All members' arrays joined along `axis`, in the order of the ranks; extents along it may
         differ.
         """
-        return self.run(self._calls.all_gather(x, axis))
+        return self.run(self.calls.all_gather(x, axis))
 
     def partial_all_gather(self, x: Array) -> Array:
         """An array of the shape of `x`, flat slice i of which comes from slice i of member i.
 
         Slice i of n of m elements is [i·m/n, (i+1)·m/n), rounded down.
         """
-        return self.run(self._calls.partial_all_gather(x))
+        return self.run(self.calls.partial_all_gather(x))
 
     def gather(self, x: Array, root: int, axis: int = 0) -> Array | None:
         """All members' arrays joined along `axis` on rank `root`; None elsewhere."""
-        return self.run(self._calls.gather(x, root, axis))
+        return self.run(self.calls.gather(x, root, axis))
 
     def scatter(self, pieces: Sequence[Array] | None, root: int) -> Array:
         """This member's piece of those that rank `root` gives, one for each member."""
-        return self.run(self._calls.scatter(pieces, root))
+        return self.run(self.calls.scatter(pieces, root))
 
     def all_to_all(self, x: Array, split_axis: int = 0, join_axis: int = 0) -> Array:
         """Balanced pieces along `split_axis` go to the members in order; what comes is joined along
         `join_axis`.
         """
-        return self.run(self._calls.all_to_all(x, split_axis, join_axis))
+        return self.run(self.calls.all_to_all(x, split_axis, join_axis))
 
     def exchange(self, pieces: Sequence[Array]) -> list[Array]:
         """The uneven all-to-all: piece i goes to member i; returns what came, by member. Shapes may
         all differ.
         """
-        return self.run(self._calls.exchange(pieces))
+        return self.run(self.calls.exchange(pieces))
 
     def send(self, x: Array, to: int) -> None:
         """Give an array to rank `to`, which calls `recv`; returns when it has it."""
-        self.run(self._calls.send(x, to))
+        self.run(self.calls.send(x, to))
 
     def recv(self, source: int) -> Array:
         """The array that rank `source` sends."""
-        return self.run(self._calls.recv(source))
+        return self.run(self.calls.recv(source))
 
     def partial_send(self, x: Array, to: int, num: int, id: int) -> None:  # noqa: A002  # the usual name
         """Give slice `id` of `num` of the flat array to rank `to`, which calls `partial_recv`.
 
         Of m elements that is [id·m/num, (id+1)·m/num), rounded down.
         """
-        self.run(self._calls.partial_send(x, to, num, id))
+        self.run(self.calls.partial_send(x, to, num, id))
 
     def partial_recv(self, out: Array, source: int, num: int, id: int) -> Array:  # noqa: A002  # the usual name
         """Write slice `id` of `num` of the flat `out`, which rank `source` sends, and no other
         element; returns `out`. It must be contiguous.
         """
-        return self.run(self._calls.partial_recv(out, source, num, id))
+        return self.run(self.calls.partial_recv(out, source, num, id))
 
     def barrier(self) -> None:
         """Return when all members have called it."""
-        self.run(self._calls.barrier())
+        self.run(self.calls.barrier())
 
     @contextmanager
     def group(self) -> Iterator[DeferredCalls]:
@@ -242,7 +247,7 @@ class CommContext:
         block raises.
         """
         batch = _Batch(self)
-        yield DeferredCalls(self._calls, batch.add)
+        yield DeferredCalls(self.calls, batch.add)
         batch.run()
 
     # --- running them ---------------------------------------------------------------------------
@@ -261,23 +266,47 @@ class CommContext:
     def run_recorded(self, operation: Operation[Found], record: CommRecord) -> Found:
         """Run one operation that has a record already."""
 
-        def work(link: _Link) -> Found:
+        where = self if operation.peer is None else self.pair(operation.peer)
+
+        def take(shown: Shown) -> Found:
+            return where.finish(operation, shown)
+
+        def work(link: Link) -> Found:
             if operation.rounds is not None:
                 return operation.rounds(link)
-            return link.round(operation.call, operation.given, operation.finish, operation.targets)
+            return link.round(operation.call, operation.given, take, operation.targets)
 
-        where = self if operation.peer is None else self.pair(operation.peer)
         return where.meet((record,), operation, work)
 
     def pair(self, peer: int) -> CommContext:
         """The context of this rank and another one of the group."""
-        return self._owner.pair(peer, self.stream)
+        return self._owner.pair(peer, self)
+
+    def deferred(self, thread: Callable[[], StreamThread]) -> CommStream:
+        """The same operations beside what the rank computes; `thread` gives what they run on."""
+        return CommStream(self, thread())
+
+    def index(self, places: Array) -> Array:
+        """Places (int64, on the host) as what indexes the arrays that it exchanges."""
+        return places
+
+    def finish(self, operation: Operation[Found], shown: Shown) -> Found:
+        """An operation's result, from what all members show."""
+        return operation.finish(shown)
+
+    def finish_pair(
+        self, sent: Sequence[Operation[Any]], received: Sequence[Operation[Any]], came: Arrays
+    ) -> list[Any]:
+        """Results of what was received from the other member of a pair, which shows `came`, while
+        something was sent to it.
+        """
+        return [each.finish([(array,)]) for each, array in zip(received, came, strict=True)]
 
     def meet(
         self,
         records: Sequence[CommRecord],
         called: Called,
-        work: Callable[[_Link], Found],
+        work: Callable[[Link], Found],
     ) -> Found:
         """Run what meets the other members on this group's board, and note how it went."""
         begin = now()
@@ -418,7 +447,7 @@ class _Batch:
         def take(shown: Shown) -> list[Any]:
             lists = [_parts(arrays) for arrays in shown]
             return [
-                operation.finish([parts[place] for parts in lists])
+                self._context.finish(operation, [parts[place] for parts in lists])
                 for place, operation in enumerate(operations)
             ]
 
@@ -444,8 +473,8 @@ class _Batch:
         call = "group of " + "; ".join(each.call for side in by_sender for each in side)
 
         def take(shown: Shown) -> dict[int, Any]:
-            came = iter(shown[there])
-            return {id(operation): operation.finish([(next(came),)]) for operation in received}
+            results = pair.finish_pair(sent, received, shown[there])
+            return {id(each): result for each, result in zip(received, results, strict=True)}
 
         given = tuple(operation.given[0] for operation in sent)
         found = pair.meet(

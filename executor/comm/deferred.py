@@ -192,7 +192,7 @@ class CommStream(DeferredCalls):
         self.member = context.member
         self._context = context
         self._thread = thread
-        super().__init__(Operations(context.ranks, context.member), self._enqueue)
+        super().__init__(context.calls, self._enqueue)
 
     @property
     def deadline(self) -> float:

@@ -23,8 +23,9 @@ DIRECTORY = "PLANCOMPILER_FLIGHT_RECORDER"
 RECORDS = 1024
 """Records that a rank keeps: of its latest operations."""
 
-CALLED, ENTERED, DONE, FAILED = "called", "entered", "done", "failed"
-"""States: waits for its turn on a communicator stream; waits for other members; over."""
+CALLED, ENTERED, LAUNCHED, DONE, FAILED = "called", "entered", "launched", "done", "failed"
+"""States: waits for its turn on a communicator stream; waits for other members; all members have
+asked their devices for it; over."""
 
 _shown_paths: dict[str, str] = {}
 

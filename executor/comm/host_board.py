@@ -18,6 +18,7 @@ from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.comm.base import GroupKey, Publication
 from plancompiler.executor.comm.departures import left_barrier, missed_barrier
 from plancompiler.executor.comm.host import HostGroup, HostTransport
+from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.comm.operations import Arrays, Targets, board_digest
 from plancompiler.executor.memory import Array, Buffer
 from plancompiler.ir import BROADCAST, DType, NdSbp
@@ -62,6 +63,7 @@ class HostBoardMaker:
         self.rank = rank
         self.deadline = deadline
         self.failed: Callable[[PlanCompilerError], None] = lambda error: None
+        self.far: Callable[[str], MirrorTransport] | None = None
         self.transport = HostTransport(token, rank)
         block = Block(0, "mailbox", True, _MAILBOX_BYTES)
         self._own: Buffer = self.transport.allocate(block)

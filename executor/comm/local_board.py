@@ -8,6 +8,7 @@ from threading import Lock
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.comm.departures import Departures
 from plancompiler.executor.comm.local import Meeting
+from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.comm.operations import Arrays, Targets
 
 COPIED_BYTES = 32 << 10
@@ -62,6 +63,7 @@ class LocalBoardMaker:
         self.rank = rank
         self.deadline = boards.deadline
         self.failed: Callable[[PlanCompilerError], None] = lambda error: None
+        self.far: Callable[[str], MirrorTransport] | None = None
         self._boards = boards
 
     def board(self, ranks: tuple[int, ...], stream: str = "") -> LocalBoard:

@@ -1,4 +1,4 @@
-"""`CommContextManager`: communicators by their ranks, made when they are first asked for.
+"""`CommContextManager`: communicators by ranks, stream and device type, made when first asked for.
 
 Members find each other by the group's name at its first operation, so that they may make their
 groups in any order. What must have one order is the operations of a group, and that is checked.
@@ -15,6 +15,8 @@ from plancompiler.errors import AttributeValueError, PlanCompilerError
 from plancompiler.executor.comm.context import Board, CommContext, positive_seconds
 from plancompiler.executor.comm.deferred import CommStream, StreamThread
 from plancompiler.executor.comm.flight_recorder import CommRecord, FlightRecorder
+from plancompiler.executor.comm.mirror import MirrorTransport
+from plancompiler.executor.space import Spaces
 
 STREAM = "communicator"
 
@@ -27,6 +29,9 @@ class BoardMaker(Protocol):
     """Seconds that a wait for other members may take, on boards made from now on."""
     failed: Callable[[PlanCompilerError], None]
     """To be called, from any thread, when a rank of the world has failed."""
+    far: Callable[[str], MirrorTransport] | None
+    """Makes this rank's transport of a run, by its secret, to ranks of other hosts; None where the
+    world is on one host."""
 
     def board(self, ranks: tuple[int, ...], stream: str = "") -> Board:
         """A board of these ranks, this one among them, for a stream. All members ask for it; does
@@ -50,11 +55,13 @@ class CommContextManager:
         self.aborters: list[Callable[[PlanCompilerError], None]] = []
         """Called, from any thread, when a rank of the world has failed: what else this rank runs
         with others stops too."""
+        self.spaces = Spaces(maker.rank)
+        """Where arrays of this rank lie."""
         self._maker = maker
         maker.failed = self._failed
         self._lock = threading.Lock()
-        self._contexts: dict[tuple[tuple[int, ...], str], CommContext] = {}
-        self._streams: dict[tuple[int, ...], CommStream] = {}
+        self._contexts: dict[tuple[tuple[int, ...], str, str], CommContext] = {}
+        self._streams: dict[tuple[tuple[int, ...], str], CommStream] = {}
         self._thread: StreamThread | None = None
 
     @property
@@ -76,39 +83,49 @@ class CommContextManager:
 
     @overload
     def context(
-        self, ranks: Sequence[int], on_compute_stream: Literal[True] = True
+        self,
+        ranks: Sequence[int],
+        on_compute_stream: Literal[True] = True,
+        device_type: str = "cpu",
     ) -> CommContext: ...
 
     @overload
-    def context(self, ranks: Sequence[int], on_compute_stream: Literal[False]) -> CommStream: ...
+    def context(
+        self, ranks: Sequence[int], on_compute_stream: Literal[False], device_type: str = "cpu"
+    ) -> CommStream: ...
 
     def context(
-        self, ranks: Sequence[int], on_compute_stream: bool = True
+        self, ranks: Sequence[int], on_compute_stream: bool = True, device_type: str = "cpu"
     ) -> CommContext | CommStream:
         """The communicator of these distinct ranks. AttributeValueError unless this rank is one.
 
         Its operations run at once, in the calling thread; or, off the compute stream, on the
-        rank's communicator stream: a thread beside what the rank computes, which returns `Work`s to
-        wait for.
+        rank's communicator stream beside what the rank computes, and return `Work`s to wait for: a
+        thread for arrays of the host, a CUDA stream for those of devices. With `device_type`
+        "cuda" arrays lie on the ranks' devices. DeviceError where this rank has none.
         """
         key = tuple(ranks)
         if on_compute_stream:
-            return self._contexts.get((key, "")) or self._made(key, "")
-        found = self._streams.get(key)
+            return self._contexts.get((key, "", device_type)) or self._made(key, "", device_type)
+        found = self._streams.get((key, device_type))
         if found is None:
-            if self._thread is None:
-                self._thread = StreamThread(self.rank)
-            found = self._streams[key] = CommStream(self._made(key, STREAM), self._thread)
+            made = self._made(key, STREAM, device_type)
+            found = self._streams[key, device_type] = made.deferred(self._stream_thread)
         return found
 
-    def pair(self, peer: int, stream: str) -> CommContext:
-        """The context of this rank and another one on a stream."""
+    def pair(self, peer: int, like: CommContext) -> CommContext:
+        """The context of this rank and another one, on the stream and device type of `like`."""
         first, second = sorted((self.rank, peer))
-        return self._made((first, second), stream)
+        return self._made((first, second), like.stream, like.device_type)
 
-    def _made(self, key: tuple[int, ...], stream: str) -> CommContext:
+    def _stream_thread(self) -> StreamThread:
+        if self._thread is None:
+            self._thread = StreamThread(self.rank)
+        return self._thread
+
+    def _made(self, key: tuple[int, ...], stream: str, device_type: str) -> CommContext:
         with self._lock:
-            found = self._contexts.get((key, stream))
+            found = self._contexts.get((key, stream, device_type))
             if found is None:
                 if self.rank not in key or len(set(key)) != len(key):
                     raise AttributeValueError(
@@ -116,9 +133,17 @@ class CommContextManager:
                         rank=self.rank,
                         got=str(list(key)),
                     )
-                found = CommContext(self._maker.board(key, stream), self, stream)
-                self._contexts[key, stream] = found
+                space = self.spaces.of(device_type)
+                name = stream if device_type == "cpu" else f"{device_type} {stream}"
+                found = space.context(self._maker.board(key, name), self, stream)
+                self._contexts[key, stream, device_type] = found
         return found
+
+    def far_transport(self, token: str) -> MirrorTransport | None:
+        """This rank's transport of a run to ranks of other hosts, over what carries the world;
+        `token` is the run's secret. None where the world is on one host.
+        """
+        return None if self._maker.far is None else self._maker.far(token)
 
     def dump(self, path: Path | str) -> None:
         """Write what this rank did last to a file; see `FlightRecorder.dump`."""
@@ -130,6 +155,7 @@ class CommContextManager:
         self._maker.abort(error)
 
     def _failed(self, error: PlanCompilerError) -> None:
+        self.spaces.abort(error)
         for aborter in tuple(self.aborters):
             aborter(error)
 
@@ -139,4 +165,5 @@ class CommContextManager:
             self._thread.close()
         self._streams.clear()
         self._contexts.clear()
+        self.spaces.close()
         self._maker.close()

@@ -19,7 +19,7 @@ from plancompiler.errors import PlanCompilerError, TransportError, WireFormatErr
 from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.departures import Departures
-from plancompiler.executor.comm.mirror import CLOSE_SECONDS, Carrier, Frame
+from plancompiler.executor.comm.mirror import CLOSE_SECONDS, Carrier, Frame, MirrorTransport
 from plancompiler.executor.comm.operations import ALL, Arrays, Targets, board_digest
 from plancompiler.ir import DType
 from plancompiler.ir.shard import element_count
@@ -64,7 +64,7 @@ class MessageBoardMaker(Departures):
 
     `deadline` (seconds) holds for every wait, and for others to be there at all. `closing` is
     called when all is over, `linger` seconds after the end if others have not said goodbye before:
-    what they still send then finds nobody.
+    what they still send then finds nobody. `far` is `BoardMaker.far`.
     """
 
     def __init__(
@@ -75,9 +75,11 @@ class MessageBoardMaker(Departures):
         deadline: float = 300.0,
         closing: Callable[[], None] | None = None,
         linger: float = 0.0,
+        far: Callable[[str], MirrorTransport] | None = None,
     ) -> None:
         super().__init__()
         self.rank = rank
+        self.far = far
         self.deadline = deadline
         self.failed: Callable[[PlanCompilerError], None] = lambda error: None
         self.changed = threading.Condition()

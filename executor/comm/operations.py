@@ -301,10 +301,11 @@ class Operations:
     def partial_recv(self, out: Array, source: int, num: int, index: int) -> Operation[Array]:
         """Write flat slice `index` of `num` of `out`, and no other element; returns `out`."""
         self.other("partial_recv", source)
-        out = array_of("partial_recv", out)
-        if not out.flags.c_contiguous or not out.flags.writeable:
+        given, out = out, array_of("partial_recv", out)
+        if not out.flags.c_contiguous or not out.flags.writeable or out is not given:
             raise AttributeValueError(
-                "partial_recv writes to contiguous arrays only", got=f"strides {out.strides}"
+                "partial_recv writes to contiguous arrays in this machine's byte order only",
+                got=f"{given.dtype.str} with strides {given.strides}",
             )
         own = self.ranks[self.member]
         target = out.reshape(-1)[flat_slice("partial_recv", out.size, num, index)]
@@ -409,6 +410,8 @@ def array_of(op: str, value: Array) -> Array:
         raise AttributeValueError(
             f"{op} takes an array", got=type(value).__name__, expected="a NumPy array"
         )
+    if not value.dtype.isnative:  # its bytes would be read in this machine's order
+        return value.astype(value.dtype.newbyteorder("="))
     return value
 
 
@@ -440,22 +443,54 @@ def reduced(sources: Sequence[Array], how: Reduction) -> Array:
 
 def joined(pieces: Sequence[Array], axis: int) -> Array:
     """A new array of pieces along an axis."""
+    check_joint(pieces, axis)
+    try:
+        return np.concatenate(pieces, axis=axis)
+    except ValueError:
+        raise unlike(pieces, axis) from None
+
+
+def joined_shape(pieces: Sequence[Described], axis: int) -> tuple[int, ...]:
+    """The shape of pieces joined along an axis."""
+    check_joint(pieces, axis)
+    first = pieces[0].shape
+    rest = first[:axis], first[axis + 1 :]
+    if any((each.shape[:axis], each.shape[axis + 1 :]) != rest for each in pieces):
+        raise unlike(pieces, axis)
+    return (*rest[0], sum(each.shape[axis] for each in pieces), *rest[1])
+
+
+class Described(Protocol):
+    """What has a dtype and a shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+
+
+def check_joint(pieces: Sequence[Described], axis: int) -> None:
+    """Raise ShapeError or AttributeValueError unless pieces have one dtype, and such an axis."""
     if any(piece.dtype != pieces[0].dtype for piece in pieces):
         raise ShapeError(
             "pieces of different dtypes cannot be joined",
             got=", ".join(str(piece.dtype) for piece in pieces),
         )
-    if not 0 <= axis < pieces[0].ndim:
+    if not 0 <= axis < len(pieces[0].shape):
         raise AttributeValueError(
             "arrays are joined along an axis that they do not have",
             got=axis,
-            expected=f"0 to {pieces[0].ndim - 1}",
+            expected=f"0 to {len(pieces[0].shape) - 1}",
         )
-    try:
-        return np.concatenate(pieces, axis=axis)
-    except ValueError:
-        raise ShapeError(
-            f"pieces cannot be joined along axis {axis}",
-            got="; ".join(f"{piece.dtype}{list(piece.shape)}" for piece in pieces),
-            expected="one shape except along that axis",
-        ) from None
+
+
+def unlike(pieces: Sequence[Described], axis: int) -> ShapeError:
+    """The error of pieces that do not fit together."""
+    return ShapeError(
+        f"pieces cannot be joined along axis {axis}",
+        got="; ".join(f"{piece.dtype}{list(piece.shape)}" for piece in pieces),
+        expected="one shape except along that axis",
+    )

@@ -21,7 +21,7 @@ def global_scatter(context: CommContext, rows: Array, counts: Array) -> tuple[Ar
     those are: int64 [experts, members].
     """
     by_member = _by_member(context, rows, counts)
-    pieces = np.split(rows, np.cumsum(by_member.sum(axis=1))[:-1])
+    pieces = _cut(rows, by_member)
     with context.group() as group:
         told = group.exchange(list(by_member))
         sent = group.exchange(pieces)
@@ -35,7 +35,7 @@ def global_scatter(context: CommContext, rows: Array, counts: Array) -> tuple[Ar
     # [members, experts]: what came is sorted by (member, expert).
     came = np.stack(told.wait())
     received = np.ascontiguousarray(came.T)
-    return np.concatenate(sent.wait())[_order(came)], received
+    return np.concatenate(sent.wait())[context.index(_order(came))], received
 
 
 def global_gather(context: CommContext, rows: Array, counts: Array, received: Array) -> Array:
@@ -54,8 +54,8 @@ def global_gather(context: CommContext, rows: Array, counts: Array, received: Ar
         )
     came = received.T
     back = np.empty_like(rows)
-    back[_order(came)] = rows
-    pieces = np.split(back, np.cumsum(came.sum(axis=1))[:-1])
+    back[context.index(_order(came))] = rows
+    pieces = _cut(back, came)
     returned = context.exchange(pieces)
     wanted = counts.reshape(context.size, -1).sum(axis=1).tolist()
     if [len(piece) for piece in returned] != wanted:
@@ -65,6 +65,12 @@ def global_gather(context: CommContext, rows: Array, counts: Array, received: Ar
             expected=str(wanted),
         )
     return np.concatenate(returned)
+
+
+def _cut(rows: Array, counts: Array) -> list[Array]:
+    """The rows for each member, of which there are as many as its row of counts says."""
+    stops = np.cumsum(counts.sum(axis=1)).tolist()
+    return [rows[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
 
 def _by_member(context: CommContext, rows: Array, counts: Array) -> Array:

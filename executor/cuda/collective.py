@@ -12,6 +12,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,15 @@ class Program:
     calls: tuple[Call, ...]
     unpack: tuple[tuple[Index, int], ...]
     """Pieces of the output and where they begin in the receive buffer; empty where it is that."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether any call has elements to move."""
+        return any(
+            start < stop
+            for call in self.calls
+            for start, stop in (part for part in (call.source, call.target) if part is not None)
+        )
 
 
 def program_of(
@@ -160,10 +170,14 @@ def bind_collective(
         alone = [_alone(sources, targets) for sources, targets in values]
         return lambda version: [each(version) for each in alone]
     bound = []
+    reduces = spec.primitive in (Primitive.ALL_REDUCE, Primitive.REDUCE_SCATTER)
+    how = (spec.reduction or Reduction.SUM) if reduces else None
     for sources, targets in values:
         program = program_of(spec, sources[0].shape, targets[0].shape, members, own)
-        if any(_length(call) for call in program.calls):
-            bound.append(_Bound(device, spec, program, members, sources, targets, dtype))
+        if program.moves:
+            bound.append(
+                BoundProgram(device.arrays, program, how, members, sources, targets, dtype)
+            )
     if not bound:
         return None
 
@@ -180,40 +194,35 @@ def bind_collective(
     return run
 
 
-def _length(call: Call) -> int:
-    return max(part[1] - part[0] for part in (call.source, call.target) if part is not None)
-
-
 def _alone(sources: Slots, targets: Slots) -> Callable[[int], object]:
     return lambda version: np.copyto(
         targets[version % len(targets)], sources[version % len(sources)]
     )
 
 
-class _Bound:
-    """One value's part of a collective."""
+class BoundProgram:
+    """One value's part of a collective: a program on arrays, by slot."""
 
     def __init__(
         self,
-        device: Device,
-        spec: CollectiveSpec,
+        arrays: Any,
         program: Program,
+        how: Reduction | None,
         members: int,
         sources: Slots,
         targets: Slots,
         dtype: DType,
     ) -> None:
+        """`how` it reduces; None where it only moves. `arrays` is the device's namespace."""
         self._program = program
-        self._how = spec.reduction or Reduction.SUM
+        self._how = how
         self._members = members
-        self._reduces = spec.primitive in (Primitive.ALL_REDUCE, Primitive.REDUCE_SCATTER)
         self._sources, self._targets = sources, targets
-        wire = wire_dtype(dtype, self._how) if self._reduces else dtype.numpy
-        empty = device.arrays.empty
+        wire = dtype.numpy if how is None else wire_dtype(dtype, how)
         # Buffers of the collective's own, where what NCCL reads or writes is no register.
         converted = wire != sources[0].dtype
-        self._send = empty(sources[0].size, wire) if program.pack or converted else None
-        self._receive = empty(targets[0].size, wire) if program.unpack or converted else None
+        self._send = arrays.empty(sources[0].size, wire) if program.pack or converted else None
+        self._receive = arrays.empty(targets[0].size, wire) if program.unpack or converted else None
         self._from: DeviceArray = None
         self._to: DeviceArray = None
         self._target: DeviceArray = None
@@ -240,7 +249,7 @@ class _Bound:
 
     def call(self, communicator: Communicator, stream: DeviceStream) -> None:
         """Make the calls."""
-        how = Reduction.SUM if self._how is Reduction.AVG else self._how
+        how = Reduction.SUM if self._how in (None, Reduction.AVG) else self._how
         for call in self._program.calls:
             source = self._from[slice(*call.source)] if call.source is not None else None
             target = self._to[slice(*call.target)] if call.target is not None else None
@@ -266,7 +275,7 @@ class _Bound:
 
     def finish(self) -> None:
         """Bring the result where its readers look for it."""
-        if self._reduces and self._how is Reduction.AVG:
+        if self._how is Reduction.AVG:
             divide(self._to, self._members)
         if self._receive is None:
             return

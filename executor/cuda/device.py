@@ -144,9 +144,17 @@ class CudaDevice:
         """See `Device.stream`. It does not wait for the legacy default stream."""
         return self._cuda.Stream(non_blocking=True)
 
+    def current(self) -> DeviceStream:
+        """See `Device.current`: what `with stream:` of CuPy names, else the legacy default one."""
+        return self._cuda.get_current_stream()
+
     def event(self) -> DeviceEvent:
         """See `Device.event`. A thread that waits for it sleeps."""
         return self._cuda.Event(block=True, disable_timing=True)
+
+    def has_come(self, event: DeviceEvent) -> bool:
+        """See `Device.has_come`."""
+        return bool(event.done)
 
     def timer(self) -> DeviceEvent:
         """See `Device.timer`."""

@@ -104,8 +104,14 @@ class Device(Protocol):
     def stream(self, name: str) -> DeviceStream:
         """A new stream; `name` is for people."""
 
+    def current(self) -> DeviceStream:
+        """The calling thread's stream, on which what it asks of arrays outside of `launch` runs."""
+
     def event(self) -> DeviceEvent:
         """A new event."""
+
+    def has_come(self, event: DeviceEvent) -> bool:
+        """Whether an event has come; nobody waits."""
 
     def timer(self) -> DeviceEvent:
         """A new event that knows when it came."""

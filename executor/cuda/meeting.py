@@ -170,8 +170,9 @@ def meet(
             heard = cards.exchange(key, _say_boxes(plan, order, what))
         if isinstance(what, Channel) and member == 0:
             boxes.update(_hear_boxes(heard[what.target], what))
-        communicators[what] = _join(
-            device, name or heard[key.ranks[0]], len(key.ranks), member, key, deadline
+        label = f"{key.stream} of ranks {list(key.ranks)}"
+        communicators[what] = join(
+            device, name or heard[key.ranks[0]], len(key.ranks), member, label, deadline
         )
     return communicators, boxes
 
@@ -204,28 +205,28 @@ def _hear_boxes(text: bytes, channel: Channel) -> dict[int, Region]:
         ) from None
 
 
-def _join(
-    device: Device, name: bytes, members: int, member: int, key: GroupKey, deadline: float
+def join(
+    device: Device, name: bytes, members: int, member: int, label: str, deadline: float
 ) -> Communicator:
     """Join a communicator within the deadline: NCCL itself waits for the others without end."""
     found: list[Communicator] = []
     failed: list[BaseException] = []
 
-    def join() -> None:
+    def wait() -> None:
         try:
             device.use()
             found.append(device.communicator(name, members, member))
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=join, name="plancompiler-nccl", daemon=True)
+    thread = threading.Thread(target=wait, name="plancompiler-nccl", daemon=True)
     thread.start()
     thread.join(deadline)
     if failed:
         raise failed[0]
     if not found:
         raise DeadlineError(
-            f"{key.stream} of ranks {list(key.ranks)} was not made within {deadline:g} s",
+            f"{label} was not made within {deadline:g} s",
             hint="NCCL_DEBUG=INFO shows what NCCL waits for",
         )
     return found[0]

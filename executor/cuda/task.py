@@ -223,6 +223,8 @@ class DeviceBinder(TaskBinder):
         kernel = self._device.kernel(
             definition, (registers[each].dtype for each in (*task.inputs, *task.outputs))
         )
+        if self.adapt is not None:
+            kernel = self.adapt(spec, kernel)
         return self._run_kernel(task, spec, kernel, self._device.arrays, inputs, outputs)
 
     def _run_kernel(
@@ -257,6 +259,8 @@ class DeviceBinder(TaskBinder):
             fill: Work = self._input_into(task, spec, [row[0] for row in staging])
         else:
             kernel = op_def(spec.kind).kernel
+            if self.adapt is not None:
+                kernel = self.adapt(spec, kernel)
             fill = self._run_kernel(task, spec, kernel, np, [()] * depth, staging)
         device = self._device
         stream = self._streams[self._order.streams[task.id]]

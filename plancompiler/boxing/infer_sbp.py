@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from plancompiler.boxing.graph import OpGraph
 from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
-from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, TensorType, Value
+from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, Split, TensorType, Value
 from plancompiler.ir.task import Primitive
 from plancompiler.ops.registry import mesh_signatures, op_def, piece_signatures
 from plancompiler.ops.rule import NdSignature, Signature
@@ -224,6 +224,23 @@ class Operand:
     boxed: frozenset[NdSbp] = frozenset()
     """Besides the one it was made in."""
 
+    def moves(self, wanted: NdSbp) -> bool:
+        """Whether having it in the wanted layout surely takes more than reductions and copies.
+
+        A split is left by gathering or re-splitting only. From a broadcast to a split leads a
+        slice, or a reduction of what is made partial first, which costs more; a slice of nothing
+        is free.
+        """
+        made = self.made
+        if made == wanted or wanted in self.boxed:
+            return False
+        if any(
+            isinstance(own, Split) and own != entry
+            for own, entry in zip(made.entries, wanted.entries, strict=True)
+        ):
+            return True
+        return not made.has_partial and not wanted.has_partial and 0 not in self.type.shape
+
     def seconds(self, wanted: NdSbp, hierarchy: tuple[int, ...]) -> Seconds:
         """What it costs to have it in the wanted layout."""
         if self.made == wanted or wanted in self.boxed:
@@ -257,18 +274,40 @@ def cheapest_signature(
     """
     target = None if demanded is None else canonical(demanded, hierarchy)
     mutates = op_def(kind).mutates
+    made = tuple(operand.made for operand in operands)
     best: NdSignature | None = None
     best_price: Price = (0.0, 0.0, 0.0, 0)
-    costs: dict[tuple[int, NdSbp], Seconds] = {}
-    for candidate in candidates:
+    best_number = 0
+    others: list[tuple[int, NdSignature]] = []
+    # First those that take the inputs as they are: mostly one of them is the cheapest, and shows
+    # it without a search for ways from layout to layout.
+    for number, candidate in enumerate(candidates):
         if target is not None and any(target != sbp for sbp in candidate.outputs):
             continue
         if any(
-            candidate.inputs[source] != operands[source].made
+            candidate.inputs[source] != made[source]
             or candidate.outputs[updated] != candidate.inputs[source]
             for updated, source in mutates
         ):
             continue
+        if candidate.inputs != made:
+            others.append((number, candidate))
+            continue
+        owed = _owed(output_types, candidate, hierarchy)
+        if not owed:
+            return candidate
+        price = (0.0, owed, 0.0, 0)
+        if best is None or price < best_price:
+            best, best_price, best_number = candidate, price, number
+    costs: dict[tuple[int, NdSbp], Seconds] = {}
+    for number, candidate in others:
+        owed = _owed(output_types, candidate, hierarchy)
+        if best is not None:
+            # It costs this much at least, and changes an input.
+            if best_price < (0.0, owed, 0.0, 1):
+                continue
+            if not best_price[0] and _moves(operands, candidate):
+                continue
         moved = reduced = 0.0
         for position, wanted in enumerate(candidate.inputs):
             key = (position, wanted)
@@ -276,16 +315,10 @@ def cheapest_signature(
                 costs[key] = operands[position].seconds(wanted, hierarchy)
             moved += costs[key][0]
             reduced += costs[key][1]
-        if best is not None and moved > best_price[0]:
-            continue
-        changed = sum(
-            wanted != operand.made
-            for operand, wanted in zip(operands, candidate.inputs, strict=True)
-        )
-        owed = _owed(output_types, candidate, hierarchy)
+        changed = sum(wanted != own for own, wanted in zip(made, candidate.inputs, strict=True))
         price = (moved, reduced + owed, reduced, changed)
-        if best is None or price < best_price:
-            best, best_price = candidate, price
+        if best is None or (price, number) < (best_price, best_number):
+            best, best_price, best_number = candidate, price, number
     if best is None:
         raise ShapeError(
             f"no sharding of {kind} fits the layouts demanded of it",
@@ -296,6 +329,13 @@ def cheapest_signature(
             hint="redistribute an input, or place the parameter with another SBP",
         )
     return best
+
+
+def _moves(operands: Sequence[Operand], candidate: NdSignature) -> bool:
+    """Whether some input surely has to be moved."""
+    return any(
+        operand.moves(wanted) for operand, wanted in zip(operands, candidate.inputs, strict=True)
+    )
 
 
 def _owed(

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, pairwise, product
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from plancompiler.boxing.primitives import Cost, PrimitiveRow, primitive_between
 from plancompiler.errors import BoxingError
@@ -29,6 +27,9 @@ from plancompiler.ir import (
 )
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive, TaskKind
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +177,26 @@ def _inner_partials(layout: NdSbp, mesh_axes: tuple[int, ...], partial: Partial)
     ]
 
 
+def _whole(sbp: NdSbp) -> bool:
+    """Whether every device has all of the value."""
+    return all(entry == BROADCAST for entry in sbp.entries)
+
+
 def _direct_path(mesh: _Mesh, before: NdSbp, after: NdSbp) -> tuple[BoxingStep, ...] | None:
     """Where one mesh axis changes and nothing else cuts the same tensor axis: a step, or two.
 
-    Two go through broadcast (S → P, P → other P). None where a search is needed.
+    Two go through broadcast (S → P, P → other P). Also where one reduction over the whole mesh is
+    all that is left to do: in one step it takes the fewest messages, and none sends fewer bytes.
+    None where a search is needed.
     """
-    changing = [axis for axis in range(len(before)) if before[axis] != after[axis]]
+    changing = tuple(axis for axis in range(len(before)) if before[axis] != after[axis])
     if len(changing) > 1:
-        return None
+        used = [axis for axis, extent in enumerate(mesh.hierarchy) if extent > 1]
+        agree = len(changing) == len(used) and len({before[axis] for axis in used}) == 1
+        if not (agree and isinstance(before[used[0]], Partial) and _whole(after)):
+            return None
+        reduced = mesh.step(before, changing, BROADCAST)
+        return None if reduced is None else (reduced,)
     (axis,) = changing
     cut = {entry for entry in (before[axis], after[axis]) if isinstance(entry, Split)}
     if any(entry in cut for other, entry in enumerate(before.entries) if other != axis):
@@ -204,6 +217,9 @@ def _state_graph(mesh: _Mesh, partials: tuple[Partial, ...]) -> nx.DiGraph[NdSbp
 
     It does not depend on sizes, so one graph serves all tensors with as many axes.
     """
+    # It takes a tenth of a second to import, and what comes from the plan cache needs no search.
+    import networkx as nx  # noqa: PLC0415
+
     splits = [Split(axis) for axis in range(len(mesh.even))]
     targets: list[Sbp] = [BROADCAST, *splits, *partials]
     options = [targets if extent > 1 else [BROADCAST] for extent in mesh.hierarchy]
@@ -232,6 +248,7 @@ def _paths_from(
     graph: nx.DiGraph[NdSbp], before: NdSbp, nbytes: int
 ) -> dict[NdSbp, tuple[BoxingStep, ...]]:
     """The cheapest path to every other layout, for a tensor of this size (Dijkstra 1959)."""
+    import networkx as nx  # noqa: PLC0415  # as in `_state_graph`
 
     def seconds(_before: NdSbp, _after: NdSbp, edge: dict[str, Any]) -> float:
         return float(edge["step"].cost.seconds(nbytes))

@@ -133,7 +133,11 @@ def plan_files(path: Path, ranks: tuple[int, ...]) -> list[Path]:
             raise UsageError("--rank chooses among the plans of a folder", got=f"the file {path}")
         return [path]
     if not path.is_dir():
-        raise UsageError("there is no such plan file or folder", got=str(path))
+        raise UsageError(
+            "there is no such plan file or folder",
+            got=str(path),
+            expected="what `plancompiler compile --out` wrote",
+        )
     found = {
         int(match[1]): file
         for file in path.iterdir()

@@ -10,12 +10,13 @@ from queue import SimpleQueue
 
 import click
 
-from plancompiler.cli.options import json_option, mode_option, tls_options
+from plancompiler.cli.options import allow_ops_option, json_option, mode_option, tls_options
 from plancompiler.cli.output import format_bytes, print_json, print_note
 from plancompiler.cli.signals import stop_on_signals
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobEvent, PhaseChanged, Shipped
 from plancompiler.master.server import MasterServer
+from plancompiler.ops.registry import allow_custom_ops
 
 _NOTE_SECONDS = 1.0
 """How long the last lines may take at the end."""
@@ -31,6 +32,7 @@ _NOTE_SECONDS = 1.0
 )
 @click.option("--ranks", type=click.IntRange(min=1), required=True, help="World size.")
 @mode_option
+@allow_ops_option
 @tls_options
 @click.option(
     "--insecure",
@@ -44,6 +46,7 @@ def master_command(
     listen: str,
     ranks: int,
     mode: str | None,
+    allow_ops: tuple[str, ...],
     tls: TlsFiles | None,
     insecure: bool,
     as_json: bool,
@@ -57,6 +60,7 @@ def master_command(
     With --json, the address goes to stdout as soon as the master serves. What happens to jobs, and
     how many ranks have their slices or plans, goes to stderr.
     """
+    allow_custom_ops(*allow_ops)
     begin = time.monotonic()
     with (
         stop_on_signals() as stop,

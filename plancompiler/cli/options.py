@@ -10,9 +10,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from plancompiler.cluster.channel import TlsFiles
 from plancompiler.errors import UsageError
-from plancompiler.executor.runtime import DEADLINE
 from plancompiler.ir import Job
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -71,7 +69,7 @@ def allow_ops_option(command: Command) -> Command:
         "--allow-ops",
         multiple=True,
         metavar="MODULE",
-        help="Let workers import custom ops from this module; may be repeated.",
+        help="Let custom ops of jobs be imported from this module; may be repeated.",
     )(command)
 
 
@@ -197,6 +195,9 @@ def save_options(command: Command) -> Command:
 
 def deadline_option(command: Command) -> Command:
     """--deadline"""
+    # The commands that have it need the executor in any case, others do not.
+    from plancompiler.executor.runtime import DEADLINE  # noqa: PLC0415
+
     return click.option(
         "--deadline",
         type=click.FloatRange(min=0, min_open=True),
@@ -205,6 +206,17 @@ def deadline_option(command: Command) -> Command:
         metavar="SECONDS",
         help="How long a rank may stand still while others wait for it.",
     )(command)
+
+
+def timeline_options(command: Command) -> Command:
+    """--trace --profile"""
+    profile = click.option("--profile", is_flag=True, help="Show where each rank's time went.")
+    trace = click.option(
+        "--trace",
+        type=click.Path(path_type=Path),
+        help="Write the run's timeline as a Chrome trace, for Perfetto.",
+    )
+    return trace(profile(command))
 
 
 def json_option(command: Command) -> Command:
@@ -216,6 +228,8 @@ def json_option(command: Command) -> Command:
 
 def tls_options(command: Command) -> Command:
     """--tls-ca --tls-cert --tls-key as one parameter `tls`: all three or none"""
+    # It brings gRPC, which the commands that have these options need in any case.
+    from plancompiler.cluster.channel import TlsFiles  # noqa: PLC0415
 
     @functools.wraps(command)
     def with_files(

@@ -11,15 +11,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
 
 from plancompiler.errors import UsageError
 
@@ -55,6 +46,10 @@ def print_note(line: str) -> None:
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     """A table on stdout; columns whose head starts with `>` are aligned right."""
+    # Only tables and bars need it, and it takes longer to import than most commands to answer.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         right = column.startswith(">")
@@ -87,6 +82,16 @@ class Advance(Protocol):
 def progress(title: str, total: int) -> Iterator[Advance]:
     """A bar on a terminal; elsewhere about ten plain lines. Both on stderr."""
     if sys.stderr.isatty():
+        # See `print_table`.
+        from rich.console import Console  # noqa: PLC0415
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

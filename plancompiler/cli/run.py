@@ -22,6 +22,7 @@ from plancompiler.cli.options import (
     save_options,
     settings_option,
     steps_option,
+    timeline_options,
 )
 from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.record import Record, require_own_data
@@ -49,12 +50,7 @@ from plancompiler.session import BACKENDS, run
     help="Start from this checkpoint, whatever layout it was saved from.",
 )
 @save_options
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    help="Write the run's timeline as a Chrome trace, for Perfetto.",
-)
-@click.option("--profile", is_flag=True, help="Show where each rank's time went.")
+@timeline_options
 @cache_option
 @deadline_option
 @allow_ops_option

@@ -23,6 +23,7 @@ from plancompiler.cli.options import (
     save_options,
     settings_option,
     steps_option,
+    timeline_options,
     tls_options,
 )
 from plancompiler.cli.output import print_note, progress
@@ -31,6 +32,7 @@ from plancompiler.client import Client
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import Phase
 from plancompiler.errors import PlanCompilerError
+from plancompiler.executor.trace import open_trace, write_trace
 from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
 
 
@@ -48,7 +50,14 @@ from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
     show_default=True,
     help="Seconds to wait for the master's first answer.",
 )
+@timeline_options
 @cache_option
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long a rank may stand still while others wait for it; else as the workers were told.",
+)
 @tls_options
 @config_options
 @settings_option
@@ -62,7 +71,10 @@ def submit_command(
     save: Path | None,
     save_every: int,
     timeout: float,
+    trace: Path | None,
+    profile: bool,
     cache: bool,
+    deadline: float | None,
     tls: TlsFiles | None,
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
@@ -75,12 +87,14 @@ def submit_command(
     \b
     Example:
       plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --steps 100
+      plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --steps 20 --trace run.json
     """
     # Without a wish of the client, the master's own default counts.
     wished = resolve_mode(mode) if mode or os.environ.get(MODE_VARIABLE) else None
     record = Record()
     seconds: list[float] = []
-    with Client(master, timeout=timeout, tls=tls) as client:
+    opened = contextlib.nullcontext() if trace is None else open_trace(trace)
+    with opened as file, Client(master, timeout=timeout, tls=tls) as client:
         ranks = client.status().world_size
         job = configured(load_job(target, settings, ranks), config)
         require_own_data(job)
@@ -92,6 +106,8 @@ def submit_command(
             save=save,
             save_every=save_every,
             cache=cache,
+            deadline=deadline,
+            record=profile or trace is not None,
             on_phase=_say_phase,
         )
         print_note(f"job {handle.job_id}")
@@ -110,6 +126,10 @@ def submit_command(
             with contextlib.suppress(PlanCompilerError):
                 handle.cancel()
             raise
+        timelines = handle.timelines() if profile or file is not None else None
+        if file is not None and timelines is not None:
+            write_trace(file, timelines)
+            print_note(f"wrote the timeline to {trace}")
     record.report(
         ranks=ranks,
         backend="cluster",
@@ -119,6 +139,7 @@ def submit_command(
         compile_seconds=handle.compile_seconds or 0.0,
         cached=bool(handle.cached),
         digest=handle.digest or "",
+        timelines=timelines if profile else None,
         as_json=as_json,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import ipaddress
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -108,6 +109,34 @@ def check_exposure(address: str, tls: TlsFiles | None, insecure: bool) -> None:
             expected="a loopback address, or TLS with client certificates",
             hint="give --tls-ca, --tls-cert and --tls-key, or --insecure on a network you trust",
         )
+
+
+def check_listenable(address: str, who: str) -> None:
+    """Raise ClusterError, with the reason, where nobody could listen on `HOST:PORT`.
+
+    gRPC finds that out too, but writes a line of its own to standard error and gives no reason.
+    """
+    host, port = split_address(address)
+    reason: str | None = None
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        places, reason = [], error.strerror
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                # As gRPC does: connections of an earlier server that are about to end do not count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except OSError as error:
+            reason = error.strerror
+        else:
+            return
+    raise ClusterError(
+        f"{who} cannot listen on this address",
+        got=f"{address}: {reason}",
+        hint="choose a free port, or 0 for any, and an address of this machine",
+    )
 
 
 def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:

@@ -51,6 +51,10 @@ class JobRequest:
     """Whether plans may come from the plan caches of master and workers, and go there."""
     save_every: int = 0
     """Steps between checkpoints in `save` before the end; 0: none."""
+    deadline: float = 0.0
+    """Seconds that a rank may stand still while others wait for it; 0: the workers' own."""
+    record: bool = False
+    """Whether workers record timelines, for the client at the end. Not of an open job."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -130,6 +134,15 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a rank recorded of a job, as it was asked."""
+
+    job_id: int
+    timeline: bytes
+    """`timeline_to_bytes` of it, which only its reader looks into."""
+
+
+@dataclass(frozen=True, slots=True)
 class OperationDone:
     """A rank has done what a command asked for."""
 
@@ -167,6 +180,7 @@ WorkerMessage = (
     | Compiled
     | Prepared
     | Outputs
+    | Recorded
     | OperationDone
     | Written
     | Failed
@@ -232,6 +246,10 @@ class Prepare:
     """The ranks on other hosts."""
     save: str = ""
     """A checkpoint directory that must be writable."""
+    deadline: float = 0.0
+    """Seconds that a rank may stand still while others wait for it; 0: the worker's own."""
+    record: bool = False
+    """Record a timeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +296,14 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
+class SendTimeline:
+    """Send what was recorded so far."""
+
+    job_id: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over: let go of it."""
 
@@ -302,6 +328,7 @@ MasterMessage = (
     | Save
     | WriteIndex
     | Collect
+    | SendTimeline
     | Finish
     | Abort
 )
@@ -351,6 +378,14 @@ class RankOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """What one rank recorded, as `Recorded` has it."""
+
+    rank: int
+    timeline: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """All ranks' outputs of a step were sent."""
 
@@ -372,7 +407,14 @@ class StepsDropped:
 
 
 JobEvent = (
-    PhaseChanged | CompileFinished | Shipped | RankOutputs | StepDone | TicketDone | StepsDropped
+    PhaseChanged
+    | CompileFinished
+    | Shipped
+    | RankOutputs
+    | RankTimeline
+    | StepDone
+    | TicketDone
+    | StepsDropped
 )
 
 

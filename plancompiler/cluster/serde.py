@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from plancompiler.cluster.chunks import MAX_ARRAYS_BYTES, Assembler, to_chunks
+from plancompiler.cluster.chunks import MAX_ARRAYS_BYTES, MAX_JOB_BYTES, Assembler, to_chunks
 from plancompiler.cluster.messages import (
     Abort,
     ClusterStatus,
@@ -33,11 +33,14 @@ from plancompiler.cluster.messages import (
     Prepare,
     Prepared,
     RankOutputs,
+    RankTimeline,
+    Recorded,
     Refused,
     Register,
     Registered,
     Run,
     Save,
+    SendTimeline,
     Shipped,
     StepDone,
     StepsDropped,
@@ -122,6 +125,10 @@ def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessag
             for chunk in to_chunks(arrays):
                 outputs = pb.StepOutputsOf(job_id=job_id, step=step, chunk=chunk)
                 yield pb.WorkerMessage(outputs=outputs)
+        case Recorded(job_id, timeline):
+            for chunk in to_chunks(timeline, compress=True):
+                part = pb.TimelineOf(job_id=job_id, chunk=chunk)
+                yield pb.WorkerMessage(timeline=part)
         case OperationDone(job_id, ticket):
             done = pb.OperationDone(job_id=job_id, ticket=ticket)
             yield pb.WorkerMessage(operation_done=done)
@@ -166,6 +173,7 @@ class WorkerReader:
     def __init__(self) -> None:
         self._facts: list[CrossRankFact] = []
         self._outputs = Assembler("a rank's outputs", MAX_ARRAYS_BYTES)
+        self._timeline = Assembler("a rank's timeline", MAX_JOB_BYTES)
 
     def read(self, message: pb.WorkerMessage) -> WorkerMessage | None:
         """The message, None while it is not complete; a WireFormatError where there is none."""
@@ -200,6 +208,10 @@ class WorkerReader:
                 outputs = message.outputs
                 arrays = self._outputs.add(outputs.chunk)
                 return None if arrays is None else Outputs(outputs.job_id, outputs.step, arrays)
+            case "timeline":
+                part = message.timeline
+                timeline = self._timeline.add(part.chunk)
+                return None if timeline is None else Recorded(part.job_id, timeline)
             case "operation_done":
                 operation = message.operation_done
                 return OperationDone(operation.job_id, operation.ticket)
@@ -253,10 +265,16 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
                 copy=_copy_to_proto(copy),
             )
             return pb.MasterMessage(compile=compile_)
-        case Prepare(job_id, token, restore, far, save):
+        case Prepare(job_id, token, restore, far, save, deadline, record):
             peers = [pb.PeerAddress(rank=each.rank, address=each.address) for each in far]
             prepare = pb.Prepare(
-                job_id=job_id, transport_token=token, restore=restore, far=peers, save=save
+                job_id=job_id,
+                transport_token=token,
+                restore=restore,
+                far=peers,
+                save=save,
+                deadline=deadline,
+                record=record,
             )
             return pb.MasterMessage(prepare=prepare)
         case Run(job_id, ticket, steps, fed, feeds):
@@ -269,6 +287,9 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
         case Collect(job_id, ticket):
             collect = pb.OperationDone(job_id=job_id, ticket=ticket)
             return pb.MasterMessage(collect=collect)
+        case SendTimeline(job_id, ticket):
+            wanted = pb.OperationDone(job_id=job_id, ticket=ticket)
+            return pb.MasterMessage(timeline=wanted)
         case Finish(job_id):
             return pb.MasterMessage(finish=pb.JobDone(job_id=job_id))
         case Abort(job_id, error):
@@ -310,7 +331,13 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
             prepare = message.prepare
             far = tuple(PeerAddress(each.rank, each.address) for each in prepare.far)
             return Prepare(
-                prepare.job_id, prepare.transport_token, prepare.restore, far, prepare.save
+                prepare.job_id,
+                prepare.transport_token,
+                prepare.restore,
+                far,
+                prepare.save,
+                prepare.deadline,
+                prepare.record,
             )
         case "run":
             run = message.run
@@ -323,6 +350,8 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
             return WriteIndex(index.job_id, index.ticket, index.directory, index.background)
         case "collect":
             return Collect(message.collect.job_id, message.collect.ticket)
+        case "timeline":
+            return SendTimeline(message.timeline.job_id, message.timeline.ticket)
         case "finish":
             return Finish(message.finish.job_id)
         case "abort":
@@ -351,6 +380,9 @@ def event_to_protos(event: JobEvent) -> Iterator[pb.JobEvent]:
         case RankOutputs(step, rank, arrays):
             for chunk in to_chunks(arrays):
                 yield pb.JobEvent(outputs=pb.StepOutputs(step=step, rank=rank, chunk=chunk))
+        case RankTimeline(rank, timeline):
+            for chunk in to_chunks(timeline, compress=True):
+                yield pb.JobEvent(timeline=pb.RankTimeline(rank=rank, chunk=chunk))
         case StepDone(step):
             yield pb.JobEvent(step_done=step)
         case TicketDone(ticket):
@@ -364,6 +396,7 @@ class EventReader:
 
     def __init__(self) -> None:
         self._outputs = Assembler("a step's outputs", MAX_ARRAYS_BYTES)
+        self._timeline = Assembler("a rank's timeline", MAX_JOB_BYTES)
 
     def read(self, message: pb.JobEvent) -> JobEvent | None:
         """The event; None while it is not complete or where it only says that all is well."""
@@ -382,6 +415,10 @@ class EventReader:
                 outputs = message.outputs
                 arrays = self._outputs.add(outputs.chunk)
                 return None if arrays is None else RankOutputs(outputs.step, outputs.rank, arrays)
+            case "timeline":
+                part = message.timeline
+                timeline = self._timeline.add(part.chunk)
+                return None if timeline is None else RankTimeline(part.rank, timeline)
             case "step_done":
                 return StepDone(message.step_done)
             case "operation_done":

@@ -3,6 +3,7 @@
 The same ops, sharding rules and boxing planner as in compiled jobs decide what each rank does.
 """
 
+from plancompiler import blas_kernels as blas_kernels  # before NumPy
 from plancompiler.eager.creation import from_local, tensor
 from plancompiler.eager.generator import Generator
 from plancompiler.eager.inplace import into

@@ -8,9 +8,11 @@ import numpy as np
 
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import World, current_world
-from plancompiler.errors import ShapeError, UsageError
+from plancompiler.errors import DTypeError, ShapeError, UsageError
+from plancompiler.executor.space import HOST
 from plancompiler.ir import DType, NdSbp, Placement, Split
-from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.operators import SbpLike, whole_numbers
+from plancompiler.ir.refusal import names_wrong_arguments
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
@@ -18,6 +20,7 @@ _PARTS = 4096
 """Kinds of parts that `from_local` knows at sight."""
 
 
+@names_wrong_arguments
 def tensor(
     value: object,
     placement: Placement,
@@ -33,12 +36,22 @@ def tensor(
         raise UsageError(
             "this is a DistTensor already", source=user_line(), hint="use .redistribute(...)"
         )
-    array = np.asarray(value)
+    world = current_world()
+    array = world.array_for(value, placement)
     if dtype is not None:
-        array = array.astype(DType.parse(dtype).numpy)
-    elif not isinstance(value, (np.ndarray, np.generic)) and array.dtype == np.float64:
+        wanted = DType.parse(dtype)
+        try:
+            array = array.astype(wanted.numpy)
+        except (TypeError, ValueError):
+            raise DTypeError(
+                "a value is not made of numbers",
+                source=user_line(),
+                got=f"{array.dtype} of shape {array.shape}",
+                expected=f"what becomes {wanted}",
+            ) from None
+    elif not hasattr(value, "dtype") and array.dtype == np.float64:
         array = array.astype(np.float32)
-    found = current_world().tensor(array, placement, sbp)
+    found = world.tensor(array, placement, sbp)
     found.requires_grad = requires_grad
     return found
 
@@ -62,10 +75,20 @@ def from_local(
             known = spec = None
         if spec is not None:
             return DistTensor(spec, local.copy())
-    array = np.asarray(local)
+    if not isinstance(placement, Placement):
+        raise UsageError(
+            "a placement is needed here",
+            op="from_local",
+            source=user_line(),
+            got=f"{type(placement).__name__} {placement}"[:80],
+            expected='pc.Placement("cpu", [0, 1])',
+        )
+    array = world.array_for(local, placement)
     layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
     layout.check(placement.ndim, array.ndim)
-    if shape is None:
+    if shape is not None:
+        shape = whole_numbers("extents", shape)
+    else:
         shape = _extents(array.shape, placement, layout)
         if check and world.rank in placement:
             shape = _summed(world, array, placement, layout)
@@ -73,7 +96,8 @@ def from_local(
     if check and world.rank in placement and placement.size > 1:
         _compare(world, array, placement)
     found = world.from_local(array, spec)
-    if known is not None and spec.inside and len(world.parts) < _PARTS:
+    kept = known is not None and array.dtype == known[1] and spec.space is HOST and spec.inside
+    if kept and len(world.parts) < _PARTS:
         world.parts[known] = spec
     return found
 

@@ -22,18 +22,19 @@ from plancompiler.eager.program import Program, trace_gradient
 from plancompiler.eager.spec import TensorSpec, attrs_key
 from plancompiler.eager.tape import Node
 from plancompiler.eager.tensor import DistTensor
-from plancompiler.eager.views import alias_of
+from plancompiler.eager.views import alias_of, keeps_order, only_thin
 from plancompiler.errors import (
     AttributeValueError,
     GradientError,
     PlacementMismatchError,
     PlanCompilerError,
 )
+from plancompiler.executor.space import HOST
 from plancompiler.ir import AttrValue, NdSbp, Placement, freeze_attrs, plain_value
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.kernel import direct_kernel, kernel_for
+from plancompiler.ops.kernel import direct_kernel
 from plancompiler.ops.registry import (
     Array,
     KernelContext,
@@ -115,16 +116,26 @@ class OpPlan:
             else None
         )
         """What gives a view of the input in place of the output."""
+        self.strided = self.alias is not None and not keeps_order(kind, attrs, used[0], outputs[0])
+        """Whether that view is not in row-major order."""
+        self.any_order = self.view >= 0 and only_thin(used[self.view], outputs[0])
+        """Whether a reshape is a view whatever the order."""
         self.context = KernelContext(
             attrs=attrs,
             input_shapes=tuple(spec.shape for spec in inputs),
             output_shapes=tuple(spec.shape for spec in outputs),
             input_regions=tuple(spec.region for spec in used),
             output_regions=tuple(spec.region for spec in outputs),
+            arrays=outputs[0].space.arrays,
         )
-        self.kernel = kernel_for(definition, (spec.numpy_dtype for spec in (*inputs, *outputs)))
+        self.kernel = outputs[0].space.kernel(
+            definition, [spec.dtype for spec in (*inputs, *outputs)]
+        )
         self.still = self.inside and not any(self.moves)
         """Whether it runs here, on inputs that lie as its kernel takes them."""
+        on_host = outputs[0].space is HOST
+        self.joinable = self.still and on_host
+        """Whether several updates are worth to be run as one."""
         self.direct = (
             direct_kernel(
                 self.kernel,
@@ -132,7 +143,7 @@ class OpPlan:
                 [spec.numpy_dtype for spec in (*inputs, *outputs)],
                 outputs[0].local_shape,
             )
-            if len(outputs) == 1 and self.inside
+            if len(outputs) == 1 and self.inside and on_host
             else None
         )
         self.local = self._local()
@@ -149,7 +160,7 @@ class OpPlan:
             return self._drawn
         if len(outputs) != 1:
             return self._several
-        shape, dtype, empty = outputs[0].local_shape, outputs[0].numpy_dtype, np.empty
+        shape, dtype, empty = outputs[0].local_shape, outputs[0].numpy_dtype, outputs[0].space.empty
         if self.direct is not None:
             return self.direct
 
@@ -177,8 +188,8 @@ class OpPlan:
     def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
         """Run on tensors of the plan's specs, and record it if a gradient is wanted."""
         world = self.world
-        if (self.view >= 0 or self.alias is not None) and tensors[0].more is not None:
-            tensors[0].own()
+        viewed = 0 if self.alias is not None else self.view
+        in_order = viewed >= 0 and tensors[viewed].packed()
         arrays = [
             tensor.local if move is None else tensor.moved(spec, move)
             for tensor, move, spec in zip(tensors, self.moves, self.used, strict=True)
@@ -188,14 +199,13 @@ class OpPlan:
         if self.stepped:
             # Data are those of the step that draws are of, rates those of the optimizer's.
             self.context.step = world.generator.step if self.source else world.step
+            if self.source and world.rank == self.outputs[0].placement.rank_list[0]:
+                world.generator.note_data(self)
         base = None
-        if self.view >= 0 and self.inside and arrays[self.view].flags.c_contiguous:
-            out = arrays[self.view].reshape(self.outputs[0].local_shape)
-            if self.moves[self.view] is not None:
-                out = out.copy()  # of what the tensor may keep as its reduced value
-            outs: tuple[Array, ...] = (out,)
-            if self.moves[self.view] is None:
-                base = tensors[self.view]
+        still = self.view >= 0 and self.inside and self.moves[self.view] is None
+        if still and (in_order or self.any_order):
+            base = tensors[self.view]
+            outs: tuple[Array, ...] = (arrays[self.view].reshape(self.outputs[0].local_shape),)
         elif self.alias is not None and self.inside:
             base = tensors[0]
             outs = (self.alias(arrays[0]),)
@@ -206,6 +216,8 @@ class OpPlan:
         found = tuple(map(DistTensor, self.outputs, outs))
         if base is not None:
             found[0].view_of(base)
+            if self.strided and found[0].more is not None:
+                found[0].more["strided"] = True
         if self.recorded and world.recording and any(each.node is not None for each in tensors):
             world.clock = number = world.clock + 1
             node = Node(self, tuple(tensors), outs, number, world.draw if self.random else None)
@@ -324,7 +336,7 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
     if plan.alias is not None:
         return _alias_run(plan, plan.alias)
     world, local, (spec,) = plan.world, plan.local, plan.outputs
-    shape, recorded = spec.local_shape, plan.recorded
+    shape, recorded, any_order = spec.local_shape, plan.recorded, plan.any_order
 
     def run_one(x: DistTensor) -> DistTensor:
         out = local(x.local)
@@ -345,14 +357,18 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
         return found
 
     def run_view(x: DistTensor) -> DistTensor:
-        more = x.more
-        if more is not None:
-            x.own()
         part = x.local
-        out = part.reshape(shape) if part.flags.c_contiguous else local(part)
-        found = DistTensor(spec, out)
-        if part.flags.c_contiguous:
-            found.more = {"base": x if more is None else more.get("base", x)}
+        if x.more is None and part.flags.c_contiguous:
+            out = part.reshape(shape)
+            found = DistTensor(spec, out)
+            found.more = {"base": x}
+        elif x.packed() or any_order:
+            out = x.local.reshape(shape)
+            found = DistTensor(spec, out)
+            found.view_of(x)
+        else:
+            out = local(x.local)
+            found = DistTensor(spec, out)
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
             found.node = Node(plan, (x,), (out,), number)
@@ -367,13 +383,21 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
 def _alias_run(plan: OpPlan, alias: Callable[[Array], Array]) -> Callable[..., DistTensor]:
     """The same where the result is a view of the input."""
     world, (spec,), recorded = plan.world, plan.outputs, plan.recorded
+    strided = plan.strided
 
     def run_alias(x: DistTensor) -> DistTensor:
-        if x.more is not None:
-            x.own()
-        out = alias(x.local)
-        found = DistTensor(spec, out)
-        found.view_of(x)
+        part = x.local
+        if x.more is None and part.flags.c_contiguous:
+            out = alias(part)
+            found = DistTensor(spec, out)
+            found.more = {"base": x, "strided": True} if strided else {"base": x}
+        else:
+            x.packed()
+            out = alias(x.local)
+            found = DistTensor(spec, out)
+            found.view_of(x)
+            if strided and found.more is not None:
+                found.more["strided"] = True
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
             found.node = Node(plan, (x,), (out,), number)

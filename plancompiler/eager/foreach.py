@@ -36,7 +36,7 @@ def update_all(
         if plan is None:
             specs = tuple([each.spec for each in row])
             plan = plans[spec] = dispatcher.plan(kind, specs, attrs)
-        if row[0].local.size > SMALL or not spec.shape or not plan.still:
+        if row[0].local.size > SMALL or not spec.shape or not plan.joinable:
             plan.update(row)
         else:
             key = id(spec.dtype), id(row[-1])  # one object per dtype, and an enum's hash is slow

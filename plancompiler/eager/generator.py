@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from plancompiler.errors import UsageError
+from plancompiler.ir.source import user_line
+
+logger = logging.getLogger("plancompiler.eager")
 
 
 class Generator:
@@ -19,6 +23,9 @@ class Generator:
         self.seed = _whole("seed", seed)
         self.step = 0
         self.number = 0
+        self._given: set[object] = set()
+        """Who gave data since the step was chosen."""
+        self._warned = False
 
     def next_number(self) -> int:
         """The number of a draw; each is given once per step."""
@@ -28,6 +35,24 @@ class Generator:
     def start_step(self, step: int) -> None:
         """Draw what step `step` of a traced job draws: numbers count from 0 again."""
         self.step, self.number = _whole("step", step), 0
+        self._given.clear()
+
+    def note_data(self, source: object) -> None:
+        """Know that a source of data gives the batch of this step.
+
+        Warns the first time that one gives it again: a loop that never says which step it is at
+        sees one batch only.
+        """
+        if source not in self._given:
+            self._given.add(source)
+        elif not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s reads the batch of step %d again: outside of jobs a batch is that of the "
+                "generator's step; call pc.default_generator().start_step(k) before step k",
+                user_line(),
+                self.step,
+            )
 
     def state(self) -> dict[str, int]:
         """What `load_state` takes."""
@@ -35,13 +60,16 @@ class Generator:
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Continue from a saved state. UsageError for what is none."""
-        if set(state) != {"seed", "step", "number"}:
+        if not isinstance(state, Mapping) or set(state) != {"seed", "step", "number"}:
             raise UsageError(
-                "not the state of a generator", got=sorted(state), expected="seed, step, number"
+                "not the state of a generator",
+                got=", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state),
+                expected="seed, step, number",
             )
         self.seed, self.step, self.number = (
             _whole(name, state[name]) for name in ("seed", "step", "number")
         )
+        self._given.clear()
 
 
 def _whole(name: str, value: int) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import EllipsisType
-
-import numpy as np
 
 from plancompiler.boxing.exchange import Exchange, exchange_sources, plan_boxing
 from plancompiler.boxing.planner import BoxingStep
@@ -38,7 +36,7 @@ def plan_move(source: TensorSpec, target: TensorSpec) -> Change:
         changes.append(_exchange(source, target, plan.exchange))
     if not target.inside:
         changes.append(lambda array: target.empty())
-    return partial(_in_turn, tuple(changes) or (np.copy,), target)
+    return partial(_in_turn, tuple(changes) or (_copy,), target)
 
 
 def _in_turn(changes: tuple[Change, ...], target: TensorSpec, array: Array) -> Array:
@@ -71,9 +69,11 @@ def _step(spec: TensorSpec, step: BoxingStep) -> Change:
     if step.primitive is Primitive.PARTIALISE:
         reduction = step.reduction or Reduction.SUM
         if reduction is Reduction.AVG or not any(coordinates[axis] for axis in step.mesh_axes):
-            return np.copy
-        return partial(_filled, identity_of(reduction, spec.dtype))
-    group = world.comm.context(placement.group(world.rank, step.mesh_axes))
+            return _copy
+        return partial(_filled, spec, identity_of(reduction, spec.dtype))
+    group = world.comm.context(
+        placement.group(world.rank, step.mesh_axes), device_type=placement.device_type
+    )
     return _collective(group, step)
 
 
@@ -92,8 +92,12 @@ def _cut(index: tuple[slice | EllipsisType, ...], array: Array) -> Array:
     return array[index].copy()
 
 
-def _filled(value: float, array: Array) -> Array:
-    return np.full_like(array, value)
+def _copy(array: Array) -> Array:
+    return array.copy()
+
+
+def _filled(spec: TensorSpec, value: float, array: Array) -> Array:
+    return spec.space.full(array.shape, value, spec.numpy_dtype)
 
 
 # --- exchange between placements ------------------------------------------------------------------
@@ -102,7 +106,12 @@ def _filled(value: float, array: Array) -> Array:
 def _exchange(source: TensorSpec, target: TensorSpec, exchange: Exchange) -> Change:
     world = source.world
     ranks = _all_ranks(source.placement, target.placement)
-    group = world.comm.context(ranks) if len(ranks) > 1 else None
+    types = {source.placement.device_type, target.placement.device_type}
+    # Between hosts and devices values go through the hosts' memory.
+    device_type = types.pop() if len(types) == 1 else "cpu"
+    space = world.space(device_type)
+    group = world.comm.context(ranks, device_type=device_type) if len(ranks) > 1 else None
+    upload = target.inside and target.space is not space
     sent = [
         [
             region_index(piece.source)
@@ -119,20 +128,27 @@ def _exchange(source: TensorSpec, target: TensorSpec, exchange: Exchange) -> Cha
     reduction = exchange.reduction
 
     def run(array: Array) -> Array:
-        nothing = np.empty(0, target.numpy_dtype)
+        if source.space is not space:
+            array = source.space.get(array)
+        nothing = space.empty((0,), target.numpy_dtype)
         pieces = [array[boxes[0]] if boxes else nothing for boxes in sent]
         found = pieces if group is None else group.exchange(pieces)
         if not target.inside:
             return target.empty()
+        made = assembled(found)
+        return target.space.put(made) if upload else made
+
+    def assembled(found: Sequence[Array]) -> Array:
+        shape_of_part = target.local_shape
         if fill is not None:
-            return np.full(target.local_shape, identity_of(fill, target.dtype), target.numpy_dtype)
+            return space.full(shape_of_part, identity_of(fill, target.dtype), target.numpy_dtype)
         if reduction is None:
-            out = target.empty()
+            out = space.empty(shape_of_part, target.numpy_dtype)
             for member, box, shape in received:
                 out[box] = found[member].reshape(shape)
             return out
         wide = accumulator(reduction, target.numpy_dtype)
-        total = np.full(target.local_shape, identity_of(reduction, target.dtype), wide)
+        total = space.full(shape_of_part, identity_of(reduction, target.dtype), wide)
         for member, box, shape in received:
             place = total[box]
             UFUNCS[reduction](place, found[member].reshape(shape), out=place)

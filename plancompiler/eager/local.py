@@ -19,11 +19,13 @@ from plancompiler.eager.world import World
 from plancompiler.errors import GradientError, PlacementError, ShapeError, TracingError, UsageError
 from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial, Placement, Reduction
 from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.refusal import names_wrong_arguments
 from plancompiler.ir.source import user_line
 
 _SUM = Partial(Reduction.SUM)
 
 
+@names_wrong_arguments
 def local_part(tensor: DistTensor) -> DistTensor:
     """This rank's part of a tensor as a tensor of this rank alone, on the tape and sharing memory.
 
@@ -49,8 +51,7 @@ def local_part(tensor: DistTensor) -> DistTensor:
             got=str(spec),
             hint='reduce it first: x.redistribute(sbp="B")',
         )
-    if tensor.more is not None:
-        tensor.own()
+    tensor.packed()
     part = DistTensor(_own_spec(world, spec), tensor.local)
     part.view_of(tensor)
     if recorded:
@@ -58,6 +59,7 @@ def local_part(tensor: DistTensor) -> DistTensor:
     return part
 
 
+@names_wrong_arguments
 def join_parts(
     part: DistTensor,
     placement: Placement,
@@ -96,6 +98,7 @@ def join_parts(
     return found
 
 
+@names_wrong_arguments
 def local_map(
     function: Callable[..., Any],
     *tensors: Any,
@@ -196,6 +199,7 @@ class _Joining:
         (grad,) = grads
         if grad is None:
             return (None,)
+        target = self.target
         layout = NdSbp(
             tuple(
                 _SUM
@@ -203,14 +207,48 @@ class _Joining:
                 else BROADCAST
                 if isinstance(entry, Partial)
                 else entry
-                for entry in self.target.sbp
+                for entry in target.sbp
             )
         )
-        moved = grad.redistribute(sbp=layout)
-        part = DistTensor(self.part, moved.local.copy())
-        if create_graph and moved.node is not None:
-            record(part, _Parting(moved.spec, self.part), moved)
+        if not (create_graph and grad.node is not None):
+            moved = grad.redistribute(sbp=layout)
+            return (DistTensor(self.part, moved.local.copy()),)
+        # Summands of a partial gradient are no function of its value; those of the whole one are.
+        whole = grad.redistribute(sbp=NdSbp.broadcast(target.placement.ndim))
+        part = DistTensor(self.part, whole.redistribute(sbp=layout).local.copy())
+        record(part, _Sharing(target, self.part), whole)
         return (part,)
+
+
+class _Sharing:
+    """From the gradient of a tensor to that of the part which this rank gave to it."""
+
+    kind = "join_parts"
+
+    def __init__(self, target: TensorSpec, part: TensorSpec) -> None:
+        self.target = target
+        self.outputs = (part,)
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """What all ranks' parts get, joined; of those that gave one value only the first counts."""
+        (grad,) = grads
+        if grad is None:
+            return (None,)
+        target = self.target
+        placement = target.placement
+        at = placement.coordinates(placement.parallel_id(target.world.rank))
+        if any(isinstance(each, Broadcast) and at[axis] for axis, each in enumerate(target.sbp)):
+            grad = grad * 0.0  # not left out: all ranks must record the same
+        layout = NdSbp(
+            tuple(_SUM if isinstance(each, (Broadcast, Partial)) else each for each in target.sbp)
+        )
+        return (join_parts(grad, placement, layout, target.shape),)
 
 
 def _own_spec(world: World, spec: TensorSpec) -> TensorSpec:

@@ -10,6 +10,7 @@ from plancompiler.eager.tape import backward
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import current_world
 from plancompiler.errors import UsageError
+from plancompiler.ir.source import user_line
 
 
 def no_grad() -> AbstractContextManager[None]:
@@ -67,4 +68,14 @@ def grad(
     """Gradients of `output` by each of `inputs`, which may be any tensors on the tape; their `grad`
     stays as it is. None stands for one that has no influence.
     """
+    several: list[object] = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    for each in (output, *several):
+        if not isinstance(each, DistTensor):
+            raise UsageError(
+                "gradients are those of a tensor by tensors",
+                op="grad",
+                source=user_line(),
+                got=type(each).__name__,
+                expected="pc.eager.grad(output, [x, y])",
+            )
     return backward([(output, output.seed(seed))], list(inputs), retain_graph, create_graph)

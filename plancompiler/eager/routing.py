@@ -34,7 +34,7 @@ def global_scatter(
     is `global_gather`, a collective.
     """
     world, ranks = _alone("global_scatter", x, group)
-    context = world.comm.context(ranks)
+    context = world.comm.context(ranks, device_type=x.placement.device_type)
     found, received = rows.global_scatter(context, x.local, np.asarray(counts))
     return _recorded(world, _Scatter(x, found, counts, received, ranks), x, found), received
 
@@ -46,7 +46,7 @@ def global_gather(
     `received`. Its gradient is `global_scatter`.
     """
     world, ranks = _alone("global_gather", x, group)
-    context = world.comm.context(ranks)
+    context = world.comm.context(ranks, device_type=x.placement.device_type)
     found = rows.global_gather(context, x.local, np.asarray(counts), np.asarray(received))
     return _recorded(world, _Gather(x, found, counts, received, ranks), x, found)
 

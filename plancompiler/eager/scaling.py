@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.world import World
 from plancompiler.errors import NonFiniteError, UsageError
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import apply
@@ -55,9 +56,17 @@ class LossScale:
 
     def backward(self, loss: DistTensor) -> None:
         """Differentiate the scaled loss. NonFiniteError for a loss that is not finite itself: no
-        scale would help. Reads the loss, which is a collective.
+        scale would help. Reads the loss where it lies, which is a collective.
         """
-        value = float(loss.item())
+        if not isinstance(loss, DistTensor):
+            raise UsageError(
+                "only the loss of an eager program is scaled",
+                op="loss scaling",
+                source=user_line(),
+                got=type(loss).__name__,
+                expected="a DistTensor of one number",
+            )
+        value = float(loss.item()) if loss.spec.inside else 0.0
         if not math.isfinite(value):
             raise NonFiniteError(
                 "the loss is not finite before it is scaled",
@@ -76,9 +85,19 @@ class LossScale:
         """Let the optimizer step on these parameters, unless a gradient is not finite; whether it
         did. Gradients are forgotten where it did not. NonFiniteError where the scale has become so
         small that it cannot be what makes gradients overflow.
+
+        Parameters may lie on several placements: all ranks that hold one decide together.
         """
-        tensors = [getattr(each, "value", each) for each in parameters]
-        tensors = [each for each in tensors if each.grad is not None]
+        given = [getattr(each, "value", each) for each in _listed(parameters)]
+        for each in given:
+            if not isinstance(each, DistTensor):
+                raise UsageError(
+                    "only parameters and eager tensors take a step",
+                    op="loss scaling",
+                    source=user_line(),
+                    got=type(each).__name__,
+                )
+        tensors = [each for each in given if each.grad is not None]
         world = tensors[0].spec.world if tensors else None
         if world is None:
             raise UsageError(
@@ -88,7 +107,7 @@ class LossScale:
             )
         with world.no_grad(), np.errstate(all="ignore"):
             grads = [each.grad.redistribute(sbp=each.sbp) for each in tensors]
-            bad = any(apply("found_inf", grad).item() for grad in grads)
+            bad = _any_infinite(world, grads)
             if bad:
                 for tensor in tensors:
                     tensor.grad = None
@@ -120,8 +139,34 @@ class LossScale:
 
     def load_state(self, state: Mapping[str, float]) -> None:
         """Continue from a saved state. UsageError for what is none."""
-        if set(state) != {"scale", "good_steps"}:
+        if not isinstance(state, Mapping) or set(state) != {"scale", "good_steps"}:
             raise UsageError(
-                "not the state of a loss scale", got=sorted(state), expected="scale, good_steps"
+                "not the state of a loss scale",
+                source=user_line(),
+                got=", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state),
+                expected="scale, good_steps",
             )
         self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
+
+
+def _listed(parameters: Any) -> list[Any]:
+    if not isinstance(parameters, Iterable) or isinstance(parameters, (str, bytes, Mapping)):
+        raise UsageError(
+            "a step takes a list of parameters",
+            op="loss scaling",
+            source=user_line(),
+            got=type(parameters).__name__,
+        )
+    return list(parameters)
+
+
+def _any_infinite(world: World, grads: Sequence[DistTensor]) -> bool:
+    """Whether an element of a gradient is not finite on any rank that holds one of them."""
+    flags = [apply("found_inf", grad) for grad in grads]
+    found = max((flag.item() for flag in flags if flag.spec.inside), default=0.0)
+    ranks = sorted({rank for flag in flags for rank in flag.placement.rank_list})
+    if world.rank in ranks and any(len(ranks) > flag.placement.size for flag in flags):
+        # Not all of them hold all: what some have found the others must hear.
+        group = world.comm.context(tuple(ranks))
+        found = float(group.all_reduce(np.array(found, np.float32), "max"))
+    return bool(found)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from plancompiler.executor.space import HOST, Space
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, TensorType
 from plancompiler.ir.shard import Region, rank_region, region_shape
 
@@ -32,6 +33,7 @@ class TensorSpec:
         "runs",
         "sbp",
         "shape",
+        "space",
         "whole",
         "world",
     )
@@ -47,6 +49,8 @@ class TensorSpec:
         self.numpy_dtype = dtype.numpy
         self.inside = world.rank in placement
         """Whether this rank holds a part."""
+        self.space: Space = world.space(placement.device_type) if self.inside else HOST
+        """Where its part lies."""
         self.region: Region = ()
         """The box of the global tensor that this rank holds."""
         self.local_shape: tuple[int, ...] = (0,) * max(1, len(shape))
@@ -65,7 +69,7 @@ class TensorSpec:
 
     def empty(self) -> np.ndarray[Any, np.dtype[Any]]:
         """A local array of unset elements."""
-        return np.empty(self.local_shape, self.numpy_dtype)
+        return self.space.empty(self.local_shape, self.numpy_dtype)
 
     def __str__(self) -> str:
         return f"{self.type} on {self.placement} as {self.sbp}"

@@ -20,7 +20,10 @@ from plancompiler.eager.tracing import without_partial
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import UsageError
 from plancompiler.executor.checkpoint import load_shards, save_shards, write_index
+from plancompiler.executor.space import HOST
 from plancompiler.ir import DType, NdSbp, Placement
+from plancompiler.ir.arguments import folder_path
+from plancompiler.ir.refusal import names_wrong_arguments
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 from plancompiler.plan.plan import Plan, VariableDesc
@@ -28,6 +31,7 @@ from plancompiler.plan.plan import Plan, VariableDesc
 State = Mapping[str, Any]
 
 
+@names_wrong_arguments
 def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
     """Write a state as safetensors shards with an index; all ranks of the world call it together.
 
@@ -35,6 +39,7 @@ def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
     values are reduced. `load`, `pc.run(job, restore=folder)` and other layouts can read it.
     UsageError for what is neither tensor nor number.
     """
+    folder = folder_path("the folder of a state", folder)
     world = current_world()
     found: dict[str, TensorSpec] = {}
     arrays: dict[str, Array] = {}
@@ -42,10 +47,11 @@ def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
         spec = found[name] = _spec_of(world, name, value)
         if not isinstance(value, DistTensor):
             arrays[name] = np.asarray(value, spec.numpy_dtype)
-        elif value.spec is spec:
-            arrays[name] = value.local
         else:
-            arrays[name] = value.moved(spec, world.move(value.spec, spec))
+            local = value.local
+            if value.spec is not spec:
+                local = value.moved(spec, world.move(value.spec, spec))
+            arrays[name] = local if spec.space is HOST else spec.space.get(local)
     save_shards(folder, _plan(world, found), arrays, step)
     _meet(world)
     if world.rank == 0:
@@ -53,6 +59,7 @@ def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
     _meet(world)
 
 
+@names_wrong_arguments
 def load(folder: str | PathLike[str], state: State) -> dict[str, Any]:
     """Read a checkpoint into the tensors of a state, whatever layout wrote it; all ranks call it.
 
@@ -60,6 +67,7 @@ def load(folder: str | PathLike[str], state: State) -> dict[str, Any]:
     `load_state` and `load_state_dict`. CheckpointError where a name is missing or another shape or
     dtype was saved. Names that the state does not have are left alone.
     """
+    folder = folder_path("the folder of a state", folder)
     world = current_world()
     specs = {name: _spec_of(world, name, value) for name, value in _leaves(state)}
     # Numbers are on all ranks here, where only one has written them.
@@ -81,7 +89,8 @@ def load(folder: str | PathLike[str], state: State) -> dict[str, Any]:
                 found[key] = arrays[name].item()
             else:
                 spec = specs[name]
-                loaded = DistTensor(spec, arrays.get(name, spec.empty()))
+                array = arrays.get(name)
+                loaded = DistTensor(spec, spec.empty() if array is None else spec.space.put(array))
                 with world.no_grad():
                     put(value, loaded.redistribute(sbp=value.sbp))
                 found[key] = value

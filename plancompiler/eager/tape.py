@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.errors import GradientError
 from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial
+from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
 if TYPE_CHECKING:
@@ -220,9 +219,21 @@ def _useful(nodes: Sequence[Node | Leaf], wanted: list[tuple[int, int] | None]) 
     for node in reversed(nodes):
         if isinstance(node, Node) and node.inputs is not None:
             keys = [_place(tensor) for tensor in node.inputs]
-            if any(key is not None and (key in places or key[0] in found) for key in keys):
+            if any(key is not None and (key in places or key[0] in found) for key in keys) or _lost(
+                node, node.inputs
+            ):
                 found.add(id(node))
     return found
+
+
+def _lost(node: Node, tensors: Sequence[DistTensor]) -> bool:
+    """Whether a change in place has given an input another place on the tape, so that nobody knows
+    what is behind the node; a gradient that comes to it is refused.
+    """
+    return any(
+        tensor.more is not None and tensor.more.get("renamed", 0) > node.number
+        for tensor in tensors
+    )
 
 
 def _run_hooks(node: Node | Leaf, grads: list[DistTensor | None]) -> None:
@@ -231,7 +242,27 @@ def _run_hooks(node: Node | Leaf, grads: list[DistTensor | None]) -> None:
         grad = grads[slot]
         if grad is not None:
             replaced = hook(grad)
-            grads[slot] = grad if replaced is None else replaced
+            if replaced is not None:
+                grads[slot] = _checked(replaced, grad)
+
+
+def _checked(replaced: Any, grad: DistTensor) -> DistTensor:
+    """What a hook gives in place of a gradient; GradientError where it cannot be one."""
+    found: DistTensor = replaced
+    spec = getattr(replaced, "spec", None)
+    if (
+        not isinstance(spec, TensorSpec)
+        or spec.type != grad.spec.type
+        or spec.placement != grad.placement
+    ):
+        raise GradientError(
+            "a hook gave what cannot take the place of the gradient",
+            op="hook",
+            source=user_line(),
+            got=type(replaced).__name__ if spec is None else str(spec),
+            expected=f"None, or a tensor like {grad.spec}, in any layout",
+        )
+    return found
 
 
 def gradient_layout(layout: NdSbp, grad: NdSbp) -> NdSbp:
@@ -254,4 +285,4 @@ def gradient_layout(layout: NdSbp, grad: NdSbp) -> NdSbp:
 
 def ones_like(spec: TensorSpec) -> Array:
     """The seed of a walk back from a scalar."""
-    return np.ones(spec.local_shape, spec.numpy_dtype)
+    return spec.space.full(spec.local_shape, 1, spec.numpy_dtype)

@@ -20,7 +20,13 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement
-from plancompiler.ir.operators import SbpLike, Scalar, TensorOperators, is_scalar
+from plancompiler.ir.operators import (
+    SbpLike,
+    Scalar,
+    TensorOperators,
+    is_scalar,
+    whole_numbers,
+)
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
@@ -129,7 +135,9 @@ class DistTensor(TensorOperators):
         return self if found is None else found
 
     def to_local(self) -> Array:
-        """A copy of this rank's part, outside of the tape. Of a partial value it is a summand."""
+        """A copy of this rank's part, outside of the tape; CuPy's where it lies on a device. Of a
+        partial value it is a summand.
+        """
         if self.spec.world.tracing is not None:
             raise self.spec.world.tracing.no_numbers()
         return self.local.copy()
@@ -149,8 +157,8 @@ class DistTensor(TensorOperators):
             )
         whole = spec.world.whole(spec)
         if whole is spec:
-            return self.local.copy()
-        return self.moved(whole, spec.world.move(spec, whole)).copy()
+            return spec.space.get(self.local)
+        return spec.space.get(self.moved(whole, spec.world.move(spec, whole)))
 
     def item(self) -> Scalar:
         """The value of a tensor of one element as a Python number: a collective."""
@@ -188,7 +196,8 @@ class DistTensor(TensorOperators):
     def __repr__(self) -> str:
         if self.spec.world.tracing is not None:
             return str(self)
-        part = np.array2string(self.local, threshold=8, edgeitems=2, precision=4)
+        local = self.spec.space.get(self.local)
+        part = np.array2string(local, threshold=8, edgeitems=2, precision=4)
         return f"DistTensor({self.spec}, rank {self.spec.world.rank} holds {part})"
 
     # --- gradients ------------------------------------------------------------------------------
@@ -224,6 +233,8 @@ class DistTensor(TensorOperators):
     def grad(self, value: DistTensor | None) -> None:
         if not isinstance(self.node, Leaf):
             raise GradientError("only a tensor with requires_grad set keeps a gradient")
+        if value is not None:
+            _check_tensor("grad", value)
         if value is not None and (
             value.spec.type != self.spec.type or value.placement != self.placement
         ):
@@ -274,6 +285,7 @@ class DistTensor(TensorOperators):
                 return self._full((), spec.dtype, 1.0)
             whole = spec.world.whole(spec)
             return DistTensor(whole, ones_like(whole))
+        _check_tensor("backward", grad)
         if grad.spec.type != spec.type or grad.placement != spec.placement:
             raise GradientError(
                 "the gradient given to backward does not fit the tensor",
@@ -285,8 +297,7 @@ class DistTensor(TensorOperators):
 
     def detach(self) -> DistTensor:
         """The same value and memory, off the tape."""
-        if self.more is not None:
-            self.own()
+        self.packed()
         found = DistTensor(self.spec, self.local)
         found.view_of(self)
         return found
@@ -298,6 +309,13 @@ class DistTensor(TensorOperators):
         """
         if self.node is None:
             raise GradientError("a tensor without gradient has no hooks", source=user_line())
+        if not callable(hook):
+            raise UsageError(
+                "a hook is a function of the gradient",
+                op="register_hook",
+                source=user_line(),
+                got=type(hook).__name__,
+            )
         if isinstance(self.node, Leaf):
             hooks = self.node.hooks
             hooks.append(hook)
@@ -365,7 +383,24 @@ class DistTensor(TensorOperators):
 
     def view_of(self, base: DistTensor) -> None:
         """Note whose memory this tensor shares."""
-        self.more = {"base": base.root}
+        more = base.more
+        if more is None or "base" not in more:
+            self.more = {"base": base}
+        else:
+            self.more = {key: more[key] for key in ("base", "strided") if key in more}
+
+    def packed(self) -> bool:
+        """Lie in row-major order, before the memory is viewed. False, and nothing happens, for a
+        view that does not: on all ranks alike, even where a part does.
+        """
+        more = self.more
+        if more is not None:
+            if "base" in more:
+                return "strided" not in more
+            self.own()
+        if self.spec.world.tracing is None and not self.local.flags.c_contiguous:
+            self.local = self.local.copy()
+        return True
 
     def own(self) -> None:
         """Have memory of its own, before it is written or viewed: a reduced value is kept by the
@@ -377,6 +412,7 @@ class DistTensor(TensorOperators):
 
     def copy_(self, value: DistTensor) -> DistTensor:
         """Take the value of a tensor of the same shape, dtype and placement, in this layout."""
+        _check_tensor("copy_", value)
         if value.spec.type != self.spec.type or value.placement != self.placement:
             raise InplaceError(
                 "a tensor can take the value of one of its own shape, dtype and placement only",
@@ -387,6 +423,12 @@ class DistTensor(TensorOperators):
         inplace = _inplace()
         changed: DistTensor = inplace.change(self, lambda _: inplace.copied(value, self), "copy_")
         return changed
+
+    def _into(
+        self, out: Any, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        """A function's results in `out`, which is this tensor or holds it: see `pc.eager.into`."""
+        return _inplace().into(out, function, *args, **named)
 
     def fill_(self, value: Scalar) -> DistTensor:
         """Set every element to one number."""
@@ -522,8 +564,12 @@ class DistTensor(TensorOperators):
         """
         entries = index if isinstance(index, tuple) else (index,)
         if any(isinstance(each, slice) and each.step not in (None, 1) for each in entries):
-            return cast("DistTensor", strided(self, index))
-        return super().__getitem__(index)
+            found = cast("DistTensor", strided(self, index))
+        else:
+            found = super().__getitem__(index)
+        if found is not self and found.is_view and found.base is not self.root:
+            found.more = None  # its base is a copy that only this call has seen
+        return found
 
     @property
     def is_view(self) -> bool:
@@ -537,8 +583,8 @@ class DistTensor(TensorOperators):
             return super().reshape(*shape)
         if run is not None:
             return run(self)
-        wanted = shape if len(shape) != 1 or isinstance(shape[0], int) else tuple(shape[0])
-        attrs = {"shape": cast("AttrValue", wanted)}
+        wanted = whole_numbers("extents", shape[0] if len(shape) == 1 else shape)
+        attrs: dict[str, AttrValue] = {"shape": wanted}
         return _run("reshape", ("reshape", shape), attrs, self)
 
     def relu(self) -> DistTensor:
@@ -576,6 +622,18 @@ def _run(
 
 _RUNS = 1024
 """Prepared ops that a spec keeps; it starts anew when there are more (numbers that all differ)."""
+
+
+def _check_tensor(kind: str, value: object) -> None:
+    """Refuse what is no eager tensor where one is needed."""
+    if not isinstance(value, DistTensor):
+        raise UsageError(
+            f"{kind} takes a DistTensor",
+            op=kind,
+            source=user_line(),
+            got=type(value).__name__,
+            hint="pc.tensor(array, placement, sbp) makes one",
+        )
 
 
 def _make_stale(tensor: DistTensor) -> None:

@@ -16,12 +16,14 @@ from plancompiler.errors import SecurityError, UsageError
 from plancompiler.executor.comm.host_board import HostBoardMaker
 from plancompiler.executor.comm.manager import BoardMaker
 from plancompiler.executor.comm.message_board import MessageBoardMaker
+from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.comm.mpi import MpiCarrier, MpiWorld
 from plancompiler.executor.comm.remote import (
     PeerServer,
     StreamCarrier,
     channel_options,
     plain_channel,
+    remote_transport,
 )
 
 TRANSPORTS = ("host", "grpc", "mpi")
@@ -73,7 +75,8 @@ def _over_mpi(rank: int, size: int, deadline: float) -> BoardMaker:
             expected=f"rank {rank} of {size}",
             hint="start the script with mpiexec",
         )
-    return MessageBoardMaker(MpiCarrier(world, "eager"), rank, size, deadline, world.close)
+    carrier = MpiCarrier(world, "eager")
+    return MessageBoardMaker(carrier, rank, size, deadline, world.close, far=world.transport)
 
 
 def _over_streams(
@@ -116,9 +119,14 @@ def _over_streams(
             hint=f"set {', '.join(TLS)}, or {INSECURE}=1 on a network you trust",
         )
     server = PeerServer(own, server_credentials, _Threads())
-    carrier = StreamCarrier(token, server, dict(enumerate(addresses)), open_channel)
+    peers = dict(enumerate(addresses))
+    carrier = StreamCarrier(token, server, peers, open_channel)
     closing = partial(server.close, LINGER_SECONDS)
-    return MessageBoardMaker(carrier, rank, size, deadline, closing, LINGER_SECONDS)
+
+    def far(run: str) -> MirrorTransport:
+        return remote_transport(run, rank, server, peers, open_channel, with_tls=all(files))
+
+    return MessageBoardMaker(carrier, rank, size, deadline, closing, LINGER_SECONDS, far)
 
 
 class _Threads(ThreadPoolExecutor):

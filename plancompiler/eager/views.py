@@ -7,6 +7,7 @@ tensor of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import EllipsisType
 from typing import Any
@@ -35,23 +36,47 @@ def alias_of(
     if kind == "expand_to":
         shape = made.local_shape
         return lambda array: np.broadcast_to(array, shape)
-    if kind not in ("slice", "strided_slice") or not made.inside:
+    if kind not in ("slice", "strided_slice") or not made.inside or made.sbp != used.sbp:
+        # An op that splits what all ranks have: a change of the result would not reach all copies.
         return None
     steps = given.get("steps", (1,) * len(used.shape))
     split = {entry.axis for entry in used.sbp if isinstance(entry, Split)}
-    index: list[slice] = []
-    for axis, (extent, region) in enumerate(zip(made.shape, made.region, strict=True)):
-        if axis in split:
-            if extent != used.shape[axis] or region != used.region[axis]:
-                return None
-            index.append(slice(None))
-        elif region == (0, extent):
-            index.append(slice(given["starts"][axis], given["stops"][axis], steps[axis]))
-        else:
-            # The op splits what all ranks have: a change of the result would not reach all copies.
-            return None
+    if any(made.shape[axis] != used.shape[axis] for axis in split):
+        return None
+    index = [
+        slice(None)
+        if axis in split
+        else slice(given["starts"][axis], given["stops"][axis], steps[axis])
+        for axis in range(len(used.shape))
+    ]
     place: tuple[slice | EllipsisType, ...] = (*index, ...)
     return lambda array: array[place]
+
+
+def keeps_order(
+    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
+) -> bool:
+    """Whether a view that `alias_of` makes of a tensor in row-major order is in that order.
+
+    It is a fact of the whole tensor: a part may be in order by chance, with an extent of one, and
+    then the ranks would not agree on which reshapes are views.
+    """
+    given: Mapping[str, Any] = attrs
+    if kind == "transpose":
+        moved = [axis for axis in given["axes"] if used.shape[axis] != 1]
+        return moved == sorted(moved)
+    if kind == "expand_to":
+        return math.prod(used.shape) == math.prod(made.shape)
+    ndim = len(made.shape)
+    first = next((axis for axis, extent in enumerate(made.shape) if extent != 1), ndim)
+    return made.shape[first + 1 :] == used.shape[first + 1 :] and (
+        first == ndim or given.get("steps", (1,) * ndim)[first] == 1
+    )
+
+
+def only_thin(used: TensorSpec, made: TensorSpec) -> bool:
+    """Whether a reshape only adds and drops axes of extent 1: then it is a view in any order."""
+    return [each for each in used.shape if each != 1] == [each for each in made.shape if each != 1]
 
 
 def strided(tensor: TensorOperators, index: Any) -> TensorOperators:

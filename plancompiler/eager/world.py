@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -22,6 +22,7 @@ from plancompiler.eager.tape import Leaf, backward
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import RankError, ShapeError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
+from plancompiler.executor.space import Space, Spaces
 from plancompiler.ir import (
     BROADCAST,
     AttrValue,
@@ -37,6 +38,9 @@ from plancompiler.ir.shard import region_index
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
+if TYPE_CHECKING:
+    from plancompiler.executor.cuda.interface import Device
+
 SPECS = 1 << 14
 """Specs that a world keeps before it forgets those of tensors that are gone."""
 
@@ -49,6 +53,8 @@ class World:
             raise RankError("a rank is outside its world", got=rank, expected=f"0 to {size - 1}")
         self.rank = rank
         self.size = size
+        self.spaces = Spaces(rank) if comm is None else comm.spaces
+        """Where arrays of this rank lie; see `use_device`."""
         self.recording = True
         """Whether ops on tensors that want a gradient are recorded."""
         self.implicit_broadcast = False
@@ -88,6 +94,16 @@ class World:
             )
         return self._comm
 
+    def space(self, device_type: str) -> Space:
+        """Where this rank's parts lie on placements of a device type."""
+        return self.spaces.of(device_type)
+
+    def use_device(self, device: Device | str) -> None:
+        """Take this device (`cuda:1`) for placements on CUDA devices. Without it
+        PLANCOMPILER_DEVICE counts, else the rank's place on its host. UsageError once one is used.
+        """
+        self.spaces.use(device)
+
     def tick(self) -> int:
         """The next time of the clock."""
         self.clock += 1
@@ -99,6 +115,8 @@ class World:
             closer()
         if self._comm is not None:
             self._comm.close()
+        else:
+            self.spaces.close()
 
     # --- specs and moves ------------------------------------------------------------------------
 
@@ -107,8 +125,18 @@ class World:
     ) -> TensorSpec:
         """The one object of this combination."""
         key = (shape, dtype, placement, sbp)
-        found = self._specs.get(key)
+        try:
+            found = self._specs.get(key)
+        except TypeError:
+            found = None
         if found is None:
+            if not isinstance(placement, Placement):
+                raise UsageError(
+                    "a placement is needed here",
+                    source=user_line(),
+                    got=f"{type(placement).__name__} {placement}"[:80],
+                    expected='pc.Placement("cpu", [0, 1])',
+                )
             if max(placement.rank_list) >= self.size:
                 raise RankError(
                     "a placement names a rank outside the world",
@@ -174,7 +202,7 @@ class World:
 
     def tensor(self, value: object, placement: Placement, sbp: SbpLike | None) -> DistTensor:
         """A tensor of a whole value that every rank has."""
-        array = np.asarray(value)
+        array = self.array_for(value, placement)
         layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
         dtype = DType.parse(array.dtype)
         spec = self.spec(array.shape, dtype, placement, layout)
@@ -182,12 +210,37 @@ class World:
             return DistTensor(spec, spec.empty())
         if layout.has_partial:
             whole = self.spec(array.shape, dtype, placement, NdSbp.broadcast(placement.ndim))
-            return DistTensor(spec, self.move(whole, spec)(array))
-        return DistTensor(spec, np.array(array[region_index(spec.region)], order="C"))
+            return DistTensor(spec, self.move(whole, spec)(spec.space.put(array)))
+        return DistTensor(spec, spec.space.put(array[region_index(spec.region)]))
+
+    def array_for(self, value: object, placement: Placement) -> Array:
+        """What a user gives as numbers for a placement: an array of the host, or of the device."""
+        if not hasattr(value, "__cuda_array_interface__"):
+            try:
+                array = np.asarray(value)
+            except ValueError:
+                raise ShapeError(
+                    "lists of different lengths are no array",
+                    source=user_line(),
+                    got=type(value).__name__,
+                    expected="lists of one length along each axis",
+                ) from None
+            # Parts travel as bytes, in this machine's order.
+            native: Array = array.astype(array.dtype.newbyteorder("="), copy=False)
+            return native
+        if placement.device_type == "cpu":
+            raise UsageError(
+                "an array on a device cannot be taken for a placement on CPUs",
+                source=user_line(),
+                got=type(value).__name__,
+                expected="an array of the host, or a placement on CUDA devices",
+                hint="cupy.asnumpy(array) copies it to the host",
+            )
+        return self.spaces.device().adopt(value)
 
     def from_local(self, local: object, spec: TensorSpec) -> DistTensor:
         """A tensor of this rank's own part."""
-        array: Array = np.asarray(local)
+        array = self.array_for(local, spec.placement)
         if spec.inside and array.shape != spec.local_shape:
             raise ShapeError(
                 "a part has another shape than its rank holds",
@@ -200,7 +253,7 @@ class World:
             )
         if not spec.inside:
             return DistTensor(spec, spec.empty())
-        return DistTensor(spec, np.array(array, spec.numpy_dtype, order="C"))
+        return DistTensor(spec, spec.space.put(array))
 
     # --- what the frontend asks for -------------------------------------------------------------
 

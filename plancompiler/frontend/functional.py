@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from plancompiler.errors import AttributeValueError, ShapeError, TracingError, UsageError
+from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
-from plancompiler.ir import DType, Placement
+from plancompiler.ir import AttrValue, DType, Placement
 from plancompiler.ir.operators import (
     SbpLike,
     Scalar,
@@ -38,18 +39,14 @@ _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "equal", "not_equa
 
 
 def _binary(kind: str, left: Any, right: Any) -> Any:
-    if isinstance(left, TensorOperators) and isinstance(right, TensorOperators):
-        return apply(kind, left, right)
-    if isinstance(left, TensorOperators) and is_scalar(right):
-        return apply(f"{kind}_scalar", left, scalar=_number(right))
-    if isinstance(right, TensorOperators) and is_scalar(left):
+    if isinstance(left, TensorOperators):
+        return left._binary(kind, right)  # noqa: SLF001  # the operators' own way, and the quickest
+    if isinstance(right, TensorOperators):
+        if not is_scalar(left):
+            return apply(kind, right.coerced(kind, left), right)
         if kind in _COMMUTATIVE or kind in _MIRRORED:
             return apply(f"{_MIRRORED.get(kind, kind)}_scalar", right, scalar=_number(left))
         return apply(f"{kind}_scalar", right, scalar=_number(left), swapped=True)
-    for tensor, other, swapped in ((left, right, False), (right, left, True)):
-        if isinstance(tensor, TensorOperators):
-            pair = (tensor, tensor.coerced(kind, other))
-            return apply(kind, *(reversed(pair) if swapped else pair))
     raise TracingError(
         f"{kind} takes two tensors, or a tensor and a number",
         got=f"{type(left).__name__} and {type(right).__name__}",
@@ -62,132 +59,160 @@ def _number(value: Any) -> Scalar:
     return number
 
 
-def add(left: Any, right: Any) -> Any:
+@takes_out
+def add(left: Any, right: Any, *, out: Any = None) -> Any:
     """left + right, shapes broadcast as in NumPy."""
     return _binary("add", left, right)
 
 
-def sub(left: Any, right: Any) -> Any:
+@takes_out
+def sub(left: Any, right: Any, *, out: Any = None) -> Any:
     """left - right, shapes broadcast as in NumPy."""
     return _binary("sub", left, right)
 
 
-def mul(left: Any, right: Any) -> Any:
+@takes_out
+def mul(left: Any, right: Any, *, out: Any = None) -> Any:
     """left * right, shapes broadcast as in NumPy."""
     return _binary("mul", left, right)
 
 
-def div(left: Any, right: Any) -> Any:
+@takes_out
+def div(left: Any, right: Any, *, out: Any = None) -> Any:
     """left / right, shapes broadcast as in NumPy."""
     return _binary("div", left, right)
 
 
-def pow(left: Any, right: Any) -> Any:
+@takes_out
+def pow(left: Any, right: Any, *, out: Any = None) -> Any:
     """left to the power of right, shapes broadcast as in NumPy."""
     return _binary("pow", left, right)
 
 
-def maximum(left: Any, right: Any) -> Any:
+@takes_out
+def maximum(left: Any, right: Any, *, out: Any = None) -> Any:
     """The greater of both, elementwise."""
     return _binary("maximum", left, right)
 
 
-def minimum(left: Any, right: Any) -> Any:
+@takes_out
+def minimum(left: Any, right: Any, *, out: Any = None) -> Any:
     """The smaller of both, elementwise."""
     return _binary("minimum", left, right)
 
 
-def less(left: Any, right: Any) -> Any:
+@takes_out
+def less(left: Any, right: Any, *, out: Any = None) -> Any:
     """left < right as bool."""
     return _binary("less", left, right)
 
 
-def less_equal(left: Any, right: Any) -> Any:
+@takes_out
+def less_equal(left: Any, right: Any, *, out: Any = None) -> Any:
     """left <= right as bool."""
     return _binary("less_equal", left, right)
 
 
-def greater(left: Any, right: Any) -> Any:
+@takes_out
+def greater(left: Any, right: Any, *, out: Any = None) -> Any:
     """left > right as bool."""
     return _binary("greater", left, right)
 
 
-def greater_equal(left: Any, right: Any) -> Any:
+@takes_out
+def greater_equal(left: Any, right: Any, *, out: Any = None) -> Any:
     """left >= right as bool."""
     return _binary("greater_equal", left, right)
 
 
-def equal(left: Any, right: Any) -> Any:
+@takes_out
+def equal(left: Any, right: Any, *, out: Any = None) -> Any:
     """left == right as bool."""
     return _binary("equal", left, right)
 
 
-def not_equal(left: Any, right: Any) -> Any:
+@takes_out
+def not_equal(left: Any, right: Any, *, out: Any = None) -> Any:
     """left != right as bool."""
     return _binary("not_equal", left, right)
 
 
-def neg(x: Tensor) -> Tensor:
+@takes_out
+def neg(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """-x."""
     return -x
 
 
-def abs(x: Tensor) -> Tensor:
+@takes_out
+def abs(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Absolute values."""
-    return _unary("abs", x)
+    return unary("abs", x)
 
 
-def exp(x: Tensor) -> Tensor:
+@takes_out
+def exp(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """e to the power of x."""
-    return _unary("exp", x)
+    return unary("exp", x)
 
 
-def log(x: Tensor) -> Tensor:
+@takes_out
+def log(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Natural logarithm."""
-    return _unary("log", x)
+    return unary("log", x)
 
 
-def sqrt(x: Tensor) -> Tensor:
+@takes_out
+def sqrt(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Square root."""
-    return _unary("sqrt", x)
+    return unary("sqrt", x)
 
 
-def rsqrt(x: Tensor) -> Tensor:
+@takes_out
+def rsqrt(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / sqrt(x)."""
-    return _unary("rsqrt", x)
+    return unary("rsqrt", x)
 
 
-def square(x: Tensor) -> Tensor:
+@takes_out
+def square(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x * x."""
-    return _unary("square", x)
+    return unary("square", x)
 
 
-def tanh(x: Tensor) -> Tensor:
+@takes_out
+def tanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
-    return _unary("tanh", x)
+    return unary("tanh", x)
 
 
-def sigmoid(x: Tensor) -> Tensor:
+@takes_out
+def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + exp(-x))."""
-    return _unary("sigmoid", x)
+    return unary("sigmoid", x)
 
 
-def relu(x: Tensor) -> Tensor:
+@takes_out
+def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
-    return _unary("relu", x)
+    return unary("relu", x)
 
 
-def gelu(x: Tensor) -> Tensor:
+@takes_out
+def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Gaussian error linear unit in its tanh form (Hendrycks and Gimpel, 2016)."""
-    return _unary("gelu", x)
+    return unary("gelu", x)
 
 
-def cast(x: Tensor, dtype: DType | str) -> Tensor:
+@takes_out
+def cast(x: Tensor, dtype: DType | str, *, out: Tensor | None = None) -> Tensor:
     """The same values as another dtype."""
     return x.cast(dtype)
 
 
-def where(condition: Tensor, x: Tensor | Scalar, y: Tensor | Scalar) -> Tensor:
+@takes_out
+def where(
+    condition: Tensor, x: Tensor | Scalar, y: Tensor | Scalar, *, out: Tensor | None = None
+) -> Tensor:
     """x where the condition holds, else y; one of them may be a number. Shapes broadcast."""
     if isinstance(x, TensorOperators) and not isinstance(y, TensorOperators):
         y = full_like(x, y, shape=())
@@ -199,30 +224,36 @@ def where(condition: Tensor, x: Tensor | Scalar, y: Tensor | Scalar) -> Tensor:
     return found
 
 
-def full_like(x: Tensor, value: Scalar, shape: Sequence[int] | None = None) -> Tensor:
+@takes_out
+def full_like(
+    x: Tensor, value: Scalar, shape: Sequence[int] | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """A tensor of one number with the dtype and placement of `x` (and its shape, unless given)."""
     return x._full(x.shape if shape is None else tuple(shape), x.dtype, value)  # noqa: SLF001
 
 
-def _unary(kind: str, x: Tensor) -> Tensor:
-    found: Tensor = apply(kind, x)
-    return found
+def unary(kind: str, x: Tensor) -> Tensor:
+    """An op of one tensor, without attributes."""
+    return x._unary(kind)  # noqa: SLF001  # the methods' own way, and the quickest
 
 
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+@takes_out
+def reshape(x: Tensor, shape: Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """The same elements in another shape; one extent may be -1."""
     return x.reshape(shape)
 
 
-def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+@takes_out
+def transpose(x: Tensor, axes: Sequence[int] | None = None, *, out: Tensor | None = None) -> Tensor:
     """Axes permuted; without `axes`, reversed."""
     return x.transpose() if axes is None else x.transpose(axes)
 
 
-def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+@takes_out
+def concat(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Tensors joined along an axis; the other extents are equal."""
     if not tensors:
         raise UsageError("concat needs at least one tensor")
@@ -230,14 +261,22 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return found
 
 
-def slice(x: Tensor, starts: Sequence[int], stops: Sequence[int]) -> Tensor:
+@takes_out
+def slice(
+    x: Tensor, starts: Sequence[int], stops: Sequence[int], *, out: Tensor | None = None
+) -> Tensor:
     """The box `starts[i]:stops[i]` along every axis i; `x[1:, ...]` is the short form."""
     found: Tensor = apply("slice", x, starts=tuple(starts), stops=tuple(stops))
     return found
 
 
+@takes_out
 def redistribute(
-    x: Tensor, placement: Placement | None = None, sbp: SbpLike | None = None
+    x: Tensor,
+    placement: Placement | None = None,
+    sbp: SbpLike | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The same value on another placement and/or with another SBP."""
     return x.redistribute(placement, sbp)
@@ -246,32 +285,50 @@ def redistribute(
 # --- reductions -----------------------------------------------------------------------------------
 
 
-def sum(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def sum(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Sum over axes (all by default)."""
     return x.sum(axis, keepdims)
 
 
-def mean(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def mean(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Arithmetic mean over axes (all by default)."""
     return x.mean(axis, keepdims)
 
 
-def max(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def max(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Greatest element over axes (all by default)."""
     return x.max(axis, keepdims)
 
 
-def min(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def min(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Smallest element over axes (all by default)."""
     return x.min(axis, keepdims)
 
 
-def argmax(x: Tensor, axis: int = -1, keepdims: bool = False) -> Tensor:
+@takes_out
+def argmax(
+    x: Tensor, axis: int = -1, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Index of the greatest element along an axis, as int64; the first of equal ones."""
     return x.argmax(axis, keepdims)
 
 
-def softmax(x: Tensor, axis: int = -1, split_axis: bool = False) -> Tensor:
+@takes_out
+def softmax(
+    x: Tensor, axis: int = -1, split_axis: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """exp(x) normalised to sum to one along an axis.
 
     With `split_axis` the axis may be split over devices: maxima and sums are reduced, x is not
@@ -283,7 +340,10 @@ def softmax(x: Tensor, axis: int = -1, split_axis: bool = False) -> Tensor:
     return x.softmax(axis)
 
 
-def log_softmax(x: Tensor, axis: int = -1, split_axis: bool = False) -> Tensor:
+@takes_out
+def log_softmax(
+    x: Tensor, axis: int = -1, split_axis: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Logarithm of softmax, computed without overflow; `split_axis` as in `softmax`."""
     if split_axis:
         found: Tensor = split_softmax.split_log_softmax(x, normalize_axes(axis, x.ndim)[0])
@@ -294,31 +354,44 @@ def log_softmax(x: Tensor, axis: int = -1, split_axis: bool = False) -> Tensor:
 # --- layers ---------------------------------------------------------------------------------------
 
 
-def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+@takes_out
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """a [..., m, k] times b [..., k, n]; leading axes broadcast. `transpose_*` swaps the last two
     axes of an operand first.
     """
-    attrs = {}
+    attrs: dict[str, AttrValue] = {}
     if transpose_a:
         attrs["transpose_a"] = True
     if transpose_b:
         attrs["transpose_b"] = True
-    found: Tensor = apply("matmul", a, b, **attrs)
-    return found
+    return a._apply("matmul", (a, b), attrs)[0]  # noqa: SLF001  # as `apply`, and quicker
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@takes_out
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """x [..., in] times weight [out, in] transposed, plus bias [out]: [..., out]."""
-    product = matmul(x, weight, transpose_b=True)
+    product: Tensor = apply("matmul", x, weight, transpose_b=True)
     return product if bias is None else product + bias
 
 
+@takes_out
 def cross_entropy(
     logits: Tensor,
     labels: Tensor,
     reduction: str = "mean",
     ignore_index: int | None = -100,
     split_classes: bool = False,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """-log softmax(logits)[label], of logits [..., classes] and integer labels [...].
 
@@ -353,19 +426,24 @@ def cross_entropy(
     return found
 
 
-def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float = 1e-5) -> Tensor:
+@takes_out
+def layer_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, eps: float = 1e-5, *, out: Tensor | None = None
+) -> Tensor:
     """x normalised to mean 0 and variance 1 along its last axis, times gamma, plus beta."""
     found: Tensor = apply("layer_norm", x, gamma, beta, eps=eps)[0]
     return found
 
 
-def embedding(table: Tensor, ids: Tensor) -> Tensor:
+@takes_out
+def embedding(table: Tensor, ids: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Rows of table [count, dim] by ids [...]: [..., dim]."""
     found: Tensor = apply("embedding", table, ids)
     return found
 
 
-def dropout(x: Tensor, rate: float, key: int | None = None) -> Tensor:
+@takes_out
+def dropout(x: Tensor, rate: float, key: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """Elements are zeroed with probability `rate`, the others scaled by 1 / (1 - rate).
 
     Which ones depends on the job's seed, the step, the element's global index and `key`; by
@@ -377,12 +455,21 @@ def dropout(x: Tensor, rate: float, key: int | None = None) -> Tensor:
     return found
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+@takes_out
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """softmax(q kᵀ / sqrt(d)) v for q, k, v of shape [..., length, d]; a position sees none after
     it.
 
     The weights of later positions are exactly zero.
     """
+    if query.ndim < 2 or key.ndim < 2 or not query.shape[-1]:
+        raise ShapeError(
+            "causal attention needs queries and keys of several numbers per position",
+            got=f"{query.shape} and {key.shape}",
+            expected="[..., length, d]",
+        )
     length = query.shape[-2]
     if key.shape[-2] != length:
         raise ShapeError(
@@ -405,7 +492,8 @@ _FAR_BELOW = {
 """Scores of hidden positions, per dtype: exp of them is zero, and differences do not overflow."""
 
 
-def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+@takes_out
+def accuracy(logits: Tensor, labels: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Share of positions whose greatest logit (last axis) is the label's: a float32 scalar."""
     found = logits.argmax(-1)
     return found.equal(labels.cast(found.dtype)).cast(DType.FLOAT32).mean()

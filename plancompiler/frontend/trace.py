@@ -23,6 +23,7 @@ from plancompiler.errors import (
     TracingError,
     UsageError,
 )
+from plancompiler.frontend.out import takes_out
 from plancompiler.ir import (
     BROADCAST,
     NO_ORIGIN,
@@ -452,12 +453,15 @@ def output(name: str, value: Value, finite: bool | None = None) -> None:
     )
 
 
+@takes_out
 def full(
     shape: int | Sequence[int],
     value: Scalar,
     dtype: DType | str,
     placement: Placement,
     sbp: SbpLike | None = None,
+    *,
+    out: Any = None,
 ) -> Value:
     """A tensor that holds one number; without `sbp` the compiler chooses its layout."""
     attrs: dict[str, AttrValue] = {
@@ -470,25 +474,40 @@ def full(
     return found
 
 
+@takes_out
 def zeros(
-    shape: int | Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
+    shape: int | Sequence[int],
+    dtype: DType | str,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    *,
+    out: Any = None,
 ) -> Value:
     """A tensor of zeros; without `sbp` the compiler chooses its layout."""
     return full(shape, 0, dtype, placement, sbp)
 
 
+@takes_out
 def ones(
-    shape: int | Sequence[int], dtype: DType | str, placement: Placement, sbp: SbpLike | None = None
+    shape: int | Sequence[int],
+    dtype: DType | str,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    *,
+    out: Any = None,
 ) -> Value:
     """A tensor of ones; without `sbp` the compiler chooses its layout."""
     return full(shape, 1, dtype, placement, sbp)
 
 
+@takes_out
 def constant(
     value: object,
     dtype: DType | str,
     placement: Placement,
     sbp: SbpLike | None = None,
+    *,
+    out: Any = None,
 ) -> Value:
     """A small tensor whose elements are written into the job: a number, nested lists or an array.
 

@@ -68,5 +68,7 @@ def folder_path(name: str, value: object) -> Path:
     if path == "":
         raise UsageError(f"{name} must be a path", got="an empty path")
     if not isinstance(path, str):
-        raise UsageError(f"{name} must be a path", got=repr(value))
+        raise UsageError(
+            f"{name} must be a path", got=repr(value), expected="a text or a pathlib.Path"
+        )
     return Path(path)

@@ -67,7 +67,7 @@ class DType(enum.Enum):
             return value
         try:
             found = _BY_NAME[value if isinstance(value, str) else np.dtype(value).name]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             raise DTypeError(
                 "unknown dtype", got=repr(value), expected="one of " + ", ".join(_BY_NAME)
             ) from None

@@ -6,15 +6,17 @@ scalars become attributes of the `*_scalar` ops, so that they keep the tensor's 
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from plancompiler.errors import AttributeValueError, ShapeError, TracingError
+from plancompiler.errors import AttributeValueError, ShapeError, TracingError, UsageError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp, Sbp
+from plancompiler.ir.source import user_line
 
 Scalar = bool | int | float
 SbpLike = NdSbp | Sbp | str | Iterable[Sbp | str]
@@ -208,31 +210,63 @@ class TensorOperators:
         return self._unary("min", axes=self._axes(axis), keepdims=keepdims)
 
     def argmax(self, axis: int = -1, keepdims: bool = False) -> Self:
-        return self._unary("argmax", axis=self._axes(axis)[0], keepdims=keepdims)
+        return self._unary("argmax", axis=self._axis(axis), keepdims=keepdims)
 
     def softmax(self, axis: int = -1) -> Self:
-        return self._unary("softmax", axis=self._axes(axis)[0])
+        return self._unary("softmax", axis=self._axis(axis))
 
     def log_softmax(self, axis: int = -1) -> Self:
-        return self._unary("log_softmax", axis=self._axes(axis)[0])
+        return self._unary("log_softmax", axis=self._axis(axis))
 
     def redistribute(self, placement: Placement | None = None, sbp: SbpLike | None = None) -> Self:
         """The same value on another placement and/or with another SBP: the one word for it."""
+        if placement is not None and not isinstance(placement, Placement):
+            raise UsageError(
+                "a placement is needed here",
+                op="redistribute",
+                source=user_line(),
+                got=f"{type(placement).__name__} {placement}"[:80],
+                expected="a pc.Placement first, or sbp=",
+            )
         return self._redistribute(placement, None if sbp is None else NdSbp.of(sbp))
 
     @abstractmethod
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Self:
         """The tensor in another layout."""
 
+    def _axis(self, axis: int) -> int:
+        found = normalize_axes(axis, self.ndim)
+        if len(found) != 1:
+            raise AttributeValueError(
+                "one axis is needed here", got=axis, expected="a whole number"
+            )
+        return found[0]
+
     def _axes(self, axis: int | Sequence[int] | None) -> tuple[int, ...]:
         return normalize_axes(axis, self.ndim)
+
+
+def whole_numbers(name: str, value: Any) -> tuple[int, ...]:
+    """One whole number of any integer type, or several, as a tuple; else an AttributeValueError."""
+    if value.__class__ is int:
+        return (value,)
+    try:
+        if hasattr(value, "__index__") and getattr(value, "shape", ()) == ():
+            return (operator.index(value),)
+        return tuple([operator.index(each) for each in value])
+    except TypeError:
+        raise AttributeValueError(
+            f"{name} must be whole numbers",
+            got=f"{type(value).__name__} {value}"[:80],
+            expected="a whole number, or a list or tuple of them",
+        ) from None
 
 
 def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """Axes as sorted, distinct, non-negative numbers; None means all."""
     if axis is None:
         return tuple(range(ndim))
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = whole_numbers("axes", axis)
     found = sorted({each + ndim if each < 0 else each for each in axes})
     if len(found) != len(axes) or any(not 0 <= each < ndim for each in found):
         raise AttributeValueError(
@@ -248,13 +282,13 @@ def _slice_bounds(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Starts and stops per axis of a basic index, and the axes that stay."""
     entries = list(index) if isinstance(index, tuple) else [index]
-    if sum(entry is Ellipsis for entry in entries) > 1 or len(entries) > len(shape) + (
-        Ellipsis in entries
-    ):
+    # Not `in`: an array would be compared element by element.
+    dots = sum(entry is Ellipsis for entry in entries)
+    if dots > 1 or len(entries) > len(shape) + dots:
         raise AttributeValueError(
             "an index has too many entries", got=repr(index), expected=f"at most {len(shape)}"
         )
-    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
+    at = next((at for at, entry in enumerate(entries) if entry is Ellipsis), len(entries))
     rest = len(entries) - at - 1
     entries[at : at + 1] = [slice(None)] * (len(shape) - at - max(rest, 0))
     starts, stops, kept = [], [], []
@@ -267,7 +301,7 @@ def _slice_bounds(
             starts.append(start)
             stops.append(max(start, stop))
             continue
-        if isinstance(entry, bool) or not is_scalar(entry) or int(entry) != entry:
+        if isinstance(entry, bool) or not is_scalar(entry) or entry % 1 != 0:
             raise AttributeValueError(
                 "an index is not a whole number, a slice or `...`",
                 got=type(entry).__name__,
@@ -286,6 +320,4 @@ def _slice_bounds(
 
 
 def _int_tuple(values: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
-    if len(values) == 1 and not isinstance(values[0], int):
-        return tuple(values[0])
-    return tuple(values)  # type: ignore[arg-type]  # a mix of ints and lists fails in shape inference
+    return whole_numbers("extents and axes", values[0] if len(values) == 1 else values)

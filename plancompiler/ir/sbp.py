@@ -96,6 +96,10 @@ class NdSbp:
             return _parse_nd_sbp(value)
         if isinstance(value, (Split, Broadcast, Partial)):
             return NdSbp((value,))
+        if not isinstance(value, Iterable):
+            raise SbpSyntaxError(
+                "not an SBP", got=f"{type(value).__name__} {value!r}", expected=_EXPECTED
+            )
         entries = []
         for entry in value:
             if isinstance(entry, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ _eager_world: Callable[[], Any] | None = None
 
 
 def set_eager_world(current: Callable[[], Any]) -> None:
-    """Say how to reach what runs ops at once, outside of all jobs. The package does it."""
+    """Say how to reach what runs ops at once, outside of all jobs. `public` does it."""
     global _eager_world
     _eager_world = current
 
@@ -134,7 +135,9 @@ def set_eager_world(current: Callable[[], Any]) -> None:
 def eager_world() -> Any:
     """What runs ops at once: the eager world, which has `add` as a job's builder does."""
     if _eager_world is None:
-        raise TracingError("nothing runs ops here outside of `with pc.job(...)`")
+        # Of a program that has asked the package for no name yet.
+        importlib.import_module("plancompiler.public")
+    assert _eager_world is not None
     return _eager_world()
 
 

@@ -1,5 +1,6 @@
 """The op table: one definition per op, one file per family. Importing this package fills it."""
 
+from plancompiler import blas_kernels as blas_kernels  # before NumPy
 from plancompiler.ops import (
     activation,
     attention,

@@ -13,6 +13,7 @@ import numpy as np
 
 from plancompiler.ops.check import FLOATS, expect_dtype, expect_inputs, expect_shape, only_attrs
 from plancompiler.ops.elementwise import register_unary, ufunc_kernel
+from plancompiler.ops.formula import by_slope
 from plancompiler.ops.kernel import Direct, blocks, in_float32, scratch, with_direct
 from plancompiler.ops.registry import (
     Array,
@@ -39,14 +40,15 @@ def _grad_infer(kind: str) -> Infer:
     return infer
 
 
-def _register_grad(kind: str, kernel: Kernel, doc: str) -> None:
-    """An op `(x or y, gradient of y) -> gradient of x`, linear in the gradient."""
+def _register_grad(kind: str, kernel: Kernel, slope: Callable[[Any], Any], doc: str) -> None:
+    """An op `(x or y, gradient of y) -> gradient of x`: the gradient times `slope(x or y)`."""
     register(
         OpDef(
             kind,
             infer=_grad_infer(kind),
             rule="..., ... -> ...",
             kernel=kernel,
+            gradient=by_slope(slope),
             linear=((1,),),
             inplace=((0, 0), (0, 1)),
             doc=doc,
@@ -88,7 +90,12 @@ def _relu_grad_kernel(
 
 
 register_unary("relu", _relu_kernel, _through("relu_grad", True), doc="max(x, 0).")
-_register_grad("relu_grad", _relu_grad_kernel, "dy where y > 0, else zero: (y, dy) -> dx.")
+_register_grad(
+    "relu_grad",
+    _relu_grad_kernel,
+    lambda y: (y > 0).cast(y.dtype),
+    "dy where y > 0, else zero: (y, dy) -> dx.",
+)
 
 
 # --- tanh and sigmoid -----------------------------------------------------------------------------
@@ -128,9 +135,16 @@ def _sigmoid_grad_kernel(
 register_unary(
     "tanh", ufunc_kernel(np.tanh), _through("tanh_grad", True), doc="The hyperbolic tangent."
 )
-_register_grad("tanh_grad", _tanh_grad_kernel, "dy * (1 - y * y): (y, dy) -> dx.")
+_register_grad(
+    "tanh_grad", _tanh_grad_kernel, lambda y: 1.0 - y * y, "dy * (1 - y * y): (y, dy) -> dx."
+)
 register_unary("sigmoid", _sigmoid_kernel, _through("sigmoid_grad", True), doc="1 / (1 + exp(-x)).")
-_register_grad("sigmoid_grad", _sigmoid_grad_kernel, "dy * y * (1 - y): (y, dy) -> dx.")
+_register_grad(
+    "sigmoid_grad",
+    _sigmoid_grad_kernel,
+    lambda y: (1.0 - y) * y,
+    "dy * y * (1 - y): (y, dy) -> dx.",
+)
 
 
 # --- gelu -----------------------------------------------------------------------------------------
@@ -177,10 +191,22 @@ def _gelu_grad_kernel(
         np.multiply(work, dy, out=dx)
 
 
+def _gelu_slope(x: Any) -> Any:
+    square = x * x
+    tanh = ((square * (_SCALE * _CUBIC) + _SCALE) * x).tanh()
+    inner = (square * (1.5 * _SCALE * _CUBIC) + 0.5 * _SCALE) * x
+    return ((1.0 - tanh) * inner + 0.5) * (tanh + 1.0)
+
+
 register_unary(
     "gelu",
     in_float32(_gelu_kernel),
     _through("gelu_grad", False),
     doc="The Gaussian error linear unit in its tanh form (Hendrycks & Gimpel, 2016).",
 )
-_register_grad("gelu_grad", in_float32(_gelu_grad_kernel), "The gradient of gelu: (x, dy) -> dx.")
+_register_grad(
+    "gelu_grad",
+    in_float32(_gelu_grad_kernel),
+    _gelu_slope,
+    "The gradient of gelu: (x, dy) -> dx.",
+)

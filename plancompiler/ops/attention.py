@@ -21,6 +21,7 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attention_formula import attention_formula, gradient_formula, mask_formula
 from plancompiler.ops.attention_tiles import Tiles
 from plancompiler.ops.check import (
     FLOATS,
@@ -33,7 +34,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
-from plancompiler.ops.gradient import only_first
+from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
@@ -321,9 +322,8 @@ def _product(context: KernelContext, left: Array, right: Array, out: Array, sets
 def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
-    dy = only_first("attention", grads)
     (query, key, value, *mask) = inputs
-    given = (query, key, value, *outputs, dy, *mask)
+    given = (query, key, value, *outputs, grads[0], *mask)
     found: tuple[Any, ...] = apply("attention_grad", *given, **attrs)
     # The gradient of a mask that is no parameter is needed by nobody, and left out.
     return (*found, *(apply("attention_mask_grad", *given, **attrs) for _ in mask))
@@ -400,7 +400,7 @@ register(
         infer=_infer,
         rule=_rule(3, "Y, L"),
         kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
+        gradient=unless_first(_gradient, attention_formula),
         extra=_extra,
         legal=_legal,
         flops=_flops,
@@ -409,8 +409,7 @@ register(
         "queries; `causal` hides the keys after a query, the last query seeing all. A fourth input "
         "is added to the scores [b, h, t, s]; each of its extents may be 1. Of the weights a share "
         "of `dropout` is zeroed, the others scaled by 1 / (1 - dropout), by the bits that dropout "
-        "with this `key` has for them. A query that sees no key gets 0. Gradients flow through the "
-        "first output alone.",
+        "with this `key` has for them. A query that sees no key gets 0.",
     )
 )
 _extra, _legal = split_by_groups(6, 3)
@@ -420,6 +419,7 @@ register(
         infer=_grad_infer,
         rule=_rule(6, "Q, K, V"),
         kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=by_formula(gradient_formula),
         linear=((5,),),
         extra=_extra,
         legal=_legal,
@@ -433,6 +433,7 @@ register(
         infer=_mask_grad_infer,
         rule=_rule(6, "M"),
         kernel=in_float32(contiguous(_mask_grad_kernel)),
+        gradient=by_formula(mask_formula),
         linear=((5,),),
         flops=_flops,
         doc="(q, k, v, y, logarithm of sums, dy, mask) -> the gradient of the mask.",

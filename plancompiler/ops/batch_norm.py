@@ -28,6 +28,7 @@ from plancompiler.ops.check import (
     float_attr,
     only_attrs,
 )
+from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import expand_to
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
@@ -91,6 +92,11 @@ def _per_channel(tensor: Any, x: Any) -> Any:
 def _count(x: Any) -> int:
     found: int = x.shape[0] * element_count(x.shape[2:])
     return found
+
+
+def _others(x: Any) -> tuple[int, ...]:
+    """Batch and space."""
+    return (0, *range(2, x.ndim))
 
 
 def _shared_count(context: KernelContext) -> float:
@@ -188,6 +194,12 @@ def _variance_grad_kernel(
     np.copyto(dmean, total, casting="same_kind")
 
 
+def _variance_grad_formula(attrs: AttrMap, x: Any, mean: Any, dvariance: Any) -> tuple[Any, Any]:
+    factor = _per_channel(dvariance * (2.0 / _count(x)), x)
+    dx = (x - _per_channel(mean, x)) * factor
+    return dx, -dx.sum(_others(x))
+
+
 register(
     OpDef(
         "channel_variance",
@@ -205,6 +217,7 @@ register(
         infer=_variance_grad_infer,
         rule=_rule("X, c, c -> X, c"),
         kernel=in_float32(contiguous(_variance_grad_kernel)),
+        gradient=by_formula(_variance_grad_formula),
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         inplace=((0, 0),),
         linear=((2,),),
@@ -273,6 +286,17 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         np.copyto(target, source, casting="same_kind")
 
 
+def _grad_formula(
+    attrs: AttrMap, x: Any, mean: Any, variance: Any, gamma: Any, dy: Any
+) -> tuple[Any, ...]:
+    rstd = apply("rsqrt", variance + float_attr(attrs, "eps"))
+    scale = gamma * rstd
+    plain = dy.sum(_others(x))
+    weighted = (dy * (x - _per_channel(mean, x))).sum(_others(x))
+    dvariance = scale * rstd * rstd * weighted * -0.5
+    return dy * _per_channel(scale, x), -(scale * plain), dvariance, rstd * weighted, plain
+
+
 register(
     OpDef(
         "batch_norm",
@@ -292,6 +316,7 @@ register(
         infer=_grad_infer,
         rule=_rule("X, c, c, c, X -> X, c, c, c, c"),
         kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=by_formula(_grad_formula),
         linear=((4,),),
         flops=lambda inputs, outputs, attrs: 5 * element_count(inputs[0].shape),
         inplace=((0, 0), (0, 4)),

@@ -176,7 +176,7 @@ def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None
 
         mask = of_box(context, "mask", box, masked)
         copy_unless_shared(inputs[0], outputs[0])
-        np.copyto(outputs[0], 0, where=mask)
+        np.copyto(outputs[0], outputs[0].dtype.type(0), where=mask)
 
     def gradient(
         attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]

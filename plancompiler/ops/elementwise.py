@@ -90,6 +90,8 @@ def _resolves(
     """Whether a ufunc makes this dtype of arrays of these, and of plain numbers of these types."""
     if not isinstance(ufunc, np.ufunc) or ufunc.nin != len(inputs) or ufunc.nout != 1:
         return False
+    if bool in inputs:  # which NumPy does not count among plain numbers
+        return False
     made: np.dtype[Any] = ufunc.resolve_dtypes((*inputs, None))[-1]
     return made == output
 

@@ -16,6 +16,7 @@ from plancompiler.ops.check import (
     expect_shape,
     only_attrs,
 )
+from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import blocks, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -75,6 +76,12 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         np.copyto(dup, value)
 
 
+def _grad_formula(attrs: AttrMap, gate: Any, up: Any, dy: Any) -> tuple[Any, Any]:
+    unit = gate.sigmoid()
+    value = gate * unit
+    return dy * up * (unit + (1.0 - unit) * value), dy * value
+
+
 def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
@@ -101,6 +108,7 @@ register(
         infer=_infer_of("swiglu_grad", 3, 2),
         rule="..., ..., ... -> ..., ...",
         kernel=in_float32(_grad_kernel),
+        gradient=by_formula(_grad_formula),
         linear=((2,),),
         flops=lambda inputs, outputs, attrs: 11 * element_count(inputs[0].shape),
         inplace=((0, 0), (1, 1), (1, 2)),

@@ -26,7 +26,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
-from plancompiler.ops.gradient import only_first
+from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
@@ -167,9 +167,42 @@ def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     (x, gamma, _), (_, mean, rstd) = inputs, outputs
-    dy = only_first("group_norm", grads)
-    dx, dgamma, dbeta = apply("group_norm_grad", x, gamma, mean, rstd, dy, groups=attrs["groups"])
+    given = (x, gamma, mean, rstd, grads[0])
+    dx, dgamma, dbeta = apply("group_norm_grad", *given, groups=attrs["groups"])
     return dx, dgamma, dbeta
+
+
+def _wide(x: Any, attrs: AttrMap) -> Any:
+    """x [n, c, ...] as [n, groups, elements of a group]."""
+    count, groups = x.shape[0], int_attr(attrs, "groups")
+    return x.reshape(count, groups, element_count(x.shape[1:]) // groups)
+
+
+def _over_channels(parameter: Any, x: Any) -> Any:
+    """gamma or beta as what is broadcast to x."""
+    return parameter.reshape((x.shape[1], *(1,) * (x.ndim - 2)))
+
+
+def _formula(attrs: AttrMap, x: Any, gamma: Any, beta: Any) -> tuple[Any, ...]:
+    wide = _wide(x, attrs)
+    mean = wide.mean(-1, keepdims=True)
+    centred = wide - mean
+    spread = (centred * centred).mean(-1, keepdims=True)
+    rstd = apply("rsqrt", spread + float_attr(attrs, "eps"))
+    y = (centred * rstd).reshape(x.shape) * _over_channels(gamma, x) + _over_channels(beta, x)
+    return y, mean.reshape(mean.shape[:2]), rstd.reshape(mean.shape[:2])
+
+
+def _grad_formula(
+    attrs: AttrMap, x: Any, gamma: Any, mean: Any, rstd: Any, dy: Any
+) -> tuple[Any, ...]:
+    mean, rstd = (each.reshape((*each.shape, 1)) for each in (mean, rstd))
+    unit = (_wide(x, attrs) - mean) * rstd
+    pulled = _wide(dy * _over_channels(gamma, x), attrs)
+    shared = pulled.mean(-1, keepdims=True) + unit * (pulled * unit).mean(-1, keepdims=True)
+    others = (0, *range(2, x.ndim))
+    dgamma = (dy * unit.reshape(x.shape)).sum(others)
+    return ((pulled - shared) * rstd).reshape(x.shape), dgamma, dy.sum(others)
 
 
 def _group_count(inputs: Types, attrs: AttrMap) -> int | None:
@@ -201,13 +234,13 @@ register(
         infer=_infer,
         rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, C -> X, T, T"),
         kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
+        gradient=unless_first(_gradient, _formula),
         extra=_extra,
         legal=_legal,
         flops=lambda inputs, outputs, attrs: 7 * element_count(inputs[0].shape),
         inplace=((0, 0),),
         doc="(x [n, c, ...], gamma [c], beta [c]) -> (y, mean, 1 / standard deviation) over each "
-        "of `groups` groups of channels and all of space. Gradients flow through y alone.",
+        "of `groups` groups of channels and all of space.",
     )
 )
 _extra, _legal = group_split(_group_count, (1, 0, 1, 1, 1), (1, 0, 0))
@@ -217,6 +250,7 @@ register(
         infer=_grad_infer,
         rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, T, T, X -> X, C, C"),
         kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=by_formula(_grad_formula),
         linear=((4,),),
         extra=_extra,
         legal=_legal,

@@ -25,6 +25,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
+from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import blocks, contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -39,6 +40,8 @@ from plancompiler.ops.softmax import IGNORE_INDEX
 
 Piece = Callable[[AttrMap, Array, Array, Array, Array], None]
 """(attributes, prediction, target, result, work buffer): a formula on pieces that fit in cache."""
+Slope = Callable[[AttrMap, Any, Any], Any]
+"""(attributes, prediction, target) -> d loss / d prediction, by tensor ops."""
 TargetGradient = Callable[[AttrMap, Any, Any, Any], Any]
 """(attributes, prediction, target, dloss) -> the gradient of the target."""
 
@@ -47,11 +50,13 @@ def _register_pointwise(
     kind: str,
     loss: Piece,
     slope: Piece,
+    formula: Slope,
     target_gradient: TargetGradient | None,
     doc: str,
     parameter: str | None = None,
 ) -> None:
-    """A loss per element, and its gradient op. `slope` is d loss / d prediction.
+    """A loss per element, and its gradient op. `slope` is d loss / d prediction; `formula`
+    is the same, for second derivatives.
 
     Without `target_gradient` the loss depends on the difference alone.
     """
@@ -108,6 +113,7 @@ def _register_pointwise(
             infer=lambda inputs, attrs: check(grad_kind, inputs, attrs, 3),
             rule="..., ..., ... -> ...",
             kernel=in_float32(grad_kernel),
+            gradient=by_formula(lambda attrs, x, target, dloss: formula(attrs, x, target) * dloss),
             linear=((2,),),
             flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
             inplace=((0, 0), (0, 1), (0, 2)),
@@ -168,6 +174,10 @@ def _bend_slope(width: float, slope: float, x: Array, target: Array, out: Array)
     np.multiply(out, slope / width, out=out)
 
 
+def _bend_formula(width: float, slope: float, difference: Any) -> Any:
+    return apply("clip", difference, low=-width, high=width) * (slope / width)
+
+
 def _smooth_l1(attrs: AttrMap, x: Array, target: Array, out: Array, work: Array) -> None:
     _bend(_positive(attrs, "beta"), 1.0, x, target, out, work)
 
@@ -186,12 +196,27 @@ def _huber_slope(attrs: AttrMap, x: Array, target: Array, out: Array, work: Arra
     _bend_slope(delta, delta, x, target, out)
 
 
-_register_pointwise("mse_loss", _mse, _mse_slope, None, "(x - target)², per element.")
-_register_pointwise("l1_loss", _l1, _l1_slope, None, "|x - target|, per element.")
+_register_pointwise(
+    "mse_loss",
+    _mse,
+    _mse_slope,
+    lambda attrs, x, target: (x - target) * 2.0,
+    None,
+    "(x - target)², per element.",
+)
+_register_pointwise(
+    "l1_loss",
+    _l1,
+    _l1_slope,
+    lambda attrs, x, target: apply("sign", x - target),
+    None,
+    "|x - target|, per element.",
+)
 _register_pointwise(
     "smooth_l1_loss",
     _smooth_l1,
     _smooth_l1_slope,
+    lambda attrs, x, target: _bend_formula(_positive(attrs, "beta"), 1.0, x - target),
     None,
     "With d = |x - target|: d² / (2 beta) below beta, d - beta / 2 above, per element.",
     "beta",
@@ -200,6 +225,7 @@ _register_pointwise(
     "huber_loss",
     _huber,
     _huber_slope,
+    lambda attrs, x, target: _bend_formula(*(_positive(attrs, "delta"),) * 2, x - target),
     None,
     "With d = |x - target|: d² / 2 below delta, delta * (d - delta / 2) above, per element "
     "(P. J. Huber, 1964).",
@@ -233,6 +259,10 @@ def _bce_slope(attrs: AttrMap, x: Array, target: Array, out: Array, work: Array)
     np.maximum(work, 1e-12, out=work)
     np.subtract(x, target, out=out)
     np.divide(out, work, out=out)
+
+
+def _bce_formula(attrs: AttrMap, x: Any, target: Any) -> Any:
+    return (x - target) / apply("maximum_scalar", (1.0 - x) * x, scalar=1e-12)
 
 
 def _bce_target(attrs: AttrMap, x: Any, target: Any, dloss: Any) -> Any:
@@ -280,6 +310,7 @@ _register_pointwise(
     "bce_loss",
     _bce,
     _bce_slope,
+    _bce_formula,
     _bce_target,
     "Binary cross-entropy of probabilities x: -(t log x + (1 - t) log(1 - x)), per element, "
     "logarithms not below -100.",
@@ -288,6 +319,7 @@ _register_pointwise(
     "bce_with_logits",
     _logits,
     _logits_slope,
+    lambda attrs, x, target: x.sigmoid() - target,
     lambda attrs, x, target, dloss: -(x * dloss),
     "Binary cross-entropy of sigmoid(x), per element, computed from x without overflow.",
 )
@@ -295,6 +327,7 @@ _register_pointwise(
     "kl_div",
     _kl,
     _kl_slope,
+    lambda attrs, x, target: -target,
     _kl_target,
     "Kullback-Leibler divergence target * (log target - x) of log-probabilities x, per element; "
     "zero where the target is.",

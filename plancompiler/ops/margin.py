@@ -25,6 +25,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
+from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import contiguous, in_float32
 from plancompiler.ops.loss import own_rows
 from plancompiler.ops.registry import (
@@ -115,6 +116,21 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         out.reshape(labels.size, width)[rows, columns] *= slope.astype(out.dtype, copy=False)
 
 
+def _grad_formula(attrs: AttrMap, cosines: Any, labels: Any, dy: Any) -> Any:
+    first, second, _, scale = _margins(attrs)
+    passed = dy * scale
+    if first == 1.0 and second == 0.0:
+        return passed
+    # nll_loss picks, and its gradient places, minus the number of each row's label.
+    kept = {name: value for name, value in attrs.items() if name == "ignore_index"}
+    x, pulled = (-apply("nll_loss", each, labels, **kept) for each in (cosines, passed))
+    inside = (abs(x) < NEAR_ONE).cast(x.dtype)
+    angle = apply("acos", x * inside)
+    slope = inside * apply("sin", angle * first + second) * first / apply("sin", angle)
+    change = pulled * (1.0 - slope)
+    return passed + apply("nll_loss_grad", labels, change, **kept, classes=cosines.shape[-1])
+
+
 register(
     OpDef(
         "margin_logits",
@@ -135,6 +151,7 @@ register(
         infer=lambda inputs, attrs: _infer("margin_logits_grad", 3, inputs, attrs),
         rule="... v, ..., ... v -> ... v",
         kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=by_formula(_grad_formula),
         linear=((2,),),
         flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
         inplace=((0, 2), (0, 0)),

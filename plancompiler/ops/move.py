@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -81,9 +82,13 @@ def _slice(indices: Indices) -> slice:
     return slice(start, stop if stop >= 0 else None, step)
 
 
+_Index = tuple[slice | EllipsisType, ...]
+"""It ends in `...`: without axes it would be an element, not a view."""
+
+
 def _copies(
     source: Region, target: Region, maps: Mapping[int, AxisMap]
-) -> tuple[list[tuple[tuple[slice, ...], tuple[slice, ...]]], bool]:
+) -> tuple[list[tuple[_Index, _Index]], bool]:
     """What to copy, as (target index, source index), and whether that leaves gaps."""
     per_axis = []
     covered = True
@@ -96,8 +101,8 @@ def _copies(
         here = (wanted >= low) & (wanted < high)
         covered = covered and bool(here.all())
         per_axis.append(_runs(places[here], wanted[here] - low) if here.any() else [])
-    found = [
-        (tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+    found: list[tuple[_Index, _Index]] = [
+        ((*(pair[0] for pair in pairs), ...), (*(pair[1] for pair in pairs), ...))
         for pairs in product(*per_axis)
     ]
     return found, not covered

@@ -20,7 +20,8 @@ from plancompiler.ops.check import (
     float_attr,
     only_attrs,
 )
-from plancompiler.ops.gradient import only_first
+from plancompiler.ops.formula import by_formula, unless_first
+from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -118,10 +119,24 @@ def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     (x, gamma, _), (_, mean, rstd) = inputs, outputs
-    dx, dgamma, dbeta = apply(
-        "layer_norm_grad", x, gamma, mean, rstd, only_first("layer_norm", grads)
-    )
+    dx, dgamma, dbeta = apply("layer_norm_grad", x, gamma, mean, rstd, grads[0])
     return dx, dgamma, dbeta
+
+
+def _formula(attrs: AttrMap, x: Any, gamma: Any, beta: Any) -> tuple[Any, ...]:
+    mean = x.mean(-1, keepdims=True)
+    centred = x - mean
+    spread = (centred * centred).mean(-1, keepdims=True)
+    rstd = apply("rsqrt", spread + float_attr(attrs, "eps"))
+    return centred * rstd * gamma + beta, mean, rstd
+
+
+def _grad_formula(
+    attrs: AttrMap, x: Any, gamma: Any, mean: Any, rstd: Any, dy: Any
+) -> tuple[Any, ...]:
+    unit, pulled = (x - mean) * rstd, dy * gamma
+    shared = pulled.mean(-1, keepdims=True) + unit * (pulled * unit).mean(-1, keepdims=True)
+    return (pulled - shared) * rstd, reduce_to(dy * unit, gamma.shape), reduce_to(dy, gamma.shape)
 
 
 register(
@@ -130,11 +145,11 @@ register(
         infer=_infer,
         rule="... [d], [d], [d] -> ... [d], ... 1, ... 1",
         kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
+        gradient=unless_first(_gradient, _formula),
         flops=lambda inputs, outputs, attrs: 7 * element_count(inputs[0].shape),
         inplace=((0, 0),),
         doc="(x, gamma, beta) -> (y, mean, 1 / standard deviation) over the last axis, which stays "
-        "whole. Gradients flow through y alone.",
+        "whole.",
     )
 )
 register(
@@ -143,6 +158,7 @@ register(
         infer=_grad_infer,
         rule="... [d], [d], ... 1, ... 1, ... [d] -> ... [d], [d], [d]",
         kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=by_formula(_grad_formula),
         linear=((4,),),
         flops=lambda inputs, outputs, attrs: 14 * element_count(inputs[0].shape),
         inplace=((0, 0), (0, 4)),

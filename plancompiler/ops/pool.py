@@ -40,7 +40,7 @@ from plancompiler.ops.registry import (
     register,
 )
 from plancompiler.ops.rule import Signature
-from plancompiler.ops.window import Window, box, window_of
+from plancompiler.ops.window import Index, Window, box, window_of
 
 _POOL_ATTRS = ("kernel", "stride", "padding", "dilation")
 
@@ -95,7 +95,7 @@ def _grad_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
 
 def _register_max(ndim: int) -> None:
     kind = f"max_pool{ndim}d"
-    grad_kind = f"{kind}_grad"
+    grad_kind, pick_kind = f"{kind}_grad", f"{kind}_pick"
 
     def output_type(name: str, inputs: Types, attrs: AttrMap) -> TensorType:
         only_attrs(name, attrs, *_POOL_ATTRS)
@@ -129,20 +129,50 @@ def _register_max(ndim: int) -> None:
         expect_shape(grad_kind, inputs[2], made.shape, "gradient")
         return (inputs[0],)
 
+    def winners(context: KernelContext, x: Array, y: Array) -> Iterator[tuple[Index, Index, Array]]:
+        """Windows, an element of each, and whether it is the window's first greatest one."""
+        open_ = scratch(context, "open", y.shape, np.dtype(bool))
+        open_.fill(True)
+        window = _window(grad_kind, context.attrs, ndim)
+        for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
+            target, source = (slice(None), *target), (slice(None), *source)
+            chosen = np.equal(x[source], y[target])
+            np.logical_and(chosen, open_[target], out=chosen)
+            np.logical_xor(open_[target], chosen, out=open_[target])
+            yield target, source, chosen
+
     def grad_kernel(
         context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
-        window = _window(grad_kind, context.attrs, ndim)
         for x, y, dy, dx in _planes(ndim, *inputs, *outputs):
             dx.fill(0)
-            open_ = scratch(context, "open", y.shape, np.dtype(bool))
-            open_.fill(True)
-            for _, target, source in window.positions(x.shape[1:], y.shape[1:]):
-                target, source = (slice(None), *target), (slice(None), *source)
-                chosen = np.equal(x[source], y[target])
-                np.logical_and(chosen, open_[target], out=chosen)
-                np.logical_xor(open_[target], chosen, out=open_[target])
+            for target, source, chosen in winners(context, x, y):
                 dx[source] += dy[target] * chosen
+
+    def grad_gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        return None, None, apply(pick_kind, *inputs[:2], grads[0], **attrs)
+
+    def pick_infer(inputs: Types, attrs: AttrMap) -> Types:
+        expect_inputs(pick_kind, inputs, 3)
+        made = output_type(pick_kind, inputs, attrs)
+        expect_shape(pick_kind, inputs[1], made.shape, "pooled input")
+        expect_shape(pick_kind, inputs[2], inputs[0].shape, "elements")
+        return (made,)
+
+    def pick_kernel(
+        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        for x, y, values, out in _planes(ndim, *inputs, *outputs):
+            out.fill(0)
+            for target, source, chosen in winners(context, x, y):
+                out[target] += values[source] * chosen
+
+    def pick_gradient(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        return None, None, apply(grad_kind, *inputs[:2], grads[0], **attrs)
 
     def gradient(
         attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
@@ -172,10 +202,24 @@ def _register_max(ndim: int) -> None:
             infer=grad_infer,
             rule=_line(ndim, "stt>s"),
             kernel=in_float32(contiguous(grad_kernel)),
+            gradient=grad_gradient,
             linear=((2,),),
             flops=_grad_flops,
             doc=f"The gradient of {kind}: (x, y, dy) -> dx, to the first greatest element of each "
             "window.",
+        )
+    )
+    register(
+        OpDef(
+            pick_kind,
+            infer=pick_infer,
+            rule=_line(ndim, "sts>t"),
+            kernel=in_float32(contiguous(pick_kernel)),
+            gradient=pick_gradient,
+            linear=((2,),),
+            flops=_pool_flops,
+            doc=f"What {kind}_grad is transposed: (x, y, elements like x) -> the element of each "
+            "window where x is greatest, the first of equal ones.",
         )
     )
 

@@ -23,6 +23,7 @@ from plancompiler.ops.check import (
 )
 from plancompiler.ops.elementwise import BINARY_RULE, UNARY_RULE
 from plancompiler.ops.erf import WORK, erf
+from plancompiler.ops.formula import by_slope
 from plancompiler.ops.kernel import blocks, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -47,6 +48,8 @@ Forward = Callable[..., None]
 """`(work, x, y, **attributes)`: y of a piece x, written into `y`, which may be `x`."""
 Backward = Callable[..., None]
 """`(work, x, dy, dx, **attributes)`: dx of a piece, written into `dx`, which may be `x` or `dy`."""
+Slope = Callable[..., Any]
+"""`(x, **attributes)`: dx / dy of a tensor, for second derivatives."""
 
 _BOOL = np.dtype(np.bool_)
 
@@ -81,7 +84,9 @@ def _infer_of(kind: str, count: int, defaults: Mapping[str, float]) -> Infer:
     return infer
 
 
-def _register(kind: str, forward: Forward, backward: Backward, doc: str, **defaults: float) -> None:
+def _register(
+    kind: str, forward: Forward, backward: Backward, formula: Slope, doc: str, **defaults: float
+) -> None:
     """Register an activation and its gradient; `defaults` are its attributes."""
     grad_kind = f"{kind}_grad"
 
@@ -107,6 +112,7 @@ def _register(kind: str, forward: Forward, backward: Backward, doc: str, **defau
             infer=_infer_of(grad_kind, 2, defaults),
             rule=BINARY_RULE,
             kernel=_kernel_of(backward, defaults),
+            gradient=by_slope(lambda x, **given: formula(x, **{**defaults, **given})),
             linear=((1,),),
             inplace=((0, 0), (0, 1)),
             doc=f"The gradient of {kind}: (x, dy) -> dx.",
@@ -159,8 +165,20 @@ def _logsigmoid_grad(work: Work, x: Array, dy: Array, dx: Array) -> None:
     np.multiply(share, dy, out=dx)
 
 
-_register("softplus", _softplus, _softplus_grad, "log(1 + exp(x)), without overflow.")
-_register("logsigmoid", _logsigmoid, _logsigmoid_grad, "log(sigmoid(x)), without overflow.")
+_register(
+    "softplus",
+    _softplus,
+    _softplus_grad,
+    lambda x: x.sigmoid(),
+    "log(1 + exp(x)), without overflow.",
+)
+_register(
+    "logsigmoid",
+    _logsigmoid,
+    _logsigmoid_grad,
+    lambda x: (-x).sigmoid(),
+    "log(sigmoid(x)), without overflow.",
+)
 
 
 # --- silu and mish --------------------------------------------------------------------------------
@@ -216,8 +234,18 @@ def _mish_grad(work: Work, x: Array, dy: Array, dx: Array) -> None:
     np.multiply(slope, dy, out=dx)
 
 
-_register("silu", _silu, _silu_grad, "x sigmoid(x), also called swish.")
-_register("mish", _mish, _mish_grad, "x tanh(softplus(x)) (D. Misra, 2019).")
+def _silu_slope(x: Any) -> Any:
+    share = x.sigmoid()
+    return ((1.0 - share) * x + 1.0) * share
+
+
+def _mish_slope(x: Any) -> Any:
+    tanh = apply("softplus", x).tanh()
+    return tanh + (1.0 - tanh * tanh) * x * x.sigmoid()
+
+
+_register("silu", _silu, _silu_grad, _silu_slope, "x sigmoid(x), also called swish.")
+_register("mish", _mish, _mish_grad, _mish_slope, "x tanh(softplus(x)) (D. Misra, 2019).")
 
 
 # --- elu, selu and leaky_relu ---------------------------------------------------------------------
@@ -281,14 +309,39 @@ def _leaky_relu_grad(work: Work, x: Array, dy: Array, dx: Array, slope: float) -
     np.multiply(slopes, dy, out=dx)
 
 
-_register("elu", _elu, _elu_grad, "x where x > 0, else alpha (exp(x) - 1).", alpha=1.0)
+def _scaled_elu_slope(x: Any, scale: float, alpha: float) -> Any:
+    above = (x > 0).cast(x.dtype)
+    below = apply("minimum_scalar", x, scalar=0.0).exp() * alpha
+    return (above + (1.0 - above) * below) * scale
+
+
+def _leaky_relu_slope(x: Any, slope: float) -> Any:
+    return (x > 0).cast(x.dtype) * (1.0 - slope) + slope
+
+
+_register(
+    "elu",
+    _elu,
+    _elu_grad,
+    lambda x, alpha: _scaled_elu_slope(x, 1.0, alpha),
+    "x where x > 0, else alpha (exp(x) - 1).",
+    alpha=1.0,
+)
 _register(
     "selu",
     _selu,
     _selu_grad,
+    lambda x: _scaled_elu_slope(x, _SELU_SCALE, _SELU_ALPHA),
     "The scaled elu that keeps mean 0 and variance 1 (G. Klambauer et al., 2017).",
 )
-_register("leaky_relu", _leaky_relu, _leaky_relu_grad, "x where x > 0, else slope * x.", slope=0.01)
+_register(
+    "leaky_relu",
+    _leaky_relu,
+    _leaky_relu_grad,
+    _leaky_relu_slope,
+    "x where x > 0, else slope * x.",
+    slope=0.01,
+)
 
 
 # --- hardsigmoid, hardswish and softsign ----------------------------------------------------------
@@ -346,14 +399,31 @@ def _softsign_grad(work: Work, x: Array, dy: Array, dx: Array) -> None:
     np.divide(dy, size, out=dx)
 
 
-_register("hardsigmoid", _hardsigmoid, _hardsigmoid_grad, "(x + 3) / 6, not below 0 nor above 1.")
+def _hardswish_slope(x: Any) -> Any:
+    inside, above = (mask.cast(x.dtype) for mask in (abs(x) < 3, x >= 3))
+    return inside * (x * (1 / 3) + 0.5) + above
+
+
+def _softsign_slope(x: Any) -> Any:
+    size = abs(x) + 1.0
+    return 1.0 / (size * size)
+
+
+_register(
+    "hardsigmoid",
+    _hardsigmoid,
+    _hardsigmoid_grad,
+    lambda x: (abs(x) < 3).cast(x.dtype) * (1 / 6),
+    "(x + 3) / 6, not below 0 nor above 1.",
+)
 _register(
     "hardswish",
     _hardswish,
     _hardswish_grad,
+    _hardswish_slope,
     "x hardsigmoid(x) (A. Howard et al., Searching for MobileNetV3, 2019).",
 )
-_register("softsign", _softsign, _softsign_grad, "x / (1 + |x|).")
+_register("softsign", _softsign, _softsign_grad, _softsign_slope, "x / (1 + |x|).")
 
 
 # --- gelu_exact -----------------------------------------------------------------------------------
@@ -386,10 +456,16 @@ def _gelu_exact_grad(work: Work, x: Array, dy: Array, dx: Array) -> None:
     np.multiply(density, dy, out=dx)
 
 
+def _gelu_exact_slope(x: Any) -> Any:
+    share = apply("erf", x * math.sqrt(0.5)) * 0.5 + 0.5
+    return share + (x * x * -0.5).exp() * x * (1 / math.sqrt(2 * math.pi))
+
+
 _register(
     "gelu_exact",
     _gelu_exact,
     _gelu_exact_grad,
+    _gelu_exact_slope,
     "x times the normal distribution function (Hendrycks & Gimpel, 2016); `gelu` has its tanh "
     "form.",
 )

@@ -232,7 +232,8 @@ def _import_custom(kind: str) -> OpDef:
             "this process may not import the module of a custom op",
             got=repr(kind),
             expected="one of " + ", ".join(sorted(_ALLOWED)) if _ALLOWED else "no custom ops",
-            hint=f"if its code can be trusted, start the worker with --allow-ops {top}",
+            hint=f"if its code can be trusted, start the master and its workers with --allow-ops "
+            f"{top}",
         )
     try:
         importlib.import_module(module)

@@ -20,7 +20,8 @@ from plancompiler.ops.check import (
     float_attr,
     only_attrs,
 )
-from plancompiler.ops.gradient import only_first
+from plancompiler.ops.formula import by_formula, unless_first
+from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -80,8 +81,20 @@ def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     x, gamma = inputs
-    dx, dgamma = apply("rms_norm_grad", x, gamma, outputs[1], only_first("rms_norm", grads))
+    dx, dgamma = apply("rms_norm_grad", x, gamma, outputs[1], grads[0])
     return dx, dgamma
+
+
+def _formula(attrs: AttrMap, x: Any, gamma: Any) -> tuple[Any, Any]:
+    square = (x * x).mean(-1, keepdims=True)
+    rstd = apply("rsqrt", square + float_attr(attrs, "eps"))
+    return x * rstd * gamma, rstd
+
+
+def _grad_formula(attrs: AttrMap, x: Any, gamma: Any, rstd: Any, dy: Any) -> tuple[Any, Any]:
+    unit, pulled = x * rstd, dy * gamma
+    dx = (pulled - unit * (pulled * unit).mean(-1, keepdims=True)) * rstd
+    return dx, reduce_to(dy * unit, gamma.shape)
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -120,11 +133,11 @@ register(
         infer=_infer,
         rule="... [d], [d] -> ... [d], ... 1",
         kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
+        gradient=unless_first(_gradient, _formula),
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
         inplace=((0, 0),),
         doc="(x, gamma) -> (x / sqrt(mean x² + eps) * gamma, 1 / root mean square) over the last "
-        "axis, which stays whole. Gradients flow through the first output alone.",
+        "axis, which stays whole.",
     )
 )
 register(
@@ -133,6 +146,7 @@ register(
         infer=_grad_infer,
         rule="... [d], [d], ... 1, ... [d] -> ... [d], [d]",
         kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=by_formula(_grad_formula),
         linear=((3,),),
         flops=lambda inputs, outputs, attrs: 9 * element_count(inputs[0].shape),
         inplace=((0, 0), (0, 3)),

@@ -226,13 +226,8 @@ def nd_signatures(
     ]
     return tuple(
         NdSignature(
-            tuple(
-                NdSbp(entries) for entries in zip(*(one.inputs for one in combination), strict=True)
-            ),
-            tuple(
-                NdSbp(entries)
-                for entries in zip(*(one.outputs for one in combination), strict=True)
-            ),
+            tuple(map(NdSbp, zip(*[one.inputs for one in combination], strict=True))),
+            tuple(map(NdSbp, zip(*[one.outputs for one in combination], strict=True))),
         )
         for combination in product(*choices)
     )

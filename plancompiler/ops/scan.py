@@ -20,6 +20,7 @@ from plancompiler.ops.check import (
     expect_shape,
     only_attrs,
 )
+from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import only_first
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.registry import (
@@ -29,6 +30,7 @@ from plancompiler.ops.registry import (
     OpDef,
     Types,
     apply,
+    apply_source,
     register,
 )
 from plancompiler.ops.rule import operand_line
@@ -148,6 +150,25 @@ def _cumprod_grad_kernel(
     np.copyto(dx, np.where(first, at_first, np.where(seen, 0, before)))
 
 
+def _cumprod_grad_formula(attrs: AttrMap, x: Any, dy: Any) -> Any:
+    """dx[i] is the sum over j >= i of dy[j] times the product of x[0..j] without x[i].
+
+    All these products at once take memory like the square of the axis, but no division: zeros
+    need no care, as in the kernel.
+    """
+    axis = axis_attr(attrs, x.ndim)
+    order = [*range(x.ndim)]
+    order[axis], order[-1] = order[-1], order[axis]
+    x, dy = (each.transpose(order) for each in (x, dy))
+    extent = x.shape[-1]
+    size = {"rows": extent, "columns": extent, "offset": 0}
+    own = apply_source(x, "eye", **size, dtype=str(x.dtype))
+    beside = (*x.shape[:-1], 1, extent)
+    others = x.reshape(beside) * (1.0 - own) + own
+    products = apply("triu", apply("cumprod", others, axis=x.ndim), diagonal=0)
+    return (products * dy.reshape(beside)).sum(-1).transpose(order)
+
+
 register(
     OpDef(
         "cumprod",
@@ -164,6 +185,7 @@ register(
         infer=_cumprod_grad_infer,
         rule=axis_rule,
         kernel=in_float32(_cumprod_grad_kernel),
+        gradient=by_formula(_cumprod_grad_formula),
         linear=((1,),),
         doc="The gradient of cumprod, also where elements are zero: (x, dy) -> dx.",
     )

@@ -22,6 +22,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
+from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -139,6 +140,14 @@ def _log_softmax_grad_kernel(
         np.subtract(dy, work, out=dx)
 
 
+def _softmax_grad_formula(attrs: AttrMap, y: Any, dy: Any) -> Any:
+    return (dy - (y * dy).sum(axis_attr(attrs, y.ndim), keepdims=True)) * y
+
+
+def _log_softmax_grad_formula(attrs: AttrMap, y: Any, dy: Any) -> Any:
+    return dy - y.exp() * dy.sum(axis_attr(attrs, y.ndim), keepdims=True)
+
+
 def _softmax_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
@@ -169,6 +178,7 @@ register(
         infer=_axis_infer("softmax_grad", 2),
         rule=_axis_rule,
         kernel=in_float32(_softmax_grad_kernel),
+        gradient=by_formula(_softmax_grad_formula),
         linear=((1,),),
         flops=_flops,
         inplace=((0, 1),),
@@ -193,6 +203,7 @@ register(
         infer=_axis_infer("log_softmax_grad", 2),
         rule=_axis_rule,
         kernel=in_float32(_log_softmax_grad_kernel),
+        gradient=by_formula(_log_softmax_grad_formula),
         linear=((1,),),
         flops=_flops,
         inplace=((0, 0), (0, 1)),
@@ -284,6 +295,12 @@ def _cross_entropy_grad_kernel(
         np.multiply(dx, factor[:, None], out=dx)
 
 
+def _cross_entropy_grad_formula(attrs: AttrMap, logits: Any, labels: Any, dloss: Any) -> Any:
+    """Cross-entropy is nll_loss of log_softmax; this is one's gradient of the other's."""
+    dlogs = apply("nll_loss_grad", labels, dloss, **attrs, classes=logits.shape[-1])
+    return apply("log_softmax_grad", logits.log_softmax(), dlogs, axis=logits.ndim - 1)
+
+
 def _cross_entropy_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
@@ -308,6 +325,7 @@ register(
         infer=_cross_entropy_grad_infer,
         rule="... [v], ..., ... -> ... [v]",
         kernel=in_float32(contiguous(_cross_entropy_grad_kernel)),
+        gradient=by_formula(_cross_entropy_grad_formula),
         linear=((2,),),
         flops=_flops,
         inplace=((0, 0),),

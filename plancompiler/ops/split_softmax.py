@@ -29,6 +29,7 @@ from plancompiler.ops.check import (
     int_attr,
     only_attrs,
 )
+from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import (
     contiguous,
     copy_unless_shared,
@@ -141,6 +142,15 @@ def _gradient(
     return dlogits, None, -(outputs[0] * dtotal) - counted * dtarget
 
 
+def _grad_formula(
+    attrs: AttrMap, logits: Any, labels: Any, shift: Any, dtotal: Any, dtarget: Any
+) -> Any:
+    column = (*labels.shape, 1)
+    powers = (logits - shift.reshape(column)).exp()
+    own = apply("nll_loss_grad", labels, -dtarget, **attrs, classes=logits.shape[-1])
+    return powers * dtotal.reshape(column) + own
+
+
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     names = ("shift", "gradient of the sum", "gradient of the target")
     _check("class_sums_grad", inputs, attrs, names)
@@ -181,6 +191,7 @@ register(
         infer=_grad_infer,
         rule="... v, ..., ..., ..., ... -> ... v",
         kernel=in_float32(contiguous(_grad_kernel)),
+        gradient=by_formula(_grad_formula),
         linear=((3, 4),),
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
         inplace=((0, 0),),

@@ -50,15 +50,21 @@ def _prod_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
 def _prod_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
-    # The product of the others: that of all nonzero ones without x, unless another one is zero.
+    # The product of the others: that of all nonzero ones without x, times the zeros among them.
+    # One such zero is kept as what it is, an element, for second derivatives go through it; of two
+    # the product is taken as constant, which only third derivatives would see.
     x = inputs[0]
     axes = axes_attr(attrs, x.ndim)
-    is_zero = x.equal(0).cast(x.dtype)
-    safe = x + is_zero
+    is_zero = x.equal(0)
+    none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001
+    safe, zeros = apply("where", is_zero, one, x), apply("where", is_zero, x, none)
     product = apply("prod", safe, axes=axes, keepdims=True)
-    alone = (is_zero.sum(axes, keepdims=True) - is_zero).equal(0)
+    count = is_zero.cast(x.dtype)
+    others = count.sum(axes, keepdims=True) - count
+    kept = masked(zeros.sum(axes, keepdims=True) - zeros, others.equal(1))
+    kept = kept + others.equal(0).cast(x.dtype)
     grad = expand_to(kept_axes(grads[0], attrs, x), x.shape)
-    return (masked(grad * (product / safe), alone),)
+    return (grad * (product / safe) * kept,)
 
 
 register(
@@ -231,11 +237,10 @@ def _logsumexp_kernel(
     greatest = np.maximum.reduce(x, axis=axes, keepdims=True)
     # Where all are minus infinity, or one is infinite, the greatest is the answer already.
     shift = np.where(np.isfinite(greatest), greatest, 0)
-    work = np.subtract(x, shift)
+    work = context.arrays.empty(x.shape, x.dtype)  # of 0-d arrays NumPy would make numbers
+    np.subtract(x, shift, out=work)
     np.exp(work, out=work)
-    total = np.add.reduce(work, axis=axes, keepdims=True)
-    np.log(total, out=total)
-    np.add(total, shift, out=total)
+    total = np.log(np.add.reduce(work, axis=axes, keepdims=True)) + shift
     np.copyto(out, total if keepdims else total.reshape(out.shape))
 
 
@@ -280,8 +285,9 @@ def _spread(context: KernelContext, x: Array, out: Array) -> None:
     axes, keepdims = _axes(context, x)
     shape = context.input_shapes[0]
     count = math.prod(shape[axis] for axis in axes)
-    total = np.add.reduce(x, axis=axes, keepdims=True)
-    work = np.subtract(x, np.divide(total, count, out=total))
+    mean = np.add.reduce(x, axis=axes, keepdims=True) / count
+    work = context.arrays.empty(x.shape, x.dtype)  # of 0-d arrays NumPy would make numbers
+    np.subtract(x, mean, out=work)
     np.square(work, out=work)
     np.add.reduce(work, axis=axes, out=out, keepdims=keepdims)
     np.divide(out, _degrees("var", shape, context.attrs), out=out)

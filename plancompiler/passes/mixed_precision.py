@@ -35,7 +35,7 @@ from plancompiler.ir import (
     freeze_attrs,
 )
 from plancompiler.ir.config import Config
-from plancompiler.ops.loss_scale import guarded_kind
+from plancompiler.ops.loss_scale import UPDATES, guarded_kind
 from plancompiler.ops.registry import infer_types, op_def
 from plancompiler.passes.base import PassResult, counted, with_ops
 
@@ -518,7 +518,9 @@ class _Rewrite:
                 op=op.name,
                 source=op.source,
                 got=op.kind,
-                expected="an update with a guarded form (plancompiler.ops.loss_scale.UPDATES)",
+                expected=f"one of {', '.join(UPDATES)}",
+                hint="use precision='bfloat16', which needs no loss scale, or an optimizer with "
+                "these updates",
             )
         self.guarded += 1
         return replace(op, kind=kind, inputs=(*op.inputs, flag))

@@ -14,6 +14,7 @@ What a layer is follows from the names of parameters: all up to the first number
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,15 +43,23 @@ from plancompiler.passes.base import (
     with_ops,
 )
 
+_log = logging.getLogger(__name__)
+
 
 def split_training_state(job: Job, config: Config) -> PassResult:
     """The job with parameters, optimizer state and gradients split as `config.zero` says.
 
-    Raises UsageError where a data-parallel axis is in no placement, and where nothing can be split.
+    On one device along the data-parallel axes, shards are whole: the job stays as it is, which a
+    warning says. Raises UsageError where a data-parallel axis is in no placement, and where there
+    are several devices and nothing can be split.
     """
     if config.zero == 0:
         return PassResult(job, "off")
     _check_axes(job, config)
+    if not any(_split_axes(op.placement, config.dp_axes) for op in job.ops):
+        said = f"zero {config.zero} splits nothing: one device along {_listed(config.dp_axes)}"
+        _log.warning("job %s: %s", job.name, said)
+        return PassResult(job, said)
     shards, notes = _find_shards(job, config.dp_axes)
     if not shards:
         parameter = next(op for op in job.ops if op.kind == "variable")
@@ -60,7 +69,8 @@ def split_training_state(job: Job, config: Config) -> PassResult:
             source=parameter.source,
             got=notes[0] if notes else "no trainable variable that an optimizer updates",
             expected=f"a trainable variable that is broadcast along {_listed(config.dp_axes)}",
-            hint="give the data-parallel axes more than one device, or leave zero out",
+            hint="leave zero out, or place variables that an optimizer updates broadcast along "
+            "the data-parallel axes",
         )
     rewrite = _Rewrite(job, config, shards)
     states = sum(len(shard.variables) - 1 for shard in shards)
@@ -211,6 +221,15 @@ def _state_of(
     return tuple(variables.values()), tuple(changes.values())
 
 
+def _split_axes(placement: Placement, dp_axes: Sequence[str]) -> list[int]:
+    """The data-parallel mesh axes of a placement that have several devices."""
+    return [
+        axis
+        for axis, name in enumerate(placement.axes or ())
+        if name in dp_axes and placement.hierarchy[axis] > 1
+    ]
+
+
 def _shard_layout(
     value: Value, placement: Placement, layout: NdSbp, dp_axes: Sequence[str]
 ) -> NdSbp | str:
@@ -220,11 +239,7 @@ def _shard_layout(
     cuts already cannot be cut again further out. Of the others one with equal pieces is taken if
     there is one, else the longest.
     """
-    mesh = [
-        axis
-        for axis, name in enumerate(placement.axes or ())
-        if name in dp_axes and placement.hierarchy[axis] > 1
-    ]
+    mesh = _split_axes(placement, dp_axes)
     if not mesh:
         return f"{placement} has no second device along {_listed(dp_axes)}"
     if any(layout[axis] != BROADCAST for axis in mesh):

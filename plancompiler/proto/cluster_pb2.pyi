@@ -63,7 +63,7 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,8 @@ class SubmitHeader(_message.Message):
     SAVE_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     SAVE_EVERY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
@@ -80,7 +82,9 @@ class SubmitHeader(_message.Message):
     save: str
     cache: bool
     save_every: int
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ...) -> None: ...
+    deadline: float
+    record: bool
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("job_id", "world_size")
@@ -123,7 +127,7 @@ class CancelReply(_message.Message):
     def __init__(self, cancelled: _Optional[bool] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive", "shipped")
+    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive", "shipped", "timeline")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +136,7 @@ class JobEvent(_message.Message):
     DROPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     phase: PhaseChange
     compiled: Compiled
     outputs: StepOutputs
@@ -140,7 +145,8 @@ class JobEvent(_message.Message):
     dropped_steps: int
     alive: bool
     shipped: Shipped
-    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ...) -> None: ...
+    timeline: RankTimeline
+    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., timeline: _Optional[_Union[RankTimeline, _Mapping]] = ...) -> None: ...
 
 class PhaseChange(_message.Message):
     __slots__ = ("phase", "seconds", "error")
@@ -181,6 +187,14 @@ class StepOutputs(_message.Message):
     rank: int
     chunk: Chunk
     def __init__(self, step: _Optional[int] = ..., rank: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class RankTimeline(_message.Message):
+    __slots__ = ("rank", "chunk")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    chunk: Chunk
+    def __init__(self, rank: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -231,7 +245,7 @@ class JobStatus(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written")
+    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +257,7 @@ class WorkerMessage(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     register: Register
     heartbeat: Heartbeat
     facts: Facts
@@ -254,7 +269,8 @@ class WorkerMessage(_message.Message):
     idle: JobDone
     fetched: Fetched
     written: OperationDone
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ...) -> None: ...
+    timeline: TimelineOf
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline: _Optional[_Union[TimelineOf, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback")
@@ -344,6 +360,14 @@ class StepOutputsOf(_message.Message):
     chunk: Chunk
     def __init__(self, job_id: _Optional[int] = ..., step: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
+class TimelineOf(_message.Message):
+    __slots__ = ("job_id", "chunk")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    chunk: Chunk
+    def __init__(self, job_id: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
 class OperationDone(_message.Message):
     __slots__ = ("job_id", "ticket")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -361,7 +385,7 @@ class JobFailed(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "index", "collect", "finish", "abort")
+    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "index", "collect", "finish", "abort", "timeline")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +397,7 @@ class MasterMessage(_message.Message):
     COLLECT_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     refused: ErrorReport
     heartbeat: Heartbeat
@@ -384,7 +409,8 @@ class MasterMessage(_message.Message):
     collect: OperationDone
     finish: JobDone
     abort: JobFailed
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[OperationDone, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ...) -> None: ...
+    timeline: OperationDone
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[OperationDone, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., timeline: _Optional[_Union[OperationDone, _Mapping]] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("rank", "world_size", "silence_seconds", "token")
@@ -417,18 +443,22 @@ class Compile(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job_id", "transport_token", "restore", "far", "save")
+    __slots__ = ("job_id", "transport_token", "restore", "far", "save", "deadline", "record")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     FAR_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     transport_token: str
     restore: str
     far: _containers.RepeatedCompositeFieldContainer[PeerAddress]
     save: str
-    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ...) -> None: ...
+    deadline: float
+    record: bool
+    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ...) -> None: ...
 
 class PeerAddress(_message.Message):
     __slots__ = ("rank", "address")

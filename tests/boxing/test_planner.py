@@ -12,6 +12,7 @@ from plancompiler.boxing.exchange import exchange_readers, exchange_sources, pla
 from plancompiler.boxing.planner import boxing_path
 from plancompiler.boxing.primitives import TABLE, primitive_between
 from plancompiler.ir import BROADCAST, DType, NdSbp, Partial, Placement, Reduction, Split
+from plancompiler.ir.task import Primitive
 from tests.boxing.cases import Case, check, random_case
 
 F64 = DType.FLOAT64
@@ -70,6 +71,25 @@ def test_a_split_moves_to_another_mesh_axis_in_one_exchange() -> None:
     for rank in range(16):
         (piece,) = exchange_sources(plan.exchange, rank)
         assert np.prod([stop - start for start, stop in piece.source]) == 64 * 8 / 4
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (2, 4), (3, 2), (8, 16), (1, 6), (2, 3, 4)])
+@pytest.mark.parametrize("reduction", [Reduction.SUM, Reduction.MAX])
+def test_no_way_is_cheaper_than_one_reduction_over_the_whole_mesh(mesh, reduction) -> None:
+    used = [extent > 1 for extent in mesh]
+    partial = NdSbp(tuple(Partial(reduction) if each else BROADCAST for each in used))
+    whole = NdSbp((BROADCAST,) * len(mesh))
+    options = [[BROADCAST, Split(0), Partial(reduction)] if each else [BROADCAST] for each in used]
+    between = [NdSbp(entries) for entries in product(*options)]
+    for extent in (1, 120, 120 * 10**4, 120 * 10**9):
+        (step,) = boxing_path(partial, whole, (extent,), F64, mesh)
+        assert step.primitive is Primitive.ALL_REDUCE
+        for middle in between:
+            ways = [
+                boxing_path(*pair, (extent,), F64, mesh)
+                for pair in ((partial, middle), (middle, whole))
+            ]
+            assert step.seconds <= sum(each.seconds for way in ways for each in way) * (1 + 1e-12)
 
 
 def test_the_table_has_a_row_for_every_pair_of_kinds_that_one_step_can_join() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from plancompiler.cli.main import cli
+from plancompiler.cli.program import cli
 
 MLP = """
 from pathlib import Path

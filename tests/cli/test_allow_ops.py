@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from plancompiler.worker_processes import worker_environment
 from tests.cli.conftest import Write
 
 WAIT = 60
+PROGRAM = [sys.executable, "-m", "plancompiler"]
 OPS = """
 import plancompiler as pc
 
@@ -41,7 +43,7 @@ def build(ranks=2):
 
 def run_command(file: str, *options: str) -> subprocess.CompletedProcess[str]:
     """`plancompiler run` in worker processes, far from the job file's folder."""
-    command = [sys.executable, "-m", "plancompiler", "run", file, "--steps", "2", "--json"]
+    command = [*PROGRAM, "run", file, "--steps", "2", "--json"]
     return subprocess.run(
         [*command, "--backend", "processes", *options],
         capture_output=True,
@@ -69,6 +71,53 @@ def test_an_op_in_the_job_file_itself(write: Write) -> None:
     done = run_command(write(text, "halving_job.py"), "--allow-ops", "halving_job")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["losses"] == [3.0, 3.0]
+
+
+def test_a_master_and_its_workers_need_leave_alike(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(OPS.format(kind=""), "halving_ops.py")
+    file = write(JOB.format(imports="from halving_ops import halved"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with cluster_of_one() as address:
+        refused = submit(file, address)
+    assert refused.returncode == 1
+    assert "UnknownOpError" in refused.stderr
+    assert "start the master and its workers with --allow-ops halving_ops" in refused.stderr
+    with cluster_of_one("--allow-ops", "halving_ops") as address:
+        done = submit(file, address)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["losses"] == [3.0, 3.0]
+
+
+@contextmanager
+def cluster_of_one(*allow: str) -> Iterator[str]:
+    """A master and its only worker, ended afterwards; the master's address."""
+    serve = ["master", "--listen", "127.0.0.1:0", "--ranks", "1", "--json"]
+    with ExitStack() as ended:
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            child = subprocess.Popen(
+                [*PROGRAM, *arguments, *allow],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            ended.callback(child.communicate, timeout=WAIT)
+            ended.callback(child.terminate)
+            return child
+
+        master = start(*serve)
+        assert master.stdout is not None
+        address = json.loads(master.stdout.readline())["address"]
+        start("worker", "--master", address)
+        yield address
+
+
+def submit(file: str, address: str) -> subprocess.CompletedProcess[str]:
+    """`plancompiler submit` of two steps."""
+    command = [*PROGRAM, "submit", file, "--master", address, "--steps", "2", "--json"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT)
 
 
 @pytest.fixture

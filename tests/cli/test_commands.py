@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from plancompiler.cli.compile import compare_texts
-from plancompiler.cli.main import cli
 from plancompiler.cli.options import parse_setting
+from plancompiler.cli.program import COMMANDS
 from plancompiler.errors import VerifyError
 from plancompiler.lower.compile import MODES
 from plancompiler.ops.registry import op_table
@@ -60,7 +60,7 @@ def json_of(invoke: Invoke, *arguments: str) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("command", sorted(cli.commands))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_has_an_example_and_json(invoke: Invoke, command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0

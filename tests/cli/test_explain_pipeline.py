@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from plancompiler.cli.explain import SLOTS_SHOWN, explain_pipeline, print_explained_pipeline
-from plancompiler.cli.main import cli
+from plancompiler.cli.program import cli
 from plancompiler.ir.pipeline import Pipeline
 from tests.examples import EXAMPLES
 from tests.simulate.stage_plans import stage_plans

@@ -234,7 +234,16 @@ def test_a_master_whose_port_is_taken(start: Start) -> None:
     second = start("master", "--listen", address, "--ranks", "1")
     _, errors = second.communicate(timeout=WAIT)
     assert second.returncode == 1
-    assert address in errors
+    # One paragraph, and no line of gRPC's own.
+    (said,) = errors.splitlines()
+    assert "the master cannot listen on this address" in said
+    assert f"{address}: Address already in use" in said
+    worker = start("worker", "--master", address, "--listen", address)
+    _, errors = worker.communicate(timeout=WAIT)
+    assert worker.returncode == 1
+    (hello, said) = errors.splitlines()
+    assert hello.startswith("worker of the master")
+    assert f"the worker cannot listen on this address. Got: {address}: Address already" in said
 
 
 def test_a_master_beyond_this_machine_needs_care(start: Start) -> None:

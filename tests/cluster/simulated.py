@@ -24,9 +24,11 @@ from plancompiler.cluster.messages import (
     PhaseChanged,
     Prepare,
     Prepared,
+    Recorded,
     Register,
     Run,
     Save,
+    SendTimeline,
     WorkerMessage,
     WriteIndex,
     Written,
@@ -294,6 +296,8 @@ class SimulatedCluster:
             if isinstance(work, Run) and worker.state.rank == 0:
                 for step in range(work.steps):
                     worker.to_master.append(Outputs(work.job_id, step, b""))
+            if isinstance(work, SendTimeline):
+                worker.to_master.append(Recorded(work.job_id, b"times"))
             if isinstance(work, Save) and work.background:
                 worker.beside = work
             self._tell_worker(
@@ -308,7 +312,7 @@ class SimulatedCluster:
                 return Prepared(job_id)
             case Run(job_id, ticket) | Save(job_id, ticket) | WriteIndex(job_id, ticket):
                 return OperationDone(job_id, ticket)
-            case Collect(job_id, ticket):
+            case Collect(job_id, ticket) | SendTimeline(job_id, ticket):
                 return OperationDone(job_id, ticket)
 
     # --- what is seen ---------------------------------------------------------------------------

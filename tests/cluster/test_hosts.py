@@ -15,13 +15,13 @@ import pytest
 
 from plancompiler.client import Client
 from plancompiler.errors import SecurityError, WorkerLostError
+from plancompiler.executor.comm.host_wire import HOST_VARIABLE
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
 from plancompiler.worker.agent import run_worker
-from plancompiler.worker.peers import HOST_VARIABLE
 from tests.cluster.conftest import Workers
 from tests.examples import EXAMPLES, TINY_GPT, gpt, mlp
 

@@ -60,6 +60,7 @@ WORKER_MESSAGES: list[m.WorkerMessage] = [
     m.Prepared(2),
     m.Outputs(3, 4, LARGE),
     m.Outputs(3, 4, b""),
+    m.Recorded(4, LARGE),
     m.OperationDone(5, 6),
     m.Written(5, 7),
     m.Failed(7, FULL),
@@ -77,11 +78,13 @@ MASTER_MESSAGES: list[m.MasterMessage] = [
     m.Run(4, 5, 6, True),
     m.Run(4, 5, 6, True, b"feeds"),
     m.Prepare(3, "token", "", save="folder"),
+    m.Prepare(3, "token", "", deadline=0.25, record=True),
     m.Save(7, 8, "folder"),
     m.Save(7, 8, "folder", background=True),
     m.WriteIndex(9, 10, "folder"),
     m.WriteIndex(9, 10, "folder", background=True),
     m.Collect(11, 12),
+    m.SendTimeline(12, 13),
     m.Finish(13),
     m.Abort(14, FULL),
 ]
@@ -92,6 +95,7 @@ EVENTS: list[m.JobEvent] = [
     m.CompileFinished("digest", 0.5, cached=True),
     m.Shipped(3, 4, 1 << 40),
     m.RankOutputs(3, 4, LARGE),
+    m.RankTimeline(4, LARGE),
     m.StepDone(5),
     m.TicketDone(6),
     m.StepsDropped(7),
@@ -288,6 +292,16 @@ def test_a_slow_reader_misses_the_oldest_steps_and_is_told() -> None:
     assert 0 < len(kept) * 1000 <= 10_000
     channel.forget_outputs()
     assert read_all(channel) == [m.StepsDropped(20), m.PhaseChanged(m.Phase.FINISHED, 1.0)]
+
+
+def test_timelines_are_kept_as_long_as_outputs() -> None:
+    channel = JobChannel(Job("j", ()), m.JobRequest(1, record=True))
+    channel.publish(m.RankTimeline(0, b"times"))
+    end = m.PhaseChanged(m.Phase.FINISHED, 1.0)
+    channel.publish(end)
+    assert read_all(channel) == [m.RankTimeline(0, b"times"), end]
+    channel.forget_outputs()
+    assert read_all(channel) == [end]
 
 
 def test_the_latest_step_is_kept_however_large() -> None:

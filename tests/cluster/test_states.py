@@ -14,8 +14,10 @@ from plancompiler.cluster.messages import (
     Outputs,
     PeerAddress,
     Phase,
+    PhaseChanged,
     Prepare,
     Prepared,
+    RankTimeline,
     Register,
     Run,
     Save,
@@ -114,6 +116,21 @@ def test_a_job_goes_through_all_phases_and_frees_the_workers() -> None:
     ]  # fmt: skip
     assert cluster.busy() == {0: 0, 1: 0, 2: 0}
     assert cluster.released == [job]
+
+
+def test_the_wishes_of_a_request_reach_the_workers_and_their_timelines_the_client() -> None:
+    cluster, workers = cluster_of(3)
+    job = cluster.submit(JobRequest(steps=2, deadline=7.5, record=True))
+    cluster.run()
+    assert cluster.phases(job) == ALL_GOOD
+    for worker in workers:
+        assert [(order.deadline, order.record) for order in worker.prepared] == [(7.5, True)]
+    recorded = [event for event in cluster.events[job] if isinstance(event, RankTimeline)]
+    assert sorted(event.rank for event in recorded) == [0, 1, 2]
+    assert isinstance(cluster.events[job][-1], PhaseChanged)
+    plain = cluster.submit(JobRequest(steps=2))
+    cluster.run()
+    assert not any(isinstance(event, RankTimeline) for event in cluster.events[plain])
 
 
 def steps_done(cluster: SimulatedCluster, job: int) -> int:

@@ -319,3 +319,112 @@ def test_a_rank_that_sleeps_before_a_reduction():
         assert "entered: [0, 1]; not entered: [2]" in str(error)
         assert "all_reduce sum of 8 bytes (operation 1 of ranks [0, 1, 2])" in str(error)
     assert "test_bad_input.py" in str(errors[0].report.source)
+
+
+# --- arguments of wrong types ---------------------------------------------------------------------
+
+X = pc.tensor(np.ones((2, 3)), ALONE)
+WRONG = {
+    "no tensor": lambda: pc.exp(np.ones(2)),
+    "list with a hole": lambda: pc.concat([X, None]),
+    "axis as text": lambda: X.sum("rows"),
+    "axis as tensor": lambda: pc.max(X, X),
+    "broken axis": lambda: pc.mean(X, 1.5),
+    "same axis twice": lambda: pc.sum(X, (0, -2)),
+    "no axis": lambda: X.softmax([]),
+    "index array": lambda: X[np.array([0, 1])],
+    "shape as text": lambda: X.reshape("2,3"),
+    "no shape": lambda: pc.reshape(X, None),
+    "window as text": lambda: pc.max_pool1d(X.reshape(1, 2, 3), "two"),
+    "complex number": lambda: X + 1j,
+    "complex array": lambda: pc.tensor(np.ones(2, complex), ALONE),
+    "long float": lambda: pc.tensor(np.ones(2, np.longdouble), ALONE),
+    "ragged list": lambda: pc.tensor([[1.0, 2.0], [3.0]], ALONE),
+    "texts": lambda: pc.tensor(["a"], ALONE, dtype="float32"),
+    "placement as text": lambda: pc.tensor([1.0], "cpu"),
+    "layout as number": lambda: pc.tensor([1.0], ALONE, 5),
+    "layout for placement": lambda: X.redistribute("S(0)"),
+    "dtype as tensor": lambda: X.cast(X),
+    "axes beyond count": lambda: pc.tensordot(X, X, 10**30),
+    "huge extent": lambda: pc.one_hot(pc.tensor([1], ALONE), 10**30),
+    "gradient as array": lambda: (pc.tensor(np.ones(2), ALONE, requires_grad=True) * 2.0).backward(
+        np.ones(2)
+    ),
+    "value as array": lambda: (X * 1.0).copy_(np.ones((2, 3))),
+    "by no tensor": lambda: pc.eager.grad(X, [None]),
+    "part of an array": lambda: pc.eager.local_part(np.ones(2)),
+    "no function": lambda: pc.eager.into(X, None, X),
+    "state as list": lambda: nn.Linear(2, 2).place(ALONE).load_state_dict([1]),
+    "parameters as one": lambda: pc.optim.SGD(lr=0.1).step(X),
+    "loss as number": lambda: LossScale().backward(1.0),
+    "folder as number": lambda: pc.eager.save(5, {}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arguments_of_wrong_types(name):
+    with pytest.raises(PlanCompilerError) as raised:
+        WRONG[name]()
+    report = raised.value.report
+    assert report.got is not None
+    assert report.expected is not None or report.hint is not None or report.op is not None
+
+
+def test_numbers_of_numpy_are_numbers():
+    two = np.int64(2)
+    assert X.sum(np.int64(1)).shape == (2,)
+    assert X.reshape(np.int32(6)).shape == (6,)
+    assert pc.split(X, np.int64(1))[1].shape == (1, 3)
+    assert pc.unsqueeze(X, np.int64(0)).shape == (1, 2, 3)
+    assert pc.roll(X, two, np.int8(1)).shape == (2, 3)
+    assert pc.uniform(two, placement=ALONE).shape == (2,)
+    assert pc.lerp(X, X * 3.0, np.float32(0.5)).numpy().tolist() == [[2.0] * 3] * 2
+
+
+def test_arrays_in_any_memory_order():
+    value = np.arange(6.0).reshape(2, 3)
+    frozen = value.copy()
+    frozen.flags.writeable = False
+    for array in (value.astype(">f8"), np.asfortranarray(value), frozen, value[::1, ::1]):
+        for _ in range(2):  # the second time a part of a known kind takes the short way
+            for x in (pc.tensor(array, ALONE), pc.from_local(array, ALONE)):
+                assert x.local.dtype.isnative
+                assert x.local.flags.c_contiguous
+                x += 1.0
+                np.testing.assert_array_equal(x.numpy(), value + 1.0)
+
+
+@pytest.mark.parametrize("given", [2.0, np.ones(3), "grad", pc.tensor(np.ones(2), ALONE)])
+def test_hooks_that_give_no_gradient(given):
+    w = pc.tensor(np.ones(3), ALONE, requires_grad=True)
+    w.register_hook(lambda grad: given)
+    with pytest.raises(GradientError, match="cannot take the place of the gradient"):
+        (w * 2.0).sum().backward()
+
+
+def test_scalars_of_no_axes_in_every_reduction():
+    for use in (pc.logsumexp, pc.var, pc.std, pc.flip, pc.sum, pc.max, pc.prod):
+        x = pc.tensor(np.float64(2.0), ALONE, requires_grad=True)
+        if use is not pc.std:  # whose slope is infinite there
+            use(x).backward()
+            assert np.isfinite(x.grad.item())
+        assert np.isfinite(use(x).item())
+    truths = pc.tensor(np.ones((2, 2), bool), ALONE)
+    assert pc.tril(truths).numpy().tolist() == [[True, False], [True, True]]
+    assert truths.equal(True).numpy().all()
+
+
+def test_loss_scaling_of_parameters_that_no_rank_holds_all_of():
+    """Ranks decide alike, also where the gradient that overflows lies on one of them."""
+
+    def rank(size):
+        first, second = pc.Placement("cpu", [0]), pc.Placement("cpu", [1])
+        a = pc.tensor(np.ones(2, np.float16), first, requires_grad=True)
+        b = pc.tensor(np.full(2, size, np.float16), second, requires_grad=True)
+        scale = LossScale(1024.0)
+        loss = ((a * 2.0).redistribute(second) * b).cast("float32").sum()
+        scale.backward(loss)
+        return scale.step(pc.optim.SGD(lr=0.5), [a, b]), scale.scale
+
+    assert spawn(rank, 2, 1.0) == [(True, 1024.0)] * 2
+    assert spawn(rank, 2, 100.0) == [(False, 512.0)] * 2

@@ -130,3 +130,22 @@ def test_wrong_uses():
             join_parts(kept, PAIR, "S(0)")
 
     spawn(rank, 2)
+
+
+@pytest.mark.parametrize("sbp", ["B", "S(0)", "P"])
+def test_second_derivatives_go_through_joined_parts(sbp):
+    """Where all ranks give one value, only one of them counts, in each derivative."""
+    value = np.array([-1.3, 0.7, 2.0])
+
+    def rank():
+        x = pc.tensor(value, PAIR, "S(0)" if sbp == "S(0)" else "B", requires_grad=True)
+        part = pc.eager.local_part(x)
+        y = pc.eager.join_parts(part * part, PAIR, sbp, x.shape)
+        (first,) = pc.eager.grad((y * y).sum(), [x], create_graph=True)
+        (second,) = pc.eager.grad((first * first).sum(), [x])
+        return first.numpy(), second.numpy()
+
+    times = 4.0 if sbp == "P" else 1.0  # (2 x²)² where both ranks' parts are summands
+    for first, second in spawn(rank, 2):
+        np.testing.assert_allclose(first, times * 4 * value**3)
+        np.testing.assert_allclose(second, times**2 * 2 * 4 * value**3 * 12 * value**2)

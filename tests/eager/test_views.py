@@ -283,3 +283,99 @@ def test_gradients_of_changes_are_the_same_in_compiled_functions():
         return x.grad.numpy().tolist()
 
     assert run(lambda function: function) == run(pc.compile) == [4.0, -8.0, 12.0]
+
+
+# --- what all ranks must see alike ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (1, 4)])
+@pytest.mark.parametrize("sbp", ["S(0)", "S(1)", "B"])
+def test_ranks_agree_on_which_reshapes_are_views(shape, sbp):
+    """A part of extent one lies in order where the others do not."""
+    value = np.arange(12.0)[: shape[0] * shape[1]].reshape(shape)
+
+    def rank():
+        x = pc.tensor(value, PAIR, sbp)
+        made = [x[:, 1], x.T.reshape(-1), (x.T * 1.0).reshape(-1), (x.T * 1.0).T.reshape(-1)]
+        seen = [each.is_view for each in made]
+        before = [each.numpy() for each in made]
+        made[0].zero_()
+        return seen, before, x.numpy()
+
+    first, second = spawn(rank, 2)
+    assert first[0] == second[0]
+    for seen, before, after in (first, second):
+        for got, want in zip(
+            before, (value[:, 1], value.T.ravel(), value.T.ravel(), value.ravel()), strict=True
+        ):
+            np.testing.assert_array_equal(got, want)
+        expected = value.copy()
+        if seen[0]:
+            expected[:, 1] = 0.0
+        np.testing.assert_array_equal(after, expected)
+    assert seen[0] or sbp == "S(1)" or shape[0] == 1
+
+
+def test_a_slice_that_is_a_copy_is_no_view_of_what_nobody_has():
+    def rank():
+        row = pc.tensor(VALUE, PAIR, "S(0)")[2]
+        row += pc.tensor(VALUE[0], PAIR, requires_grad=True).redistribute(sbp=row.sbp)
+        return row.is_view, row.requires_grad, row.numpy().tolist()
+
+    assert spawn(rank, 2) == [(False, True, (VALUE[2] + VALUE[0]).tolist())] * 2
+
+
+# --- gradients of values that a change reads ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "power"),
+    [
+        (lambda x: x.copy_(x), 1),
+        (lambda x: x.copy_(x * x), 2),
+        (lambda x: x.__imul__(x), 2),
+        (lambda x: x.copy_(x.redistribute(sbp="B") * x), 2),
+        (lambda x: pc.eager.into(x, pc.mul, x, x), 2),
+    ],
+)
+@pytest.mark.parametrize(("placement", "sbp"), [(ALONE, "B"), (PAIR, "S(0)")])
+def test_a_tensor_takes_a_value_made_of_itself(change, power, placement, sbp):
+    def rank():
+        w = pc.tensor(np.array([1.0, 2.0, 3.0]), placement, sbp, requires_grad=True)
+        x = w * 2.0
+        change(x)
+        return x.numpy(), pc.eager.grad(x.sum(), [w])[0].numpy()
+
+    for value, grad in spawn(rank, placement.size):
+        w = np.array([1.0, 2.0, 3.0])
+        np.testing.assert_allclose(value, (2.0 * w) ** power)
+        np.testing.assert_allclose(grad, power * 2.0 * (2.0 * w) ** (power - 1))
+
+
+@pytest.mark.parametrize("take", [lambda x: x.fill_(0.5), lambda x: x[:2].zero_()])
+def test_a_gradient_is_refused_and_not_left_out(take):
+    """`grad` walks only where it finds what it wants; a changed tensor has hidden the way."""
+    w = pc.tensor(np.array([1.0, 2.0, 3.0]), ALONE, requires_grad=True)
+    x = w * 2.0
+    y = x * x
+    take(x)
+    with pytest.raises(GradientError, match="changed in place after it was used"):
+        pc.eager.grad((y + w).sum(), [w])
+
+
+@pytest.mark.parametrize("sbp", ["S(0)", "S(1)", "S(2)"])
+def test_a_change_keeps_the_layout_of_thin_tensors(sbp):
+    """A reshape to the same shape may split another axis."""
+
+    def rank():
+        w = pc.tensor(np.array([[[3.0], [4.0]]]), PAIR, sbp, requires_grad=True)
+        x = pc.tensor(np.zeros((1, 2, 1)), PAIR, sbp)
+        y = pc.tensor(np.zeros((1, 2, 1)), PAIR, sbp)
+        pc.eager.into(x, lambda value: (value * 2.0).redistribute(sbp=sbp), w)
+        y.copy_(w)
+        loss = (x + y).sum()
+        loss.backward()
+        shapes = x.local.shape == x.local_shape and y.local.shape == y.local_shape
+        return shapes, x.numpy().ravel().tolist(), w.grad.numpy().ravel().tolist()
+
+    assert spawn(rank, 2) == [(True, [6.0, 8.0], [3.0, 3.0])] * 2

@@ -153,6 +153,55 @@ def test_eager_batches_are_those_of_the_step_that_draws_are_of(arrays, tokens):
     spawn(rank, 2)
 
 
+def test_one_batch_again_and_again_is_warned_of_once(arrays, tokens, caplog):
+    def read_all():
+        x, y = pc.data.Arrays(arrays, batch=5, placement=MESH, sbp="S(0)")
+        return [x, y, *pc.data.TokenFile(tokens, 3, 7, "uint16", placement=MESH, sbp="S(0)")]
+
+    def rank(wrap, steps):
+        generator = pc.manual_seed(6)
+        read = wrap(read_all)
+        for step in steps:
+            if step is not None:
+                generator.start_step(step)
+            read()
+        return [each.numpy() for each in read()], [each.numpy() for each in read()]
+
+    for wrap in (lambda it: it, pc.compile):
+        caplog.clear()
+        for first, second in spawn(rank, 2, wrap, (0, 1, 1, 0)):
+            for one, other in zip(first, second, strict=True):
+                np.testing.assert_array_equal(one, other)
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("plancompiler.eager", "WARNING")
+        assert "tests/frontend/test_data.py:" in record.getMessage()
+        assert "the batch of step 0 again" in record.getMessage()
+        assert "start_step(k) before step k" in record.getMessage()
+
+
+def test_batches_of_chosen_steps_are_not_warned_of(arrays, caplog):
+    def rank(wrap):
+        generator = pc.manual_seed(6)
+
+        def read():
+            return list(pc.data.Arrays(arrays, batch=5, placement=MESH, sbp="S(0)"))
+
+        run = wrap(read)
+        for step in (0, 1, 1, 0):
+            generator.start_step(step)
+            run()
+        generator.load_state(generator.state())
+        run()
+        with pc.using_generator(pc.Generator(6)):
+            run()
+        # Of the other rows of the file, which are other data.
+        pc.data.Arrays(arrays, batch=5, split=(0, 6), placement=MESH)
+
+    for wrap in (lambda it: it, pc.compile):
+        spawn(rank, 2, wrap)
+    assert not caplog.records
+
+
 def test_more_ranks_than_rows_leaves_some_without(arrays):
     with pc.job("j") as job:
         y = pc.data.Arrays(arrays, ["y"], batch=2, placement=GRID, sbp="[S(0), S(0)]")["y"]

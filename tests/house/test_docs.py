@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from plancompiler.cli.main import cli
+from plancompiler.cli import program
 from plancompiler.lower.compile import MODES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,22 +45,22 @@ def test_the_programs_of_the_readme_learn(number: int, command: list[str], tmp_p
     assert losses[-1] < 1e-3 * losses[0]
 
 
-@pytest.mark.parametrize("command", sorted(cli.commands))
+@pytest.mark.parametrize("command", sorted(program.COMMANDS))
 def test_every_option_of_a_command_is_described(command: str) -> None:
     text = section(command)
     options = [
         name
-        for parameter in cli.commands[command].params
+        for parameter in program.load_command(command).params
         if isinstance(parameter, click.Option) and not parameter.hidden
         for name in parameter.opts
     ]
     assert [name for name in options if name != "--json" and f"`{name}" not in text] == []
 
 
-@pytest.mark.parametrize("command", sorted(cli.commands))
+@pytest.mark.parametrize("command", sorted(program.COMMANDS))
 def test_every_described_option_exists(command: str) -> None:
     described = re.findall(r"`(-{1,2}[A-Za-z-]+)", section(command))
-    known = {name for parameter in cli.commands[command].params for name in parameter.opts}
+    known = {name for parameter in program.load_command(command).params for name in parameter.opts}
     foreign = {"--out"} if command == "inspect" else set()
     assert set(described) - known - foreign - {"--check-modes"} == set()
 
@@ -68,7 +68,7 @@ def test_every_described_option_exists(command: str) -> None:
 def test_the_documents_name_only_commands_that_exist() -> None:
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for line in re.findall(r"^ {4}.*?\bplancompiler (\w+)", file.read_text(), re.M):
-            assert line in cli.commands, f"{file.name}: plancompiler {line}"
+            assert line in program.COMMANDS, f"{file.name}: plancompiler {line}"
 
 
 def test_the_modes_are_described() -> None:

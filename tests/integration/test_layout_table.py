@@ -59,8 +59,8 @@ def test_a_difference_of_half_precision_is_tolerated() -> None:
 
 
 def test_what_the_compiler_refuses_is_a_row() -> None:
-    found = measure(Row({}, {"zero": 1}), 1)
-    assert "zero" in found["refused"]
+    found = measure(Row({}, {"sequence_parallel": True}), 1)
+    assert "sequence" in found["refused"]
     assert line(ONE_RANK, compare(ONE_RANK, found, [])).startswith("| 1 rank |  | | refused: ")
 
 

@@ -97,7 +97,7 @@ def _elementwise(make: _Maker) -> list[Sample]:
         Sample("cast", (whole(2, 5),), {"dtype": "bool"}, differentiable=False),
     ]
     found += [
-        Sample(kind, (real(5, 3), real(5, 3)), differentiable=False)
+        Sample(kind, (real(5, 3), real(5, 3)))
         for kind in ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad")
     ]
     found += [
@@ -202,9 +202,7 @@ def _learning(make: _Maker) -> list[Sample]:
             if kind == "log_softmax":
                 y = np.log(y)
             found.append(Sample(kind, (real(5, 3),), {"axis": axis}))
-            found.append(
-                Sample(f"{kind}_grad", (y, real(5, 3)), {"axis": axis}, differentiable=False)
-            )
+            found.append(Sample(f"{kind}_grad", (y, real(5, 3)), {"axis": axis}))
         found.append(Sample(kind, (real(2, 5, 4),), {"axis": 1}))
     labels = whole(4, 5)
     some = np.array([2, -100, 0, -100, 3])
@@ -213,8 +211,8 @@ def _learning(make: _Maker) -> list[Sample]:
         Sample("cross_entropy", (real(5, 4), some)),
         Sample("cross_entropy", (real(2, 3, 4), whole(4, 2, 3).astype(np.uint8))),
         Sample("cross_entropy", (real(5, 4), np.where(some < 0, 9, some)), {"ignore_index": 9}),
-        Sample("cross_entropy_grad", (real(5, 4), some, real(5)), differentiable=False),
-        Sample("cross_entropy_grad", (real(2, 3, 4), whole(4, 2, 3), real(2, 3)), {}, False),
+        Sample("cross_entropy_grad", (real(5, 4), some, real(5))),
+        Sample("cross_entropy_grad", (real(2, 3, 4), whole(4, 2, 3), real(2, 3))),
     ]
     for shape in ((5, 3), (2, 3, 4), (4,)):
         width = shape[-1:]
@@ -226,7 +224,6 @@ def _learning(make: _Maker) -> list[Sample]:
             Sample(
                 "layer_norm_grad",
                 (x, real(*width), mean, rstd, real(*shape)),
-                differentiable=False,
             )
         )
     found += [

@@ -63,7 +63,7 @@ def _margins(make: Maker) -> list[Sample]:
     for attrs in MARGINS:
         cosines, dy = (make.real(5, 4) * np.asarray(0.45, make.dtype) for _ in range(2))
         found.append(Sample("margin_logits", (cosines, some), attrs))
-        found.append(Sample("margin_logits_grad", (cosines, some, dy), attrs, False))
+        found.append(Sample("margin_logits_grad", (cosines, some, dy), attrs))
     cosines = make.real(2, 5, 3) * np.asarray(0.45, make.dtype)
     found.append(Sample("margin_logits", (cosines, all_rows), {**MARGINS[0], "ignore_index": 1}))
     return found

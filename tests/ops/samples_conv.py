@@ -83,7 +83,8 @@ def _pools(make: Maker) -> list[Sample]:
         x = real(*shape)
         y = run_dense(kind, [x], attrs)[0]
         found.append(Sample(kind, (x,), attrs))
-        found.append(Sample(f"{kind}_grad", (x, y, real(*y.shape)), attrs))
+        found.append(Sample(f"{kind}_grad", (x, y, real(*y.shape)), attrs, False))
+        found.append(Sample(f"{kind}_pick", (x, y, real(*x.shape)), attrs, False))
         for count_padding in (True, False):
             chosen = {**attrs, "count_padding": count_padding}
             size = shape[len(shape) - ndim :]

@@ -87,11 +87,11 @@ def _activations(make: Maker) -> list[Sample]:
     for kind in ACTIVATIONS:
         # From -4 to 4, beyond the bends of the hard ones.
         found.append(Sample(kind, (real(5, 3) * make.dtype.type(2.01),)))
-        found.append(Sample(f"{kind}_grad", (real(5, 3), real(5, 3)), differentiable=False))
+        found.append(Sample(f"{kind}_grad", (real(5, 3), real(5, 3))))
     found += [
         Sample("elu", (real(5, 2),), {"alpha": 0.7}),
         Sample("leaky_relu", (real(),), {"slope": 0.3}),
-        Sample("leaky_relu_grad", (real(5), real(5)), {"slope": 0.3}, differentiable=False),
+        Sample("leaky_relu_grad", (real(5), real(5)), {"slope": 0.3}),
     ]
     return found
 
@@ -185,7 +185,7 @@ def _scans(make: Maker) -> list[Sample]:
             for kind in ("cumprod", "cummax", "cummin")
         ]
         pair = (real(*shape), real(*shape))
-        found.append(Sample("cumprod_grad", pair, {"axis": axis}, differentiable=False))
+        found.append(Sample("cumprod_grad", pair, {"axis": axis}))
     zeros = real(5, 3)
     zeros[1, 0] = zeros[0, 1] = zeros[2, 1] = zeros[4, 1] = 0
     found += [

@@ -28,7 +28,7 @@ def _norms(make: Maker) -> list[Sample]:
         x, gamma = real(*shape), real(shape[-1])
         rstd = np.asarray(1 / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3), make.dtype)
         found.append(Sample("rms_norm", (x, gamma), eps))
-        found.append(Sample("rms_norm_grad", (x, gamma, rstd, real(*shape)), differentiable=False))
+        found.append(Sample("rms_norm_grad", (x, gamma, rstd, real(*shape))))
     for shape, groups in (((3, 4, 2), 2), ((2, 3, 2, 2), 3), ((2, 4, 3), 1), ((3, 4), 2)):
         x, gamma, beta = real(*shape), real(shape[1]), real(shape[1])
         folded = x.reshape(shape[0], groups, -1)
@@ -40,7 +40,6 @@ def _norms(make: Maker) -> list[Sample]:
                 "group_norm_grad",
                 (x, gamma, mean, rstd, real(*shape)),
                 {"groups": groups},
-                differentiable=False,
             )
         )
     for shape in ((3, 2, 2, 3), (5, 3), (2, 3, 4)):
@@ -49,9 +48,9 @@ def _norms(make: Maker) -> list[Sample]:
         found += [
             Sample("channel_mean", (x,)),
             Sample("channel_variance", (x, mean)),
-            Sample("channel_variance_grad", (x, mean, gamma), differentiable=False),
+            Sample("channel_variance_grad", (x, mean, gamma)),
             Sample("batch_norm", (x, mean, variance, gamma, beta), eps),
-            Sample("batch_norm_grad", (x, mean, variance, gamma, dy), eps, False),
+            Sample("batch_norm_grad", (x, mean, variance, gamma, dy), eps),
         ]
     return found
 
@@ -72,14 +71,14 @@ def _losses(make: Maker) -> list[Sample]:
         for shape in ((5, 3), ()):
             x, target = real(*shape), real(*shape)
             found.append(Sample(kind, (x, target), attrs))
-            found.append(Sample(f"{kind}_grad", (x, target, real(*shape)), attrs, False))
+            found.append(Sample(f"{kind}_grad", (x, target, real(*shape)), attrs))
     share = (real(5, 3) + 2) / 4
     share, target = (np.asarray(np.clip(one, 0.05, 0.95), make.dtype) for one in (share, 1 - share))
     found += [
         Sample("bce_loss", (share, target)),
-        Sample("bce_loss_grad", (share, target, real(5, 3)), differentiable=False),
+        Sample("bce_loss_grad", (share, target, real(5, 3))),
         Sample("kl_div", (real(5, 3), target)),
-        Sample("kl_div_grad", (real(5, 3), target, real(5, 3)), differentiable=False),
+        Sample("kl_div_grad", (real(5, 3), target, real(5, 3))),
     ]
     some, all_rows = np.array([2, -100, 0, -100, 3]), whole(3, 2, 5).astype(np.uint8)
     found += [
@@ -91,7 +90,7 @@ def _losses(make: Maker) -> list[Sample]:
         Sample("stop_gradient", (whole(3, 5),), differentiable=False),
         Sample("class_sums", (real(5, 4), some, real(5))),
         Sample("class_sums", (real(2, 5, 3), all_rows, real(2, 5)), {"ignore_index": 1}),
-        Sample("class_sums_grad", (real(5, 4), some, *(real(5) for _ in range(3))), {}, False),
+        Sample("class_sums_grad", (real(5, 4), some, *(real(5) for _ in range(3)))),
     ]
     return found
 
@@ -113,7 +112,7 @@ def _attentions(make: Maker) -> list[Sample]:
         outputs = run_dense("attention", inputs, attrs)
         dy = real(*outputs[0].shape)
         found.append(Sample("attention", inputs, attrs))
-        found.append(Sample("attention_grad", (*inputs, *outputs, dy), attrs, False))
+        found.append(Sample("attention_grad", (*inputs, *outputs, dy), attrs))
     return found
 
 
@@ -126,7 +125,7 @@ def _positions_and_gates(make: Maker) -> list[Sample]:
     ]
     for shape in ((5, 3), ()):
         found.append(Sample("swiglu", (real(*shape), real(*shape))))
-        found.append(Sample("swiglu_grad", tuple(real(*shape) for _ in range(3)), {}, False))
+        found.append(Sample("swiglu_grad", tuple(real(*shape) for _ in range(3))))
     return found
 
 

@@ -31,9 +31,9 @@ def _attentions(make: Maker) -> list[Sample]:
         outputs = run_dense("attention", (*inputs, *masks), attrs, seed=5, step=2)
         given = (*inputs, *outputs, real(*outputs[0].shape), *masks)
         found.append(Sample("attention", (*inputs, *masks), attrs))
-        found.append(Sample("attention_grad", given, attrs, False))
+        found.append(Sample("attention_grad", given, attrs))
         if masks:
-            found.append(Sample("attention_mask_grad", given, attrs, False))
+            found.append(Sample("attention_mask_grad", given, attrs))
     return found
 
 

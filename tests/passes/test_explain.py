@@ -11,7 +11,7 @@ import plancompiler as pc
 from plancompiler.boxing.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, estimate_step
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.cli.explain import explain
-from plancompiler.cli.main import cli
+from plancompiler.cli.program import cli
 from plancompiler.ir import Config
 from plancompiler.ir.config import FUSE_BYTES
 from plancompiler.lower.compile import compile_plans

@@ -292,8 +292,20 @@ def test_an_axis_that_does_not_exist_is_refused() -> None:
     assert "Expected: placements with named axes" in refused(job, zero=1)
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}])
+def test_on_one_device_there_is_nothing_to_split(
+    zero: int, layout: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    job = gpt(dp=1, layers=1, **layout)
+    with caplog.at_level("WARNING", "plancompiler"):
+        assert losses(job, 2, zero=zero) == losses(job, 2, zero=0)
+    (warning,) = caplog.records
+    assert f"zero {zero} splits nothing: one device along dp" in warning.getMessage()
+    assert record_of(job, "zero", zero=zero).summary in warning.getMessage()
+
+
 def test_nothing_to_split_is_refused() -> None:
-    assert "has no second device along dp" in refused(gpt(dp=1), zero=2)
     text = refused(tower_job(mesh(2)), zero=2)
     assert "Got: no trainable variable that an optimizer updates" in text
     with pc.job("split") as job:

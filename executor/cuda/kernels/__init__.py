@@ -47,7 +47,7 @@ def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel
     found = alone(kind, arrays, known) if kind in ALONE else None
     if found is not None:
         return found
-    if kind not in _TOLD:
+    if kind not in _TOLD and not definition.source:
         _TOLD.add(kind)
         _LOG.warning(
             "op %s has no kernel for devices: it runs on the host, with copies both ways", kind
@@ -66,6 +66,7 @@ def on_host(arrays: Any, kernel: Kernel, collects: bool) -> Kernel:
         host: KernelContext | None = context.state.get("on_host")
         if host is None:
             host = context.state["on_host"] = replace(context, arrays=np, state={})
+        host.attrs, host.seed = context.attrs, context.seed
         host.step, host.microbatch = context.step, context.microbatch
         host.input_regions, host.output_regions = context.input_regions, context.output_regions
         taken = [arrays.asnumpy(array) for array in inputs]

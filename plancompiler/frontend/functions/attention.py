@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import AttrValue
 from plancompiler.ops.attention import default_scale
 from plancompiler.ops.registry import apply
 
 
+@takes_out
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -18,6 +20,8 @@ def scaled_dot_product_attention(
     mask: Tensor | None = None,
     dropout: float = 0.0,
     dropout_key: int | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q kᵀ) v of q [b, h, t, d], k [b, g, s, d] and v [b, g, s, e]: [b, h, t, e].
 
@@ -41,6 +45,7 @@ def scaled_dot_product_attention(
     return found
 
 
+@takes_out
 def cached_attention(
     query: Tensor,
     key: Tensor,
@@ -48,6 +53,8 @@ def cached_attention(
     cache: tuple[Tensor, Tensor],
     position: Tensor,
     scale: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of new tokens to themselves and to all before `position`, without gradient.
 
@@ -66,12 +73,15 @@ def _scale(query: Tensor, scale: float | None) -> float:
     return default_scale(query.shape[-1]) if scale is None else float(scale)
 
 
+@takes_out
 def rotary_embedding(
     x: Tensor,
     base: float = 10000.0,
     offset: int = 0,
     interleaved: bool = False,
     position: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Pairs of features of x [..., t, d] turned by position * base ** (-2 i / d) (J. Su et al.,
     2021).
@@ -87,7 +97,8 @@ def rotary_embedding(
     return found
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+@takes_out
+def swiglu(gate: Tensor, up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """gate * sigmoid(gate) * up, of tensors of one shape (N. Shazeer, 2020)."""
     found: Tensor = apply("swiglu", gate, up)
     return found

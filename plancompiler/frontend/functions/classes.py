@@ -9,6 +9,7 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError, UsageError
 from plancompiler.frontend.functional import Tensor, maximum
+from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import Value
 from plancompiler.ir.arguments import real_number, whole_number
@@ -31,6 +32,7 @@ class ClassSample(NamedTuple, Generic[Tensor]):
     """How many classes of each range were sampled; their sum is s."""
 
 
+@takes_out
 def class_center_sample(
     labels: Tensor,
     classes: int | Sequence[int],
@@ -38,6 +40,8 @@ def class_center_sample(
     shards: int | None = None,
     ignore_index: int | None = -100,
     key: int | None = None,
+    *,
+    out: Sequence[Tensor | None] | None = None,
 ) -> ClassSample[Tensor]:
     """Of each range of classes those among the labels, and random others up to `num_samples`.
 
@@ -113,11 +117,14 @@ def _grown(
     return labels, tuple(map(max, zip(sizes, held, strict=True)))
 
 
+@takes_out
 def class_center_rows(
     weight: Tensor,
     sampled: Tensor,
     sizes: Sequence[int],
     classes: Sequence[int] | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The rows of weight [classes, ...] that `class_center_sample` has sampled: [s, ...].
 
@@ -138,11 +145,14 @@ def class_center_rows(
 # --- losses ---------------------------------------------------------------------------------------
 
 
+@takes_out
 def c_softmax_with_cross_entropy(
     logits: Tensor,
     labels: Tensor,
     ignore_index: int | None = -100,
     return_softmax: bool = False,
+    *,
+    out: Any = None,
 ) -> Any:
     """-log softmax(logits)[label] of logits [..., classes], whose classes may be split over
     devices: one loss per row, [...]; with `return_softmax` (losses, softmax [..., classes]).
@@ -158,6 +168,7 @@ def c_softmax_with_cross_entropy(
     return split_softmax.split_cross_entropy(logits, labels, **attrs)
 
 
+@takes_out
 def margin_cross_entropy(
     cosines: Tensor,
     labels: Tensor,
@@ -168,6 +179,8 @@ def margin_cross_entropy(
     reduction: str = "mean",
     ignore_index: int | None = -100,
     return_softmax: bool = False,
+    *,
+    out: Any = None,
 ) -> Any:
     """Cross-entropy of `scale` * cosines [..., classes], where that of the label, x, becomes
     cos(margin1 * acos x + margin2) - margin3 first. margin2 is an angle in radians.

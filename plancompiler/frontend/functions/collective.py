@@ -10,6 +10,7 @@ from typing import Any
 
 from plancompiler.errors import AttributeValueError, PlacementMismatchError, ShapeError
 from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.out import takes_out
 from plancompiler.ir import BROADCAST, Placement, Split
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.collective import mesh_axis, redistribute_along, reduced
@@ -18,7 +19,8 @@ from plancompiler.ops.registry import apply
 Along = str | int | None
 
 
-def all_reduce(x: Tensor, along: Along = None) -> Tensor:
+@takes_out
+def all_reduce(x: Tensor, along: Along = None, *, out: Tensor | None = None) -> Tensor:
     """A value that is partial along a mesh axis (by default along all), reduced: P → B.
 
     Its gradient passes as it is: backward is the identity. What is not partial stays as it is. In a
@@ -29,7 +31,8 @@ def all_reduce(x: Tensor, along: Along = None) -> Tensor:
     return found
 
 
-def all_reduce_gradient(x: Tensor, along: Along = None) -> Tensor:
+@takes_out
+def all_reduce_gradient(x: Tensor, along: Along = None, *, out: Tensor | None = None) -> Tensor:
     """The mirror image of `all_reduce`: the value as it is, its gradient reduced here.
 
     Without it the gradient of a broadcast value that is used with split data stays partial until it
@@ -41,14 +44,18 @@ def all_reduce_gradient(x: Tensor, along: Along = None) -> Tensor:
     return found
 
 
-def all_gather(x: Tensor, along: Along = None) -> Tensor:
+@takes_out
+def all_gather(x: Tensor, along: Along = None, *, out: Tensor | None = None) -> Tensor:
     """A value whole on all devices along a mesh axis: S → B. Its gradient is split like `x`."""
     _placement(x)
     found: Tensor = redistribute_along(x, along, BROADCAST)
     return found
 
 
-def reduce_scatter(x: Tensor, axis: int = 0, along: Along = None) -> Tensor:
+@takes_out
+def reduce_scatter(
+    x: Tensor, axis: int = 0, along: Along = None, *, out: Tensor | None = None
+) -> Tensor:
     """A value split by its axis `axis` along a mesh axis: of a partial one, P → S; its gradient is
     gathered.
     """
@@ -57,14 +64,20 @@ def reduce_scatter(x: Tensor, axis: int = 0, along: Along = None) -> Tensor:
     return found
 
 
-def all_to_all(x: Tensor, split_axis: int, along: Along = None) -> Tensor:
+@takes_out
+def all_to_all(
+    x: Tensor, split_axis: int, along: Along = None, *, out: Tensor | None = None
+) -> Tensor:
     """A split value, split by its axis `split_axis` instead along a mesh axis: S(i) → S(j)."""
     _placement(x)
     found: Tensor = redistribute_along(x, along, Split(normalize_axes(split_axis, x.ndim)[0]))
     return found
 
 
-def partial_transfer(x: Tensor, placement: Placement, along: Along = None) -> Tensor:
+@takes_out
+def partial_transfer(
+    x: Tensor, placement: Placement, along: Along = None, *, out: Tensor | None = None
+) -> Tensor:
     """A value on another placement, of which each rank sends a slice only.
 
     What is the same on all n devices along a mesh axis crosses once instead of n times: rank i
@@ -94,12 +107,15 @@ def partial_transfer(x: Tensor, placement: Placement, along: Along = None) -> Te
 # --- rows to experts ------------------------------------------------------------------------------
 
 
+@takes_out
 def global_scatter(
     x: Tensor,
     counts: Tensor,
     capacity: int,
     overflow: str = "error",
     along: Along = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Rows sent to the devices of their experts: [g, r, ...] → [g, e, capacity, ...].
 
@@ -118,12 +134,15 @@ def global_scatter(
     return found
 
 
+@takes_out
 def global_gather(
     y: Tensor,
     counts: Tensor,
     rows: int,
     overflow: str = "error",
     along: Along = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Rows brought back from the devices of their experts: [g, e, capacity, ...] → [g, rows, ...].
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.out import takes_out
+from plancompiler.ir.operators import whole_numbers
 from plancompiler.ops.registry import apply
 
 Sizes = int | Sequence[int]
@@ -18,7 +20,8 @@ Padding = int | str | Sequence[int] | Sequence[Sequence[int]]
 
 def per_axis(name: str, value: Sizes, ndim: int) -> tuple[int, ...]:
     """One number for each of `ndim` spatial axes; `name` is what an error calls them."""
-    found = (value,) * ndim if isinstance(value, int) else tuple(value)
+    given = whole_numbers(name, value)
+    found = given if isinstance(value, (list, tuple)) or len(given) != 1 else given * ndim
     if len(found) != ndim:
         raise AttributeValueError(
             f"{name} needs a number, or one per spatial axis", got=value, expected=f"{ndim} numbers"
@@ -99,6 +102,7 @@ def _convolve(
     return _biased(found, bias)
 
 
+@takes_out
 def conv1d(
     x: Tensor,
     weight: Tensor,
@@ -107,6 +111,8 @@ def conv1d(
     padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [n, c, length] convolved with weight [o, c / groups, k]: [n, o, windows].
 
@@ -117,6 +123,7 @@ def conv1d(
     return _convolve(1, x, weight, bias, stride, padding, dilation, groups)
 
 
+@takes_out
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -125,11 +132,14 @@ def conv2d(
     padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [n, c, h, w] convolved with weight [o, c / groups, kh, kw]; see `conv1d`."""
     return _convolve(2, x, weight, bias, stride, padding, dilation, groups)
 
 
+@takes_out
 def conv3d(
     x: Tensor,
     weight: Tensor,
@@ -138,6 +148,8 @@ def conv3d(
     padding: Padding = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [n, c, d, h, w] convolved with weight [o, c / groups, kd, kh, kw]; see `conv1d`."""
     return _convolve(3, x, weight, bias, stride, padding, dilation, groups)
@@ -162,6 +174,7 @@ def _convolve_transposed(
     return _biased(found, bias)
 
 
+@takes_out
 def conv_transpose1d(
     x: Tensor,
     weight: Tensor,
@@ -171,6 +184,8 @@ def conv_transpose1d(
     output_padding: Sizes = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The transposed convolution of x [n, c, length] with weight [c, o / groups, k]: what the
     convolution with this weight, stride, padding and dilation passes back.
@@ -182,6 +197,7 @@ def conv_transpose1d(
     )
 
 
+@takes_out
 def conv_transpose2d(
     x: Tensor,
     weight: Tensor,
@@ -191,6 +207,8 @@ def conv_transpose2d(
     output_padding: Sizes = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The transposed convolution of x [n, c, h, w]; see `conv_transpose1d`."""
     return _convolve_transposed(
@@ -198,6 +216,7 @@ def conv_transpose2d(
     )
 
 
+@takes_out
 def conv_transpose3d(
     x: Tensor,
     weight: Tensor,
@@ -207,6 +226,8 @@ def conv_transpose3d(
     output_padding: Sizes = 0,
     dilation: Sizes = 1,
     groups: int = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The transposed convolution of x [n, c, d, h, w]; see `conv_transpose1d`."""
     return _convolve_transposed(
@@ -233,12 +254,15 @@ def _pool(
     return found
 
 
+@takes_out
 def max_pool1d(
     x: Tensor,
     kernel: Sizes,
     stride: Sizes | None = None,
     padding: Padding = 0,
     dilation: Sizes = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The greatest element of each window of `kernel` elements over the last axis.
 
@@ -248,34 +272,43 @@ def max_pool1d(
     return _pool("max_pool", 1, x, kernel, stride, padding, dilation)
 
 
+@takes_out
 def max_pool2d(
     x: Tensor,
     kernel: Sizes,
     stride: Sizes | None = None,
     padding: Padding = 0,
     dilation: Sizes = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The greatest element of each window over the last two axes; see `max_pool1d`."""
     return _pool("max_pool", 2, x, kernel, stride, padding, dilation)
 
 
+@takes_out
 def max_pool3d(
     x: Tensor,
     kernel: Sizes,
     stride: Sizes | None = None,
     padding: Padding = 0,
     dilation: Sizes = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The greatest element of each window over the last three axes; see `max_pool1d`."""
     return _pool("max_pool", 3, x, kernel, stride, padding, dilation)
 
 
+@takes_out
 def avg_pool1d(
     x: Tensor,
     kernel: Sizes,
     stride: Sizes | None = None,
     padding: Padding = 0,
     count_padding: bool = True,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The average of each window of `kernel` elements over the last axis.
 
@@ -285,52 +318,63 @@ def avg_pool1d(
     return _pool("avg_pool", 1, x, kernel, stride, padding, count_padding=count_padding)
 
 
+@takes_out
 def avg_pool2d(
     x: Tensor,
     kernel: Sizes,
     stride: Sizes | None = None,
     padding: Padding = 0,
     count_padding: bool = True,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The average of each window over the last two axes; see `avg_pool1d`."""
     return _pool("avg_pool", 2, x, kernel, stride, padding, count_padding=count_padding)
 
 
+@takes_out
 def avg_pool3d(
     x: Tensor,
     kernel: Sizes,
     stride: Sizes | None = None,
     padding: Padding = 0,
     count_padding: bool = True,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The average of each window over the last three axes; see `avg_pool1d`."""
     return _pool("avg_pool", 3, x, kernel, stride, padding, count_padding=count_padding)
 
 
-def adaptive_avg_pool1d(x: Tensor, size: Sizes) -> Tensor:
+@takes_out
+def adaptive_avg_pool1d(x: Tensor, size: Sizes, *, out: Tensor | None = None) -> Tensor:
     """Averages over the last axis to `size` elements, over windows as equal as they can be."""
     found: Tensor = apply("adaptive_avg_pool1d", x, size=per_axis("size", size, 1))
     return found
 
 
-def adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Tensor:
+@takes_out
+def adaptive_avg_pool2d(x: Tensor, size: Sizes, *, out: Tensor | None = None) -> Tensor:
     """Averages over the last two axes to the extents `size`; see `adaptive_avg_pool1d`."""
     found: Tensor = apply("adaptive_avg_pool2d", x, size=per_axis("size", size, 2))
     return found
 
 
-def adaptive_avg_pool3d(x: Tensor, size: Sizes) -> Tensor:
+@takes_out
+def adaptive_avg_pool3d(x: Tensor, size: Sizes, *, out: Tensor | None = None) -> Tensor:
     """Averages over the last three axes to the extents `size`; see `adaptive_avg_pool1d`."""
     found: Tensor = apply("adaptive_avg_pool3d", x, size=per_axis("size", size, 3))
     return found
 
 
-def global_avg_pool(x: Tensor) -> Tensor:
+@takes_out
+def global_avg_pool(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The mean over space of x [n, c, *spatial]: [n, c]. Space may be split."""
     return x.mean(_space(x))
 
 
-def global_max_pool(x: Tensor) -> Tensor:
+@takes_out
+def global_max_pool(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The greatest element over space of x [n, c, *spatial]: [n, c]. Space may be split."""
     return x.max(_space(x))
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from plancompiler.errors import AttributeValueError
+from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder, demanded_sbp
 from plancompiler.ir import AttrValue, DType, Placement, Value
-from plancompiler.ir.operators import SbpLike, Scalar
+from plancompiler.ir.operators import SbpLike, Scalar, whole_numbers
 
 
 def _made(
@@ -27,6 +29,7 @@ def _made(
 # --- sequences and the identity -------------------------------------------------------------------
 
 
+@takes_out
 def arange(
     start: Scalar,
     stop: Scalar,
@@ -35,6 +38,7 @@ def arange(
     dtype: DType | str = "int64",
     placement: Placement,
     sbp: SbpLike | None = None,
+    out: Any = None,
 ) -> Value:
     """Numbers from `start` on, `step` apart, below `stop` (above it where `step` is negative)."""
     if step == 0:
@@ -52,6 +56,7 @@ def arange(
     return _made("arange", attrs, placement, sbp)
 
 
+@takes_out
 def linspace(
     start: float,
     stop: float,
@@ -60,6 +65,7 @@ def linspace(
     dtype: DType | str = "float32",
     placement: Placement,
     sbp: SbpLike | None = None,
+    out: Any = None,
 ) -> Value:
     """`count` numbers at equal distances from `start` to `stop`, both included."""
     attrs: dict[str, AttrValue] = {
@@ -71,6 +77,7 @@ def linspace(
     return _made("linspace", attrs, placement, sbp)
 
 
+@takes_out
 def eye(
     rows: int,
     columns: int | None = None,
@@ -79,6 +86,7 @@ def eye(
     dtype: DType | str = "float32",
     placement: Placement,
     sbp: SbpLike | None = None,
+    out: Any = None,
 ) -> Value:
     """A matrix of zeros with ones on a diagonal; square by default."""
     attrs: dict[str, AttrValue] = {
@@ -105,7 +113,7 @@ def _drawn(
     if key is None:
         # One count for all random ops: equal keys would give related numbers.
         key = current_recorder().next_number("dropout key")
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    extents = whole_numbers("extents", shape)
     return _made(
         kind,
         {"shape": extents, "dtype": str(DType.parse(dtype)), "key": key, **attrs},
@@ -114,6 +122,7 @@ def _drawn(
     )
 
 
+@takes_out
 def uniform(
     shape: int | Sequence[int],
     low: float = 0.0,
@@ -123,11 +132,13 @@ def uniform(
     placement: Placement,
     sbp: SbpLike | None = None,
     key: int | None = None,
+    out: Any = None,
 ) -> Value:
     """Numbers from `low` to `high`, all equally likely, new ones in each step."""
     return _drawn("uniform", shape, dtype, placement, sbp, key, low=float(low), high=float(high))
 
 
+@takes_out
 def normal(
     shape: int | Sequence[int],
     mean: float = 0.0,
@@ -137,11 +148,13 @@ def normal(
     placement: Placement,
     sbp: SbpLike | None = None,
     key: int | None = None,
+    out: Any = None,
 ) -> Value:
     """Normally distributed numbers, new ones in each step."""
     return _drawn("normal", shape, dtype, placement, sbp, key, mean=float(mean), std=float(std))
 
 
+@takes_out
 def bernoulli(
     shape: int | Sequence[int],
     p: float = 0.5,
@@ -150,11 +163,13 @@ def bernoulli(
     placement: Placement,
     sbp: SbpLike | None = None,
     key: int | None = None,
+    out: Any = None,
 ) -> Value:
     """1 (or True) with probability `p`, else 0, new ones in each step."""
     return _drawn("bernoulli", shape, dtype, placement, sbp, key, p=float(p))
 
 
+@takes_out
 def randint(
     shape: int | Sequence[int],
     low: int,
@@ -164,11 +179,13 @@ def randint(
     placement: Placement,
     sbp: SbpLike | None = None,
     key: int | None = None,
+    out: Any = None,
 ) -> Value:
     """Whole numbers from `low` to `high` - 1, all equally likely, new ones in each step."""
     return _drawn("randint", shape, dtype, placement, sbp, key, low=low, high=high)
 
 
+@takes_out
 def permutation(
     count: int,
     *,
@@ -176,6 +193,7 @@ def permutation(
     placement: Placement,
     sbp: SbpLike | None = None,
     key: int | None = None,
+    out: Any = None,
 ) -> Value:
     """The numbers from 0 to `count` - 1 in a random order, a new one in each step."""
     return _drawn("permutation", (count,), dtype, placement, sbp, key)

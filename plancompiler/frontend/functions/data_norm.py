@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functional import Tensor, full_like, rsqrt
+from plancompiler.frontend.out import takes_out
 from plancompiler.ir.arguments import real_number
 from plancompiler.ops.gradient import expand_to
 from plancompiler.ops.registry import apply
 
 
-def data_norm(x: Tensor, count: Tensor, total: Tensor, square: Tensor) -> Tensor:
+@takes_out
+def data_norm(
+    x: Tensor, count: Tensor, total: Tensor, square: Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """x [n, c, *spatial] less μ = total / count, over the root of square / count, per channel.
 
     Statistics are [c], or [g, c] for g balanced groups of rows of x with statistics of their own.

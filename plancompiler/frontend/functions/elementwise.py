@@ -9,15 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from plancompiler.errors import TracingError
-from plancompiler.frontend.functional import Tensor, full_like
+from plancompiler.frontend.functional import Tensor, full_like, unary
+from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
 from plancompiler.ops.registry import apply
-
-
-def _unary(kind: str, x: Tensor) -> Tensor:
-    found: Tensor = apply(kind, x)
-    return found
 
 
 def _binary(kind: str, left: Any, right: Any) -> Any:
@@ -31,7 +27,7 @@ def _binary(kind: str, left: Any, right: Any) -> Any:
             got=f"{type(left).__name__} and {type(right).__name__}",
             hint="bring arrays into a job through pc.input or pc.constant",
         )
-    return apply(kind, left, right)
+    return left._binary(kind, right)  # noqa: SLF001  # the operators' own way, and the quickest
 
 
 def _number(value: Any, dtype: DType) -> Scalar:
@@ -43,67 +39,80 @@ def _number(value: Any, dtype: DType) -> Scalar:
 # --- trigonometric and hyperbolic -----------------------------------------------------------------
 
 
-def sin(x: Tensor) -> Tensor:
+@takes_out
+def sin(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Sine of an angle in radians."""
-    return _unary("sin", x)
+    return unary("sin", x)
 
 
-def cos(x: Tensor) -> Tensor:
+@takes_out
+def cos(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Cosine of an angle in radians."""
-    return _unary("cos", x)
+    return unary("cos", x)
 
 
-def tan(x: Tensor) -> Tensor:
+@takes_out
+def tan(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Tangent of an angle in radians."""
-    return _unary("tan", x)
+    return unary("tan", x)
 
 
-def asin(x: Tensor) -> Tensor:
+@takes_out
+def asin(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Angle in radians whose sine is x."""
-    return _unary("asin", x)
+    return unary("asin", x)
 
 
-def acos(x: Tensor) -> Tensor:
+@takes_out
+def acos(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Angle in radians whose cosine is x."""
-    return _unary("acos", x)
+    return unary("acos", x)
 
 
-def atan(x: Tensor) -> Tensor:
+@takes_out
+def atan(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Angle in radians whose tangent is x."""
-    return _unary("atan", x)
+    return unary("atan", x)
 
 
-def atan2(y: Any, x: Any) -> Any:
+@takes_out
+def atan2(y: Any, x: Any, *, out: Any = None) -> Any:
     """Angle in radians of the point (x, y), from -pi to pi."""
     return _binary("atan2", y, x)
 
 
-def sinh(x: Tensor) -> Tensor:
+@takes_out
+def sinh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic sine."""
-    return _unary("sinh", x)
+    return unary("sinh", x)
 
 
-def cosh(x: Tensor) -> Tensor:
+@takes_out
+def cosh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic cosine."""
-    return _unary("cosh", x)
+    return unary("cosh", x)
 
 
-def asinh(x: Tensor) -> Tensor:
+@takes_out
+def asinh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic sine."""
-    return _unary("asinh", x)
+    return unary("asinh", x)
 
 
-def acosh(x: Tensor) -> Tensor:
+@takes_out
+def acosh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic cosine, for x >= 1."""
-    return _unary("acosh", x)
+    return unary("acosh", x)
 
 
-def atanh(x: Tensor) -> Tensor:
+@takes_out
+def atanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic tangent, for -1 < x < 1."""
-    return _unary("atanh", x)
+    return unary("atanh", x)
 
 
-def hypot(x: Any, y: Any) -> Any:
+@takes_out
+def hypot(x: Any, y: Any, *, out: Any = None) -> Any:
     """sqrt(x * x + y * y), without overflow."""
     return _binary("hypot", x, y)
 
@@ -111,90 +120,107 @@ def hypot(x: Any, y: Any) -> Any:
 # --- exponentials, logarithms, error function -----------------------------------------------------
 
 
-def exp2(x: Tensor) -> Tensor:
+@takes_out
+def exp2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
-    return _unary("exp2", x)
+    return unary("exp2", x)
 
 
-def expm1(x: Tensor) -> Tensor:
+@takes_out
+def expm1(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, exact near zero."""
-    return _unary("expm1", x)
+    return unary("expm1", x)
 
 
-def log2(x: Tensor) -> Tensor:
+@takes_out
+def log2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Logarithm to base 2."""
-    return _unary("log2", x)
+    return unary("log2", x)
 
 
-def log10(x: Tensor) -> Tensor:
+@takes_out
+def log10(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Logarithm to base 10."""
-    return _unary("log10", x)
+    return unary("log10", x)
 
 
-def log1p(x: Tensor) -> Tensor:
+@takes_out
+def log1p(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """log(1 + x), exact near zero."""
-    return _unary("log1p", x)
+    return unary("log1p", x)
 
 
-def logaddexp(x: Any, y: Any) -> Any:
+@takes_out
+def logaddexp(x: Any, y: Any, *, out: Any = None) -> Any:
     """log(exp(x) + exp(y)), without overflow."""
     return _binary("logaddexp", x, y)
 
 
-def erf(x: Tensor) -> Tensor:
+@takes_out
+def erf(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Error function (W. J. Cody, 1969)."""
-    return _unary("erf", x)
+    return unary("erf", x)
 
 
-def reciprocal(x: Tensor) -> Tensor:
+@takes_out
+def reciprocal(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / x."""
-    return _unary("reciprocal", x)
+    return unary("reciprocal", x)
 
 
 # --- rounding, remainders, signs ------------------------------------------------------------------
 
 
-def floor(x: Tensor) -> Tensor:
+@takes_out
+def floor(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Greatest whole number up to x; its gradient is zero."""
-    return _unary("floor", x)
+    return unary("floor", x)
 
 
-def ceil(x: Tensor) -> Tensor:
+@takes_out
+def ceil(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Least whole number from x on; its gradient is zero."""
-    return _unary("ceil", x)
+    return unary("ceil", x)
 
 
-def round(x: Tensor) -> Tensor:
+@takes_out
+def round(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Nearest whole number, of two the even one; its gradient is zero."""
-    return _unary("round", x)
+    return unary("round", x)
 
 
-def trunc(x: Tensor) -> Tensor:
+@takes_out
+def trunc(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction; its gradient is zero."""
-    return _unary("trunc", x)
+    return unary("trunc", x)
 
 
-def sign(x: Tensor) -> Tensor:
+@takes_out
+def sign(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1."""
-    return _unary("sign", x)
+    return unary("sign", x)
 
 
-def copysign(x: Any, y: Any) -> Any:
+@takes_out
+def copysign(x: Any, y: Any, *, out: Any = None) -> Any:
     """Absolute value of x with the sign of y."""
     return _binary("copysign", x, y)
 
 
-def fmod(x: Any, y: Any) -> Any:
+@takes_out
+def fmod(x: Any, y: Any, *, out: Any = None) -> Any:
     """What is left of x / y, with the sign of x. Whole numbers over zero fail the run."""
     return _binary("fmod", x, y)
 
 
-def remainder(x: Any, y: Any) -> Any:
+@takes_out
+def remainder(x: Any, y: Any, *, out: Any = None) -> Any:
     """What is left of x / y, with the sign of y. Whole numbers over zero fail the run."""
     return _binary("remainder", x, y)
 
 
-def floor_divide(x: Any, y: Any) -> Any:
+@takes_out
+def floor_divide(x: Any, y: Any, *, out: Any = None) -> Any:
     """Greatest whole number up to x / y. Whole numbers over zero fail the run."""
     return _binary("floor_divide", x, y)
 
@@ -202,75 +228,91 @@ def floor_divide(x: Any, y: Any) -> Any:
 # --- bits and truth values ------------------------------------------------------------------------
 
 
-def bitwise_and(x: Any, y: Any) -> Any:
+@takes_out
+def bitwise_and(x: Any, y: Any, *, out: Any = None) -> Any:
     """Bits set in both, of whole numbers or bool."""
     return _binary("bitwise_and", x, y)
 
 
-def bitwise_or(x: Any, y: Any) -> Any:
+@takes_out
+def bitwise_or(x: Any, y: Any, *, out: Any = None) -> Any:
     """Bits set in either, of whole numbers or bool."""
     return _binary("bitwise_or", x, y)
 
 
-def bitwise_xor(x: Any, y: Any) -> Any:
+@takes_out
+def bitwise_xor(x: Any, y: Any, *, out: Any = None) -> Any:
     """Bits set in one only, of whole numbers or bool."""
     return _binary("bitwise_xor", x, y)
 
 
-def bitwise_not(x: Tensor) -> Tensor:
+@takes_out
+def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """All bits flipped, of whole numbers or bool."""
-    return _unary("bitwise_not", x)
+    return unary("bitwise_not", x)
 
 
-def shift_left(x: Any, y: Any) -> Any:
+@takes_out
+def shift_left(x: Any, y: Any, *, out: Any = None) -> Any:
     """Bits of x moved y places up."""
     return _binary("shift_left", x, y)
 
 
-def shift_right(x: Any, y: Any) -> Any:
+@takes_out
+def shift_right(x: Any, y: Any, *, out: Any = None) -> Any:
     """Bits of x moved y places down; the sign stays."""
     return _binary("shift_right", x, y)
 
 
-def logical_and(x: Any, y: Any) -> Any:
+@takes_out
+def logical_and(x: Any, y: Any, *, out: Any = None) -> Any:
     """True where both are, of bool."""
     return _binary("logical_and", x, y)
 
 
-def logical_or(x: Any, y: Any) -> Any:
+@takes_out
+def logical_or(x: Any, y: Any, *, out: Any = None) -> Any:
     """True where either is, of bool."""
     return _binary("logical_or", x, y)
 
 
-def logical_xor(x: Any, y: Any) -> Any:
+@takes_out
+def logical_xor(x: Any, y: Any, *, out: Any = None) -> Any:
     """True where one only is, of bool."""
     return _binary("logical_xor", x, y)
 
 
-def logical_not(x: Tensor) -> Tensor:
+@takes_out
+def logical_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """True where x is False, of bool."""
-    return _unary("logical_not", x)
+    return unary("logical_not", x)
 
 
-def isnan(x: Tensor) -> Tensor:
+@takes_out
+def isnan(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """True where x is not a number."""
-    return _unary("isnan", x)
+    return unary("isnan", x)
 
 
-def isinf(x: Tensor) -> Tensor:
+@takes_out
+def isinf(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """True where x is infinite."""
-    return _unary("isinf", x)
+    return unary("isinf", x)
 
 
-def isfinite(x: Tensor) -> Tensor:
+@takes_out
+def isfinite(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """True where x is a finite number."""
-    return _unary("isfinite", x)
+    return unary("isfinite", x)
 
 
 # --- bounds and mixtures --------------------------------------------------------------------------
 
 
-def clip(x: Tensor, low: Scalar | None = None, high: Scalar | None = None) -> Tensor:
+@takes_out
+def clip(
+    x: Tensor, low: Scalar | None = None, high: Scalar | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """x, but not below `low` nor above `high`; at least one of them is given."""
     bounds = {"low": low, "high": high}
     found: Tensor = apply(
@@ -281,8 +323,14 @@ def clip(x: Tensor, low: Scalar | None = None, high: Scalar | None = None) -> Te
     return found
 
 
+@takes_out
 def nan_to_num(
-    x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    x: Tensor,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x with numbers in place of NaN, infinity and minus infinity (the largest finite ones)."""
     attrs = {"nan": float(nan)}
@@ -294,24 +342,29 @@ def nan_to_num(
     return found
 
 
-def lerp(x: Tensor, y: Tensor, weight: Tensor | float) -> Tensor:
+@takes_out
+def lerp(x: Tensor, y: Tensor, weight: Tensor | float, *, out: Tensor | None = None) -> Tensor:
     """x + weight * (y - x)."""
-    share = full_like(x, float(weight), shape=()) if isinstance(weight, (int, float)) else weight
+    number = not isinstance(weight, TensorOperators) and is_scalar(weight)
+    share: Any = full_like(x, _number(weight, x.dtype), shape=()) if number else weight
     found: Tensor = apply("lerp", x, y, share)
     return found
 
 
-def masked_fill(x: Tensor, mask: Tensor, value: Scalar) -> Tensor:
+@takes_out
+def masked_fill(x: Tensor, mask: Tensor, value: Scalar, *, out: Tensor | None = None) -> Tensor:
     """`value` where the mask is True, else x."""
     found: Tensor = apply("where", mask, full_like(x, _number(value, x.dtype), shape=()), x)
     return found
 
 
-def zeros_like(x: Tensor) -> Tensor:
+@takes_out
+def zeros_like(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Zeros with the shape, dtype and placement of x."""
     return full_like(x, _number(0, x.dtype) if x.dtype is not DType.BOOL else False)
 
 
-def ones_like(x: Tensor) -> Tensor:
+@takes_out
+def ones_like(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Ones with the shape, dtype and placement of x."""
     return full_like(x, _number(1, x.dtype) if x.dtype is not DType.BOOL else True)

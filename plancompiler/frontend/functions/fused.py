@@ -17,6 +17,7 @@ from plancompiler.frontend.functions.attention import (
     swiglu,
 )
 from plancompiler.frontend.functions.normalization import rms_norm
+from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import AttrValue
 from plancompiler.ops.registry import apply
@@ -25,6 +26,7 @@ ACTIVATIONS = ("gelu", "gelu_exact", "relu", "silu")
 """Activations of the feed-forward part."""
 
 
+@takes_out
 def fused_attention(
     x: Tensor,
     qkv_weight: Tensor,
@@ -43,6 +45,7 @@ def fused_attention(
     eps: float = 1e-5,
     cache: tuple[Tensor, Tensor] | None = None,
     position: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The attention part of a transformer's layer, with its residual connection: [b, t, m] to
     [b, t, m].
@@ -92,6 +95,7 @@ def fused_attention(
     return _normalised(bias_dropout_residual(product, x, out_bias, dropout), post_norm, eps)
 
 
+@takes_out
 def fused_feedforward(
     x: Tensor,
     weight1: Tensor,
@@ -106,6 +110,7 @@ def fused_feedforward(
     activation_dropout: float = 0.0,
     dropout: float = 0.0,
     eps: float = 1e-5,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The feed-forward part of a transformer's layer, with its residual connection: [..., m] to
     [..., m].
@@ -135,12 +140,15 @@ def fused_feedforward(
     return _normalised(bias_dropout_residual(product, x, bias2, dropout), post_norm, eps)
 
 
+@takes_out
 def bias_dropout_residual(
     x: Tensor,
     residual: Tensor,
     bias: Tensor | None = None,
     dropout: float = 0.0,
     dropout_key: int | None = None,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """residual + dropout(x + bias), of x and residual [..., m] and bias [m], in one pass.
 

@@ -7,6 +7,7 @@ it holds, and nothing is gathered.
 from __future__ import annotations
 
 from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.registry import apply
@@ -16,19 +17,28 @@ def _axis(x: Tensor, axis: int) -> int:
     return normalize_axes(axis, x.ndim)[0]
 
 
-def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+@takes_out
+def take_along_axis(x: Tensor, indices: Tensor, axis: int, *, out: Tensor | None = None) -> Tensor:
     """For each index the element of x there along `axis`; the other axes of both agree."""
     found: Tensor = apply("take_along_axis", x, indices, axis=_axis(x, axis))
     return found
 
 
-def gather(x: Tensor, axis: int, indices: Tensor) -> Tensor:
+@takes_out
+def gather(x: Tensor, axis: int, indices: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`take_along_axis` under the name and argument order of other systems."""
     return take_along_axis(x, indices, axis)
 
 
+@takes_out
 def put_along_axis(
-    x: Tensor, indices: Tensor, updates: Tensor, axis: int, mode: str = "set"
+    x: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    axis: int,
+    mode: str = "set",
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x with updates at the indices along `axis`; the other axes agree.
 
@@ -38,36 +48,56 @@ def put_along_axis(
     return found
 
 
-def scatter(x: Tensor, axis: int, indices: Tensor, updates: Tensor, mode: str = "set") -> Tensor:
+@takes_out
+def scatter(
+    x: Tensor,
+    axis: int,
+    indices: Tensor,
+    updates: Tensor,
+    mode: str = "set",
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """`put_along_axis` under the name and argument order of other systems."""
     return put_along_axis(x, indices, updates, axis, mode)
 
 
-def scatter_add(x: Tensor, axis: int, indices: Tensor, updates: Tensor) -> Tensor:
+@takes_out
+def scatter_add(
+    x: Tensor, axis: int, indices: Tensor, updates: Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """x with updates added at the indices along `axis`."""
     return put_along_axis(x, indices, updates, axis, "add")
 
 
-def index_select(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
+@takes_out
+def index_select(x: Tensor, indices: Tensor, axis: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The elements of an axis at the indices [i], in their order."""
     found: Tensor = apply("index_select", x, indices, axis=_axis(x, axis))
     return found
 
 
-def index_add(x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0) -> Tensor:
+@takes_out
+def index_add(
+    x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, *, out: Tensor | None = None
+) -> Tensor:
     """x with updates added at the indices [i] of an axis."""
     at = _axis(x, axis)
     added: Tensor = apply("index_select_grad", indices, updates, axis=at, extent=x.shape[at])
     return x + added
 
 
-def one_hot(ids: Tensor, classes: int, dtype: DType | str = "float32") -> Tensor:
+@takes_out
+def one_hot(
+    ids: Tensor, classes: int, dtype: DType | str = "float32", *, out: Tensor | None = None
+) -> Tensor:
     """1 at each id and zeros elsewhere: ids [...] as [..., classes]."""
     found: Tensor = apply("one_hot", ids, classes=classes, dtype=str(DType.parse(dtype)))
     return found
 
 
-def bincount(ids: Tensor, classes: int) -> Tensor:
+@takes_out
+def bincount(ids: Tensor, classes: int, *, out: Tensor | None = None) -> Tensor:
     """How often each number from 0 to classes - 1 occurs: int64 [classes]."""
     found: Tensor = apply("bincount", ids, classes=classes)
     return found

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functional import Tensor, matmul
-from plancompiler.ir.operators import normalize_axes
+from plancompiler.frontend.out import takes_out
+from plancompiler.ir.operators import normalize_axes, whole_numbers
 from plancompiler.ops.registry import apply
 
 
-def einsum(equation: str, *tensors: Tensor) -> Tensor:
+@takes_out
+def einsum(equation: str, *tensors: Tensor, out: Tensor | None = None) -> Tensor:
     """Sums of products by an equation, as in NumPy: `pc.einsum("bij,bjk->bik", a, b)`.
 
     Without `->` the output has the letters that occur once, in alphabetical order. `...` stands for
@@ -55,7 +57,8 @@ def _spelled_out(equation: str, tensors: Sequence[Tensor]) -> str:
     return f"{','.join(parts)}->{output}"
 
 
-def bmm(a: Tensor, b: Tensor) -> Tensor:
+@takes_out
+def bmm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """a [b, m, k] times b [b, k, n], matrix by matrix: [b, m, n]."""
     if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
         raise ShapeError(
@@ -64,32 +67,49 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return matmul(a, b)
 
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
+@takes_out
+def dot(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Sum of the products of two vectors."""
     return einsum("i,i->", a, b)
 
 
-def inner(a: Tensor, b: Tensor) -> Tensor:
+@takes_out
+def inner(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Sums of products over the last axes: [..., k] and [k], or two vectors or matrices [m, k] and
     [n, k] as [m, n].
     """
     return tensordot(a, b, ((-1,), (-1,)))
 
 
-def outer(a: Tensor, b: Tensor) -> Tensor:
+@takes_out
+def outer(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """All products of two vectors [m] and [n]: [m, n]."""
     return einsum("i,j->ij", a, b)
 
 
-def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> Tensor:
+@takes_out
+def tensordot(
+    a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2, *, out: Tensor | None = None
+) -> Tensor:
     """Sums of products over pairs of axes: ((axes of a), (axes of b)), or the last `axes` of a with
     the first of b. The other axes of a come first, then those of b.
     """
-    if isinstance(axes, int):
-        left: Sequence[int] = range(a.ndim - axes, a.ndim)
-        right: Sequence[int] = range(axes)
+    if not isinstance(axes, (list, tuple)):
+        count = sum(whole_numbers("axes", axes))
+        if not 0 <= count <= min(a.ndim, b.ndim):
+            raise AttributeValueError(
+                "tensordot sums over more axes than a tensor has",
+                got=count,
+                expected=f"0 to {min(a.ndim, b.ndim)}",
+            )
+        left: Sequence[int] = range(a.ndim - count, a.ndim)
+        right: Sequence[int] = range(count)
     else:
-        left, right = axes
+        if len(axes) != 2:
+            raise AttributeValueError(
+                "tensordot needs axes of both tensors", got=axes, expected="a pair of lists"
+            )
+        left, right = (whole_numbers("axes", each) for each in axes)
     left = [axis + a.ndim if axis < 0 else axis for axis in left]
     right = [axis + b.ndim if axis < 0 else axis for axis in right]
     normalize_axes(left, a.ndim)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.functional import Tensor, maximum
+from plancompiler.frontend.out import takes_out
 from plancompiler.ops.registry import apply
 
 
@@ -29,26 +30,44 @@ def _pointwise(kind: str, x: Tensor, target: Tensor, **attrs: float) -> Tensor:
     return found
 
 
-def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+@takes_out
+def mse_loss(
+    prediction: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
+) -> Tensor:
     """(prediction - target)², of tensors of one shape."""
     return _reduced(_pointwise("mse_loss", prediction, target), reduction, "mse_loss")
 
 
-def l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+@takes_out
+def l1_loss(
+    prediction: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
+) -> Tensor:
     """|prediction - target|, of tensors of one shape."""
     return _reduced(_pointwise("l1_loss", prediction, target), reduction, "l1_loss")
 
 
+@takes_out
 def smooth_l1_loss(
-    prediction: Tensor, target: Tensor, beta: float = 1.0, reduction: str = "mean"
+    prediction: Tensor,
+    target: Tensor,
+    beta: float = 1.0,
+    reduction: str = "mean",
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """With d = |prediction - target|: d² / (2 beta) where d < beta, else d - beta / 2."""
     losses = _pointwise("smooth_l1_loss", prediction, target, beta=float(beta))
     return _reduced(losses, reduction, "smooth_l1_loss")
 
 
+@takes_out
 def huber_loss(
-    prediction: Tensor, target: Tensor, delta: float = 1.0, reduction: str = "mean"
+    prediction: Tensor,
+    target: Tensor,
+    delta: float = 1.0,
+    reduction: str = "mean",
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """With d = |prediction - target|: d² / 2 where d < delta, else delta (d - delta / 2) (P. J.
     Huber, 1964).
@@ -57,20 +76,27 @@ def huber_loss(
     return _reduced(losses, reduction, "huber_loss")
 
 
-def binary_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+@takes_out
+def binary_cross_entropy(
+    prediction: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
+) -> Tensor:
     """-(target log p + (1 - target) log(1 - p)) of probabilities p; logarithms not below -100."""
     return _reduced(_pointwise("bce_loss", prediction, target), reduction, "binary_cross_entropy")
 
 
+@takes_out
 def binary_cross_entropy_with_logits(
-    logits: Tensor, target: Tensor, reduction: str = "mean"
+    logits: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
 ) -> Tensor:
     """Binary cross-entropy of sigmoid(logits), computed without overflow."""
     losses = _pointwise("bce_with_logits", logits, target)
     return _reduced(losses, reduction, "binary_cross_entropy_with_logits")
 
 
-def kl_div(log_probabilities: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+@takes_out
+def kl_div(
+    log_probabilities: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
+) -> Tensor:
     """Kullback-Leibler divergence target * (log target - log_probabilities) of probabilities
     `target`; zero where these are. `reduction` may also be "batchmean": the sum over the extent of
     the first axis.
@@ -81,11 +107,14 @@ def kl_div(log_probabilities: Tensor, target: Tensor, reduction: str = "mean") -
     return _reduced(losses, reduction, "kl_div", "batchmean")
 
 
+@takes_out
 def nll_loss(
     log_probabilities: Tensor,
     labels: Tensor,
     reduction: str = "mean",
     ignore_index: int | None = -100,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """-log_probabilities[label], of log-probabilities [..., classes] and integer labels [...].
 

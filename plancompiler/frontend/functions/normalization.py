@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from plancompiler.errors import ShapeError, UsageError
 from plancompiler.frontend.functional import Tensor, full_like
+from plancompiler.frontend.out import takes_out
 from plancompiler.ops.registry import apply
 
 
-def rms_norm(x: Tensor, gamma: Tensor, eps: float = 1e-5) -> Tensor:
+@takes_out
+def rms_norm(x: Tensor, gamma: Tensor, eps: float = 1e-5, *, out: Tensor | None = None) -> Tensor:
     """x over the root of its mean square along the last axis, times gamma (B. Zhang and R.
     Sennrich, 2019).
     """
@@ -15,12 +19,15 @@ def rms_norm(x: Tensor, gamma: Tensor, eps: float = 1e-5) -> Tensor:
     return found
 
 
+@takes_out
 def group_norm(
     x: Tensor,
     groups: int,
     gamma: Tensor | None = None,
     beta: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [n, c, *spatial] normalised to mean 0 and variance 1 over each of `groups` groups of
     channels and all of space, per image; times gamma [c], plus beta [c] (Y. Wu and K. He, 2018).
@@ -30,14 +37,23 @@ def group_norm(
     return found
 
 
+@takes_out
 def instance_norm(
-    x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    gamma: Tensor | None = None,
+    beta: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [n, c, *spatial] normalised over space, per image and channel: one channel a group."""
     return group_norm(x, _channels(x), gamma, beta, eps)
 
 
-def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+@takes_out
+def batch_statistics(
+    x: Tensor, *, out: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, Tensor]:
     """Mean and variance of each channel of x [n, c, *spatial] over batch and space: [c] each.
 
     Both are means over the whole batch on any layout: where batch or space are split, devices hold
@@ -48,6 +64,7 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
+@takes_out
 def batch_norm(
     x: Tensor,
     gamma: Tensor | None = None,
@@ -55,6 +72,8 @@ def batch_norm(
     mean: Tensor | None = None,
     variance: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [n, c, *spatial] less the mean of its channel, over the root of its variance + eps, times
     gamma [c], plus beta [c] (S. Ioffe and C. Szegedy, 2015).

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.functional import Axes, Tensor
+from plancompiler.frontend.out import takes_out
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.registry import apply
 
@@ -16,42 +18,81 @@ def _reduce(kind: str, x: Tensor, axis: Axes, keepdims: bool, **attrs: float) ->
     return found
 
 
-def prod(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def prod(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Product over axes, in the dtype of x."""
     return _reduce("prod", x, axis, keepdims)
 
 
-def all(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def all(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Whether all are True over axes, of bool."""
     return _reduce("all", x, axis, keepdims)
 
 
-def any(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def any(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Whether any is True over axes, of bool."""
     return _reduce("any", x, axis, keepdims)
 
 
-def count_nonzero(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def count_nonzero(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """How many elements are not zero (or True) over axes, as int64."""
     return _reduce("count_nonzero", x, axis, keepdims)
 
 
-def logsumexp(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def logsumexp(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """log(sum(exp(x))) over axes, without overflow."""
     return _reduce("logsumexp", x, axis, keepdims)
 
 
-def var(x: Tensor, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Tensor:
+@takes_out
+def var(
+    x: Tensor,
+    axis: Axes = None,
+    keepdims: bool = False,
+    correction: float = 0.0,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """Variance over axes: squared distances from the mean, over the number less `correction`."""
     return _reduce("var", x, axis, keepdims, correction=float(correction))
 
 
-def std(x: Tensor, axis: Axes = None, keepdims: bool = False, correction: float = 0.0) -> Tensor:
+@takes_out
+def std(
+    x: Tensor,
+    axis: Axes = None,
+    keepdims: bool = False,
+    correction: float = 0.0,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """Square root of `var`."""
     return _reduce("std", x, axis, keepdims, correction=float(correction))
 
 
-def norm(x: Tensor, p: float = 2.0, axis: Axes = None, keepdims: bool = False) -> Tensor:
+@takes_out
+def norm(
+    x: Tensor,
+    p: float = 2.0,
+    axis: Axes = None,
+    keepdims: bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """The p-norm over axes, for p > 0: sum(|x| ** p) ** (1 / p), or the maximum for infinite p.
 
     Axes that are split leave partial sums, so no shard is gathered. For p of 1, 2 and infinity a
@@ -73,7 +114,10 @@ def norm(x: Tensor, p: float = 2.0, axis: Axes = None, keepdims: bool = False) -
     return (sizes ** float(p)).sum(axis, keepdims) ** (1.0 / p)
 
 
-def argmin(x: Tensor, axis: int = -1, keepdims: bool = False) -> Tensor:
+@takes_out
+def argmin(
+    x: Tensor, axis: int = -1, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Index of the least element along an axis, as int64; the first of equal ones."""
     found: Tensor = apply("argmin", x, axis=_axis(x, axis), keepdims=keepdims)
     return found
@@ -83,43 +127,71 @@ def _axis(x: Tensor, axis: int) -> int:
     return normalize_axes(axis, x.ndim)[0]
 
 
-def cumsum(x: Tensor, axis: int = -1, reverse: bool = False) -> Tensor:
+@takes_out
+def cumsum(
+    x: Tensor, axis: int = -1, reverse: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Sum of all elements up to each along an axis; from its end where `reverse`."""
     found: Tensor = apply("cumsum", x, axis=_axis(x, axis), reverse=reverse)
     return found
 
 
-def cumprod(x: Tensor, axis: int = -1) -> Tensor:
+@takes_out
+def cumprod(x: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """Product of all elements up to each along an axis."""
     found: Tensor = apply("cumprod", x, axis=_axis(x, axis))
     return found
 
 
-def cummax(x: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+@takes_out
+def cummax(
+    x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, Tensor]:
     """Greatest of all elements up to each along an axis, and its latest index as int64."""
     found: tuple[Tensor, Tensor] = apply("cummax", x, axis=_axis(x, axis))
     return found
 
 
-def cummin(x: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+@takes_out
+def cummin(
+    x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, Tensor]:
     """Least of all elements up to each along an axis, and its latest index as int64."""
     found: tuple[Tensor, Tensor] = apply("cummin", x, axis=_axis(x, axis))
     return found
 
 
-def sort(x: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+@takes_out
+def sort(
+    x: Tensor,
+    axis: int = -1,
+    descending: bool = False,
+    *,
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Elements in order along an axis, and the int64 index that each had; equal ones stay so."""
     found: tuple[Tensor, Tensor] = apply("sort", x, axis=_axis(x, axis), descending=descending)
     return found
 
 
-def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
+@takes_out
+def argsort(
+    x: Tensor, axis: int = -1, descending: bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Indices that put the elements in order along an axis, as int64."""
     found: Tensor = apply("argsort", x, axis=_axis(x, axis), descending=descending)
     return found
 
 
-def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+@takes_out
+def topk(
+    x: Tensor,
+    k: int,
+    axis: int = -1,
+    largest: bool = True,
+    *,
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor]:
     """The k greatest elements along an axis (least where not `largest`) and their indices, best
     first; of equal ones the first.
     """

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, UsageError
 from plancompiler.frontend.functional import Axes, Tensor, concat
-from plancompiler.ir.operators import Scalar, normalize_axes
+from plancompiler.frontend.out import takes_out
+from plancompiler.ir.operators import Scalar, normalize_axes, whole_numbers
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ops.registry import apply
 
@@ -19,12 +20,14 @@ def _axis(x: Tensor, axis: int) -> int:
 # --- axes -----------------------------------------------------------------------------------------
 
 
-def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
+@takes_out
+def permute(x: Tensor, axes: Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """Axes in another order; negative ones count from the end."""
     return x.transpose([axis + x.ndim if axis < 0 else axis for axis in axes])
 
 
-def squeeze(x: Tensor, axis: Axes = None) -> Tensor:
+@takes_out
+def squeeze(x: Tensor, axis: Axes = None, *, out: Tensor | None = None) -> Tensor:
     """Without axes of extent 1: all of them, or those named, which must have extent 1."""
     if axis is None:
         return x.reshape([extent for extent in x.shape if extent != 1])
@@ -36,15 +39,17 @@ def squeeze(x: Tensor, axis: Axes = None) -> Tensor:
     return x.reshape([extent for each, extent in enumerate(x.shape) if each not in axes])
 
 
-def unsqueeze(x: Tensor, axis: int | Sequence[int]) -> Tensor:
+@takes_out
+def unsqueeze(x: Tensor, axis: int | Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """With new axes of extent 1, at these positions of the result."""
-    count = 1 if isinstance(axis, int) else len(axis)
+    count = len(whole_numbers("axes", axis))
     axes = normalize_axes(axis, x.ndim + count)
     extents = iter(x.shape)
     return x.reshape([1 if each in axes else next(extents) for each in range(x.ndim + count)])
 
 
-def flatten(x: Tensor, start: int = 0, stop: int = -1) -> Tensor:
+@takes_out
+def flatten(x: Tensor, start: int = 0, stop: int = -1, *, out: Tensor | None = None) -> Tensor:
     """Axes from `start` to `stop`, both included, merged into one; a scalar gets one axis."""
     if x.ndim == 0:
         return x.reshape((1,))
@@ -55,7 +60,8 @@ def flatten(x: Tensor, start: int = 0, stop: int = -1) -> Tensor:
     return x.reshape((*x.shape[:first], merged, *x.shape[last + 1 :]))
 
 
-def expand(x: Tensor, shape: Sequence[int]) -> Tensor:
+@takes_out
+def expand(x: Tensor, shape: Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """x broadcast to a shape, as in NumPy; -1 keeps the extent of x there."""
     lead = len(shape) - x.ndim
     if any(extent == -1 and axis < lead for axis, extent in enumerate(shape)):
@@ -70,7 +76,8 @@ def expand(x: Tensor, shape: Sequence[int]) -> Tensor:
 # --- joining and cutting --------------------------------------------------------------------------
 
 
-def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+@takes_out
+def stack(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Tensors of one shape side by side along a new axis."""
     if not tensors:
         raise UsageError("stack needs at least one tensor")
@@ -78,16 +85,26 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return concat([unsqueeze(tensor, new) for tensor in tensors], new)
 
 
-def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+@takes_out
+def split(
+    x: Tensor,
+    sizes: int | Sequence[int],
+    axis: int = 0,
+    *,
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, ...]:
     """Pieces along an axis: of these sizes, which add up to its extent, or all of one size (the
     last may be smaller).
     """
     at = _axis(x, axis)
     extent = x.shape[at]
-    if isinstance(sizes, int):
-        if sizes < 1:
-            raise AttributeValueError("split needs pieces of at least 1", got=sizes)
-        sizes = [min(sizes, extent - start) for start in range(0, extent, sizes)]
+    given = whole_numbers("sizes", sizes)
+    if not isinstance(sizes, (list, tuple)) and len(given) == 1:
+        size = given[0]
+        if size < 1:
+            raise AttributeValueError("split needs pieces of at least 1", got=size)
+        given = tuple(min(size, extent - start) for start in range(0, extent, size))
+    sizes = given
     if sum(sizes) != extent or min(sizes, default=0) < 0:
         raise AttributeValueError(
             "the pieces of a split must add up to its axis",
@@ -104,7 +121,10 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> tuple[Tensor,
     return tuple(found)
 
 
-def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+@takes_out
+def chunk(
+    x: Tensor, chunks: int, axis: int = 0, *, out: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, ...]:
     """`chunks` pieces along an axis, balanced: their sizes differ by at most one."""
     if chunks < 1:
         raise AttributeValueError("chunk needs at least one piece", got=chunks)
@@ -113,13 +133,22 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     return split(x, [stop - start for start, stop in ranges], axis)
 
 
-def unbind(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
+@takes_out
+def unbind(
+    x: Tensor, axis: int = 0, *, out: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, ...]:
     """The tensors along an axis, without it."""
     return tuple(squeeze(piece, axis) for piece in split(x, 1, axis))
 
 
+@takes_out
 def strided_slice(
-    x: Tensor, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int]
+    x: Tensor,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    steps: Sequence[int],
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Every `steps[i]`-th element from `starts[i]` to `stops[i]` along every axis i."""
     found: Tensor = apply(
@@ -131,23 +160,27 @@ def strided_slice(
 # --- moving and repeating -------------------------------------------------------------------------
 
 
-def flip(x: Tensor, axis: Axes = None) -> Tensor:
+@takes_out
+def flip(x: Tensor, axis: Axes = None, *, out: Tensor | None = None) -> Tensor:
     """Elements in reverse order along axes (all by default)."""
     found: Tensor = apply("flip", x, axes=normalize_axes(axis, x.ndim))
     return found
 
 
-def roll(x: Tensor, shifts: int | Sequence[int], axis: int | Sequence[int]) -> Tensor:
+@takes_out
+def roll(
+    x: Tensor, shifts: int | Sequence[int], axis: int | Sequence[int], *, out: Tensor | None = None
+) -> Tensor:
     """Elements moved by `shifts` places along axes, around the end; a shift per axis."""
-    moves = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    moves, axes = whole_numbers("shifts", shifts), whole_numbers("axes", axis)
     found: Tensor = apply(
         "roll", x, shifts=moves, axes=tuple(each + x.ndim if each < 0 else each for each in axes)
     )
     return found
 
 
-def tile(x: Tensor, repeats: Sequence[int]) -> Tensor:
+@takes_out
+def tile(x: Tensor, repeats: Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """The whole tensor repeated along each axis; the shorter of both gets leading ones."""
     if len(repeats) > x.ndim:
         x = x.reshape((1,) * (len(repeats) - x.ndim) + x.shape)
@@ -155,7 +188,8 @@ def tile(x: Tensor, repeats: Sequence[int]) -> Tensor:
     return found
 
 
-def repeat_interleave(x: Tensor, repeats: int, axis: int) -> Tensor:
+@takes_out
+def repeat_interleave(x: Tensor, repeats: int, axis: int, *, out: Tensor | None = None) -> Tensor:
     """Each element of an axis `repeats` times in a row."""
     at = _axis(x, axis)
     lead, rest = x.shape[: at + 1], x.shape[at + 1 :]
@@ -163,7 +197,15 @@ def repeat_interleave(x: Tensor, repeats: int, axis: int) -> Tensor:
     return wide.reshape((*lead[:-1], lead[-1] * repeats, *rest))
 
 
-def pad(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar = 0) -> Tensor:
+@takes_out
+def pad(
+    x: Tensor,
+    low: Sequence[int],
+    high: Sequence[int],
+    value: Scalar = 0,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """`low[i]` elements of `value` before and `high[i]` after every axis i."""
     number = float(value) if x.dtype.is_floating else value
     if not x.dtype.is_floating and not x.dtype.is_integer:
@@ -175,36 +217,42 @@ def pad(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar = 0) -
 # --- diagonals and triangles ----------------------------------------------------------------------
 
 
-def diagonal(x: Tensor, offset: int = 0) -> Tensor:
+@takes_out
+def diagonal(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Diagonal of each matrix [..., m, n]: [..., d]; a positive offset lies above the main one."""
     found: Tensor = apply("diagonal", x, offset=offset)
     return found
 
 
-def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
+@takes_out
+def diag_embed(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Square matrices of zeros with x [..., d] on a diagonal: [..., d + |offset|, d + |offset|]."""
     size = x.shape[-1] + abs(offset) if x.ndim else 0
     found: Tensor = apply("diag_embed", x, rows=size, columns=size, offset=offset)
     return found
 
 
-def diag(x: Tensor, offset: int = 0) -> Tensor:
+@takes_out
+def diag(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
     """A vector as a diagonal matrix, or the diagonal of a matrix."""
     return diag_embed(x, offset) if x.ndim == 1 else diagonal(x, offset)
 
 
-def trace(x: Tensor, offset: int = 0) -> Tensor:
+@takes_out
+def trace(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Sum of a diagonal of each matrix [..., m, n]: [...]."""
     return diagonal(x, offset).sum(-1)
 
 
-def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+@takes_out
+def tril(x: Tensor, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Matrices with zeros above a diagonal."""
     found: Tensor = apply("tril", x, diagonal=diagonal)
     return found
 
 
-def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+@takes_out
+def triu(x: Tensor, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Matrices with zeros below a diagonal."""
     found: Tensor = apply("triu", x, diagonal=diagonal)
     return found

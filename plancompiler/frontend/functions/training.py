@@ -11,12 +11,14 @@ from functools import reduce
 
 from plancompiler.errors import UsageError
 from plancompiler.frontend.functional import Tensor, div, maximum, minimum, sqrt
+from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.arguments import real_number
 from plancompiler.ops.registry import apply
 
 
-def stop_gradient(x: Tensor) -> Tensor:
+@takes_out
+def stop_gradient(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x, as a constant to `gradients`."""
     found: Tensor = apply("stop_gradient", x)
     return found
@@ -25,7 +27,8 @@ def stop_gradient(x: Tensor) -> Tensor:
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+@takes_out
+def global_norm(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """The 2-norm of all elements of floating tensors together, a scalar of at least float32.
 
     Tensors may be split in any way and lie on several placements: each gives the sum of its
@@ -40,8 +43,13 @@ def square_sum_of_all(tensors: Sequence[Tensor]) -> Tensor:
     return _together("square_sum", tensors, _add)
 
 
+@takes_out
 def clip_by_global_norm(
-    tensors: Sequence[Tensor], max_norm: float, eps: float = 1e-6
+    tensors: Sequence[Tensor],
+    max_norm: float,
+    eps: float = 1e-6,
+    *,
+    out: tuple[Sequence[Tensor | None] | None, Tensor | None] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Tensors scaled together so that their norm is at most `max_norm`, and the norm before.
 
@@ -64,7 +72,8 @@ def clip_by_global_norm(
     return clipped, norm
 
 
-def found_inf(tensors: Sequence[Tensor]) -> Tensor:
+@takes_out
+def found_inf(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """1 if any element of any floating tensor is infinite or no number, else 0: a float32 scalar.
 
     Devices that hold parts find partial maxima, which are reduced as scalars.
@@ -72,7 +81,8 @@ def found_inf(tensors: Sequence[Tensor]) -> Tensor:
     return _together("found_inf", tensors, maximum)
 
 
-def is_finite_all(tensors: Sequence[Tensor]) -> Tensor:
+@takes_out
+def is_finite_all(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """Whether all elements of floating tensors are finite: a bool scalar."""
     return found_inf(tensors).equal(0.0)
 

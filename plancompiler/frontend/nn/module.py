@@ -285,6 +285,7 @@ class Module:
 
         Raises UsageError for names that are missing or unknown, and for other shapes or dtypes.
         """
+        check_state(state)
         own = self.state_dict()
         unlike = sorted(own.keys() ^ state.keys())
         if unlike:
@@ -396,9 +397,28 @@ def eager_names(world: Any) -> dict[str, Any]:
     }
 
 
+def check_state(state: object) -> None:
+    """Refuse what is no dict of names."""
+    if not isinstance(state, Mapping) or not all(isinstance(each, str) for each in state):
+        raise UsageError(
+            "a state is a dict of tensors and numbers by name",
+            op="load_state_dict",
+            source=user_line(),
+            got=type(state).__name__,
+            expected="what state_dict() gave",
+        )
+
+
 def take_over(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
     """Let an eager tensor take the value of the same name, which may lie in any layout."""
     value = state.get(name)
+    if value is not None and not hasattr(value, "redistribute"):
+        raise UsageError(
+            f"a state does not fit {name!r}",
+            source=user_line(),
+            got=type(value).__name__,
+            expected=f"a tensor {tensor.dtype}{list(tensor.shape)}",
+        )
     if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
         raise UsageError(
             f"a state does not fit {name!r}",

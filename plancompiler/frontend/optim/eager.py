@@ -10,6 +10,7 @@ from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.functions.training import clip_by_global_norm
 from plancompiler.frontend.nn.module import (
     Parameter,
+    check_state,
     eager_names,
     eager_parameters,
     take_over,
@@ -40,6 +41,13 @@ class EagerSteps:
         clip_norm: float | None,
     ) -> list[Tensor]:
         """Differentiate and update; returns the gradients that the updates used."""
+        if not hasattr(loss, "backward"):
+            raise UsageError(
+                "what is minimised is a tensor of one number",
+                op="minimize",
+                source=user_line(),
+                got=type(loss).__name__,
+            )
         tensors = self._chosen(parameters)
         self.zero_grad(tensors)
         loss.backward()
@@ -119,6 +127,7 @@ class EagerSteps:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the steps and states of `state_dict`, from any layout."""
+        check_state(state)
         known = {"step"}
         for name, tensor in self._named().items():
             names = self._names(name, tensor)
@@ -151,6 +160,13 @@ class EagerSteps:
     def _chosen(self, parameters: Iterable[Parameter | Tensor] | None) -> list[Tensor]:
         if parameters is None:
             return eager_parameters(self._world)
+        if not isinstance(parameters, Iterable) or isinstance(parameters, (str, Mapping)):
+            raise UsageError(
+                "an optimizer takes a list of parameters",
+                source=user_line(),
+                got=type(parameters).__name__,
+                hint="module.parameters(), or [tensor]",
+            )
         found = []
         for each in parameters:
             tensor: Tensor = each
@@ -158,11 +174,11 @@ class EagerSteps:
                 if not each.trainable:
                     continue
                 tensor = each.value
-            if not (tensor.requires_grad and tensor.is_leaf):
+            if not (getattr(tensor, "requires_grad", False) and tensor.is_leaf):
                 raise UsageError(
                     "only parameters, and tensors with requires_grad set, can be updated",
                     source=user_line(),
-                    got=str(tensor),
+                    got=f"{type(tensor).__name__} {tensor}"[:80],
                 )
             found.append(tensor)
         return found

@@ -9,9 +9,14 @@ from queue import SimpleQueue
 from time import monotonic_ns
 
 import numpy as np
+import pytest
 
+from plancompiler.eager import spawn
+from plancompiler.eager.world import current_world
 from plancompiler.executor.comm.reduce import UFUNCS
+from plancompiler.executor.cuda.device import CudaDevice
 from plancompiler.executor.cuda.kernels import kernel_on
+from tests.executor.cuda.real import ALONE, COUNT, RANKS, on_real_devices
 from tests.executor.cuda.strict import StrictArray, StrictNamespace
 
 WORK_NANOSECONDS = 1000
@@ -200,6 +205,76 @@ class ThreadedDevice(HostDevice):
     def _await(self, event, number):
         with self._changed:
             self._changed.wait_for(lambda: event.come >= number)
+
+
+CURRENT = "current"
+"""The stream of a thread's own calls."""
+
+
+class EagerDevice(ThreadedDevice):
+    """What a thread asks of arrays is done at once; other streams are threads."""
+
+    def kernel(self, definition, dtypes):
+        return kernel_on(self.arrays, definition, dtypes)
+
+    def current(self):
+        return CURRENT
+
+    def launch(self, stream, work):
+        if stream == CURRENT:
+            with np.errstate(all="ignore"):
+                work()
+        else:
+            super().launch(stream, work)
+
+    def record(self, event, stream):
+        if stream == CURRENT:
+            event.recorded += 1
+            self._came(event, event.recorded)
+        else:
+            super().record(event, stream)
+
+    def wait(self, stream, event):
+        if stream == CURRENT:
+            self.synchronize(event)
+        else:
+            super().wait(stream, event)
+
+    def has_come(self, event):
+        return event.come >= event.recorded
+
+
+WHERE = ["simulated", pytest.param("real", marks=on_real_devices)]
+
+
+def spawn_on(where, function, ranks):
+    """The same on simulated devices, or on real ones if they are enough."""
+    if where == "simulated":
+        return spawn_on_devices(function, ranks)
+    if ranks > RANKS:
+        pytest.skip(ALONE or f"needs {ranks} CUDA devices")
+    return spawn_on_devices(
+        function, ranks, lambda meetings: CudaDevice(current_world().rank % COUNT)
+    )
+
+
+def spawn_on_devices(function, ranks, make=EagerDevice, deadline=60.0):
+    """`pc.eager.spawn` of ranks that have a device each."""
+    meetings = World()
+    devices = []
+
+    def run():
+        device = make(meetings)
+        devices.append(device)
+        current_world().use_device(device)
+        return function()
+
+    try:
+        return spawn(run, ranks, deadline=deadline)
+    finally:
+        for device in devices:
+            if isinstance(device, HostDevice):
+                device.close()
 
 
 class World:

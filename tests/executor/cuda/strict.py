@@ -51,8 +51,10 @@ _SCATTERING = {"add", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwis
 class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     """A device's array, as far as kernels may know."""
 
-    def __init__(self, host: np.ndarray) -> None:
+    def __init__(self, host: np.ndarray, base: StrictArray | None = None) -> None:
         self.host = np.asarray(host)
+        self.base = base
+        """Who owns the memory, where it is another array."""
 
     dtype = property(lambda self: self.host.dtype)
     shape = property(lambda self: self.host.shape)
@@ -61,8 +63,14 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     nbytes = property(lambda self: self.host.nbytes)
     itemsize = property(lambda self: self.host.itemsize)
     strides = property(lambda self: self.host.strides)
-    flags = property(lambda self: self.host.flags)
-    T = property(lambda self: StrictArray(self.host.T))
+    flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
+    T = property(lambda self: self._view(self.host.T))
+
+    def _view(self, found: Any) -> Any:
+        """What a method gives, which may share this array's memory."""
+        if isinstance(found, np.ndarray) and np.may_share_memory(found, self.host):
+            return StrictArray(found, self if self.base is None else self.base)
+        return _device(found)
 
     @property
     def data(self) -> SimpleNamespace:
@@ -116,7 +124,7 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
         return _device(found)
 
     def __getitem__(self, index: Any) -> StrictArray:
-        return StrictArray(self.host[_index(index)])
+        return self._view(self.host[_index(index)])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.host[_index(index)] = _host(value)
@@ -126,7 +134,7 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise TypeError(f"{name}() got an unexpected keyword argument: {kwargs}")
         if "out" in kwargs:
             kwargs["out"] = _host(kwargs["out"])
-        return _device(getattr(self.host, name)(*map(_host, args), **kwargs))
+        return self._view(getattr(self.host, name)(*map(_host, args), **kwargs))
 
     def set(self, host: np.ndarray) -> None:
         """Take a host array's elements."""

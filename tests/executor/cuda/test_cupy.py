@@ -75,6 +75,12 @@ def test_names_that_the_device_uses_are_there():
         *("Stream", "get_cublas_handle", "get_current_stream", "get_elapsed_time"),
     ):
         assert callable(getattr(cuda, name)), name
+    for name in ("arange", "asarray", "asnumpy", "empty", "full", "zeros"):
+        assert callable(getattr(cupy, name)), name
+    for name in ("astype", "copy", "reshape", "set", "transpose"):
+        assert callable(getattr(cupy.ndarray, name)), name
+    for name in ("done", "record", "synchronize"):
+        assert hasattr(cuda.Event, name), name
     for name in (
         *("CUDARuntimeError", "getDeviceCount", "getDeviceProperties", "hostRegister"),
         *("hostUnregister", "memGetInfo", "memcpyAsync"),

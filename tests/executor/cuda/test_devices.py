@@ -1,21 +1,15 @@
-"""On real CUDA devices: skipped, with the reason, where there are none.
-
-NCCL wants a device for each rank. From 2.30 on it lets ranks share one if it is told so, which the
-tests do where there is one device only; NCCL_NVLS_ENABLE=1 in the environment forbids it.
-"""
+"""On real CUDA devices: skipped, with the reason, where there are none."""
 
 from __future__ import annotations
 
-import os
 import threading
 
 import numpy as np
 import pytest
 
-from plancompiler.errors import DeviceError
 from plancompiler.executor.cuda import memory
 from plancompiler.executor.cuda.collective import bind_collective
-from plancompiler.executor.cuda.device import CudaDevice, device_count, load_cupy
+from plancompiler.executor.cuda.device import CudaDevice
 from plancompiler.executor.cuda.kernels.products import gemm_of, product
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.trace import Recording
@@ -27,39 +21,15 @@ from plancompiler.ops.registry import KernelContext
 from plancompiler.plan.plan import CollectiveSpec
 from tests.examples import gpt, mlp
 from tests.executor.cuda.jobs import moved
+from tests.executor.cuda.real import COUNT, on_real_devices, several
 from tests.executor.cuda.test_collective import part
 from tests.executor.cuda.test_kernels import BOUNDS, HOST_ONLY
 from tests.ops.samples import samples
 from tests.ops.sharding import run_dense
 from tests.ops.test_kernels import context_of
 
-
-def _devices():
-    try:
-        return device_count(), "no CUDA device"
-    except DeviceError as error:
-        return 0, str(error)
-
-
-def _ranks():
-    """How many ranks NCCL can connect here, and why no more."""
-    if COUNT != 1:
-        return COUNT, REASON
-    nccl = load_cupy().cuda.nccl
-    if not nccl.available:
-        return 1, "NCCL is not installed"
-    if nccl.get_version() < SHARED_DEVICE_NCCL:
-        return 1, "needs two CUDA devices, or NCCL 2.30 to share one"
-    # NCCL reads it when the first communicator is made.
-    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    return 2, ""
-
-
-SHARED_DEVICE_NCCL = 23000
-COUNT, REASON = _devices()
-RANKS, ALONE = _ranks()
-pytestmark = pytest.mark.skipif(COUNT == 0, reason=REASON)
-several = pytest.mark.skipif(RANKS < 2, reason=ALONE)
+pytestmark = on_real_devices
+RANKS = 2
 
 
 def losses(job, steps=20):

@@ -1,0 +1,128 @@
+"""What communicators have asked of a device and has not ended: a thread looks after it.
+
+NCCL's calls return when they are launched. That one never ends, as a device hangs or a process
+died, would be seen by nobody: the host would wait where it next reads a value. Here it is found by
+its deadline, and ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from plancompiler.errors import DeadlineError, PlanCompilerError
+from plancompiler.executor.comm.flight_recorder import DONE, FAILED, CommRecord, now
+from plancompiler.executor.cuda.interface import (
+    Communicator,
+    Device,
+    DeviceArray,
+    DeviceEvent,
+)
+
+SHORTEST, LONGEST = 0.001, 0.05
+"""Seconds between two looks: they become longer while nothing ends."""
+
+
+@dataclass
+class Launched:
+    """Operations that one group has launched as one."""
+
+    records: Sequence[CommRecord]
+    event: DeviceEvent
+    """Comes when they have ended."""
+    communicator: Communicator
+    deadline: float
+    """Seconds that they may take."""
+    held: Sequence[DeviceArray]
+    """Arrays that they use and nobody may free."""
+    expired: Callable[[PlanCompilerError], None]
+    """Called with the error by which they ended."""
+    begin: float = 0.0
+
+
+class LaunchWatch:
+    """Notes when launched operations end; stops those that take too long, or have failed."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self._device = device
+        self._name = name
+        self._changed = threading.Condition()
+        self._pending: list[Launched] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, launched: Launched) -> None:
+        """Look after operations until they end."""
+        launched.begin = monotonic()
+        with self._changed:
+            self._pending.append(launched)
+            if self._thread is None:
+                # A device whose work never ends must not keep the process from ending.
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Return when all have ended, one way or the other."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._pending)
+
+    def close(self) -> None:
+        """Look no more."""
+        with self._changed:
+            self._closed = True
+            self._pending.clear()
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        self._device.use()
+        pause = SHORTEST
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._pending)
+                if self._closed:
+                    return
+                pending = list(self._pending)
+            ended = [each for each in pending if self._is_over(each)]
+            with self._changed:
+                self._pending = [each for each in self._pending if each not in ended]
+                self._changed.notify_all()
+                pause = SHORTEST if ended else min(2 * pause, LONGEST)
+                if self._pending and not self._closed:
+                    self._changed.wait(pause)
+
+    def _is_over(self, launched: Launched) -> bool:
+        """Whether operations have ended; those that must not go on are ended."""
+        error: PlanCompilerError | None = None
+        try:
+            if self._device.has_come(launched.event):
+                for record in launched.records:
+                    record.state, record.end = DONE, now()
+                return True
+            launched.communicator.check()
+            if monotonic() - launched.begin > launched.deadline:
+                error = _late(launched)
+        except PlanCompilerError as found:
+            error = found
+        if error is None:
+            return False
+        for record in launched.records:
+            record.state, record.end, record.error = FAILED, now(), str(error)
+        launched.expired(error)
+        return True
+
+
+def _late(launched: Launched) -> DeadlineError:
+    first = launched.records[0]
+    error = DeadlineError(
+        f"{first} did not end on the device within {launched.deadline:g} s",
+        got=f"all ranks {list(first.group)} have launched it",
+        hint="a device hangs, or has much to do before: allow more time with a longer deadline; "
+        "NCCL_DEBUG=INFO shows what NCCL waits for",
+    )
+    error.at(op=first.op, source=first.source)
+    return error

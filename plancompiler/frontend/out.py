@@ -1,0 +1,85 @@
+"""`out=`: results of the public functions in existing tensors, for all of these functions alike.
+
+A function names `out` in its signature and leaves the rest to the decorator `takes_out`, so that
+type checkers and `help()` know the keyword, and a call without it costs one look-up more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from plancompiler.errors import PlanCompilerError, UsageError
+from plancompiler.ir.operators import TensorOperators
+from plancompiler.ir.refusal import BARE, wrong_argument
+from plancompiler.ir.source import user_line
+from plancompiler.ir.value import ACTIVE_TRACER
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_HELP = """
+
+With `out` the result is put into that eager tensor, which is returned: one of its global shape,
+dtype, placement and layout. For several results `out` holds a tensor for each, or None.
+InplaceError where it has another shape, dtype or layout, or where a gradient would be lost;
+UsageError where results and tensors do not pair up, and in a traced job, whose values have no
+memory.
+"""
+
+
+def takes_out(function: Function) -> Function:
+    """Decorator: puts the results of a function into what is given as its keyword `out`.
+
+    The function itself names `out` in its signature for those who read it, and is never given one.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            if "out" in named:
+                return _into(function, named.pop("out"), args, named)
+            return function(*args, **named)
+        except PlanCompilerError as error:
+            error.at(op=function.__name__, source=user_line())
+            raise
+        except BARE as failure:
+            refused = wrong_argument(function, args, named, failure)
+            if refused is None:
+                raise
+            raise refused from failure
+
+    call.__doc__ = (function.__doc__ or "").rstrip() + _HELP
+    return cast("Function", call)
+
+
+def _into(
+    function: Callable[..., Any], out: object, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> Any:
+    if out is None:
+        return function(*args, **named)
+    name = getattr(function, "__name__", "a function")
+    if ACTIVE_TRACER.get() is not None:
+        raise UsageError(
+            f"{name} cannot put its result into a tensor here: values of a job have no memory",
+            source=user_line(),
+            got=f"out={type(out).__name__}",
+            hint=f"use what it returns: y = pc.{name}(...)",
+        )
+    tensor = _first_tensor(out)
+    if tensor is None:
+        raise UsageError(
+            f"{name} puts its results into eager tensors only",
+            source=user_line(),
+            got=f"out={type(out).__name__}",
+            expected="a DistTensor, or a list or tuple of them for several results",
+            hint="outside of jobs pc.tensor(array, placement, sbp) makes one",
+        )
+    return tensor._into(out, function, args, named)  # noqa: SLF001  # frontend knows no tensor class
+
+
+def _first_tensor(out: object) -> Any:
+    """Some tensor that has memory, among those given; None if there is none."""
+    if isinstance(out, (list, tuple)):
+        return next((each for each in map(_first_tensor, out) if each is not None), None)
+    return out if isinstance(out, TensorOperators) and hasattr(out, "_into") else None

@@ -1,0 +1,127 @@
+"""A session's ranks as processes: a master in this process, and one worker process per rank."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from plancompiler.client import Client
+from plancompiler.cluster.chunks import Array
+from plancompiler.errors import CheckpointError, DeadlineError, PlanCompilerError
+from plancompiler.executor.trace import Recording
+from plancompiler.ir import Job
+from plancompiler.master.server import MasterServer
+from plancompiler.worker_processes import WorkerProcesses
+
+START_SECONDS = 120.0
+"""How long worker processes may take to start and register."""
+POLL_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class ProcessWorld:
+    """A master in this process and one worker process per rank, all on this machine."""
+
+    def __init__(
+        self,
+        job: Job,
+        world_size: int,
+        mode: str,
+        restore: Path | None,
+        allow_ops: Sequence[str],
+        recording: Recording | None,
+        cache: bool,
+        deadline: float,
+    ) -> None:
+        self._parts = ExitStack()
+        self._busy = True
+        try:
+            if recording is not None:
+                self._parts.enter_context(recording)
+            server = self._parts.enter_context(MasterServer("127.0.0.1:0", world_size, mode=mode))
+            workers = WorkerProcesses(
+                server.address,
+                world_size,
+                allow_ops,
+                None if recording is None else recording.folder,
+                deadline,
+            )
+            self._parts.callback(workers.close)
+            client = self._parts.enter_context(Client(server.address))
+            with workers.explained():
+                _await_workers(client, workers, world_size)
+                self._remote = client.open(
+                    job,
+                    mode=mode,
+                    restore=None if restore is None else restore.resolve(),
+                    cache=cache,
+                )
+        except BaseException:
+            self._parts.close()
+            raise
+        self._parts.callback(self._let_go)
+        self._workers = workers
+        self._busy = False
+        self.compile_seconds = self._remote.compile_seconds or 0.0
+        self.cached = bool(self._remote.cached)
+        self.digest = self._remote.digest or ""
+
+    def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
+        with self._asking():
+            return self._remote.step(**feeds)
+
+    def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
+        with self._asking():
+            return list(self._remote.run(steps))
+
+    def save(self, folder: Path, wait: bool) -> None:
+        with self._asking():
+            self._remote.save(folder.resolve(), wait=wait)
+
+    def check_saved(self) -> None:
+        """The workers fail the job where they cannot write, so whatever is asked next raises."""
+
+    def variables(self) -> dict[str, Array]:
+        with self._asking():
+            return self._remote.variables()
+
+    def close(self) -> None:
+        self._parts.close()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Remember whether the job was left in the middle of something."""
+        self._busy = True
+        with self._workers.explained():
+            yield
+        self._busy = False
+
+    def _let_go(self) -> None:
+        """Finish the job, or stop it where it was interrupted; closing goes on in any case."""
+        try:
+            if self._busy:
+                self._remote.cancel()
+            else:
+                self._remote.close()
+        except CheckpointError:
+            raise
+        except PlanCompilerError as error:
+            _log.debug("the job did not end cleanly: %s", error)
+
+
+def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None:
+    """Return when all workers have registered; raise where one ends or they take too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while len(client.status().workers) < count:
+        workers.check()
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                "the worker processes did not register in time",
+                got=f"{len(client.status().workers)} of {count} after {START_SECONDS:.0f} s",
+            )
+        time.sleep(POLL_SECONDS)

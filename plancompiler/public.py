@@ -1,0 +1,276 @@
+"""All that `import plancompiler as pc` offers, in one place.
+
+The package takes its names from here when the first of them is asked for. What traces a job is
+imported here; what compiles and runs one (`run`, `Session`, `Client`) when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from plancompiler import blas_kernels as blas_kernels  # before NumPy
+from plancompiler import errors
+from plancompiler.errors import (
+    AttributeValueError,
+    DataError,
+    DTypeError,
+    FeedError,
+    GradientError,
+    JobError,
+    NonFiniteError,
+    PlacementError,
+    PlacementMismatchError,
+    PlanCompilerError,
+    ShapeError,
+    TracingError,
+    UsageError,
+)
+from plancompiler.frontend import data, nn, optim
+from plancompiler.frontend import functions as _functions
+from plancompiler.frontend.autodiff import gradients
+from plancompiler.frontend.checkpoint import checkpoint
+from plancompiler.frontend.functional import (
+    abs,
+    accuracy,
+    add,
+    argmax,
+    cast,
+    causal_attention,
+    concat,
+    cross_entropy,
+    div,
+    dropout,
+    embedding,
+    equal,
+    exp,
+    full_like,
+    gelu,
+    greater,
+    greater_equal,
+    layer_norm,
+    less,
+    less_equal,
+    linear,
+    log,
+    log_softmax,
+    matmul,
+    max,
+    maximum,
+    mean,
+    min,
+    minimum,
+    mul,
+    neg,
+    not_equal,
+    pow,
+    redistribute,
+    relu,
+    reshape,
+    rsqrt,
+    sigmoid,
+    slice,
+    softmax,
+    sqrt,
+    square,
+    sub,
+    sum,
+    tanh,
+    transpose,
+    where,
+)
+from plancompiler.frontend.functions import *  # noqa: F403  # its __all__ is part of ours
+from plancompiler.frontend.trace import (
+    as_job,
+    constant,
+    full,
+    input,
+    job,
+    ones,
+    output,
+    stage,
+    zeros,
+)
+from plancompiler.ir import Config, DType, Job, NdSbp, Placement, Sbp, TensorType, Value
+from plancompiler.ir.value import set_eager_world
+from plancompiler.ops.custom import CustomOp, op
+
+if TYPE_CHECKING:
+    from plancompiler import eager
+    from plancompiler.client import Client
+    from plancompiler.compiled import compile
+    from plancompiler.eager import (
+        DistTensor,
+        Generator,
+        comm_trace,
+        default_generator,
+        from_local,
+        implicit_broadcast,
+        init,
+        manual_seed,
+        no_grad,
+        using_generator,
+    )
+    from plancompiler.eager.creation import tensor  # not the module of that name
+    from plancompiler.session import Session, run
+
+    __version__: str
+
+_LATER = {
+    "run": "plancompiler.session",
+    "Session": "plancompiler.session",
+    "compile": "plancompiler.compiled",
+    "Client": "plancompiler.client",
+    "eager": "plancompiler.eager",
+    **dict.fromkeys(
+        (
+            "DistTensor",
+            "Generator",
+            "comm_trace",
+            "default_generator",
+            "from_local",
+            "implicit_broadcast",
+            "init",
+            "manual_seed",
+            "no_grad",
+            "tensor",
+            "using_generator",
+        ),
+        "plancompiler.eager",
+    ),
+}
+
+
+def _eager_world() -> Any:
+    """The current world; from the second time on without asking for the module."""
+    current_world = importlib.import_module("plancompiler.eager").current_world
+    set_eager_world(current_world)
+    return current_world()
+
+
+set_eager_world(_eager_world)
+
+
+def __getattr__(name: str) -> Any:
+    """Import what runs jobs when it is first asked for: tracing needs neither gRPC nor threads."""
+    if name in _LATER:
+        module = importlib.import_module(_LATER[name])
+        found = globals()[name] = module if name == "eager" else getattr(module, name)
+        return found
+    if name == "__version__":
+        # Here, because it costs more than all of the above and is seldom asked for.
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("plancompiler")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER, "__version__"})
+
+
+__all__ = [
+    "AttributeValueError",
+    "Client",
+    "Config",
+    "CustomOp",
+    "DType",
+    "DTypeError",
+    "DataError",
+    "DistTensor",
+    "FeedError",
+    "Generator",
+    "GradientError",
+    "Job",
+    "JobError",
+    "NdSbp",
+    "NonFiniteError",
+    "Placement",
+    "PlacementError",
+    "PlacementMismatchError",
+    "PlanCompilerError",
+    "Sbp",
+    "Session",
+    "ShapeError",
+    "TensorType",
+    "TracingError",
+    "UsageError",
+    "Value",
+    "__version__",
+    "abs",
+    "accuracy",
+    "add",
+    "argmax",
+    "as_job",
+    "cast",
+    "causal_attention",
+    "checkpoint",
+    "comm_trace",
+    "compile",
+    "concat",
+    "constant",
+    "cross_entropy",
+    "data",
+    "default_generator",
+    "div",
+    "dropout",
+    "eager",
+    "embedding",
+    "equal",
+    "errors",
+    "exp",
+    "from_local",
+    "full",
+    "full_like",
+    "gelu",
+    "gradients",
+    "greater",
+    "greater_equal",
+    "implicit_broadcast",
+    "init",
+    "input",
+    "job",
+    "layer_norm",
+    "less",
+    "less_equal",
+    "linear",
+    "log",
+    "log_softmax",
+    "manual_seed",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "mul",
+    "neg",
+    "nn",
+    "no_grad",
+    "not_equal",
+    "ones",
+    "op",
+    "optim",
+    "output",
+    "pow",
+    "redistribute",
+    "relu",
+    "reshape",
+    "rsqrt",
+    "run",
+    "sigmoid",
+    "slice",
+    "softmax",
+    "sqrt",
+    "square",
+    "stage",
+    "sub",
+    "sum",
+    "tanh",
+    "tensor",
+    "transpose",
+    "using_generator",
+    "where",
+    "zeros",
+]
+__all__ += _functions.__all__

@@ -1,0 +1,170 @@
+"""The program's first moments: what it loads, and Ctrl-C and SIGTERM before a command has begun."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plancompiler.blas_kernels import VARIABLE, kernel_set_for, this_cpu
+from plancompiler.cli.program import COMMANDS, load_command
+from tests.cli.conftest import Invoke
+
+WAIT = 60
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(sys.executable).with_name("plancompiler")
+
+
+def loaded_by(code: str) -> list[str]:
+    """The modules of a fresh process after these lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, file=sys.stderr)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=WAIT,
+    )
+    return done.stderr.split()
+
+
+def test_the_commands_are_those_that_have_a_file() -> None:
+    folder = ROOT / "plancompiler/cli"
+    files = [
+        path.stem for path in folder.glob("*.py") if f"def {path.stem}_command" in path.read_text()
+    ]
+    assert sorted(COMMANDS) == sorted(files)
+    assert [load_command(name).name for name in COMMANDS] == list(COMMANDS)
+
+
+def test_the_programs_help_lists_every_command(invoke: Invoke) -> None:
+    listed = invoke("--help").stdout.partition("Commands:")[2].splitlines()
+    assert [line.split(maxsplit=1) for line in listed if line] == [
+        [name, text] for name, text in COMMANDS.items()
+    ]
+
+
+def test_help_and_version_load_nothing_of_the_compiler() -> None:
+    for option in ("--help", "--version"):
+        loaded = loaded_by(
+            "from plancompiler.cli.program import cli\n"
+            f"cli([{option!r}], prog_name='plancompiler', standalone_mode=False)"
+        )
+        assert "plancompiler.cli.program" in loaded
+        heavy = {"numpy", "grpc", "networkx", "rich", "plancompiler.ir", "plancompiler.public"}
+        assert heavy & set(loaded) == set()
+
+
+def test_runs_with_threads_need_no_grpc_and_only_search_needs_networkx() -> None:
+    loaded = loaded_by("import plancompiler.cli.run")
+    assert "plancompiler.session" in loaded
+    assert {"grpc", "networkx", "rich"} & set(loaded) == set()
+
+
+def numpy_imports(path: Path) -> list[ast.stmt]:
+    """The statements of a module that import NumPy when it is loaded."""
+    found: list[ast.stmt] = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if any(name.partition(".")[0] == "numpy" for name in names):
+            found.append(node)
+    return found
+
+
+def first_own_import(path: Path) -> str:
+    """What a module imports of ours first."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("plancompiler"):
+            return f"{node.module}.{node.names[0].name}"
+    return ""
+
+
+def test_the_kernels_are_chosen_before_numpy_is_loaded() -> None:
+    """In whatever module a program starts: each room, and each module of no room, sees to it.
+
+    The commands are loaded by the program, which sees to it for them.
+    """
+    chooser = "plancompiler.blas_kernels"
+    package = ROOT / "plancompiler"
+    rooms = [
+        room
+        for room in package.iterdir()
+        if room.name != "cli" and any(map(numpy_imports, room.resolve().rglob("*.py")))
+    ]
+    assert {"ops", "executor", "eager"} <= {room.name for room in rooms}
+    for room in rooms:
+        assert first_own_import(room / "__init__.py") == chooser, room.name
+    for path in filter(numpy_imports, package.glob("*.py")):
+        assert first_own_import(path) == chooser, path.name
+        first = next(
+            node
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ImportFrom) and node.module == "plancompiler"
+        )
+        assert first.lineno < numpy_imports(path)[0].lineno, path.name
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import plancompiler.session",
+        "import plancompiler.executor.comm.base",
+        "from plancompiler.cli.program import load_command; load_command('run')",
+    ],
+)
+def test_a_program_may_start_in_any_module(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport plancompiler as pc\nprint(pc.blas_kernels.CHOSEN)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=WAIT,
+    )
+    assert done.stdout.strip() == str(kernel_set_for(this_cpu(), {}))
+
+
+# --- signals before a command has begun -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [
+        ([sys.executable, "-m", "plancompiler"], "click"),
+        ([sys.executable, "-m", "plancompiler"], "plancompiler.errors"),
+        ([str(SCRIPT)], "numpy._core"),
+        ([sys.executable, "-m", "plancompiler"], "plancompiler.ops"),
+    ],
+)
+def test_signals_while_modules_are_loaded_end_the_program_at_once(
+    program: list[str], module: str, number: int, code: int, mlp: str
+) -> None:
+    child = subprocess.Popen(
+        [*program, "run", mlp, "--steps", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Python then says which module it has loaded, as soon as it has.
+        env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
+    )
+    try:
+        assert child.stderr is not None
+        names = (line.rpartition("|")[2].strip() for line in child.stderr)
+        assert module in names
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=WAIT)
+    finally:
+        child.kill()
+    assert child.returncode == code
+    assert "Traceback" not in errors
+    assert "KeyboardInterrupt" not in errors
+    said = [line for line in errors.splitlines() if line.startswith("plancompiler: interrupted")]
+    assert len(said) == (number == signal.SIGINT)

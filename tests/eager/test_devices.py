@@ -1,0 +1,402 @@
+"""Eager tensors on CUDA devices: what they give on CPUs. The devices are simulated, on arrays that
+refuse what CuPy refuses; `tests/executor/cuda/test_devices.py` has the same on real ones."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler import nn
+from plancompiler.eager import spawn
+from plancompiler.errors import InplaceError, PlacementMismatchError, UsageError
+from plancompiler.ir import NdSbp
+from plancompiler.ir.shard import rank_region, region_shape
+from plancompiler.ops import op_table
+from tests.eager.test_ops import STRUCTURE, layout
+from tests.eager.test_redistribute import ENTRIES
+from tests.executor.cuda.devices import WHERE, spawn_on
+from tests.ops.dense import SEED, STEP, gradients_of
+from tests.ops.samples import samples
+from tests.ops.sharding import assemble, run_dense, split
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+pytestmark = pytest.mark.parametrize("where", WHERE)
+ONE = pc.Placement("cuda", [0])
+DATA = pc.Placement("cuda", [0, 1])
+GRID = pc.Placement("cuda", [[0, 1], [2, 3]], axes=("dp", "tp"))
+rng = np.random.default_rng(0)
+X = rng.normal(size=(10, 7)).astype(np.float32)
+Y = rng.integers(0, 5, 10)
+
+
+def on_host(tensor):
+    """This rank's own part as an array of the host."""
+    return tensor.spec.space.get(tensor.local)
+
+
+def on_device(array):
+    """A host array as one of the device."""
+    return pc.eager.current_world().space("cuda").put(array)
+
+
+def lies_there(array):
+    """Whether an array is one of the device."""
+    return isinstance(array, pc.eager.current_world().space("cuda").arrays.ndarray)
+
+
+# --- ops ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    kept, seen = [], {}
+    for sample in samples(tmp_path_factory.mktemp("data"), np.float32):
+        seen[sample.kind] = seen.get(sample.kind, 0) + 1
+        if sample.kind not in STRUCTURE and seen[sample.kind] <= 2:
+            kept.append(sample)
+    return kept
+
+
+def close(got, wanted, label):
+    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), label
+    finite = wanted[np.isfinite(wanted)] if wanted.dtype.kind == "f" else np.empty(0)
+    scale = float(np.max(np.abs(finite), initial=1.0))
+    np.testing.assert_allclose(got, wanted, 2e-4, 2e-5 * scale, err_msg=label)
+
+
+@pytest.mark.parametrize("choice", ["S(0)", "P"])
+def test_every_kind_gives_the_dense_result_forward_and_backward(
+    where, calls, choice, record_property
+):
+    table = op_table()
+    weights = {}
+    for number, sample in enumerate(calls):
+        definition = table[sample.kind]
+        if (
+            sample.inputs
+            and sample.differentiable
+            and definition.gradient is not None
+            and not definition.mutates
+            and sample.kind != "stop_gradient"
+        ):
+            first = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)[0]
+            weights[number] = rng.normal(size=first.shape).astype(first.dtype)
+
+    def rank():
+        world = pc.eager.current_world()
+        generator = pc.manual_seed(SEED)
+        found = []
+        for number, sample in enumerate(calls):
+            generator.start_step(STEP)
+            world.step = STEP
+            entry = "B" if table[sample.kind].mutates else choice
+            tensors = [
+                pc.tensor(
+                    array,
+                    DATA,
+                    layout(entry, array, 1),
+                    requires_grad=number in weights and array.dtype.kind == "f",
+                )
+                for array in sample.inputs
+            ]
+            assert all(lies_there(each.local) for each in tensors)
+            if tensors:
+                outputs = tensors[0]._apply(sample.kind, tensors, sample.attrs)
+            else:
+                outputs = world.add(sample.kind, (), sample.attrs, DATA)
+            assert all(lies_there(each.local) for each in outputs)
+            if number in weights and outputs[0].requires_grad:
+                weight = weights[number]
+                outputs[0].backward(pc.tensor(weight, DATA, layout(choice, weight, 1)))
+            grads = [None if one.grad is None else one.grad.numpy() for one in tensors]
+            found.append(([each.numpy() for each in outputs], grads))
+        return found
+
+    found = spawn_on(where, rank, 2)[1]
+    for number, (sample, (outputs, grads)) in enumerate(zip(calls, found, strict=True)):
+        expected = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)
+        for got, wanted in zip(outputs, expected, strict=True):
+            close(got, wanted, str(sample))
+        if number in weights:
+            given = [weights[number]] + [None] * (len(expected) - 1)
+            wanted_grads = gradients_of(sample.kind, sample.inputs, sample.attrs, given)
+            for got, wanted in zip(grads, wanted_grads, strict=True):
+                if wanted is None:
+                    assert got is None, str(sample)
+                else:
+                    close(got, wanted, f"gradient of {sample}")
+    record_property(f"eager_op_calls_on_devices_checked,_{choice}", len(calls))
+    record_property(f"eager_gradients_on_devices_checked,_{choice}", len(weights))
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+def changes():
+    """Pairs of a placement and a layout, before and after."""
+    for before in ENTRIES:
+        for after in ENTRIES:
+            yield (DATA, before), (DATA, after)
+    devices = pc.Placement("cuda", [1, 2])
+    host = pc.Placement("cpu", [0, 1, 2])
+    for before in ("S(0)", "B", "P", "P(max)", "P(avg)"):
+        for after in ("S(1)", "B", "P"):
+            yield (DATA, before), (devices, after)
+            yield (DATA, before), (host, after)
+            yield (host, before), (devices, after)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 3)], ids=str)
+def test_every_change_of_layout_between_devices_and_hosts(where, shape, record_property):
+    value = rng.normal(size=shape)
+    pairs = [
+        tuple((where, NdSbp.of(sbp)) for where, sbp in pair)
+        for pair in changes()
+        if "S(2)" not in str(pair)
+    ]
+    shards = {(where, sbp): split(value, sbp, where.hierarchy, rng) for (where, sbp), _ in pairs}
+
+    def rank():
+        world = pc.eager.current_world()
+        found = []
+        for (where, before), (target, after) in pairs:
+            local = np.empty((0, 0), value.dtype)
+            if world.rank in where:
+                local = shards[where, before][where.coordinates(where.parallel_id(world.rank))]
+            x = pc.eager.from_local(local, where, before, shape=value.shape)
+            y = x.redistribute(target, after)
+            there = world.rank in target and target.device_type == "cuda"
+            assert lies_there(y.local) == there
+            found.append(on_host(y))
+        return found
+
+    found = spawn_on(where, rank, 3)
+    for number, ((source, before), (target, after)) in enumerate(pairs):
+        label = f"{before} on {source} to {after} on {target}"
+        parts = {}
+        for member in target.rank_list:
+            part = found[member][number]
+            assert part.shape == region_shape(rank_region(value.shape, target, after, member))
+            parts[target.coordinates(target.parallel_id(member))] = part
+        got = assemble(parts, after, target.hierarchy)
+        np.testing.assert_allclose(got, value, 1e-12, 1e-12, err_msg=label)
+    record_property(f"changes_of_layout_on_devices_proved,_{shape}", len(pairs))
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+LAYOUTS = {
+    "one": ("S(0)", [0], {}),
+    "data": ("S(0)", [0, 1], {}),
+    "grid": (
+        ["S(0)", "B"],
+        [[0, 1], [2, 3]],
+        {"0.weight": ["B", "S(0)"], "0.bias": ["B", "S(0)"], "3.weight": ["B", "S(1)"]},
+    ),
+    "sharded": ("S(0)", [0, 1], {"0.weight": "S(0)", "0.bias": "S(0)", "3.weight": "S(0)"}),
+}
+OPTIMIZERS = {
+    "sgd": lambda: pc.optim.SGD(lr=0.1, momentum=0.9),
+    "adamw": lambda: pc.optim.AdamW(lr=pc.optim.cosine(0.05, warmup=2, total=9)),
+    "lamb": lambda: pc.optim.LAMB(lr=0.05),
+}
+
+
+def train(device_type, name, optimizer, compiled=False):
+    sbp, ranks, parameters = LAYOUTS[name]
+    placement = pc.Placement(device_type, ranks)
+    generator = pc.manual_seed(4)
+    layers = (nn.Linear(7, 12), nn.LayerNorm(12), nn.GELU(), nn.Dropout(0.25), nn.Linear(12, 5))
+    net = nn.Sequential(*layers)
+    names = {key.replace("3.", "4."): value for key, value in parameters.items()}
+    net.place(placement, names)
+    update = OPTIMIZERS[optimizer]()
+    x, y = pc.tensor(X, placement, sbp), pc.tensor(Y, placement, sbp)
+
+    def learn(x, y):
+        loss = pc.cross_entropy(net(x), y)
+        update.minimize(loss, clip_norm=0.5)
+        return loss
+
+    step = pc.compile(learn) if compiled else learn
+    losses = []
+    for number in range(5):
+        generator.start_step(number)
+        losses.append(step(x, y).item())
+    return losses
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_losses_are_those_of_one_cpu_on_every_layout(where, optimizer, compiled):
+    expected = spawn(train, 1, "cpu", "one", optimizer)[0]
+    assert expected[-1] != expected[0]
+    for name, (_, ranks, _) in LAYOUTS.items():
+        for losses in spawn_on(
+            where, lambda name=name: train("cuda", name, optimizer, compiled), np.size(ranks)
+        ):
+            np.testing.assert_allclose(losses, expected, 1e-4, err_msg=name)
+
+
+def test_the_same_seed_gives_the_same_bits_as_on_cpus(where):
+    def draw(device_type):
+        placement = pc.Placement(device_type, [0, 1])
+        pc.manual_seed(3)
+        x = pc.tensor(np.ones((5, 4), np.float32), placement, "S(0)")
+        layer = nn.Linear(4, 3).place(placement, {"weight": "S(0)"})
+        return [
+            pc.dropout(x, 0.5).numpy(),
+            pc.normal((3, 5), placement=placement).numpy(),
+            layer.weight.value.numpy(),
+        ]
+
+    expected = spawn(draw, 2, "cpu")[0]
+    for found in spawn_on(where, lambda: draw("cuda"), 2):
+        for got, wanted in zip(found, expected, strict=True):
+            assert got.tobytes() == wanted.tobytes()
+
+
+def test_float16_with_a_loss_scale(where):
+    def run(device_type):
+        placement = pc.Placement(device_type, [0, 1])
+        pc.manual_seed(2)
+        w = pc.tensor(np.full((7, 3), 0.1, np.float16), placement, "B", requires_grad=True)
+        x = pc.tensor(X.astype(np.float16), placement, "S(0)")
+        scale, update = pc.eager.LossScale(scale=2.0**15), pc.optim.SGD(lr=0.1)
+        found = []
+        for _ in range(6):
+            loss = (x @ w).sum().cast("float32")
+            scale.backward(loss)
+            found.append((scale.step(update, [w]), scale.scale, loss.item()))
+        return found
+
+    expected = spawn(run, 2, "cpu")[0]
+    assert {done for done, _, _ in expected} == {True, False}
+    for found in spawn_on(where, lambda: run("cuda"), 2):
+        for got, wanted in zip(found, expected, strict=True):
+            assert got[:2] == wanted[:2]
+            np.testing.assert_allclose(got[2], wanted[2], 1e-2)
+
+
+def test_rows_of_experts_and_their_gradients(where):
+    def run(device_type):
+        rank = pc.eager.current_world().rank
+        own = pc.Placement(device_type, [rank])
+        counts = np.array([[1, 0, 2, 1], [0, 3, 1, 0]][rank])
+        rows = np.arange(counts.sum() * 2, dtype=np.float32).reshape(-1, 2) + 10 * rank
+        x = pc.tensor(rows, own, "B", requires_grad=True)
+        sent, received = pc.eager.global_scatter(x, counts)
+        back = pc.eager.global_gather(sent * (rank + 2), counts, received)
+        (back * back).sum().backward()
+        return on_host(sent), received, on_host(back), on_host(x.grad)
+
+    expected = spawn(run, 2, "cpu")
+    for got, wanted in zip(spawn_on(where, lambda: run("cuda"), 2), expected, strict=True):
+        for left, right in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_checkpoints_move_between_hosts_and_devices(where, tmp_path):
+    def rank(save, device_type):
+        pc.manual_seed(7 if save else 8)
+        net = nn.Linear(7, 3).place(pc.Placement(device_type, [0, 1]), {"weight": "S(1)"})
+        state = {"net": net.state_dict(), "epoch": 3 if save else 0}
+        if save:
+            pc.eager.save(tmp_path / device_type, state, step=5)
+        else:
+            state = pc.eager.load(tmp_path / ("cpu" if device_type == "cuda" else "cuda"), state)
+        return net.weight.value.numpy(), state["epoch"]
+
+    saved = spawn(rank, 2, True, "cpu") + spawn_on(where, lambda: rank(True, "cuda"), 2)
+    loaded = spawn(rank, 2, False, "cpu") + spawn_on(where, lambda: rank(False, "cuda"), 2)
+    for weight, epoch in saved + loaded:
+        np.testing.assert_array_equal(weight, saved[0][0])
+        assert epoch == 3
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", ["moe", "arcface", "fused_gpt"])
+def test_examples_train_to_the_losses_of_one_cpu(where, name, compiled, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    train = importlib.import_module(name).train
+    sizes = {"tp": 2} if name == "fused_gpt" else {}
+
+    def losses(found):
+        return found if name == "fused_gpt" else found[0]
+
+    expected = losses(spawn(lambda: train(3, ranks=1), 1)[0])
+    found = spawn_on(
+        where, lambda: losses(train(3, ranks=2, device="cuda", compiled=compiled, **sizes)), 2
+    )
+    np.testing.assert_allclose(found, [expected] * 2, 1e-4)
+
+
+# --- one tensor -----------------------------------------------------------------------------------
+
+
+def test_views_and_changes_in_place(where):
+    def rank():
+        x = pc.tensor(X, ONE, requires_grad=False)
+        row, turned, wide = x[2:4], x.transpose(1, 0), pc.expand(x[:1], (3, 7))
+        assert row.is_view
+        assert turned.is_view
+        assert wide.is_view
+        row += 1.0
+        expected = X.copy()
+        expected[2:4] += 1
+        np.testing.assert_array_equal(x.numpy(), expected)
+        np.testing.assert_array_equal((turned * 2).numpy(), expected.T * 2)
+        np.testing.assert_allclose((turned @ x).numpy(), expected.T @ expected, 1e-5)
+        turned *= 2.0
+        np.testing.assert_array_equal(x.numpy(), expected * 2)
+        with pytest.raises(InplaceError, match="expanded tensor"):
+            wide.fill_(0)
+        w = pc.tensor(X, ONE, requires_grad=True)
+        y = (w * 2.0).relu()
+        y += w
+        y.sum().backward()
+        np.testing.assert_array_equal(w.grad.numpy(), 1 + 2 * (X > 0))
+        assert "holds [[" in repr(x)
+        return True
+
+    assert spawn_on(where, rank, 1) == [True]
+
+
+def test_arrays_of_the_device_are_taken_and_given(where):
+    def rank():
+        part = on_device(X[:5])
+        x = pc.from_local(part, DATA, "S(0)")
+        assert x.shape == (10, 7)
+        part[...] = 0.0  # what was taken is a copy
+        np.testing.assert_array_equal(on_host(x), X[:5])
+        part = on_device(X[:5])
+        whole = pc.tensor(part, DATA, "S(0)")
+        assert lies_there(whole.to_local())
+        np.testing.assert_array_equal(whole.numpy(), X[:5])
+        ragged = on_device(X[: 2 - pc.eager.current_world().rank])
+        assert pc.from_local(ragged, DATA, "S(0)", check=True).shape == (3, 7)
+        return True
+
+    assert spawn_on(where, rank, 2) == [True, True]
+
+
+def test_what_cannot_be_is_refused(where):
+    def rank():
+        world = pc.eager.current_world()
+        x, host = pc.tensor(X, ONE), pc.tensor(X, pc.Placement("cpu", [0]))
+        with pytest.raises(PlacementMismatchError, match="one placement"):
+            x + host
+        with pytest.raises(UsageError, match=r"placement on CPUs"):
+            pc.tensor(on_device(X), pc.Placement("cpu", [0]))
+        with pytest.raises(UsageError, match="has a device already"):
+            world.use_device("cuda:1")
+        np.testing.assert_array_equal((x.redistribute(host.placement) + host).numpy(), X + X)
+        return True
+
+    assert spawn_on(where, rank, 1) == [True]
