@@ -27,7 +27,13 @@ from plancompiler.errors import (
     TransportError,
     UsageError,
 )
-from plancompiler.executor.comm.deferred import CommStream, DeferredCalls, StreamThread, Work
+from plancompiler.executor.comm.deferred import (
+    CommStream,
+    DeferredCalls,
+    StreamThread,
+    Work,
+    world_closed,
+)
 from plancompiler.executor.comm.flight_recorder import (
     DONE,
     ENTERED,
@@ -123,7 +129,7 @@ class CommContext:
         """Makes its operations."""
         self._board = board
         self._owner = owner
-        self._check = os.environ.get(CHECK, "0") not in ("", "0")
+        self._check = members_are_compared()
 
     @property
     def size(self) -> int:
@@ -143,6 +149,10 @@ class CommContext:
     @deadline.setter
     def deadline(self, seconds: float) -> None:
         self._board.deadline = positive_seconds(seconds)
+
+    def close(self) -> None:
+        """Refuse operations from now on, as the world is closed."""
+        self._board = _ClosedBoard(self._board)
 
     def dump(self, path: Path | str) -> None:
         """Write what this rank's communicators did last to a file; see `FlightRecorder.dump`."""
@@ -334,11 +344,16 @@ class CommContext:
         end = now()
         for record in records:
             record.state, record.end, record.error = FAILED, end, str(error)
+        error.at(op=records[0].op, source=records[0].source)
         if isinstance(error, DeadlineError):
-            error.at(op=records[0].op, source=records[0].source)
             self._owner.abort(error)
         else:
             self._owner.recorder.dump_on_failure()
+
+
+def members_are_compared() -> bool:
+    """Whether members are to compare what they call before they exchange data."""
+    return os.environ.get(CHECK, "0") not in ("", "0")
 
 
 def positive_seconds(value: float) -> float:
@@ -348,6 +363,24 @@ def positive_seconds(value: float) -> float:
             "a deadline is a number of seconds", got=repr(value), expected="more than 0"
         )
     return float(value)
+
+
+class _ClosedBoard:
+    """Stands in the place of a board when the world is closed; see `Board`."""
+
+    def __init__(self, board: Board) -> None:
+        self.ranks = board.ranks
+        self.member = board.member
+        self.deadline = board.deadline
+
+    def show(
+        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+    ) -> list[tuple[str, Arrays]]:
+        """Refuse."""
+        raise world_closed(label)
+
+    def leave(self, label: str) -> None:
+        """Nobody reads anything."""
 
 
 class _Link:

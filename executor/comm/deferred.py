@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from plancompiler.errors import UsageError
+from plancompiler.errors import TransportError, UsageError
 from plancompiler.executor.comm.flight_recorder import CommRecord
 from plancompiler.executor.comm.operations import Operation, Operations
 from plancompiler.executor.memory import Array
@@ -148,6 +148,15 @@ class DeferredCalls:
         return self._submit(self._calls.barrier())
 
 
+def world_closed(what: object) -> TransportError:
+    """The error of who exchanges data when this rank's world is closed."""
+    return TransportError(
+        "the world is closed",
+        got=what,
+        expected="no operations after world.close(), nor after the function of pc.eager.spawn",
+    )
+
+
 class StreamThread:
     """What a rank's communicator stream runs on: one thread for all its groups, in the order of
     calls. So ranks that call in one order never wait in a circle.
@@ -162,10 +171,10 @@ class StreamThread:
         )
         self._thread.start()
 
-    def submit(self, task: Callable[[], None]) -> None:
-        """Run a task when those before it are over."""
+    def submit(self, task: Callable[[], None], record: CommRecord) -> None:
+        """Run a task when those before it are over. TransportError when the world is closed."""
         if self._closed:
-            raise UsageError("a communicator stream is closed")
+            raise world_closed(record).at(op=record.op, source=record.source)
         self._queue.put(task)
 
     def close(self) -> None:
@@ -214,5 +223,5 @@ class CommStream(DeferredCalls):
             except BaseException as error:  # it is raised where somebody waits for the work
                 work.fail(error)
 
-        self._thread.submit(run)
+        self._thread.submit(run, work.record)
         return work

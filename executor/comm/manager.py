@@ -13,7 +13,7 @@ from typing import Literal, Protocol, overload
 
 from plancompiler.errors import AttributeValueError, PlanCompilerError
 from plancompiler.executor.comm.context import Board, CommContext, positive_seconds
-from plancompiler.executor.comm.deferred import CommStream, StreamThread
+from plancompiler.executor.comm.deferred import CommStream, StreamThread, world_closed
 from plancompiler.executor.comm.flight_recorder import CommRecord, FlightRecorder
 from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.space import Spaces
@@ -63,6 +63,8 @@ class CommContextManager:
         self._contexts: dict[tuple[tuple[int, ...], str, str], CommContext] = {}
         self._streams: dict[tuple[tuple[int, ...], str], CommStream] = {}
         self._thread: StreamThread | None = None
+        self.closed = False
+        """Whether it has let go of everything."""
 
     @property
     def observers(self) -> list[Callable[[CommRecord], None]]:
@@ -133,6 +135,8 @@ class CommContextManager:
                         rank=self.rank,
                         got=str(list(key)),
                     )
+                if self.closed:
+                    raise world_closed(f"a communicator of ranks {list(key)}")
                 space = self.spaces.of(device_type)
                 name = stream if device_type == "cpu" else f"{device_type} {stream}"
                 found = space.context(self._maker.board(key, name), self, stream)
@@ -151,6 +155,8 @@ class CommContextManager:
 
     def abort(self, error: PlanCompilerError) -> None:
         """Fail every wait of every rank with this cause."""
+        if self.closed:
+            return
         self.recorder.dump_on_failure()
         self._maker.abort(error)
 
@@ -160,10 +166,18 @@ class CommContextManager:
             aborter(error)
 
     def close(self) -> None:
-        """Let go of everything, when the communicator stream has done what it was given."""
+        """Let go of everything, when the communicator stream has done what it was given. Contexts
+        that somebody has kept raise TransportError from then on. May be called again.
+        """
         if self._thread is not None:
             self._thread.close()
-        self._streams.clear()
-        self._contexts.clear()
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            for context in self._contexts.values():
+                context.close()
+            self._streams.clear()
+            self._contexts.clear()
         self.spaces.close()
         self._maker.close()

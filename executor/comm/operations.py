@@ -382,6 +382,7 @@ class Operations:
             raise ShapeError(
                 "a reduction needs arrays of one shape and dtype on all members",
                 got=each if of is None else f"pieces {each}, here of {of}",
+                expected=f"{first.dtype}{list(first.shape)} on all, as rank {self.ranks[0]} has it",
             )
         return found
 

@@ -14,7 +14,7 @@ from plancompiler.executor.comm.base import Publication, Transport
 from plancompiler.executor.cuda.clock import DeviceClock
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.device import CudaDevice, local_device
-from plancompiler.executor.cuda.interface import Communicator, Device
+from plancompiler.executor.cuda.interface import Communicator, Device, abort_all
 from plancompiler.executor.cuda.meeting import Cards, Meetings, meet, meetings_of
 from plancompiler.executor.cuda.memory import DeviceMemory
 from plancompiler.executor.cuda.order import launch_order
@@ -156,12 +156,12 @@ class DeviceBackend:
         """See `Backend.abort`."""
         if self._completions is not None:
             self._completions.stop()
-        for communicator in self._communicators.values():
-            with contextlib.suppress(Exception):
-                communicator.abort()
+        abort_all(tuple(self._communicators.values()))
 
     def close(self) -> None:
         """See `Backend.close`."""
+        if self._device is not None:
+            self._device.use()  # programs end in a thread of their own
         if self._completions is not None:
             self._completions.close(CLOSING_SECONDS)
         for communicator in self._communicators.values():

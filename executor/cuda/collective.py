@@ -18,7 +18,13 @@ import numpy as np
 
 from plancompiler.errors import TransportError
 from plancompiler.executor.comm.reduce import accumulator, divide
-from plancompiler.executor.cuda.interface import Communicator, Device, DeviceArray, DeviceStream
+from plancompiler.executor.cuda.interface import (
+    Communicator,
+    Device,
+    DeviceArray,
+    DeviceStream,
+    grouped,
+)
 from plancompiler.executor.memory import Slots
 from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import balanced_range
@@ -184,10 +190,9 @@ def bind_collective(
     def run(version: int) -> None:
         for each in bound:
             each.begin(version)
-        communicator.group_start()
-        for each in bound:
-            each.call(communicator, stream)
-        communicator.group_end()
+        with grouped(communicator):
+            for each in bound:
+                each.call(communicator, stream)
         for each in bound:
             each.finish()
 

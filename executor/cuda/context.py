@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from plancompiler.errors import PlanCompilerError
+from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.comm.context import Board, Called, CommContext, Owner
 from plancompiler.executor.comm.deferred import CommStream, DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import LAUNCHED, CommRecord
@@ -28,6 +28,7 @@ from plancompiler.executor.cuda.interface import (
     DeviceArray,
     DeviceEvent,
     DeviceStream,
+    grouped,
 )
 from plancompiler.executor.cuda.launched import Launched
 from plancompiler.executor.cuda.meeting import join
@@ -61,6 +62,10 @@ class DeviceContext(CommContext):
         """Comes when what was launched last has ended; None for nothing."""
         self._held: list[DeviceArray] = []
         """What must stay until then."""
+        self._records: Sequence[CommRecord] = ()
+        """Of the operations that run now."""
+        self._launched: Launched | None = None
+        """What was launched of them."""
 
     def deferred(self, thread: Callable[[], StreamThread]) -> CommStream:
         """See `CommContext.deferred`: a CUDA stream needs no thread."""
@@ -88,19 +93,25 @@ class DeviceContext(CommContext):
                 self._communicator = self._joined(link)
             return work(link)
 
-        before = self._event
-        found = super().meet(records, called, joined)
-        if self._event is not before and self._communicator is not None:
+        self._records = records
+        try:
+            found = super().meet(records, called, joined)
+        except BaseException as error:
+            if self._launched is not None:
+                self._space.watch.drop(self._launched)
+                self._launched = None
+            if isinstance(error, TransportError):
+                self._space.check()  # NCCL does not say for what it was aborted
+            raise
+        launched, self._launched = self._launched, None
+        if launched is not None:
             for record in records:
                 record.state, record.end = LAUNCHED, 0.0
+            if self._beside is not None:
+                launched.held = self._held
             # On the compute stream whoever uses the memory next comes later anyway.
-            held = self._held if self._beside is not None else []
-            self._space.watch.add(
-                Launched(
-                    records, self._event, self._communicator, self.deadline, held, self._expired
-                )
-            )
             self._held = []
+            launched.event = self._event
         return found
 
     def finish(self, operation: Operation[Found], shown: Shown) -> Found:
@@ -130,6 +141,9 @@ class DeviceContext(CommContext):
         device, communicator, beside = self.device, self._communicator, self._beside
         if communicator is None or not launches:
             return
+        if self._launched is None:
+            self._launched = Launched(self._records, communicator, self.deadline, self._expired)
+            self._space.watch.add(self._launched)
         compute = device.current()
         stream = compute if beside is None else beside
         if beside is not None:
@@ -163,10 +177,9 @@ class DeviceContext(CommContext):
 def _run(launches: Sequence[Launch[Any]], communicator: Communicator, stream: DeviceStream) -> None:
     for launch in launches:
         launch.pack()
-    communicator.group_start()
-    for launch in launches:
-        launch.call(communicator, stream)
-    communicator.group_end()
+    with grouped(communicator):
+        for launch in launches:
+            launch.call(communicator, stream)
     for launch in launches:
         launch.unpack()
 

@@ -33,6 +33,9 @@ DEVICE_VARIABLE = "PLANCOMPILER_DEVICE"
 _PORTABLE = 1
 """`cudaHostAllocPortable` and `cudaHostRegisterPortable`: pinned for all devices of the process."""
 
+_NOT_READY = 600
+"""`cudaErrorNotReady`."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -136,6 +139,10 @@ class CudaDevice:
             return lambda: None
         return lambda: runtime.hostUnregister(address)
 
+    def is_pinned(self, array: Any) -> bool:
+        """See `Device.is_pinned`."""
+        return bool(self._cuda.pinned_memory.is_memory_pinned(array.ctypes.data))
+
     def settle(self) -> None:
         """See `Device.settle`."""
         self._cuda.get_current_stream().synchronize()
@@ -153,8 +160,12 @@ class CudaDevice:
         return self._cuda.Event(block=True, disable_timing=True)
 
     def has_come(self, event: DeviceEvent) -> bool:
-        """See `Device.has_come`."""
-        return bool(event.done)
+        """See `Device.has_come`. CuPy's `done` would not tell a broken device from a busy one."""
+        runtime = self._cuda.runtime
+        status = runtime.eventQuery(event.ptr)
+        if status not in (0, _NOT_READY):
+            raise runtime.CUDARuntimeError(status)
+        return bool(status == 0)
 
     def timer(self) -> DeviceEvent:
         """See `Device.timer`."""
@@ -263,15 +274,15 @@ class NcclCommunicator:
     """A member of an NCCL communicator. See `interface.Communicator`.
 
     NCCL wants one thread at a time in a communicator, and an abort frees it, from whichever thread.
-    So calls hold a lock. An abort goes on without it after a while: a call that waits for a rank
-    that is gone ends by the abort only.
+    So calls hold a lock, and a group holds it to its end. An abort goes on without it after a
+    while: a call that waits for a rank that is gone ends by the abort only.
     """
 
     def __init__(self, nccl: Any, communicator: Any) -> None:
         self._nccl = nccl
         self._communicator = communicator
         self._aborted = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _call(self, name: str, *arguments: int) -> None:
         self._guarded(name, getattr(self._communicator, name), *arguments)
@@ -299,11 +310,19 @@ class NcclCommunicator:
 
     def group_start(self) -> None:
         """See `Communicator.group_start`."""
-        self._nccl.groupStart()
+        self._lock.acquire()
+        try:
+            self._guarded("groupStart", self._nccl.groupStart)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def group_end(self) -> None:
         """See `Communicator.group_end`."""
-        self._guarded("groupEnd", self._nccl.groupEnd)
+        try:
+            self._guarded("groupEnd", self._nccl.groupEnd)
+        finally:
+            self._lock.release()
 
     def all_reduce(
         self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
@@ -374,9 +393,14 @@ class NcclCommunicator:
         self._call("recv", target.data.ptr, *self._bytes(target), peer, stream.ptr)
 
     def check(self) -> None:
-        """See `Communicator.check`."""
-        if not self._aborted:
-            self._call("check_async_error")
+        """See `Communicator.check`. Does not wait for a thread that is in NCCL."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._aborted:
+                self._call("check_async_error")
+        finally:
+            self._lock.release()
 
     def abort(self) -> None:
         """See `Communicator.abort`."""

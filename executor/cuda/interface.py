@@ -10,7 +10,10 @@ runs it in seeded orders, as late and as mixed as streams and events allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import Any, Protocol
 
 from plancompiler.executor.memory import Buffer
@@ -27,7 +30,7 @@ class Communicator(Protocol):
     """A device's member of a group. Calls are launched on a stream, in one order on all members.
 
     Buffers are contiguous arrays of one dtype. Calls between `group_start` and `group_end` run
-    together, so that none waits for another.
+    together, so that none waits for another; see `grouped`.
     """
 
     def group_start(self) -> None:
@@ -80,6 +83,45 @@ class Communicator(Protocol):
         """Let go of it."""
 
 
+@contextmanager
+def grouped(communicator: Communicator) -> Iterator[None]:
+    """A group of calls, which ends whatever happens in it: else all later calls of the thread would
+    belong to it, and none be launched.
+    """
+    communicator.group_start()
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the first error says why
+            communicator.group_end()
+        raise
+    communicator.group_end()
+
+
+ABORT_PATIENCE = 1.5
+"""Seconds that who aborts waits for communicators to end."""
+
+
+def abort_all(communicators: Iterable[Communicator]) -> None:
+    """End all that communicators have launched, side by side and after a while unattended: NCCL may
+    wait for the other members to abort theirs, and the caller may have to tell them.
+    """
+    threads = [
+        threading.Thread(target=_abort, args=(each,), name="plancompiler-abort", daemon=True)
+        for each in communicators
+    ]
+    for thread in threads:
+        thread.start()
+    until = monotonic() + ABORT_PATIENCE
+    for thread in threads:
+        thread.join(max(0.0, until - monotonic()))
+
+
+def _abort(communicator: Communicator) -> None:
+    with suppress(Exception):
+        communicator.abort()
+
+
 class Device(Protocol):
     """One device, as the launcher sees it."""
 
@@ -97,6 +139,9 @@ class Device(Protocol):
 
     def pin(self, buffer: Buffer) -> Callable[[], None]:
         """Make host memory that is there already such memory; returns what takes it back."""
+
+    def is_pinned(self, array: Any) -> bool:
+        """Whether a host array lies in pinned memory: copies of it run beside the host."""
 
     def settle(self) -> None:
         """Hold the calling thread until what it asked of arrays outside of `launch` has run."""

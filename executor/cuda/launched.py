@@ -7,12 +7,14 @@ its deadline, and ended.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
-from plancompiler.errors import DeadlineError, PlanCompilerError
+from plancompiler.errors import DeadlineError, DeviceError, PlanCompilerError
 from plancompiler.executor.comm.flight_recorder import DONE, FAILED, CommRecord, now
 from plancompiler.executor.cuda.interface import (
     Communicator,
@@ -21,24 +23,26 @@ from plancompiler.executor.cuda.interface import (
     DeviceEvent,
 )
 
+_log = logging.getLogger(__name__)
+
 SHORTEST, LONGEST = 0.001, 0.05
 """Seconds between two looks: they become longer while nothing ends."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Launched:
-    """Operations that one group has launched as one."""
+    """Operations that one group launches as one."""
 
     records: Sequence[CommRecord]
-    event: DeviceEvent
-    """Comes when they have ended."""
     communicator: Communicator
     deadline: float
     """Seconds that they may take."""
-    held: Sequence[DeviceArray]
-    """Arrays that they use and nobody may free."""
     expired: Callable[[PlanCompilerError], None]
     """Called with the error by which they ended."""
+    event: DeviceEvent = None
+    """Comes when they have ended; None while the host launches them, where NCCL may hold it."""
+    held: Sequence[DeviceArray] = ()
+    """Arrays that they use and nobody may free."""
     begin: float = 0.0
 
 
@@ -64,6 +68,12 @@ class LaunchWatch:
                 self._thread.start()
             self._changed.notify_all()
 
+    def drop(self, launched: Launched) -> None:
+        """Look no more after operations that could not be launched."""
+        with self._changed:
+            self._pending = [each for each in self._pending if each is not launched]
+            self._changed.notify_all()
+
     def drain(self) -> None:
         """Return when all have ended, one way or the other."""
         with self._changed:
@@ -79,7 +89,8 @@ class LaunchWatch:
             self._thread.join()
 
     def _serve(self) -> None:
-        self._device.use()
+        with suppress(Exception):  # where it is broken, each operation finds that
+            self._device.use()
         pause = SHORTEST
         while True:
             with self._changed:
@@ -98,8 +109,9 @@ class LaunchWatch:
     def _is_over(self, launched: Launched) -> bool:
         """Whether operations have ended; those that must not go on are ended."""
         error: PlanCompilerError | None = None
+        event = launched.event
         try:
-            if self._device.has_come(launched.event):
+            if event is not None and self._device.has_come(event):
                 for record in launched.records:
                     record.state, record.end = DONE, now()
                 return True
@@ -108,21 +120,39 @@ class LaunchWatch:
                 error = _late(launched)
         except PlanCompilerError as found:
             error = found
+        except Exception as found:
+            error = _broken(launched, found)
         if error is None:
             return False
         for record in launched.records:
             record.state, record.end, record.error = FAILED, now(), str(error)
-        launched.expired(error)
+        try:
+            launched.expired(error)
+        except Exception:  # who waits for what comes later needs this thread
+            _log.exception("other ranks could not be told of a failure on a device")
         return True
 
 
 def _late(launched: Launched) -> DeadlineError:
     first = launched.records[0]
+    what = "was not launched" if launched.event is None else "did not end on the device"
     error = DeadlineError(
-        f"{first} did not end on the device within {launched.deadline:g} s",
-        got=f"all ranks {list(first.group)} have launched it",
+        f"{first} {what} within {launched.deadline:g} s",
+        got=f"all ranks {list(first.group)} have met for it; this one waits for NCCL",
         hint="a device hangs, or has much to do before: allow more time with a longer deadline; "
         "NCCL_DEBUG=INFO shows what NCCL waits for",
     )
+    error.at(op=first.op, source=first.source)
+    return error
+
+
+def _broken(launched: Launched, cause: Exception) -> DeviceError:
+    first = launched.records[0]
+    error = DeviceError(
+        f"the device has failed before {first} ended",
+        got=f"{type(cause).__name__}: {cause}",
+        hint="an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 shows which",
+    )
+    error.__cause__ = cause
     error.at(op=first.op, source=first.source)
     return error

@@ -325,20 +325,19 @@ class DeviceOperations(Operations):
         own = self.pieces(x, split_axis)
 
         def launch(shown: Shown) -> Launch[Any]:
-            headers = []
-            for arrays in shown:
-                header = read_header(arrays[0])
-                shape = list(header.shape)
-                if not split_axis < len(shape):
-                    raise ShapeError(
-                        "members of an all_to_all gave arrays of different numbers of axes",
-                        got="; ".join(str(read_header(each[0]).shape) for each in shown),
-                    )
-                low, high = balanced_range(shape[split_axis], self.size, self.member)
-                shape[split_axis] = high - low
-                headers.append(Header(header.dtype, tuple(shape)))
-            joint = joined_shape(headers, join_axis)
-            pieces = self._empty(headers)
+            given = [read_header(arrays[0]) for arrays in shown]
+            if any(not split_axis < each.ndim for each in given):
+                raise ShapeError(
+                    "members of an all_to_all gave arrays of different numbers of axes",
+                    got="; ".join(str(each.shape) for each in given),
+                )
+            # What does not fit on one member must not be launched by the others.
+            shapes = [
+                joined_shape([self._cut(each, split_axis, member) for each in given], join_axis)
+                for member in range(self.size)
+            ]
+            joint = shapes[self.member]
+            pieces = self._empty([self._cut(each, split_axis, self.member) for each in given])
             made: Launch[Any] = self._moved(
                 pieces, [(each, to) for to, each in enumerate(own)], list(enumerate(pieces))
             )
@@ -362,6 +361,13 @@ class DeviceOperations(Operations):
             )
 
         return DeviceOperation("exchange", "exchange", given, launch)
+
+    def _cut(self, header: Header, axis: int, member: int) -> Header:
+        """A member's balanced piece along an axis."""
+        shape = list(header.shape)
+        low, high = balanced_range(shape[axis], self.size, member)
+        shape[axis] = high - low
+        return Header(header.dtype, tuple(shape))
 
     def _one_for_each(self, op: str, pieces: Arrays, here: bool) -> None:
         if here and len(pieces) != self.size:
@@ -440,7 +446,7 @@ class DeviceOperations(Operations):
         self.other("partial_send", to)
         piece = _contiguous(x).reshape(-1)[flat_slice("partial_send", x.size, num, index)]
         own = self.ranks[self.member]
-        call = f"partial_send of slice {index} of {num} of {x.size} from {own} to {to}"
+        call = f"partial_send of slice {index} of {num} of {_counted(x)} from {own} to {to}"
         return DeviceOperation("partial_send", call, (piece,), self._sending(piece, to), peer=to)
 
     def partial_recv(self, out: Array, source: int, num: int, index: int) -> Operation[Array]:
@@ -454,17 +460,10 @@ class DeviceOperations(Operations):
             )
         target = out.reshape(-1)[flat_slice("partial_recv", out.size, num, index)]
         own = self.ranks[self.member]
-        call = f"partial_send of slice {index} of {num} of {out.size} from {source} to {own}"
+        # With the dtype: what does not fit here must not be launched there.
+        call = f"partial_send of slice {index} of {num} of {_counted(out)} from {source} to {own}"
 
         def launch(shown: Shown) -> Launch[Array]:
-            (arrays,) = (arrays for arrays in shown if arrays)
-            header = read_header(arrays[0])
-            if header.dtype != target.dtype:
-                raise ShapeError(
-                    "partial_recv got another dtype than its array has",
-                    got=str(header.dtype),
-                    expected=str(target.dtype),
-                )
             return self._receiving(out, target, source)
 
         return DeviceOperation("partial_recv", call, (), launch, peer=source)
@@ -494,6 +493,10 @@ class DeviceOperations(Operations):
 
 def _no_calls(communicator: Communicator, stream: DeviceStream) -> None:
     """There is nothing to move."""
+
+
+def _counted(array: Array) -> str:
+    return f"{array.size} {DType.parse(array.dtype)}"
 
 
 def _contiguous(array: Array) -> Array:

@@ -16,7 +16,7 @@ from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.comm.context import Board, Owner
 from plancompiler.executor.cuda.context import DeviceContext
 from plancompiler.executor.cuda.device import CudaDevice, local_device
-from plancompiler.executor.cuda.interface import Communicator, Device
+from plancompiler.executor.cuda.interface import Communicator, Device, abort_all
 from plancompiler.executor.cuda.launched import LaunchWatch
 from plancompiler.executor.memory import Array
 from plancompiler.ir import DType
@@ -57,9 +57,13 @@ class DeviceSpace:
         """See `Space.put`."""
         if self.holds(array):
             return array.copy()
-        found = self.empty(array.shape, array.dtype)
+        # Devices know this machine's order of bytes only.
+        given = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+        found = self.empty(given.shape, given.dtype)
         if found.size:
-            found.set(np.asarray(array, order="C"))  # type: ignore[attr-defined]  # CuPy's
+            found.set(given)  # type: ignore[attr-defined]  # CuPy's
+            if self.device.is_pinned(given):
+                self.device.settle()  # it is read later than this returns, and may be changed
         return found
 
     def get(self, array: Array) -> Array:
@@ -75,7 +79,7 @@ class DeviceSpace:
 
     def writable(self, array: Array) -> bool:
         """See `Space.writable`: CuPy marks expanded arrays by their strides alone."""
-        return all(
+        return array.size == 0 or all(
             extent <= 1 or stride != 0
             for extent, stride in zip(array.shape, array.strides, strict=True)
         )
@@ -112,9 +116,7 @@ class DeviceSpace:
         """End what waits for NCCL, as a rank has failed; who reads a value is told."""
         if self._failure is None:
             self._failure = error
-        for communicator in tuple(self.communicators):
-            with contextlib.suppress(Exception):
-                communicator.abort()
+        abort_all(tuple(self.communicators))
 
     def close(self) -> None:
         """See `Space.close`: what was launched ends before."""

@@ -86,18 +86,19 @@ def from_local(
     array = world.array_for(local, placement)
     layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
     layout.check(placement.ndim, array.ndim)
+    inside = world.rank in placement
     if shape is not None:
-        shape = whole_numbers("extents", shape)
+        extents, whose = whole_numbers("extents", shape), "shapes that the ranks give"
+    elif check and inside:
+        extents, whose = _summed(world, array, placement, layout), "parts"
     else:
-        shape = _extents(array.shape, placement, layout)
-        if check and world.rank in placement:
-            shape = _summed(world, array, placement, layout)
-    spec = world.spec(tuple(shape), DType.parse(array.dtype), placement, layout)
-    if check and world.rank in placement and placement.size > 1:
-        _compare(world, array, placement)
+        extents, whose = _extents(array.shape, placement, layout), "parts without a global shape"
+    spec = world.spec(extents, DType.parse(array.dtype), placement, layout)
+    if (check or world.compares) and inside and placement.size > 1:
+        _compare(world, array, extents, placement, whose)
     found = world.from_local(array, spec)
     kept = known is not None and array.dtype == known[1] and spec.space is HOST and spec.inside
-    if kept and len(world.parts) < _PARTS:
+    if kept and not world.compares and len(world.parts) < _PARTS:
         world.parts[known] = spec
     return found
 
@@ -127,18 +128,37 @@ def _summed(
     return tuple(found)
 
 
-def _compare(world: World, array: Array, placement: Placement) -> None:
-    """All ranks must give parts of one dtype and number of axes."""
-    group = world.comm.context(placement.rank_list)
-    own = np.array([array.ndim, list(DType).index(DType.parse(array.dtype))], np.int64)
-    every = group.all_gather(own.reshape(1, 2))
-    if (every != own).any():
+def _compare(
+    world: World, array: Array, extents: tuple[int, ...], placement: Placement, whose: str
+) -> None:
+    """All ranks must give parts of one dtype and number of axes, which make one global shape."""
+    group, dtypes = world.comm.context(placement.rank_list), list(DType)
+    own = [dtypes.index(DType.parse(array.dtype)), array.ndim, *array.shape, *extents]
+    sizes = group.all_gather(np.array([len(own)], np.int64))
+    every = np.split(group.all_gather(np.array(own, np.int64)), sizes.cumsum()[:-1])
+    said = {rank: each.tolist() for rank, each in zip(placement.rank_list, every, strict=True)}
+    if any(each[:2] != own[:2] for each in said.values()):
         raise ShapeError(
             "the parts of a tensor have different dtypes or numbers of axes",
+            op="from_local",
             source=user_line(),
             rank=world.rank,
             got="; ".join(
-                f"rank {rank}: {list(DType)[dtype]} of {ndim} axes"
-                for rank, (ndim, dtype) in zip(placement.rank_list, every.tolist(), strict=True)
+                f"rank {rank}: {dtypes[each[0]]} of {each[1]} axes" for rank, each in said.items()
             ),
+            expected=f"{dtypes[own[0]]} of {own[1]} axes on all",
+        )
+    if any(each[2 + array.ndim :] != list(extents) for each in said.values()):
+        raise ShapeError(
+            f"the {whose} make different global shapes",
+            op="from_local",
+            source=user_line(),
+            rank=world.rank,
+            got="; ".join(
+                f"rank {rank}: {each[2 : 2 + array.ndim]} of {each[2 + array.ndim :]}"
+                for rank, each in said.items()
+            ),
+            expected="the same extents on all ranks; along split axes parts of one size, unless "
+            "the global shape is known",
+            hint="give shape=, or check=True to have the extents along split axes summed",
         )

@@ -435,7 +435,7 @@ class Dispatcher:
             else:
                 key = (kind, attrs_key(attrs), inputs, placement, sbp)
             found = self._plans.get(key)
-        except TypeError:  # a list among the attributes
+        except (TypeError, ValueError):  # a list among the attributes, or what is refused now
             attrs = {name: plain_value(name, value) for name, value in attrs.items()}
             key = (kind, attrs_key(attrs), inputs, placement, sbp)
             found = self._plans.get(key)

@@ -16,6 +16,7 @@ from plancompiler.eager.redistribution import Redistribution
 from plancompiler.eager.tape import Leaf, Node, record
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import InplaceError, UsageError
+from plancompiler.executor.space import HOST
 from plancompiler.ir.source import user_line
 
 _OWN_REFERENCES = 2
@@ -139,7 +140,10 @@ def put(tensor: DistTensor, value: DistTensor) -> None:
         tracing.store(tensor, tracing.value(value))
     else:
         _check_writable(tensor)
-        np.copyto(tensor.local, value.local)
+        source = value.local
+        if tensor.spec.space is not HOST and np.may_share_memory(tensor.local, source):
+            source = source.copy()  # on devices, copies within one memory have no order
+        np.copyto(tensor.local, source)
     tensor.written()
 
 

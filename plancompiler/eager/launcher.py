@@ -57,9 +57,17 @@ def init(deadline: float = 300.0, transport: str | None = None) -> World:
     MPI and Slurm; without any, the world has one rank. `transport` is "host" (the default: all
     processes on one host, shared memory), "grpc" or "mpi"; see docs/communicators.md. `deadline`
     (seconds) holds for meeting the others and for every later wait. Raises UsageError for variables
-    that make no sense, DeadlineError where others do not come.
+    that make no sense and after `world.close()`, DeadlineError where others do not come.
     """
     world = process_world()
+    if world is not None and world.closed:
+        raise UsageError(
+            "this process has closed its world",
+            op="init",
+            got="another pc.init()",
+            expected="one world for each process that a launcher starts",
+            hint="keep it open; pc.eager.spawn makes worlds of threads one after another",
+        )
     if world is not None:
         return world
     rank, size, token = read_launcher(os.environ)

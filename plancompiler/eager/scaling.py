@@ -11,8 +11,9 @@ import numpy as np
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import World
 from plancompiler.errors import NonFiniteError, UsageError
+from plancompiler.executor.space import Space
 from plancompiler.ir.source import user_line
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import Array, apply
 
 SMALLEST = 2.0**-14
 """A scale below it does not help: the smallest normal number of float16."""
@@ -161,12 +162,21 @@ def _listed(parameters: Any) -> list[Any]:
 
 
 def _any_infinite(world: World, grads: Sequence[DistTensor]) -> bool:
-    """Whether an element of a gradient is not finite on any rank that holds one of them."""
+    """Whether an element of a gradient is not finite on any rank that holds one of them.
+
+    Each kind of memory is read once, and one collective tells all ranks, if they do not know yet.
+    """
     flags = [apply("found_inf", grad) for grad in grads]
-    found = max((flag.item() for flag in flags if flag.spec.inside), default=0.0)
-    ranks = sorted({rank for flag in flags for rank in flag.placement.rank_list})
-    if world.rank in ranks and any(len(ranks) > flag.placement.size for flag in flags):
-        # Not all of them hold all: what some have found the others must hear.
-        group = world.comm.context(tuple(ranks))
-        found = float(group.all_reduce(np.array(found, np.float32), "max"))
+    by_space: dict[Space, list[Array]] = {}
+    for flag in flags:
+        if flag.spec.inside:
+            by_space.setdefault(flag.spec.space, []).append(flag.local.reshape(1))
+    found = max(
+        (float(space.get(np.concatenate(parts)).max()) for space, parts in by_space.items()),
+        default=0.0,
+    )
+    ranks = tuple(sorted({rank for flag in flags for rank in flag.placement.rank_list}))
+    told = all(not flag.sbp.has_partial and flag.placement.size == len(ranks) for flag in flags)
+    if world.rank in ranks and not told:
+        found = float(world.comm.context(ranks).all_reduce(np.array(found, np.float32), "max"))
     return bool(found)

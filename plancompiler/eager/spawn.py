@@ -23,6 +23,13 @@ def spawn(
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UsageError("spawn needs a number of ranks", got=repr(ranks), expected="1 or more")
+    if not callable(function):
+        raise UsageError(
+            "spawn takes a function that every rank calls",
+            op="spawn",
+            got=type(function).__name__,
+            expected="pc.eager.spawn(function, ranks, *args)",
+        )
     boards = LocalBoards(deadline)
     found: list[Any] = [None] * ranks
     failures: list[tuple[int, BaseException]] = []

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
+from plancompiler.eager.inplace_forms import InPlaceForms, check_tensor
 from plancompiler.eager.layout import Change
 from plancompiler.eager.spec import TensorSpec, attrs_key
 from plancompiler.eager.tape import Hook, Leaf, Node, backward, ones_like
 from plancompiler.eager.views import strided
 from plancompiler.errors import (
     GradientError,
-    InplaceError,
     PlacementError,
     ShapeError,
     UsageError,
 )
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement
 from plancompiler.ir.operators import (
+    TENSORS_ONLY,
     SbpLike,
     Scalar,
-    TensorOperators,
     is_scalar,
     whole_numbers,
 )
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
-
-_NUMBERS = (float, int)
 
 
 def _operator(kind: str) -> Callable[[DistTensor, Any], DistTensor]:
@@ -46,7 +43,7 @@ def _operator(kind: str) -> Callable[[DistTensor, Any], DistTensor]:
     return run
 
 
-class DistTensor(TensorOperators):
+class DistTensor(InPlaceForms):
     """A tensor of which each rank of `placement` holds its part as `sbp` says.
 
     Made by `pc.tensor`, `DistTensor.from_local` and by ops. All ranks of a placement run the same
@@ -190,6 +187,44 @@ class DistTensor(TensorOperators):
             hint="call .numpy() for the whole value or .to_local() for this rank's part",
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise UsageError(
+            "a DistTensor cannot be pickled: it is a part of what all ranks hold",
+            source=user_line(),
+            got=str(self.spec),
+            hint="pc.eager.save(folder, state) writes the parts of all ranks",
+        )
+
+    def __copy__(self) -> DistTensor:
+        """The same tensor once more: one memory, one place on the tape."""
+        if self.more is not None:
+            self.own()
+        found = DistTensor(self.spec, self.local)
+        found.view_of(self)
+        found.node = self.node
+        if isinstance(self.node, Node):
+            found.slot = self.slot
+        return found
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DistTensor:
+        """The same value in memory of its own, off the tape; it wants a gradient as this one does.
+
+        GradientError for a result: what is on the tape cannot be there twice.
+        """
+        if isinstance(self.node, Node):
+            raise GradientError(
+                "a result on the tape cannot be copied with its past",
+                source=user_line(),
+                got=str(self.spec),
+                hint="copy x.detach()",
+            )
+        if self.spec.world.tracing is not None:
+            raise self.spec.world.tracing.no_numbers()
+        found = DistTensor(self.spec, self.spec.space.put(self.local))
+        found.requires_grad = self.requires_grad
+        memo[id(self)] = found
+        return found
+
     def __str__(self) -> str:
         return f"DistTensor({self.spec})"
 
@@ -209,6 +244,13 @@ class DistTensor(TensorOperators):
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
+        if not isinstance(wanted, (bool, np.bool_)):
+            raise UsageError(
+                "requires_grad is True or False",
+                op="requires_grad",
+                source=user_line(),
+                got=type(wanted).__name__,
+            )
         if wanted and not self.dtype.is_floating:
             raise GradientError(
                 "only a floating tensor has a gradient", source=user_line(), got=str(self.spec)
@@ -234,7 +276,7 @@ class DistTensor(TensorOperators):
         if not isinstance(self.node, Leaf):
             raise GradientError("only a tensor with requires_grad set keeps a gradient")
         if value is not None:
-            _check_tensor("grad", value)
+            check_tensor("grad", value)
         if value is not None and (
             value.spec.type != self.spec.type or value.placement != self.placement
         ):
@@ -285,7 +327,7 @@ class DistTensor(TensorOperators):
                 return self._full((), spec.dtype, 1.0)
             whole = spec.world.whole(spec)
             return DistTensor(whole, ones_like(whole))
-        _check_tensor("backward", grad)
+        check_tensor("backward", grad)
         if grad.spec.type != spec.type or grad.placement != spec.placement:
             raise GradientError(
                 "the gradient given to backward does not fit the tensor",
@@ -410,67 +452,6 @@ class DistTensor(TensorOperators):
         if more is not None and more.pop("shared", False):
             self.local = self.local.copy()
 
-    def copy_(self, value: DistTensor) -> DistTensor:
-        """Take the value of a tensor of the same shape, dtype and placement, in this layout."""
-        _check_tensor("copy_", value)
-        if value.spec.type != self.spec.type or value.placement != self.placement:
-            raise InplaceError(
-                "a tensor can take the value of one of its own shape, dtype and placement only",
-                source=user_line(),
-                got=str(value.spec),
-                expected=str(self.spec),
-            )
-        inplace = _inplace()
-        changed: DistTensor = inplace.change(self, lambda _: inplace.copied(value, self), "copy_")
-        return changed
-
-    def _into(
-        self, out: Any, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
-    ) -> Any:
-        """A function's results in `out`, which is this tensor or holds it: see `pc.eager.into`."""
-        return _inplace().into(out, function, *args, **named)
-
-    def fill_(self, value: Scalar) -> DistTensor:
-        """Set every element to one number."""
-        return self.copy_(self._full(self.shape, self.dtype, value))
-
-    def zero_(self) -> DistTensor:
-        """Set every element to zero."""
-        return self.fill_(0)
-
-    def _changed_by(self, kind: str, other: Any) -> DistTensor:
-        found: DistTensor = _inplace().change(
-            self, lambda before: DistTensor._binary(before, kind, other), kind
-        )
-        return found
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """`x.relu_()`: every method that gives a tensor has a form that changes it in place."""
-            method = None
-            if name.endswith("_") and not name.startswith("_"):
-                method = getattr(DistTensor, name[:-1], None)
-            if not callable(method):
-                raise AttributeError(
-                    f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-                )
-            return lambda *args, **kwargs: _inplace().change(
-                self, lambda before: method(before, *args, **kwargs), name
-            )
-
-    def __iadd__(self, other: Any) -> DistTensor:
-        return self._changed_by("add", other)
-
-    def __isub__(self, other: Any) -> DistTensor:
-        return self._changed_by("sub", other)
-
-    def __imul__(self, other: Any) -> DistTensor:
-        return self._changed_by("mul", other)
-
-    def __itruediv__(self, other: Any) -> DistTensor:
-        return self._changed_by("div", other)
-
     # --- ops ------------------------------------------------------------------------------------
 
     def _apply(
@@ -485,7 +466,7 @@ class DistTensor(TensorOperators):
         except AttributeError:
             inputs = [self.coerced(kind, each) for each in inputs]
             first, key = inputs[0].spec, None
-        except TypeError:  # a list among the attributes
+        except (TypeError, ValueError):  # a list or an array among the attributes
             key = None
         if run is not None:
             return (run(*inputs),)
@@ -539,6 +520,8 @@ class DistTensor(TensorOperators):
         run = self.spec.runs.get(key)
         if run is not None:
             return run(self)
+        if kind in TENSORS_ONLY:
+            return self._binary(kind, self.beside(kind, number), swapped=swapped)
         attrs: dict[str, AttrValue] = {"scalar": number}
         if swapped:
             attrs["swapped"] = True
@@ -592,11 +575,6 @@ class DistTensor(TensorOperators):
         return self._unary("relu") if run is None else run(self)
 
 
-def _inplace() -> Any:
-    """What changes tensors in place, which builds on this module."""
-    return importlib.import_module("plancompiler.eager.inplace")
-
-
 def _run_binary(kind: str, left: DistTensor, right: DistTensor) -> DistTensor:
     run = left.spec.runs.get((kind, right.spec))
     if run is not None:
@@ -622,18 +600,6 @@ def _run(
 
 _RUNS = 1024
 """Prepared ops that a spec keeps; it starts anew when there are more (numbers that all differ)."""
-
-
-def _check_tensor(kind: str, value: object) -> None:
-    """Refuse what is no eager tensor where one is needed."""
-    if not isinstance(value, DistTensor):
-        raise UsageError(
-            f"{kind} takes a DistTensor",
-            op=kind,
-            source=user_line(),
-            got=type(value).__name__,
-            hint="pc.tensor(array, placement, sbp) makes one",
-        )
 
 
 def _make_stale(tensor: DistTensor) -> None:

@@ -21,6 +21,7 @@ from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tape import Leaf, backward
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import RankError, ShapeError, UsageError
+from plancompiler.executor.comm.context import members_are_compared
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.executor.space import Space, Spaces
 from plancompiler.ir import (
@@ -79,6 +80,8 @@ class World:
         """Called when the world closes."""
         self.parts: dict[object, TensorSpec] = {}
         """Specs of parts that `from_local` was given, by shape, dtype, placement and layout."""
+        self.compares = members_are_compared()
+        """Whether ranks compare the parts that `from_local` is given."""
         self._comm = comm
         self._specs: dict[tuple[object, ...], TensorSpec] = {}
         self._moves: dict[tuple[TensorSpec, TensorSpec], Change] = {}
@@ -108,6 +111,11 @@ class World:
         """The next time of the clock."""
         self.clock += 1
         return self.clock
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has let go of the communicators."""
+        return self._comm is not None and self._comm.closed
 
     def close(self) -> None:
         """Let go of the communicators, and of what runs on them."""

@@ -11,7 +11,13 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from plancompiler.errors import AttributeValueError, ShapeError, TracingError, UsageError
+from plancompiler.errors import (
+    AttributeValueError,
+    DTypeError,
+    ShapeError,
+    TracingError,
+    UsageError,
+)
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue
 from plancompiler.ir.placement import Placement
@@ -21,6 +27,22 @@ from plancompiler.ir.source import user_line
 Scalar = bool | int | float
 SbpLike = NdSbp | Sbp | str | Iterable[Sbp | str]
 
+TENSORS_ONLY = frozenset(
+    {
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "floor_divide",
+        "matmul",
+        "remainder",
+        "shift_left",
+        "shift_right",
+    }
+)
+"""Ops behind operators that have no form with a number as an attribute."""
+_NO_NUMBERS = "OSUMmVc"
+"""Kinds of NumPy's dtypes that are no real numbers."""
+
 
 def is_scalar(value: object) -> bool:
     """Whether a value is a plain number (NumPy scalars included)."""
@@ -28,7 +50,14 @@ def is_scalar(value: object) -> bool:
         hasattr(value, "item")
         and getattr(value, "shape", None) == ()
         and not hasattr(value, "_apply")
+        and _is_real(getattr(value, "dtype", None))
     )
+
+
+def _is_real(dtype: Any) -> bool:
+    """Whether the elements of an array of this dtype are numbers: no texts, dates or objects."""
+    # NumPy calls the kind of dtypes that others define, such as bfloat16, "V".
+    return getattr(dtype, "kind", "f") not in _NO_NUMBERS or dtype.name == "bfloat16"
 
 
 class TensorOperators:
@@ -64,6 +93,8 @@ class TensorOperators:
             return self._apply(kind, pair, {})[0]
         if is_scalar(other):
             number = other.item() if hasattr(other, "item") else other
+            if kind in TENSORS_ONLY:
+                return self._binary(kind, self.beside(kind, number), swapped=swapped)
             attrs: dict[str, AttrValue] = {"scalar": number}
             if swapped:
                 attrs["swapped"] = True
@@ -71,10 +102,38 @@ class TensorOperators:
         beside = self.coerced(kind, other)
         return self._apply(kind, (beside, self) if swapped else (self, beside), {})[0]
 
+    def beside(self, kind: str, number: Scalar) -> Self:
+        """A number as a tensor beside this one, for an op that takes tensors only."""
+        if kind == "matmul":
+            raise UsageError(
+                "matmul takes two tensors",
+                op=kind,
+                source=user_line(),
+                got=repr(number),
+                expected="a tensor of one axis or more",
+                hint="x * number multiplies every element",
+            )
+        dtype, truth = self.dtype, isinstance(number, bool)
+        if dtype.is_floating:
+            if not truth:
+                return self._full((), dtype, number)
+        elif isinstance(number, int) and truth is not dtype.is_integer:
+            return self._full((), dtype, number)
+        raise DTypeError(
+            f"{kind} cannot combine this number with a tensor of {dtype}",
+            op=kind,
+            source=user_line(),
+            got=repr(number),
+            expected="a number of the tensor's kind, so that its dtype stays",
+            hint="convert the tensor with cast first",
+        )
+
     def coerced(self, kind: str, value: object) -> Self:
         """Another operand as a tensor beside this one. TracingError: only eager tensors may."""
         raise TracingError(
             f"{kind} cannot combine a {type(self).__name__} with this",
+            op=kind,
+            source=user_line(),
             got=type(value).__name__,
             expected=f"a {type(self).__name__} or a plain number",
             hint="feed arrays through pc.input or pc.constant",
@@ -113,6 +172,18 @@ class TensorOperators:
     def __rpow__(self, other: Any) -> Self:
         return self._binary("pow", other, swapped=True)
 
+    def __floordiv__(self, other: Any) -> Self:
+        return self._binary("floor_divide", other)
+
+    def __rfloordiv__(self, other: Any) -> Self:
+        return self._binary("floor_divide", other, swapped=True)
+
+    def __mod__(self, other: Any) -> Self:
+        return self._binary("remainder", other)
+
+    def __rmod__(self, other: Any) -> Self:
+        return self._binary("remainder", other, swapped=True)
+
     def __neg__(self) -> Self:
         return self._unary("neg")
 
@@ -121,6 +192,40 @@ class TensorOperators:
 
     def __matmul__(self, other: Any) -> Self:
         return self._binary("matmul", other)
+
+    def __rmatmul__(self, other: Any) -> Self:
+        return self._binary("matmul", other, swapped=True)
+
+    # Bits of whole numbers; of bool, the truth values.
+    def __and__(self, other: Any) -> Self:
+        return self._binary("bitwise_and", other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: Any) -> Self:
+        return self._binary("bitwise_or", other)
+
+    __ror__ = __or__
+
+    def __xor__(self, other: Any) -> Self:
+        return self._binary("bitwise_xor", other)
+
+    __rxor__ = __xor__
+
+    def __invert__(self) -> Self:
+        return self._unary("bitwise_not")
+
+    def __lshift__(self, other: Any) -> Self:
+        return self._binary("shift_left", other)
+
+    def __rlshift__(self, other: Any) -> Self:
+        return self._binary("shift_left", other, swapped=True)
+
+    def __rshift__(self, other: Any) -> Self:
+        return self._binary("shift_right", other)
+
+    def __rrshift__(self, other: Any) -> Self:
+        return self._binary("shift_right", other, swapped=True)
 
     # Comparison. `==` stays identity of values; elementwise equality is `equal`.
     def __lt__(self, other: Any) -> Self:

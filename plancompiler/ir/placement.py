@@ -82,6 +82,10 @@ class Placement:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Placement is immutable")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `pickle` and `copy`: what it is made of."""
+        return Placement, (self.device_type, self.ranks.tolist(), self.axes)
+
     @property
     def ranks(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The ranks as an array of the mesh's shape."""

@@ -389,8 +389,8 @@ def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
 
 
 def default_scale(width: int) -> float:
-    """1 / sqrt(features), the scale of scores unless told otherwise."""
-    return 1.0 / math.sqrt(width)
+    """1 / sqrt(features), the scale of scores unless told otherwise. The op refuses none."""
+    return 1.0 / math.sqrt(max(1, width))
 
 
 _extra, _legal = split_by_groups(3, 2)

@@ -49,6 +49,18 @@ def expect_dtype(
         )
 
 
+def check_float(kind: str, number: float) -> None:
+    """A number beside a floating tensor is one that a float can hold."""
+    try:
+        float(number)
+    except OverflowError:
+        raise AttributeValueError(
+            f"{kind} was given a whole number that no float can hold",
+            got=f"a number of {int(number).bit_length()} bits",
+            expected="less than 2**1024",
+        ) from None
+
+
 def expect_same_dtype(kind: str, inputs: Types) -> DType:
     """All inputs have one dtype; it is returned."""
     dtype = inputs[0].dtype

@@ -23,6 +23,7 @@ from plancompiler.ops.check import (
     SIGNED,
     bool_attr,
     broadcast_shapes,
+    check_float,
     dtype_attr,
     expect_dtype,
     expect_inputs,
@@ -331,6 +332,8 @@ def check_scalar(kind: str, tensor: TensorType, attrs: AttrMap, name: str = "sca
             expected="a number of the tensor's kind, so that its dtype stays",
             hint="convert the tensor with cast first",
         )
+    if tensor.dtype.is_floating:
+        check_float(kind, scalar)
     if tensor.dtype.is_integer:
         limits = np.iinfo(tensor.dtype.value)
         if not limits.min <= scalar <= limits.max:

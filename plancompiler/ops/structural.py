@@ -24,6 +24,7 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.check import (
     bool_attr,
+    check_float,
     dtype_attr,
     expect_inputs,
     float_attr,
@@ -260,6 +261,8 @@ def _fill_infer(inputs: Types, attrs: AttrMap) -> Types:
             "fill cannot put this number into a tensor of its dtype",
             got=f"{value!r} into {tensor.dtype}",
         )
+    if tensor.dtype.is_floating:
+        check_float("fill", value)
     if tensor.dtype.is_integer:
         limits = np.iinfo(tensor.dtype.value)
         if not limits.min <= value <= limits.max:

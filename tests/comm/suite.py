@@ -66,7 +66,7 @@ def same(found: object, wanted: np.ndarray) -> None:
 def run(comm: CommContextManager) -> int:
     """Everything; returns the number of results compared."""
     cases = 0
-    for part in (reductions, copies, pairs, large, together, streams, smaller_groups):
+    for part in (reductions, copies, pairs, large, byte_orders, together, streams, smaller_groups):
         cases += sum(1 for _ in part(comm))
     bad_input(comm)
     return cases
@@ -184,6 +184,41 @@ def large(comm: CommContextManager) -> Iterator[None]:
             yield same(came, arrays[source][: (9, size, 0)[rank]])
 
 
+def byte_orders(comm: CommContextManager) -> Iterator[None]:
+    """Arrays in the other byte order count by their values; results are in this machine's."""
+    context, rank = comm.context(range(RANKS)), comm.rank
+    if context.device_type != "cpu":
+        return  # devices have one byte order
+    for dtype in (DType.FLOAT16, DType.FLOAT64, DType.INT32):
+        for shape in ((6,), (LARGE[0], 2)):
+            arrays = [given(other, dtype, shape) for other in range(RANKS)]
+            # One rank has them as they are: all must get the same.
+            own = arrays[rank] if rank == 1 else _swapped(arrays[rank])
+            total, whole = expected(Reduction.SUM, arrays), np.concatenate(arrays)
+            yield same(context.all_reduce(own), total)
+            yield same(context.reduce_scatter(own), np.array_split(total, RANKS)[rank])
+            yield same(context.all_gather(own), whole)
+            yield same(context.broadcast(own if rank == 0 else None, 0), arrays[0])
+            yield same(context.scatter([own] * RANKS if rank == 2 else None, 2), arrays[2])
+            pieces = [np.array_split(each, RANKS)[rank] for each in arrays]
+            yield same(context.all_to_all(own), np.concatenate(pieces))
+            for source, came in enumerate(context.exchange([own] * RANKS)):
+                yield same(came, arrays[source])
+            with context.group() as group:
+                reduced = group.all_reduce(own)
+                group.send(own, (rank + 1) % RANKS)
+                received = group.recv((rank - 1) % RANKS)
+            yield same(reduced.wait(), total)
+            yield same(received.wait(), arrays[rank - 1])
+    with pytest.raises(AttributeValueError, match="byte order"):
+        context.partial_recv(_swapped(np.zeros(2)), (rank + 1) % RANKS, 1, 0)
+
+
+def _swapped(array: np.ndarray) -> np.ndarray:
+    """The same values in the other byte order."""
+    return array.astype(array.dtype.newbyteorder("S"))
+
+
 def together(comm: CommContextManager) -> Iterator[None]:
     """Operations started as one: the same results, and a ring of sends comes to its end."""
     context, rank = comm.context(range(RANKS)), comm.rank
@@ -281,8 +316,13 @@ def bad_input(comm: CommContextManager) -> None:
     for seconds in (0, -1.0, float("nan"), True, "soon"):
         with pytest.raises(AttributeValueError, match="number of seconds"):
             comm.deadline = seconds
-    with pytest.raises(ShapeError, match="one shape"):
+    with pytest.raises(ShapeError, match="one shape") as raised:
         group.all_reduce(np.zeros(rank + 1))
+    report = raised.value.report
+    assert report.op == "all_reduce"
+    assert ".py:" in str(report.source)  # on devices, of what adapts this suite
+    assert "rank 2: float64[3]" in str(report.got)
+    assert report.expected == "float64[1] on all, as rank 0 has it"
     with pytest.raises(ShapeError, match="joined along axis 0"):
         group.all_gather(np.zeros((1, rank)))
     with pytest.raises(TransportError, match=r"different calls.*rank 0: all_gather"):

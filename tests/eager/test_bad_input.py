@@ -170,6 +170,23 @@ def test_steps_with_gradients_that_overflow_on_one_rank_are_left_out_on_all():
     np.testing.assert_allclose(values, np.array([1.0, 100.0]) * 0.5 ** sum(first), 2e-2)
 
 
+def test_one_collective_tells_whether_any_gradient_overflows():
+    def rank(sbp):
+        weights = [
+            pc.tensor(np.ones((2, size), np.float16), PAIR, sbp, requires_grad=True)
+            for size in (1, 2, 3)
+        ]
+        scale = LossScale(16.0)
+        total = sum((w * w).cast("float32").sum() for w in weights)
+        scale.backward(total)
+        with pc.comm_trace() as trace:
+            assert scale.step(pc.optim.SGD(lr=0.5), weights)
+        return trace.counts()
+
+    assert spawn(rank, 2, "S(0)") == [{"all_reduce": 1}] * 2
+    assert spawn(rank, 2, "B") == [{}] * 2
+
+
 def test_a_scale_that_cannot_help():
     w = pc.tensor(np.zeros(2, np.float32), ALONE, requires_grad=True)
     scale, sgd = LossScale(2.0**-13), pc.optim.SGD(lr=0.1)
@@ -324,6 +341,7 @@ def test_a_rank_that_sleeps_before_a_reduction():
 # --- arguments of wrong types ---------------------------------------------------------------------
 
 X = pc.tensor(np.ones((2, 3)), ALONE)
+HEADS = pc.tensor(np.ones((1, 2, 3, 0)), ALONE)
 WRONG = {
     "no tensor": lambda: pc.exp(np.ones(2)),
     "list with a hole": lambda: pc.concat([X, None]),
@@ -358,6 +376,22 @@ WRONG = {
     "parameters as one": lambda: pc.optim.SGD(lr=0.1).step(X),
     "loss as number": lambda: LossScale().backward(1.0),
     "folder as number": lambda: pc.eager.save(5, {}),
+    "kept axes as array": lambda: X.sum(0, keepdims=np.array([True, False])),
+    "kept axes as empty array": lambda: pc.sum(X, 0, np.zeros(0)),
+    "filled with an array": lambda: (X * 1.0).fill_(np.ones((2, 3))),
+    "gradient wanted by array": lambda: setattr(X, "requires_grad", np.ones(2)),
+    "gradient wanted by array at once": lambda: pc.tensor([1.0], ALONE, requires_grad=np.ones(2)),
+    "ranks of no function": lambda: spawn(None, 2),
+    "date beside a tensor": lambda: X + np.datetime64("2020-01-01"),
+    "time modulo a tensor": lambda: np.timedelta64(5) % X,
+    "date as index": lambda: X[np.datetime64("2020-01-01")],
+    "text as number": lambda: X * np.str_("2"),
+    "heads without features": lambda: pc.scaled_dot_product_attention(HEADS, HEADS, HEADS),
+    "long number beside a tensor": lambda: X + 10**400,
+    "long number modulo a tensor": lambda: 10**400 % X,
+    "filled with a long number": lambda: (X * 1.0).fill_(10**400),
+    "endless pieces": lambda: pc.chunk(X, 10**30),
+    "more pieces than there is use for": lambda: pc.chunk(X, (1 << 16) + 1, 1),
 }
 
 
@@ -368,6 +402,43 @@ def test_arguments_of_wrong_types(name):
     report = raised.value.report
     assert report.got is not None
     assert report.expected is not None or report.hint is not None or report.op is not None
+
+
+@pytest.mark.parametrize(
+    ("part", "sbp", "named", "message"),
+    [
+        (lambda rank: np.ones(2 + rank), "S(0)", {}, r"rank 0: \[2\] of \[4\]; rank 1: \[3\] of"),
+        (lambda rank: np.ones((2, 2 + rank)), "S(0)", {}, r"rank 1: \[2, 3\] of \[4, 3\]"),
+        (lambda rank: np.ones(2 + rank), "B", {}, "different global shapes"),
+        (lambda rank: np.ones((2, rank)), "S(0)", {"check": True}, "parts make different global"),
+        (lambda rank: np.ones(2 + rank), "P", {"check": True}, "different global shapes"),
+        (lambda rank: np.ones(2), "B", {"shape": True}, "that the ranks give make different"),
+        (lambda rank: np.ones((2,) * (1 + rank)), "S(0)", {}, "numbers of axes"),
+        (
+            lambda rank: np.ones(2, [np.float32, np.int8][rank]),
+            "S(0)",
+            {},
+            "rank 1: int8 of 1 axes",
+        ),
+    ],
+)
+def test_parts_are_compared_where_all_calls_are(part, sbp, named, message, monkeypatch):
+    monkeypatch.setenv("PLANCOMPILER_COMM_CHECK", "1")
+
+    def rank():
+        number = rank_number()
+        good = pc.from_local(np.ones(2), PAIR, "S(0)")
+        good = pc.from_local(np.ones(2), PAIR, "S(0)")  # one that is known already
+        options = {**named, "shape": (2 + number,)} if "shape" in named else named
+        with pytest.raises(ShapeError, match=message) as raised:
+            pc.from_local(part(number), PAIR, sbp, **options)
+        report = report_of(raised)
+        assert report.expected is not None
+        with pytest.raises(ShapeError, match="different global shapes"):
+            pc.from_local(np.ones(2 + number), PAIR, "S(0)")  # of a kind known on one rank
+        return good.numpy().tolist()
+
+    assert spawn(rank, 2) == [[1.0] * 4] * 2
 
 
 def test_numbers_of_numpy_are_numbers():

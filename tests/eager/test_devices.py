@@ -368,6 +368,23 @@ def test_views_and_changes_in_place(where):
     assert spawn_on(where, rank, 1) == [True]
 
 
+def test_changes_in_place_of_what_overlaps_and_of_empty_parts(where):
+    def rank():
+        x = pc.tensor(X, ONE if pc.eager.current_world().size == 1 else DATA, "B")
+        with pc.no_grad():
+            x[1:].copy_(x[:-1])
+        expected = X.copy()
+        expected[1:] = X[:-1]
+        np.testing.assert_array_equal(x.numpy(), expected)
+        row = pc.tensor(X[:1], DATA, "S(0)")  # the second rank has none of it
+        row.fill_(3.0)
+        row += 1.0
+        np.testing.assert_array_equal(row.numpy(), np.full((1, 7), 4, np.float32))
+        return True
+
+    assert spawn_on(where, rank, 2) == [True] * 2
+
+
 def test_arrays_of_the_device_are_taken_and_given(where):
     def rank():
         part = on_device(X[:5])

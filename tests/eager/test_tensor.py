@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -357,3 +360,34 @@ def test_equal_numbers_of_other_kinds_are_not_confused():
     assert (whole + 1).dtype is pc.DType.INT64
     with pytest.raises(pc.PlanCompilerError):
         whole + 1.0
+
+
+def test_tensors_and_modules_are_copied():
+    def rank():
+        x = pc.tensor(np.arange(6.0), PAIR, "S(0)", requires_grad=True)
+        again, shared = copy.deepcopy([x, x])[0], copy.copy(x)
+        assert again.requires_grad
+        assert shared.is_view
+        with pc.no_grad():
+            x += 1.0
+        assert again.numpy().tolist() == list(range(6))
+        assert shared.numpy().tolist() == list(range(1, 7))
+        with pytest.raises(GradientError, match="with its past"):
+            copy.deepcopy(x * 2.0)
+        with pytest.raises(UsageError, match="cannot be pickled"):
+            pickle.dumps(x)
+        net = pc.nn.Sequential(pc.nn.Linear(6, 4), pc.nn.Linear(4, 2))
+        net.place(PAIR, {"0.weight": "S(0)"})
+        rows = pc.tensor(np.ones((2, 6), np.float32), PAIR, "B")
+        before = net(rows).numpy()
+        slow = copy.deepcopy(net)
+        net(rows).sum().backward()
+        pc.optim.SGD(lr=0.5).step(list(net.parameters()))
+        assert not np.allclose(net(rows).numpy(), before)
+        np.testing.assert_array_equal(slow(rows).numpy(), before)
+        with pc.no_grad():
+            for mean, each in zip(slow.parameters(), net.parameters(), strict=True):
+                mean.value.copy_(mean.value * 0.9 + each.value * 0.1)
+        return sorted(slow.state_dict()) == sorted(net.state_dict())
+
+    assert spawn(rank, 2) == [True, True]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import plancompiler as pc
 from plancompiler.errors import IdOverflowError, PlacementError, SbpSyntaxError
 from plancompiler.ir import (
     BROADCAST,
@@ -143,3 +147,14 @@ def test_an_id_field_that_overflows_is_named(position: int, name: str) -> None:
     fields[position] = 1 << bits
     with pytest.raises(IdOverflowError, match=f"the {name} does not fit.*{bits} bits"):
         pack_register_id(*fields)
+
+
+def test_placements_and_jobs_are_copied_and_pickled() -> None:
+    mesh = Placement("cpu", [[4, 2], [7, 0]], ("dp", "tp"))
+    with pc.job("sum") as job:
+        pc.output("y", pc.input("x", (4,), "float32", mesh, ["S(0)", "B"]).sum())
+    for value in (mesh, job, NdSbp.of(["S(0)", "P(max)"]), pc.Config(zero=1)):
+        pickled = pickle.loads(pickle.dumps(value))  # noqa: S301  # of our own making
+        for found in (pickled, copy.copy(value), copy.deepcopy(value)):
+            assert found == value
+            assert str(found) == str(value)

@@ -18,9 +18,9 @@ from plancompiler.ops.registry import apply
 
 def _binary(kind: str, left: Any, right: Any) -> Any:
     if isinstance(left, TensorOperators) and is_scalar(right):
-        right = full_like(left, _number(right, left.dtype), shape=())
+        right = left.beside(kind, _plain(right))
     elif isinstance(right, TensorOperators) and is_scalar(left):
-        left = full_like(right, _number(left, right.dtype), shape=())
+        left = right.beside(kind, _plain(left))
     if not isinstance(left, TensorOperators) or not isinstance(right, TensorOperators):
         raise TracingError(
             f"{kind} takes two tensors, or a tensor and a number",
@@ -30,8 +30,13 @@ def _binary(kind: str, left: Any, right: Any) -> Any:
     return left._binary(kind, right)  # noqa: SLF001  # the operators' own way, and the quickest
 
 
-def _number(value: Any, dtype: DType) -> Scalar:
+def _plain(value: Any) -> Scalar:
     number: Scalar = value.item() if hasattr(value, "item") else value
+    return number
+
+
+def _number(value: Any, dtype: DType) -> Scalar:
+    number = _plain(value)
     # A whole number beside a floating tensor is a number like any other.
     return float(number) if dtype.is_floating and not isinstance(number, bool) else number
 

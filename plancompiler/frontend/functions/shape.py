@@ -17,6 +17,10 @@ def _axis(x: Tensor, axis: int) -> int:
     return normalize_axes(axis, x.ndim)[0]
 
 
+_PIECES = 1 << 16
+"""Pieces, some of them empty, that an axis is cut into at most if it has fewer elements."""
+
+
 # --- axes -----------------------------------------------------------------------------------------
 
 
@@ -126,9 +130,12 @@ def chunk(
     x: Tensor, chunks: int, axis: int = 0, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, ...]:
     """`chunks` pieces along an axis, balanced: their sizes differ by at most one."""
-    if chunks < 1:
-        raise AttributeValueError("chunk needs at least one piece", got=chunks)
     extent = x.shape[_axis(x, axis)]
+    most = max(extent, _PIECES)
+    if not 1 <= chunks <= most:
+        raise AttributeValueError(
+            "chunk cannot make this many pieces", op="chunk", got=chunks, expected=f"1 to {most}"
+        )
     ranges = [balanced_range(extent, chunks, index) for index in range(chunks)]
     return split(x, [stop - start for start, stop in ranges], axis)
 

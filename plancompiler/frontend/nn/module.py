@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -101,6 +102,18 @@ class Parameter:
                 found.requires_grad = self.trainable
         value: Value = found
         return value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The same, with a tensor of its own where it has an eager one: `copy.deepcopy(module)`."""
+        found = copy(self)
+        memo[id(self)] = found
+        own = vars(found)
+        own["_owner"] = deepcopy(self._owner, memo)
+        if self._eager is not None:
+            names, tensor = self._eager
+            kept = names.values[found] = deepcopy(tensor, memo)
+            own["_eager"] = names, kept
+        return found
 
     def owned_by(self, module: Module) -> None:
         """Take a module as the owner, unless there is one: the first gives the name."""

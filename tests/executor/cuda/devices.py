@@ -60,6 +60,9 @@ class HostDevice:
         self.pins += 1
         return self._unpin
 
+    def is_pinned(self, array):
+        return False
+
     def _unpin(self):
         self.pins -= 1
 

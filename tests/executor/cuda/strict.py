@@ -53,6 +53,8 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(self, host: np.ndarray, base: StrictArray | None = None) -> None:
         self.host = np.asarray(host)
+        if not self.host.dtype.isnative:
+            raise ValueError(f"Unsupported dtype {self.host.dtype.str}")
         self.base = base
         """Who owns the memory, where it is another array."""
 
@@ -62,7 +64,8 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     size = property(lambda self: self.host.size)
     nbytes = property(lambda self: self.host.nbytes)
     itemsize = property(lambda self: self.host.itemsize)
-    strides = property(lambda self: self.host.strides)
+    # Of empty arrays CuPy's are zeros.
+    strides = property(lambda self: self.host.strides if self.size else (0,) * self.ndim)
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
     T = property(lambda self: self._view(self.host.T))
 
@@ -120,6 +123,10 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise TypeError(f"no implementation of {name} that the tests know")
         if not kwargs.keys() <= set(FUNCTIONS[name]):
             raise TypeError(f"{name}() got an unexpected keyword argument: {kwargs}")
+        if name == "copyto":
+            _refuse_overlap(*args[:2])
+        if name == "concatenate" and {"out", "dtype"} <= kwargs.keys():
+            raise TypeError("concatenate() only takes `out` or `dtype`")
         found = func(*map(_host, args), **{key: _host(each) for key, each in kwargs.items()})
         return _device(found)
 
@@ -138,8 +145,12 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def set(self, host: np.ndarray) -> None:
         """Take a host array's elements."""
-        if host.dtype != self.dtype or host.shape != self.shape:
-            raise ValueError("a host array of another shape or dtype")
+        if not isinstance(host, np.ndarray) or host.dtype != self.dtype:
+            raise TypeError(f"{type(host).__name__} cannot be set to {self.dtype} array")
+        if host.shape != self.shape:
+            raise ValueError("Shape mismatch")
+        if not (self.host.flags.c_contiguous or self.host.flags.f_contiguous):
+            raise RuntimeError("Cannot set to non-contiguous array")
         np.copyto(self.host, host)
 
 
@@ -194,6 +205,16 @@ def _index(index: Any) -> Any:
     if index is None or index is Ellipsis or isinstance(index, (int, slice, np.integer)):
         return index
     raise TypeError(f"unsupported index of type {type(index).__name__}")
+
+
+def _refuse_overlap(target: Any, source: Any) -> None:
+    """CuPy's `copyto` of contiguous arrays of one dtype is a copy of memory, which has no order."""
+    if not (isinstance(target, StrictArray) and isinstance(source, StrictArray)):
+        return
+    one, other = target.host, source.host
+    moved = one.ctypes.data != other.ctypes.data or one.strides != other.strides
+    if one.dtype == other.dtype and moved and np.may_share_memory(one, other):
+        raise AssertionError("a copy within one memory")
 
 
 def _host(value: Any) -> Any:

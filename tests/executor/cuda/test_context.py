@@ -17,6 +17,7 @@ from plancompiler.errors import (
     DeadlineError,
     DeviceError,
     PlanCompilerError,
+    ShapeError,
     TransportError,
 )
 from plancompiler.executor.comm.context import CHECK
@@ -68,6 +69,8 @@ class OnDevices:
 
         def call(*args):
             taken = [self._put(each) for each in args]
+            if name == "partial_recv" and not args[0].dtype.isnative:
+                taken[0] = args[0]  # no device has such arrays: it is the host's
             return self._get(found(*taken), list(zip(args, taken, strict=True)))
 
         return call
@@ -255,8 +258,117 @@ def test_what_a_device_does_not_end_ends_by_its_deadline():
     text = str(caught.value)
     assert "all_reduce sum on devices of 4 bytes (operation 1 of ranks [0, 1])" in text
     assert "did not end on the device within 0.2 s" in text
-    assert "all ranks [0, 1] have launched it" in text
+    assert "all ranks [0, 1] have met for it" in text
     assert "test_context.py" in text
+
+
+class Stuck(EagerDevice):
+    """Once told so, NCCL does not come back to the host until it is aborted."""
+
+    def __init__(self, world):
+        super().__init__(world)
+        self.stuck = False
+
+    def communicator(self, *args):
+        found = super().communicator(*args)
+        abort, group_end = found.abort, found.group_end
+        aborted = threading.Event()
+
+        def aborting():
+            aborted.set()
+            abort()
+
+        def ending():
+            if self.stuck:
+                assert aborted.wait(30)
+                raise TransportError("NCCL's groupEnd failed")
+            group_end()
+
+        found.abort, found.group_end = aborting, ending
+        return found
+
+
+def test_a_host_that_nccl_does_not_let_go_is_freed_by_the_deadline():
+    def rank():
+        world = current_world()
+        group = device_context(2)
+        assert get(group.all_reduce(put(1))) == [2.0]
+        world.comm.deadline = 0.2
+        world.space("cuda").device.stuck = True
+        group.all_reduce(put(1))
+
+    with pytest.raises(DeadlineError, match=r"operation 1 of ranks \[0, 1\]\) was not launched"):
+        spawn_on_devices(rank, 2, make=Stuck)
+
+
+class Broken(EagerDevice):
+    """Once told so, its events say that the device has failed."""
+
+    broken = False
+
+    def has_come(self, event):
+        if self.broken:
+            raise RuntimeError("cudaErrorIllegalAddress")
+        return super().has_come(event)
+
+
+def test_a_device_that_fails_is_found_and_said():
+    def rank():
+        world = current_world()
+        group = device_context(2)
+        get(group.all_reduce(put(1)))
+        space = world.space("cuda")
+        space.watch.drain()
+        space.device.broken = world.rank == 1
+        found = group.all_reduce(put(1))
+        if world.rank == 1:
+            space.watch.drain()
+            get(found)
+        group.barrier()
+
+    with pytest.raises(DeviceError, match=r"has failed before all_reduce.*IllegalAddress"):
+        spawn_on_devices(rank, 2, make=Broken)
+
+
+def test_what_fits_on_some_members_only_is_launched_by_none():
+    def rank():
+        group = device_context(2)
+        mine = put(*range(2 + group.rank)).reshape(-1, 1)
+        # Cut in two, rows fit on the second member, and not on the first.
+        with pytest.raises(ShapeError, match="cannot be joined"):
+            group.all_to_all(mine, 0, 1)
+        space = current_world().space("cuda")
+        out = space.empty((4,), np.dtype(np.int64 if group.rank else np.float32))
+        with pytest.raises(TransportError, match=r"different calls.*float32.*int64"):
+            group.partial_recv(out, 0, 2, 1) if group.rank else group.partial_send(out, 1, 2, 1)
+        return get(group.all_reduce(put(1)))
+
+    assert spawn_on_devices(rank, 2, deadline=20) == [[2.0]] * 2
+
+
+class Pinned(EagerDevice):
+    """Whose host arrays are all pinned: copies are made when somebody waits for them."""
+
+    def __init__(self, world):
+        super().__init__(world)
+        self.settles = 0
+
+    def is_pinned(self, array):
+        return True
+
+    def settle(self):
+        self.settles += 1
+        super().settle()
+
+
+def test_what_is_taken_from_pinned_memory_is_there_before_that_changes():
+    def rank():
+        device = current_world().space("cuda").device
+        before = device.settles
+        put(1, 2)
+        return device.settles - before
+
+    assert spawn_on_devices(rank, 1, make=Pinned) == [1]
 
 
 def test_a_rank_that_fails_ends_what_others_wait_for():
@@ -278,7 +390,9 @@ def test_a_rank_that_does_not_come_is_named():
         if group.rank == 0:
             group.all_reduce(put(1))
         else:
-            current_world().comm.context((0, 1)).barrier()
+            barrier = current_world().comm.context((0, 1))
+            barrier.deadline = 60.0  # it is the other one's that expires
+            barrier.barrier()
 
     with pytest.raises(DeadlineError, match=r"all_reduce sum on devices.*"):
         spawn_on_devices(rank, 2, deadline=0.3)

@@ -8,6 +8,7 @@ import inspect
 import numpy as np
 import pytest
 
+from plancompiler.executor.cuda.device import _NOT_READY
 from plancompiler.executor.cuda.kernels import fused, products
 from plancompiler.executor.cuda.kernels.fused import PREAMBLE, source_of
 from plancompiler.ir import DType
@@ -82,10 +83,13 @@ def test_names_that_the_device_uses_are_there():
     for name in ("done", "record", "synchronize"):
         assert hasattr(cuda.Event, name), name
     for name in (
-        *("CUDARuntimeError", "getDeviceCount", "getDeviceProperties", "hostRegister"),
+        *("CUDARuntimeError", "eventQuery", "getDeviceCount", "getDeviceProperties"),
+        "hostRegister",
         *("hostUnregister", "memGetInfo", "memcpyAsync"),
     ):
         assert callable(getattr(cuda.runtime, name)), name
+    assert callable(cuda.pinned_memory.is_memory_pinned)
+    assert "NotReady" in str(cuda.runtime.CUDARuntimeError(_NOT_READY))
     assert (cuda.runtime.memcpyHostToDevice, cuda.runtime.memcpyDeviceToHost) == (1, 2)
     # Numbers of cudaDataType, cublasOperation_t and cublasComputeType_t.
     types = {name: getattr(cuda.runtime, number) for name, number in products._TYPES.items()}

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from plancompiler.errors import TransportError
-from plancompiler.executor.cuda import device
+from plancompiler.executor.cuda import device, interface
 from plancompiler.executor.cuda.device import NcclCommunicator
+from plancompiler.executor.cuda.interface import abort_all, grouped
 from plancompiler.ir import Reduction
 from tests.executor.cuda.strict import StrictArray
 
@@ -82,6 +83,8 @@ def opened():
         NCCL_FLOAT32=7,
     )
     inner = Communicator()
+    nccl.groupStart = lambda: inner._note(group="start")
+    nccl.groupEnd = lambda: inner._note(group="end")
     return NcclCommunicator(nccl, inner), inner
 
 
@@ -153,3 +156,57 @@ def test_an_abort_waits_for_a_call_to_leave_but_not_for_long(patience, monkeypat
         inner.goes_on.set()
     caller.join()
     assert inner.calls == [{"abort": True}]
+
+
+def test_a_group_ends_whatever_happens_in_it():
+    """Else NCCL would keep what the thread calls later, and launch nothing of it."""
+    communicator, inner = opened()
+    with pytest.raises(ValueError, match="no memory"), grouped(communicator):
+        raise ValueError("no memory")
+    assert inner.calls == [{"group": "start"}, {"group": "end"}]
+    communicator.abort()
+    with pytest.raises(TransportError, match="aborted"), grouped(communicator):
+        pytest.fail("begun after an abort")
+    assert inner.calls[2:] == [{"abort": True}]
+
+
+def test_an_abort_comes_before_or_after_a_group():
+    communicator, inner = opened()
+    aborter = threading.Thread(target=communicator.abort)
+    with grouped(communicator):
+        aborter.start()
+        communicator.send(STREAM, array(2)[0], 1)
+    aborter.join()
+    assert [next(iter(call)) for call in inner.calls] == ["group", "send", "group", "abort"]
+
+
+def test_a_look_does_not_wait_for_a_thread_that_is_in_nccl():
+    communicator, inner = opened()
+    inner.goes_on.clear()
+    caller = threading.Thread(target=communicator.check)
+    caller.start()
+    assert inner.entered.wait(30)
+    inner.fails = True
+    communicator.check()
+    inner.fails = False
+    inner.goes_on.set()
+    caller.join()
+
+
+def test_aborts_do_not_wait_for_each_other(monkeypatch):
+    """NCCL's may return only when all members have aborted, here one after the other."""
+    monkeypatch.setattr(interface, "ABORT_PATIENCE", 0.01)
+    members = threading.Barrier(2)
+    ended = [threading.Event(), threading.Event()]
+
+    class Waiting:
+        def __init__(self, member):
+            self.member = member
+
+        def abort(self):
+            members.wait(30)
+            ended[self.member].set()
+
+    for member in range(2):
+        abort_all([Waiting(member)])
+    assert all(each.wait(30) for each in ended)

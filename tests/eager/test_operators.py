@@ -1,0 +1,195 @@
+"""Operators on eager tensors and traced values: tensors and numbers on either side, in place."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.eager import spawn
+from plancompiler.errors import (
+    DTypeError,
+    ExecutionError,
+    InplaceError,
+    PlanCompilerError,
+    TracingError,
+    UsageError,
+)
+from tests.dense import DenseRun
+
+ALONE = pc.Placement("cpu", [0])
+PAIR = pc.Placement("cpu", [0, 1])
+WHOLE = (np.array([[7, -5, 3], [2, 9, -8], [1, 4, 6]]), np.array([3, -2, 5]), 3)
+TRUTHS = (np.array([[True, False], [False, True], [True, True]]), np.array([True, False]), True)
+REALS = (np.array([[7.5, -5.0, 3.25]]), np.array([2.0, -1.5, 0.5]), 2)
+PLACES = (np.array([[7, 5, 3], [2, 9, 8]]), np.array([1, 2, 0]), 2)
+OPERATORS = {
+    "%": (operator.mod, operator.imod, (WHOLE, REALS)),
+    "//": (operator.floordiv, operator.ifloordiv, (WHOLE, REALS)),
+    "&": (operator.and_, operator.iand, (WHOLE, TRUTHS)),
+    "|": (operator.or_, operator.ior, (WHOLE, TRUTHS)),
+    "^": (operator.xor, operator.ixor, (WHOLE, TRUTHS)),
+    "<<": (operator.lshift, operator.ilshift, (PLACES,)),
+    ">>": (operator.rshift, operator.irshift, (PLACES,)),
+}
+
+
+def results(use, x, y, number):
+    """Every pairing of two tensors and a number."""
+    return [use(x, y), use(x, number), use(number, y), use(number, x * x)]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("layout", ["B", "S(0)", "S(1)"])
+def test_operators_are_those_of_numpy(name, layout):
+    use, in_place, cases = OPERATORS[name]
+
+    def rank():
+        for left, right, number in cases:
+            if left.dtype == bool:
+                x, y = pc.tensor(left, PAIR, layout), pc.tensor(right, PAIR)
+                found = [use(x, y), use(x, number), use(number, y), use(np.bool_(number), x)]
+                wanted = [
+                    use(left, right),
+                    use(left, number),
+                    use(number, right),
+                    use(number, left),
+                ]
+            else:
+                x, y = pc.tensor(left, PAIR, layout), pc.tensor(right, PAIR)
+                found, wanted = results(use, x, y, number), results(use, left, right, number)
+            for got, expected in zip(found, wanted, strict=True):
+                assert got.dtype.numpy == expected.dtype
+                np.testing.assert_array_equal(got.numpy(), expected)
+            for other in (y, number):
+                changed, before = x + 0 if left.dtype != bool else pc.bitwise_not(~x), x.sbp
+                kept = changed
+                changed = in_place(changed, other)
+                assert changed is kept
+                assert changed.sbp == before
+                np.testing.assert_array_equal(
+                    changed.numpy(), use(left, right if other is y else number)
+                )
+
+    spawn(rank, 2)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_jobs_and_compiled_functions(name):
+    use, in_place, cases = OPERATORS[name]
+    left, right, number = cases[0]
+    wanted = results(use, left, right, number)
+    with pc.job(name) as job:
+        x = pc.input("x", left.shape, "int64", ALONE)
+        y = pc.input("y", right.shape, "int64", ALONE)
+        for place, value in enumerate(results(use, x, y, number)):
+            pc.output(f"out{place}", value)
+        z = x
+        z = in_place(z, y)
+        assert z is not x
+        pc.output("changed", z)
+    found = DenseRun(job).step(x=left, y=right)
+    for place, expected in enumerate(wanted):
+        np.testing.assert_array_equal(found[f"out{place}"], expected)
+    np.testing.assert_array_equal(found["changed"], wanted[0])
+
+    @pc.compile
+    def function(x, y):
+        made = results(use, x, y, number)
+        changed = x * 1
+        changed = in_place(changed, number)
+        return [*made, changed]
+
+    for got, expected in zip(
+        function(pc.tensor(left, ALONE), pc.tensor(right, ALONE)), [*wanted, wanted[1]], strict=True
+    ):
+        np.testing.assert_array_equal(got.numpy(), expected)
+
+
+def test_not():
+    for value in (WHOLE[0], TRUTHS[0]):
+        x = pc.tensor(value, ALONE)
+        np.testing.assert_array_equal((~x).numpy(), ~value)
+        with pc.job("not") as job:
+            pc.output("out", ~pc.input("x", value.shape, str(value.dtype), ALONE))
+        np.testing.assert_array_equal(DenseRun(job).step(x=value)["out"], ~value)
+
+
+def test_powers_in_place():
+    x = pc.tensor(np.array([2.0, 3.0]), ALONE)
+    kept = x
+    x **= 2
+    assert x is kept
+    x **= pc.tensor(np.array([2.0, 1.0]), ALONE)
+    assert kept.numpy().tolist() == [16.0, 9.0]
+
+
+def test_gradients_of_remainders():
+    value, other = np.array([7.5, -5.0, 3.25]), np.array([2.0, 3.5, -1.5])
+    x = pc.tensor(value, ALONE, requires_grad=True)
+    y = pc.tensor(other, ALONE, requires_grad=True)
+    (x % y + 10.0 % y + x % 2.0 + x // y).sum().backward()
+    assert x.grad.numpy().tolist() == [2.0, 2.0, 2.0]
+    np.testing.assert_array_equal(y.grad.numpy(), -(value // other) - 10.0 // other)
+    z = x * 1.0
+    z %= 2.0
+    (grad,) = pc.eager.grad(z.sum(), [x])
+    assert grad.numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_numbers_of_another_kind():
+    whole, truths, reals = (pc.tensor(each[0], ALONE) for each in (WHOLE, TRUTHS, REALS))
+    for use in (
+        lambda: whole % 2.0,
+        lambda: whole & True,
+        lambda: truths & 1,
+        lambda: 1.5 // whole,
+        lambda: reals % True,
+        lambda: reals & 1.0,
+        lambda: truths << 1,
+        lambda: ~reals,
+        lambda: operator.imod(whole, 2.0),
+    ):
+        with pytest.raises(DTypeError) as raised:
+            use()
+        assert raised.value.report.got is not None
+        assert "test_operators.py" in str(raised.value.report.source)
+    small = pc.tensor(np.ones(2, np.uint8), ALONE)
+    with pytest.raises(PlanCompilerError, match="outside its dtype"):
+        small & 256
+    with pytest.raises(ExecutionError, match="divided by zero"):
+        whole % 0
+    for use in (lambda: reals @ 2, lambda: 2 @ reals):
+        with pytest.raises(UsageError, match="matmul takes two tensors"):
+            use()
+    with pytest.raises(InplaceError):
+        operator.imod(pc.tensor(WHOLE[1], ALONE), whole)
+
+
+LEFT = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+    "**": operator.pow, "@": operator.matmul, "%": operator.mod, "//": operator.floordiv,
+    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<<": operator.lshift,
+    ">>": operator.rshift, "<": operator.lt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_plain_arrays_on_the_left(name):
+    array = np.arange(1, 5).reshape(2, 2)
+    x = pc.tensor(array, ALONE)
+    with pytest.raises(UsageError, match="cannot combine a DistTensor with this") as raised:
+        LEFT[name](array, x)
+    assert raised.value.report.got == "ndarray"
+    with pc.job("left"):
+        value = pc.input("x", (2, 2), "int64", ALONE)
+        pc.output("x", value)
+        with pytest.raises(TracingError, match="cannot combine a Value"):
+            LEFT[name](array, value)
+    if name not in ("/", "**"):  # of floating numbers only
+        with pc.eager.implicit_broadcast():
+            np.testing.assert_array_equal(
+                LEFT[name](array, x + 1).numpy(), LEFT[name](array, array + 1)
+            )
