@@ -35,4 +35,6 @@ install_project() {
         cp pyproject.toml "$stamp"
         cp pyproject.toml .venv/installed.toml
     fi
+    # Where Python may not write bytecode by itself, each program would compile everything anew.
+    .venv/bin/python -m compileall -q plancompiler executor master worker >/dev/null || true
 }
