@@ -46,9 +46,6 @@ class Space(Protocol):
         which this rank was stopped, if it was.
         """
 
-    def adopt(self, value: object) -> Array:
-        """An array that lies here as one of this space, which shares its memory."""
-
     def writable(self, array: Array) -> bool:
         """Whether each element has memory of its own."""
 
@@ -57,9 +54,6 @@ class Space(Protocol):
 
     def context(self, board: Board, owner: Owner, stream: str) -> CommContext:
         """A member of a group that exchanges arrays of this space."""
-
-    def close(self) -> None:
-        """Let go of everything."""
 
 
 class HostSpace:
@@ -80,10 +74,6 @@ class HostSpace:
         """See `Space.get`."""
         return array.copy()
 
-    def adopt(self, value: object) -> Array:
-        """See `Space.adopt`."""
-        return np.asarray(value)
-
     def writable(self, array: Array) -> bool:
         """See `Space.writable`."""
         return array.flags.writeable
@@ -95,9 +85,6 @@ class HostSpace:
     def context(self, board: Board, owner: Owner, stream: str) -> CommContext:
         """See `Space.context`."""
         return CommContext(board, owner, stream)
-
-    def close(self) -> None:
-        """See `Space.close`."""
 
 
 HOST: Space = HostSpace()
@@ -134,7 +121,7 @@ class Spaces:
         found = self._device
         if found is None:
             # It takes long to load, and programs on CPUs have no use for it.
-            from plancompiler.executor.cuda.space import open_space  # noqa: PLC0415
+            from plancompiler.executor.cuda.space import open_space  # noqa: PLC0415  # see above
 
             try:
                 found = self._device = open_space(self._rank, self._wanted)

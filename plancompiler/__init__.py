@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Parts first: they are imported from here while the public names are not complete.
     part = f"{__name__}.{name}"
-    if importlib.machinery.PathFinder.find_spec(part, __path__) is not None:  # noqa: F405
+    if importlib.machinery.PathFinder.find_spec(part, __path__) is not None:  # noqa: F405  # every package has it
         return importlib.import_module(part)
     names = importlib.import_module(f"{__name__}.public")
     try:

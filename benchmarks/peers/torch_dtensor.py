@@ -153,7 +153,7 @@ CASES = [
 def all_new(name: str) -> dict[str, float]:
     """The cases of benchmarks/eager_new.py, with a backend that exchanges nothing."""
     # Here, as only this mode needs it.
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  # see above
 
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     mesh = DeviceMesh("cpu", {"1d": [0, 1], "2d": [[0, 1], [2, 3]]}[name])

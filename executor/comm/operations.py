@@ -364,11 +364,15 @@ class Operations:
 
     def for_each(self, op: str, pieces: Sequence[Array]) -> Arrays:
         """As many arrays as there are members."""
+        self.check_each(op, pieces)
+        return tuple(array_of(op, piece) for piece in pieces)
+
+    def check_each(self, op: str, pieces: Sequence[Array]) -> None:
+        """Raise AttributeValueError unless there are as many as members."""
         if len(pieces) != self.size:
             raise AttributeValueError(
                 f"{op} needs a piece for each member", got=len(pieces), expected=self.size
             )
-        return tuple(array_of(op, piece) for piece in pieces)
 
     def alike(self, shown: Shown, of: Any = None) -> list[Array]:
         """One array of each member, all of one shape and dtype; `of` says what of in errors."""

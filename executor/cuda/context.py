@@ -221,15 +221,16 @@ class DeviceStreamCalls(CommStream):
     The hosts meet at once, in the calling thread; the devices do the rest beside what they compute.
     """
 
+    _context: DeviceContext
+
     def __init__(self, context: DeviceContext) -> None:
         self.ranks = context.ranks
         self.member = context.member
         self._context = context
-        self._launching = context
         DeferredCalls.__init__(self, context.calls, self._launch)
 
     def _launch(self, operation: Operation[Any]) -> Work[Any]:
-        context = self._launching
+        context = self._context
         work: DeviceWork[Any] = DeviceWork(context.recorded(operation), context.device)
         work.started.set()
         try:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from plancompiler.errors import AttributeValueError, ExecutionError, ShapeError
+from plancompiler.errors import AttributeValueError, ExecutionError
 from plancompiler.executor.comm.operations import (
     Arrays,
     Operation,
@@ -73,11 +73,6 @@ class Header:
     def size(self) -> int:
         """Number of elements."""
         return int(np.prod(self.shape))
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
 
 
 def header_of(array: DeviceArray) -> Array:
@@ -309,7 +304,8 @@ class DeviceOperations(Operations):
         given = tuple(pieces or ()) if at == self.member else ()
         if at == self.member and not (given and all(map(self._mine, given))):
             return super().scatter(pieces, root)
-        self._one_for_each("scatter", given, at == self.member)
+        if at == self.member:
+            self.check_each("scatter", given)
 
         def launch(shown: Shown) -> Launch[Array]:
             header = read_header(shown[at][self.member])
@@ -326,18 +322,12 @@ class DeviceOperations(Operations):
 
         def launch(shown: Shown) -> Launch[Any]:
             given = [read_header(arrays[0]) for arrays in shown]
-            if any(not split_axis < each.ndim for each in given):
-                raise ShapeError(
-                    "members of an all_to_all gave arrays of different numbers of axes",
-                    got="; ".join(str(each.shape) for each in given),
-                )
-            # What does not fit on one member must not be launched by the others.
-            shapes = [
-                joined_shape([self._cut(each, split_axis, member) for each in given], join_axis)
-                for member in range(self.size)
-            ]
-            joint = shapes[self.member]
-            pieces = self._empty([self._cut(each, split_axis, self.member) for each in given])
+            # What does not fit on one member must not be launched by the others. Pieces fit on all
+            # of them where the whole arrays would.
+            joined_shape(given, join_axis)
+            headers = [self._cut(each, split_axis) for each in given]
+            joint = joined_shape(headers, join_axis)
+            pieces = self._empty(headers)
             made: Launch[Any] = self._moved(
                 pieces, [(each, to) for to, each in enumerate(own)], list(enumerate(pieces))
             )
@@ -352,7 +342,7 @@ class DeviceOperations(Operations):
         given = tuple(pieces)
         if not (given and all(map(self._mine, given))):
             return super().exchange(pieces)
-        self._one_for_each("an exchange", given, True)
+        self.check_each("an exchange", given)
 
         def launch(shown: Shown) -> Launch[list[Array]]:
             found = self._empty([read_header(arrays[self.member]) for arrays in shown])
@@ -362,18 +352,12 @@ class DeviceOperations(Operations):
 
         return DeviceOperation("exchange", "exchange", given, launch)
 
-    def _cut(self, header: Header, axis: int, member: int) -> Header:
-        """A member's balanced piece along an axis."""
+    def _cut(self, header: Header, axis: int) -> Header:
+        """This member's balanced piece along an axis."""
         shape = list(header.shape)
-        low, high = balanced_range(shape[axis], self.size, member)
+        low, high = balanced_range(shape[axis], self.size, self.member)
         shape[axis] = high - low
         return Header(header.dtype, tuple(shape))
-
-    def _one_for_each(self, op: str, pieces: Arrays, here: bool) -> None:
-        if here and len(pieces) != self.size:
-            raise AttributeValueError(
-                f"{op} needs a piece for each member", got=len(pieces), expected=self.size
-            )
 
     def _empty(self, headers: Sequence[Header]) -> list[Array]:
         return [self._arrays.empty(header.shape, header.dtype) for header in headers]

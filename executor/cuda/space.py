@@ -49,7 +49,7 @@ class DeviceSpace:
         return isinstance(value, self.arrays.ndarray)
 
     def adopt(self, value: object) -> Array:
-        """See `Space.adopt`: any library's, by CUDA's array interface."""
+        """Any library's array on the device, by CUDA's array interface; memory is shared."""
         found: Array = self.arrays.asarray(value)
         return found
 
@@ -61,7 +61,7 @@ class DeviceSpace:
         given = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         found = self.empty(given.shape, given.dtype)
         if found.size:
-            found.set(given)  # type: ignore[attr-defined]  # CuPy's
+            found.set(given)  # type: ignore[attr-defined]  # CuPy's arrays have it
             if self.device.is_pinned(given):
                 self.device.settle()  # it is read later than this returns, and may be changed
         return found
@@ -119,7 +119,7 @@ class DeviceSpace:
         abort_all(tuple(self.communicators))
 
     def close(self) -> None:
-        """See `Space.close`: what was launched ends before."""
+        """Let go of everything; what was launched ends before."""
         self.device.use()
         if self._failure is None:
             self.watch.drain()

@@ -218,7 +218,7 @@ def _state_graph(mesh: _Mesh, partials: tuple[Partial, ...]) -> nx.DiGraph[NdSbp
     It does not depend on sizes, so one graph serves all tensors with as many axes.
     """
     # It takes a tenth of a second to import, and what comes from the plan cache needs no search.
-    import networkx as nx  # noqa: PLC0415
+    import networkx as nx  # noqa: PLC0415  # see above
 
     splits = [Split(axis) for axis in range(len(mesh.even))]
     targets: list[Sbp] = [BROADCAST, *splits, *partials]

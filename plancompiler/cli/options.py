@@ -196,7 +196,7 @@ def save_options(command: Command) -> Command:
 def deadline_option(command: Command) -> Command:
     """--deadline"""
     # The commands that have it need the executor in any case, others do not.
-    from plancompiler.executor.runtime import DEADLINE  # noqa: PLC0415
+    from plancompiler.executor.runtime import DEADLINE  # noqa: PLC0415  # see above
 
     return click.option(
         "--deadline",
@@ -229,7 +229,7 @@ def json_option(command: Command) -> Command:
 def tls_options(command: Command) -> Command:
     """--tls-ca --tls-cert --tls-key as one parameter `tls`: all three or none"""
     # It brings gRPC, which the commands that have these options need in any case.
-    from plancompiler.cluster.channel import TlsFiles  # noqa: PLC0415
+    from plancompiler.cluster.channel import TlsFiles  # noqa: PLC0415  # see above
 
     @functools.wraps(command)
     def with_files(

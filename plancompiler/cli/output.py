@@ -47,8 +47,8 @@ def print_note(line: str) -> None:
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     """A table on stdout; columns whose head starts with `>` are aligned right."""
     # Only tables and bars need it, and it takes longer to import than most commands to answer.
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415  # see above
+    from rich.table import Table  # noqa: PLC0415  # see above
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -83,8 +83,8 @@ def progress(title: str, total: int) -> Iterator[Advance]:
     """A bar on a terminal; elsewhere about ten plain lines. Both on stderr."""
     if sys.stderr.isatty():
         # See `print_table`.
-        from rich.console import Console  # noqa: PLC0415
-        from rich.progress import (  # noqa: PLC0415
+        from rich.console import Console  # noqa: PLC0415  # see above
+        from rich.progress import (  # noqa: PLC0415  # see above
             BarColumn,
             MofNCompleteColumn,
             Progress,

@@ -12,6 +12,7 @@ from plancompiler.errors import DTypeError, ShapeError, UsageError
 from plancompiler.executor.space import HOST
 from plancompiler.ir import DType, NdSbp, Placement, Split
 from plancompiler.ir.operators import SbpLike, whole_numbers
+from plancompiler.ir.placement import require_placement
 from plancompiler.ir.refusal import names_wrong_arguments
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
@@ -75,14 +76,7 @@ def from_local(
             known = spec = None
         if spec is not None:
             return DistTensor(spec, local.copy())
-    if not isinstance(placement, Placement):
-        raise UsageError(
-            "a placement is needed here",
-            op="from_local",
-            source=user_line(),
-            got=f"{type(placement).__name__} {placement}"[:80],
-            expected='pc.Placement("cpu", [0, 1])',
-        )
+    require_placement(placement, "from_local")
     array = world.array_for(local, placement)
     layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
     layout.check(placement.ndim, array.ndim)

@@ -35,6 +35,7 @@ from plancompiler.ir import (
     SourceLine,
 )
 from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.placement import require_placement
 from plancompiler.ir.shard import region_index
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
@@ -138,13 +139,7 @@ class World:
         except TypeError:
             found = None
         if found is None:
-            if not isinstance(placement, Placement):
-                raise UsageError(
-                    "a placement is needed here",
-                    source=user_line(),
-                    got=f"{type(placement).__name__} {placement}"[:80],
-                    expected='pc.Placement("cpu", [0, 1])',
-                )
+            require_placement(placement)
             if max(placement.rank_list) >= self.size:
                 raise RankError(
                     "a placement names a rank outside the world",
@@ -274,13 +269,7 @@ class World:
         sbp: NdSbp | None = None,
     ) -> tuple[DistTensor, ...]:
         """Run an op; `sbp` demands the layout of its outputs."""
-        if not isinstance(placement, Placement):
-            raise UsageError(
-                "a placement is needed here",
-                source=user_line(),
-                got=repr(placement),
-                expected='pc.Placement("cpu", [0, 1])',
-            )
+        require_placement(placement)
         whole = sbp
         if sbp is not None and sbp.has_partial:
             whole = NdSbp(tuple(BROADCAST if isinstance(e, Partial) else e for e in sbp))

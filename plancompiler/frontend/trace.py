@@ -45,6 +45,7 @@ from plancompiler.ir import (
 )
 from plancompiler.ir.config import DEFAULT_CONFIG
 from plancompiler.ir.operators import SbpLike, Scalar
+from plancompiler.ir.placement import require_placement
 from plancompiler.ir.source import shown_path, user_line
 from plancompiler.ir.value import ACTIVE_TRACER, Tracer, eager_world
 from plancompiler.ops.liveness import live_ops
@@ -153,12 +154,7 @@ class JobBuilder:
         try:
             for value in inputs:
                 self._check_owned(value)
-            if not isinstance(placement, Placement):
-                raise UsageError(
-                    "a placement is needed here",
-                    got=repr(placement),
-                    expected='pc.Placement("cpu", [0, 1])',
-                )
+            placement = require_placement(placement)
             plain = {key: plain_value(key, value) for key, value in attrs.items()}
             types = op_def(kind).infer(tuple(value.type for value in inputs), plain)
             if sbp is not None:

@@ -20,7 +20,7 @@ from plancompiler.errors import (
 )
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue
-from plancompiler.ir.placement import Placement
+from plancompiler.ir.placement import Placement, require_placement
 from plancompiler.ir.sbp import NdSbp, Sbp
 from plancompiler.ir.source import user_line
 
@@ -325,14 +325,8 @@ class TensorOperators:
 
     def redistribute(self, placement: Placement | None = None, sbp: SbpLike | None = None) -> Self:
         """The same value on another placement and/or with another SBP: the one word for it."""
-        if placement is not None and not isinstance(placement, Placement):
-            raise UsageError(
-                "a placement is needed here",
-                op="redistribute",
-                source=user_line(),
-                got=f"{type(placement).__name__} {placement}"[:80],
-                expected="a pc.Placement first, or sbp=",
-            )
+        if placement is not None:
+            require_placement(placement, "redistribute", "a pc.Placement first, or sbp=")
         return self._redistribute(placement, None if sbp is None else NdSbp.of(sbp))
 
     @abstractmethod

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import PlacementError
+from plancompiler.errors import PlacementError, UsageError
+from plancompiler.ir.source import user_line
 from plancompiler.ir.task import require_rank_fits
 
 DEVICE_TYPES = ("cpu", "cuda")
@@ -174,3 +175,18 @@ class Placement:
         if self.axes is not None:
             extents = [f"{name}={extent}" for name, extent in zip(self.axes, extents, strict=True)]
         return f"{self.device_type}:{ranks}({', '.join(extents)})"
+
+
+def require_placement(
+    value: object, op: str | None = None, expected: str = 'pc.Placement("cpu", [0, 1])'
+) -> Placement:
+    """The value; UsageError, with the user's line, where it is no placement."""
+    if not isinstance(value, Placement):
+        raise UsageError(
+            "a placement is needed here",
+            op=op,
+            source=user_line(),
+            got=f"{type(value).__name__} {value}"[:80],
+            expected=expected,
+        )
+    return value

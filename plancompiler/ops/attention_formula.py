@@ -88,9 +88,9 @@ def _scores(attrs: AttrMap, query: Any, key: Any, masks: list[Any]) -> Any:
         scores = scores + each
     lowest = _lowest(scores)
     if bool_attr(attrs, "causal", False):
-        ones = scores._full(shape[2:], scores.dtype, 1.0)  # noqa: SLF001
+        ones = scores._full(shape[2:], scores.dtype, 1.0)  # noqa: SLF001  # every tensor's door
         seen = apply("tril", ones, diagonal=shape[3] - shape[2]) > 0
-        hidden = scores._full((), scores.dtype, lowest)  # noqa: SLF001
+        hidden = scores._full((), scores.dtype, lowest)  # noqa: SLF001  # as above
         scores = apply("where", seen, scores, hidden)
     return apply("maximum_scalar", scores, scalar=lowest)
 

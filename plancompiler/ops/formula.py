@@ -33,14 +33,13 @@ class _Term(TensorOperators):
         self.steps = steps
         self.varies = varies and tensor.dtype.is_floating
 
-    # The mixin declares attributes; here they are those of the tensor.
     @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # the mixin has an attribute
         found: tuple[int, ...] = self.tensor.shape
         return found
 
     @property
-    def dtype(self) -> DType:  # type: ignore[override]
+    def dtype(self) -> DType:  # type: ignore[override]  # likewise
         found: DType = self.tensor.dtype
         return found
 
@@ -48,17 +47,19 @@ class _Term(TensorOperators):
         self, kind: str, inputs: Sequence[_Term], attrs: Mapping[str, AttrValue]
     ) -> tuple[_Term, ...]:
         varies = any(each.varies for each in inputs)
-        made = self.tensor._apply(kind, [each.tensor for each in inputs], attrs)  # noqa: SLF001
+        given = [each.tensor for each in inputs]
+        made = self.tensor._apply(kind, given, attrs)  # noqa: SLF001  # every tensor's door
         outputs = tuple(_Term(each, self.steps, varies) for each in made)
         if any(each.varies for each in outputs):
             self.steps.append((kind, attrs, tuple(inputs), outputs))
         return outputs
 
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> _Term:
-        return _Term(self.tensor._full(shape, dtype, value), self.steps, False)  # noqa: SLF001
+        made = self.tensor._full(shape, dtype, value)  # noqa: SLF001  # every tensor's door
+        return _Term(made, self.steps, False)
 
     def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[_Term, ...]:
-        made = self.tensor._source(kind, attrs)  # noqa: SLF001
+        made = self.tensor._source(kind, attrs)  # noqa: SLF001  # every tensor's door
         return tuple(_Term(each, self.steps, False) for each in made)
 
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> _Term:

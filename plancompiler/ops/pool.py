@@ -33,6 +33,7 @@ from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
+    Gradient,
     KernelContext,
     OpDef,
     Types,
@@ -149,10 +150,15 @@ def _register_max(ndim: int) -> None:
             for target, source, chosen in winners(context, x, y):
                 dx[source] += dy[target] * chosen
 
-    def grad_gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
-        return None, None, apply(pick_kind, *inputs[:2], grads[0], **attrs)
+    def other(kind: str) -> Gradient:
+        """Both are linear in their last input: each is the other's transpose."""
+
+        def gradient(
+            attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+        ) -> Sequence[Any]:
+            return None, None, apply(kind, *inputs[:2], grads[0], **attrs)
+
+        return gradient
 
     def pick_infer(inputs: Types, attrs: AttrMap) -> Types:
         expect_inputs(pick_kind, inputs, 3)
@@ -168,11 +174,6 @@ def _register_max(ndim: int) -> None:
             out.fill(0)
             for target, source, chosen in winners(context, x, y):
                 out[target] += values[source] * chosen
-
-    def pick_gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
-        return None, None, apply(grad_kind, *inputs[:2], grads[0], **attrs)
 
     def gradient(
         attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
@@ -202,7 +203,7 @@ def _register_max(ndim: int) -> None:
             infer=grad_infer,
             rule=_line(ndim, "stt>s"),
             kernel=in_float32(contiguous(grad_kernel)),
-            gradient=grad_gradient,
+            gradient=other(pick_kind),
             linear=((2,),),
             flops=_grad_flops,
             doc=f"The gradient of {kind}: (x, y, dy) -> dx, to the first greatest element of each "
@@ -215,7 +216,7 @@ def _register_max(ndim: int) -> None:
             infer=pick_infer,
             rule=_line(ndim, "sts>t"),
             kernel=in_float32(contiguous(pick_kernel)),
-            gradient=pick_gradient,
+            gradient=other(grad_kind),
             linear=((2,),),
             flops=_pool_flops,
             doc=f"What {kind}_grad is transposed: (x, y, elements like x) -> the element of each "

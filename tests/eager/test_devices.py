@@ -13,15 +13,13 @@ import plancompiler as pc
 from plancompiler import nn
 from plancompiler.eager import spawn
 from plancompiler.errors import InplaceError, PlacementMismatchError, UsageError
-from plancompiler.ir import NdSbp
-from plancompiler.ir.shard import rank_region, region_shape
 from plancompiler.ops import op_table
 from tests.eager.test_ops import STRUCTURE, layout
-from tests.eager.test_redistribute import ENTRIES
+from tests.eager.test_redistribute import ENTRIES, change_all, check_all
 from tests.executor.cuda.devices import WHERE, spawn_on
 from tests.ops.dense import SEED, STEP, gradients_of
 from tests.ops.samples import samples
-from tests.ops.sharding import assemble, run_dense, split
+from tests.ops.sharding import run_dense
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = pytest.mark.parametrize("where", WHERE)
@@ -152,38 +150,21 @@ def changes():
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 3)], ids=str)
 def test_every_change_of_layout_between_devices_and_hosts(where, shape, record_property):
-    value = rng.normal(size=shape)
-    pairs = [
-        tuple((where, NdSbp.of(sbp)) for where, sbp in pair)
-        for pair in changes()
-        if "S(2)" not in str(pair)
-    ]
-    shards = {(where, sbp): split(value, sbp, where.hierarchy, rng) for (where, sbp), _ in pairs}
+    pairs = list(changes())
 
-    def rank():
-        world = pc.eager.current_world()
-        found = []
-        for (where, before), (target, after) in pairs:
-            local = np.empty((0, 0), value.dtype)
-            if world.rank in where:
-                local = shards[where, before][where.coordinates(where.parallel_id(world.rank))]
-            x = pc.eager.from_local(local, where, before, shape=value.shape)
-            y = x.redistribute(target, after)
-            there = world.rank in target and target.device_type == "cuda"
-            assert lies_there(y.local) == there
-            found.append(on_host(y))
+    def run(pairs, value, shards):
+        found = change_all(pairs, value, shards)
+        x = pc.tensor(value, pc.Placement("cpu", [0, 1, 2]), "S(0)")
+        moved = x.redistribute(DATA, "S(0)")
+        assert lies_there(moved.local) == (pc.eager.current_world().rank in DATA)
+        assert not lies_there(moved.redistribute(x.placement, "B").local)
         return found
 
-    found = spawn_on(where, rank, 3)
-    for number, ((source, before), (target, after)) in enumerate(pairs):
-        label = f"{before} on {source} to {after} on {target}"
-        parts = {}
-        for member in target.rank_list:
-            part = found[member][number]
-            assert part.shape == region_shape(rank_region(value.shape, target, after, member))
-            parts[target.coordinates(target.parallel_id(member))] = part
-        got = assemble(parts, after, target.hierarchy)
-        np.testing.assert_allclose(got, value, 1e-12, 1e-12, err_msg=label)
+    check_all(
+        pairs,
+        rng.normal(size=shape),
+        lambda _, ranks, *given: spawn_on(where, lambda: run(*given), ranks),
+    )
     record_property(f"changes_of_layout_on_devices_proved,_{shape}", len(pairs))
 
 

@@ -47,12 +47,14 @@ def change_all(pairs, value, shards):
         x = pc.eager.from_local(local, where, before, shape=value.shape)
         with pc.comm_trace() as trace:
             y = x.redistribute(target, after)
-        found.append((y.local, y.sbp, trace.counts()))
+        found.append((y.spec.space.get(y.local), y.sbp, trace.counts()))
     return found
 
 
-def check_all(pairs, value):
-    """Change the layout of a value in random parts for all pairs; returns their counts."""
+def check_all(pairs, value, spread=spawn):
+    """Change the layout of a value in random parts for all pairs, by ranks that `spread` makes;
+    returns their counts.
+    """
     rng = np.random.default_rng(3)
     pairs = [tuple((where, NdSbp.of(sbp)) for where, sbp in pair) for pair in pairs]
     shards = {
@@ -60,7 +62,7 @@ def check_all(pairs, value):
         for where, sbp in dict.fromkeys(source for source, _ in pairs)
     }
     ranks = max(max(where.rank_list) for pair in pairs for where, _ in pair) + 1
-    found = spawn(change_all, ranks, pairs, value, shards)
+    found = spread(change_all, ranks, pairs, value, shards)
     counts = []
     for number, pair in enumerate(pairs):
         (source, _), (target, after) = pair

@@ -194,7 +194,7 @@ def test_records_say_what_is_launched_and_what_has_ended(tmp_path):
         # What the stream has to do before holds it up.
         side = comm.context((0, 1), on_compute_stream=False, device_type="cuda")
         stream.all_reduce(put(0)).wait()
-        device.launch(side._launching._beside, gate.wait)
+        device.launch(side._context._beside, gate.wait)
         work = stream.all_reduce(put(1, 2))
         record = comm.recorder.records()[-1]
         assert (record.state, work.done) == (LAUNCHED, False)
