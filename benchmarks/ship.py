@@ -20,6 +20,7 @@ loopback, packed and plain.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import os
@@ -71,7 +72,12 @@ def fill(data: bytes) -> bytes:
 
 def serve(parcels: dict[int, Parcel], data: bytes, connection: Connection) -> None:
     """The serving process: our service, and the plain ones on a server of their own."""
-    ours = grpc.server(ThreadPoolExecutor(4), options=SERVER_OPTIONS)
+    asyncio.run(serve_both(parcels, data, connection))
+
+
+async def serve_both(parcels: dict[int, Parcel], data: bytes, connection: Connection) -> None:
+    """In the event loop, as a master serves."""
+    ours = grpc.aio.server(options=SERVER_OPTIONS)
 
     def find(request: FetchRequest) -> Parcel:
         return parcels[request.ticket]
@@ -88,11 +94,11 @@ def serve(parcels: dict[int, Parcel], data: bytes, connection: Connection) -> No
     }
     plain.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Plain", methods),))
     connection.send([server.add_insecure_port("127.0.0.1:0") for server in (ours, plain)])
-    for server in (ours, plain):
-        server.start()
-    connection.recv()
-    for server in (ours, plain):
-        server.stop(0).wait()
+    await ours.start()
+    plain.start()
+    await asyncio.to_thread(connection.recv)
+    await ours.stop(0)
+    plain.stop(0).wait()
 
 
 def compare(

@@ -4,5 +4,3 @@ if not __name__.startswith("plancompiler."):
     raise ImportError(
         f"this folder is the package plancompiler.executor; import that, not {__name__!r}"
     )
-
-from plancompiler import blas_kernels as blas_kernels  # before NumPy

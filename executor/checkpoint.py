@@ -1,47 +1,63 @@
 """Checkpoints: safetensors shards and an index of global shapes, dtypes, SBP and placements.
 
 Every rank writes the boxes of variables that it is the first to hold into one file; the file's
-metadata says which boxes those are. `index.json` is written last, to a temporary name that is then
-renamed, and lists for each variable its boxes and their files. A reader assembles the box that its
-own rank needs, so that any other placement and number of ranks can load a checkpoint. Files of an
-older checkpoint in the same folder stay valid until the new index replaces theirs.
+metadata says which boxes those are, and the digests of their bytes. `index.json` is written last,
+and lists for each variable its boxes, their files and digests. A reader assembles the box that its
+own rank needs, so that any other placement and number of ranks can load a checkpoint, and checks
+what it reads. Files of an older checkpoint in the same folder stay valid until the new index
+replaces theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from plancompiler.errors import CheckpointError, PlanCompilerError
-from plancompiler.ir import Broadcast, DType
+from plancompiler.errors import CheckpointError
+from plancompiler.executor.checkpoint_index import (
+    FORMAT_VERSION,
+    INDEX,
+    CheckpointIndex,
+    StoredBox,
+    StoredVariable,
+    digests_of,
+    format_index,
+    parse_index,
+    region_of,
+    require_format,
+    verify_cover,
+)
+from plancompiler.executor.shard_file import ShardFile, digests, parse_header
+from plancompiler.ir import Broadcast
 from plancompiler.ir.shard import (
     Region,
-    element_count,
     intersect,
     region_index,
     region_shape,
     relative,
 )
-from plancompiler.plan.arrays import array_pieces, arrays_from_bytes
+from plancompiler.ir.strict_json import JsonObject, parse_json
+from plancompiler.ir.whole_file import UNFINISHED, make_writable_folder, write_whole
+from plancompiler.plan.arrays import array_pieces
 from plancompiler.plan.plan import Plan, VariableDesc
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KeepGoing = Callable[[], None]
 """Called between pieces of a file; raises where the rest is not wanted any more."""
 
-INDEX = "index.json"
-FORMAT_VERSION = 1
+CHECK_VARIABLE = "PLANCOMPILER_CHECK_RESTORE"
+"""0 in the environment reads checkpoints without checking digests."""
 _KEY = "plancompiler"
-_MAX_HEADER = 64 << 20
-"""Bytes of the header of shards in memory."""
+
+_log = logging.getLogger(__name__)
 
 
 def shard_name(step: int, tag: str, rank: int) -> str:
@@ -60,13 +76,14 @@ def shards_to_bytes(plan: Plan, arrays: Mapping[str, Array], step: int) -> bytes
     `arrays` has at least the variables of `saved_names`: this rank's part of each. Raises
     CheckpointError where one is missing or does not fit, or a variable is partial on its placement.
     """
-    return b"".join(array_pieces(*_shards(plan, arrays, step)))
+    tensors, variables = _shards(plan, arrays)
+    return b"".join(array_pieces(tensors, _metadata(plan, step, variables)))
 
 
 def _shards(
-    plan: Plan, arrays: Mapping[str, Array], step: int
-) -> tuple[dict[str, Array], dict[str, str]]:
-    """What a rank's file holds: arrays by name, and the texts beside them."""
+    plan: Plan, arrays: Mapping[str, Array]
+) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
+    """What a rank's file holds: arrays by name, and what is said of them."""
     tensors: dict[str, Array] = {}
     described: dict[str, dict[str, Any]] = {}
     for variable in plan.variables:
@@ -93,8 +110,15 @@ def _shards(
             )
         tensors[variable.name] = array if array.flags.c_contiguous else array.copy(order="C")
         described[variable.name] = _describe(variable)
-    header = {"format": FORMAT_VERSION, "step": step, "job": plan.job, "variables": described}
-    return tensors, {_KEY: json.dumps(header, sort_keys=True)}
+    return tensors, described
+
+
+def _metadata(
+    plan: Plan, step: int, variables: Mapping[str, Any], version: int = 1
+) -> dict[str, str]:
+    """The text beside the arrays. Format 1 has no digests."""
+    header = {"format": version, "step": step, "job": plan.job, "variables": variables}
+    return {_KEY: json.dumps(header, sort_keys=True)}
 
 
 def make_folder(directory: str | os.PathLike[str]) -> None:
@@ -104,9 +128,7 @@ def make_folder(directory: str | os.PathLike[str]) -> None:
     """
     folder = Path(directory)
     with _file_errors("written", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        make_writable_folder(folder)
 
 
 def save_shards(
@@ -124,99 +146,152 @@ def save_shards(
     """
     folder = Path(directory)
     path = folder / shard_name(step, tag, plan.rank)
-    tensors, metadata = _shards(plan, arrays, step)
+    tensors, variables = _shards(plan, arrays)
+    for name, tensor in tensors.items():
+        if keep_going is not None:
+            keep_going()
+        # As plain bytes: buffers of bfloat16 have no form that Python knows.
+        variables[name]["xxh3"] = digests(tensor.reshape(-1).view(np.uint8).data)
     with _file_errors("written", path):
         folder.mkdir(parents=True, exist_ok=True)
-        _write(path, array_pieces(tensors, metadata), keep_going)
+        pieces = array_pieces(tensors, _metadata(plan, step, variables, FORMAT_VERSION))
+        write_whole(path, pieces, lasting=True, keep_going=keep_going)
     return path
 
 
 def write_index(
     directory: str | os.PathLike[str], world_size: int, step: int, tag: str = ""
 ) -> None:
-    """Make the shards of all ranks a checkpoint, and remove those of an older one in the folder."""
+    """Make the shards of all ranks a checkpoint, and remove those of an older one in the folder.
+
+    Raises CheckpointError where they do not hold each element of their variables once.
+    """
     folder = Path(directory)
-    variables: dict[str, dict[str, Any]] = {}
+    path = folder / INDEX
+    variables: dict[str, StoredVariable] = {}
     job = ""
     names = [shard_name(step, tag, rank) for rank in range(world_size)]
+    boxes: dict[str, list[StoredBox]] = {}
     for name in names:
-        header = _file_header(folder / name)
-        job = header["job"]
-        for variable, described in header["variables"].items():
-            entry = variables.setdefault(variable, {**described, "region": None, "boxes": []})
-            entry.pop("region", None)
-            entry["boxes"].append({"file": name, "region": described["region"]})
-    index = {
-        "format": FORMAT_VERSION,
-        "job": job,
-        "step": step,
-        "world_size": world_size,
-        "variables": dict(sorted(variables.items())),
-    }
-    path = folder / INDEX
+        with _file_errors("read", folder / name), ShardFile(folder / name) as file:
+            header = _shard_header(file.metadata, str(folder / name))
+        version, job = require_format(header), header.text("job")
+        described = header.inner("variables")
+        for variable in described.names:
+            entry = described.inner(variable)
+            found = _described(entry)
+            if replace(variables.setdefault(variable, found), sbp=found.sbp) != found:
+                raise entry.refused("shape", str(found), "the variable as other shards have it")
+            box = StoredBox(name, region_of(entry), digests_of(entry, version))
+            boxes.setdefault(variable, []).append(box)
+    for variable, listed in boxes.items():
+        variables[variable] = replace(variables[variable], boxes=tuple(listed))
+        verify_cover(variable, variables[variable], str(path))
     with _file_errors("written", path):
-        _write(path, [(json.dumps(index, indent=1) + "\n").encode()])
-        for old in folder.glob("step*-rank*.safetensors*"):
-            if old.name not in names:
-                old.unlink(missing_ok=True)
+        write_whole(path, [format_index(job, step, world_size, variables)], lasting=True)
+        kept = {INDEX, *names}
+        for pattern in ("step*-rank*.safetensors*", f"{INDEX}.*{UNFINISHED}"):
+            for old in folder.glob(pattern):
+                if old.name not in kept:
+                    old.unlink(missing_ok=True)
 
 
 def read_index(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The index of a checkpoint: `step`, `job`, `world_size`, `variables`."""
+    """The index of a checkpoint as plain data: `step`, `job`, `world_size`, `variables` by name."""
     path = Path(directory) / INDEX
-    with _file_errors("read", path):
-        text = path.read_bytes()
-    try:
-        index = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError("the index of a checkpoint is damaged", got=f"{path}: {error}") from (
-            error
-        )
-    if not isinstance(index, dict) or index.get("format") != FORMAT_VERSION:
-        raise CheckpointError(
-            "this is no checkpoint of this version",
-            got=str(path),
-            expected=f"format {FORMAT_VERSION}",
-        )
-    return index
+    index = _read_index(path)
+    return {
+        "format": index.format,
+        "job": index.job,
+        "step": index.step,
+        "world_size": index.world_size,
+        "variables": index.plain_variables,
+    }
 
 
-def load_shards(directory: str | os.PathLike[str], plan: Plan) -> tuple[dict[str, Array], int]:
+def saved_types(directory: str | os.PathLike[str]) -> dict[str, str]:
+    """What a checkpoint holds: by the name of each variable its dtype and shape, as in
+    `float32[3, 4]`.
+    """
+    index = _read_index(Path(directory) / INDEX)
+    found = {}
+    for name in index.names:
+        variable = index.variable(name)
+        found[name] = f"{variable.dtype}{list(variable.shape)}"
+    return found
+
+
+def load_shards(
+    directory: str | os.PathLike[str], plan: Plan, check: bool | None = None
+) -> tuple[dict[str, Array], int]:
     """This rank's variables, assembled from whatever boxes the checkpoint has; and its step.
 
-    Raises CheckpointError for a missing or damaged file, and for a variable that is missing or has
-    another shape or dtype.
+    What is read is checked against its digests unless `check` is False, by default unless the
+    environment has PLANCOMPILER_CHECK_RESTORE=0. Raises CheckpointError for a missing or damaged
+    file, and for a variable that is missing or has another shape or dtype.
     """
+    if check is None:
+        check = os.environ.get(CHECK_VARIABLE, "").strip() != "0"
     folder = Path(directory)
-    index = read_index(folder)
-    with contextlib.ExitStack() as stack, _damage(folder):
-        files = _Files(folder, stack)
+    index = _read_index(folder / INDEX)
+    if check and index.format == 1 and plan.rank == 0:
+        _log.warning(
+            "the checkpoint %s has no digests, as an older version wrote it: damage to its shards "
+            "is not seen",
+            folder,
+        )
+    with contextlib.ExitStack() as stack:
+        files = _Files(folder, stack, check)
         arrays = {
-            variable.name: _load_variable(index["variables"], files, variable, plan.rank)
+            variable.name: _load_variable(index, files, variable, plan.rank)
             for variable in plan.variables
         }
-        return arrays, int(index["step"])
+        return arrays, index.step
 
 
 def assemble(shards: Iterable[bytes]) -> dict[str, Array]:
     """Whole variables by name from the `shards_to_bytes` of all ranks."""
+    stored: dict[str, StoredVariable] = {}
+    parts: dict[str, list[tuple[StoredBox, Array]]] = {}
+    for number, data in enumerate(shards):
+        where = f"shard {number} in memory"
+        for name, variable, box, array in _parts_of(data, where):
+            stored.setdefault(name, variable)
+            parts.setdefault(name, []).append((box, array))
     found: dict[str, Array] = {}
-    filled: dict[str, int] = {}
-    for data in shards:
-        with _damage("shards in memory"):
-            described = _bytes_header(data)["variables"]
-            for name, array in sorted(arrays_from_bytes(data).items()):
-                entry = described[name]
-                shape = tuple(entry["shape"])
-                if name not in found:
-                    found[name] = np.empty(shape, DType.parse(entry["dtype"]).numpy)
-                    filled[name] = 0
-                found[name][region_index(_region(entry["region"]))] = array
-                filled[name] += array.size
-    for name, array in found.items():
-        if filled[name] != array.size:
-            raise CheckpointError(f"variable {name!r} is not complete")
+    for name, held in parts.items():
+        variable = replace(stored[name], boxes=tuple(box for box, _ in held))
+        verify_cover(name, variable, "shards in memory")
+        if not held[0][1].dtype.name == variable.dtype:
+            raise CheckpointError(f"variable {name!r} has another dtype in its shard")
+        target = found[name] = np.empty(variable.shape, held[0][1].dtype)
+        for box, array in held:
+            if array.shape != region_shape(box.region) or array.dtype != target.dtype:
+                raise CheckpointError(
+                    f"a shard of variable {name!r} is not what it says", got=str(box)
+                )
+            target[region_index(box.region)] = array
     return found
+
+
+def _parts_of(data: bytes, where: str) -> Iterator[tuple[str, StoredVariable, StoredBox, Array]]:
+    """Name, variable, box and array of what a rank's bytes hold."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    if len(data) < 8 or begin > len(data):
+        raise CheckpointError("shards in memory are damaged", got=f"{len(data)} bytes")
+    tensors, metadata = parse_header(data[8:begin], where, begin, len(data))
+    header = _shard_header(metadata, where)
+    version, described = require_format(header), header.inner("variables")
+    for name, tensor in tensors.items():
+        entry = described.inner(name)
+        box = StoredBox(where, region_of(entry), digests_of(entry, version))
+        array = np.frombuffer(data, np.uint8, tensor.nbytes, tensor.begin)
+        yield (
+            name,
+            _described(entry),
+            box,
+            array.view(tensor.dtype.numpy).reshape(tensor.shape),
+        )
 
 
 # --- pieces ---------------------------------------------------------------------------------------
@@ -247,50 +322,67 @@ def _describe(variable: VariableDesc) -> dict[str, Any]:
     }
 
 
-def _region(bounds: Any) -> Region:
-    return tuple((int(start), int(stop)) for start, stop in bounds)
+def _described(entry: JsonObject) -> StoredVariable:
+    """What a shard says of a variable, less its box."""
+    return StoredVariable(
+        entry.numbers("shape"),
+        entry.text("dtype"),
+        entry.text("sbp"),
+        entry.get("placement"),
+        (),
+    )
 
 
 class _Files:
     """Open shard files of a folder, each opened once."""
 
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, folder: Path, stack: contextlib.ExitStack, check: bool) -> None:
         self._folder = folder
         self._stack = stack
-        self._open: dict[str, Any] = {}
+        self._check = check
+        self._open: dict[str, ShardFile] = {}
 
-    def read(self, file: str, name: str, box: Region, wanted: Region) -> Array:
-        """The part `wanted` of the box `box` of a variable, both in global coordinates."""
-        if file not in self._open:
-            if Path(file).name != file:
-                raise ValueError(f"{file!r} is not a file name")
-            path = self._folder / file
-            with _file_errors("read", path):
-                opened = safe_open(path, framework="np")
-            self._open[file] = self._stack.enter_context(opened)
-        part = self._open[file].get_slice(name)
-        if tuple(part.get_shape()) != region_shape(box):
-            raise ValueError(f"{name!r} in {file} does not have the shape that the index says")
-        index = region_index(relative(wanted, box))
-        found: Array = part[index] if index else self._open[file].get_tensor(name)
-        return found
+    def read(self, box: StoredBox, variable: VariableDesc, wanted: Region, out: Array) -> None:
+        """Put the part `wanted` of a box, in global coordinates, into `out`, an array of it."""
+        path = self._folder / box.file
+        with _file_errors("read", path):
+            file = self._open.get(box.file)
+            if file is None:
+                file = self._open[box.file] = self._stack.enter_context(ShardFile(path))
+            tensor = file.tensors.get(variable.name)
+            shape = region_shape(box.region)
+            if tensor is None or tensor.shape != shape or tensor.dtype is not variable.dtype:
+                raise CheckpointError(
+                    "a file of the checkpoint does not hold what the index says",
+                    got=f"{path}: {'nothing' if tensor is None else tensor}",
+                    expected=f"{variable.dtype}{list(shape)} of {variable.name!r}",
+                )
+            inside = relative(wanted, box.region)
+            (first, last), *rest = inside or ((0, 1),)
+            inner = region_index(tuple(rest))
+            checked = box.digests if self._check else None
+            for at, rows in file.read_rows(variable.name, first, last, checked):
+                if not inside:
+                    out[()] = rows
+                    return
+                out[at - first : at - first + len(rows)] = rows[(slice(None), *inner)]
 
 
 def _load_variable(
-    variables: Mapping[str, Any], files: _Files, variable: VariableDesc, rank: int
+    index: CheckpointIndex, files: _Files, variable: VariableDesc, rank: int
 ) -> Array:
-    entry = variables.get(variable.name)
-    if entry is None:
+    if variable.name not in index.names:
         raise CheckpointError(
             f"the checkpoint has no variable {variable.name!r}",
             rank=rank,
             expected=f"{variable.dtype}{list(variable.shape)}",
         )
-    if tuple(entry["shape"]) != variable.shape or entry["dtype"] != str(variable.dtype):
+    stored = index.variable(variable.name)
+    if stored.shape != variable.shape or stored.dtype != str(variable.dtype):
         raise CheckpointError(
             f"variable {variable.name!r} has another shape or dtype in the checkpoint",
             rank=rank,
-            got=f"{entry['dtype']}{entry['shape']}",
+            got=f"{stored.dtype}{list(stored.shape)}",
             expected=f"{variable.dtype}{list(variable.shape)}",
         )
     if variable.sbp.has_partial:
@@ -299,116 +391,50 @@ def _load_variable(
             rank=rank,
             got=str(variable.sbp),
         )
+    verify_cover(variable.name, stored, index.where)  # so all of the target will be written
     target = np.empty(region_shape(variable.region), variable.dtype.numpy)
-    filled = 0
-    for each in entry["boxes"]:
-        box = _region(each["region"])
-        if not box:
-            target[()] = files.read(each["file"], variable.name, box, box)
-            filled = 1
-            continue
-        common = intersect(box, variable.region)
-        if common is None:
-            continue
-        part = files.read(each["file"], variable.name, box, common)
-        if part.dtype != target.dtype:
-            raise ValueError(f"{variable.name!r} has dtype {part.dtype} in {each['file']}")
-        target[region_index(relative(common, variable.region))] = part
-        filled += element_count(region_shape(common))
-    if filled != target.size:
-        raise CheckpointError(
-            f"the checkpoint does not hold all of variable {variable.name!r}",
-            rank=rank,
-            got=f"{filled} elements of this rank's shard",
-            expected=f"{target.size}",
-        )
+    for box in stored.boxes:
+        common = intersect(box.region, variable.region)
+        if common is not None and target.size:
+            place = target[region_index(relative(common, variable.region))]
+            files.read(box, variable, common, place)
     return target
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _write(
-    path: Path, pieces: Iterable[bytes | memoryview], keep_going: KeepGoing | None = None
-) -> None:
-    """Write a file whole or not at all, so that it is there even if the machine stops now."""
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        with temporary.open("wb") as file:
-            for piece in pieces:
-                if keep_going is not None:
-                    keep_going()
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _read_index(path: Path) -> CheckpointIndex:
+    with _file_errors("read", path):
+        text = path.read_bytes()
+    return parse_index(text, str(path))
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder as lasting as the files, where its file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _file_header(path: Path) -> dict[str, Any]:
-    with _file_errors("read", path), _damage(path), safe_open(path, framework="np") as file:
-        return _parsed_header((file.metadata() or {})[_KEY])
-
-
-def _bytes_header(data: bytes) -> dict[str, Any]:
-    length = int.from_bytes(data[:8], "little")
-    if length > min(len(data), _MAX_HEADER):
-        raise ValueError("the header is longer than the data")
-    return _parsed_header(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
-
-
-def _parsed_header(text: str) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(text)
-    if header["format"] != FORMAT_VERSION:
-        raise ValueError(f"format {header['format']} is not known")
-    return header
+def _shard_header(metadata: Mapping[str, str], where: str) -> JsonObject:
+    """What a shard says of itself."""
+    what = f"what {where} says of its variables"
+    text = metadata.get(_KEY)
+    if text is None:
+        raise CheckpointError("this is no shard of a checkpoint", got=where)
+    return JsonObject(parse_json(text.encode(), what, error=CheckpointError), what, CheckpointError)
 
 
 @contextlib.contextmanager
-def _file_errors(done: str, path: Path) -> Any:
+def _file_errors(done: str, path: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            "a file of the checkpoint is missing",
-            got=str(path),
-            hint="check the folder; a checkpoint is complete when it has an index.json",
-        ) from error
     except OSError as error:
         hint = None
         if done == "written":
             hint = "give a folder on a disk with room, in which files may be made"
+        elif isinstance(error, FileNotFoundError):
+            raise CheckpointError(
+                "a file of the checkpoint is missing",
+                got=str(path),
+                hint="check the folder; a checkpoint is complete when it has an index.json",
+            ) from error
         raise CheckpointError(
             f"a file of the checkpoint cannot be {done}",
             got=f"{path}: {error.strerror or error}",
             hint=hint,
         ) from error
-
-
-@contextlib.contextmanager
-def _damage(where: Path | str) -> Any:
-    try:
-        yield
-    except PlanCompilerError:
-        raise
-    except (
-        SafetensorError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise CheckpointError("the checkpoint is damaged", got=f"{where}: {error}") from error

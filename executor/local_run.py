@@ -11,13 +11,17 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
-from plancompiler.errors import AbortedError, PlanCompilerError, RankError
+from plancompiler.errors import AbortedError, NonFiniteError, PlanCompilerError, RankError
 from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.cuda.interface import Device
+from plancompiler.executor.fed_rates import Rates
+from plancompiler.executor.feeds import check_feed_names
+from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.memory import Array
-from plancompiler.executor.runtime import DEADLINE, LEAVE_SECONDS, Runtime, check_feed_names
+from plancompiler.executor.runtime import LEAVE_SECONDS, Runtime
 from plancompiler.executor.stream import SIGNAL_CHECK
 from plancompiler.plan.plan import Plan
+from plancompiler.time_limits import DEADLINE
 
 T = TypeVar("T")
 _Work = Callable[[], None]
@@ -70,7 +74,8 @@ class LocalWorld:
 
     `variables` are shards by rank and variable name, `devices` the devices of ranks that have one;
     see `Runtime` for the other arguments. The
-    first failure of any rank stops all and is raised; afterwards only `close` makes sense. A rank
+    first failure of any rank stops all and is raised; afterwards only `close` makes sense, unless
+    it was a NonFiniteError and `keep` is set: then there are no more steps, but `variables`. A rank
     that is then in a task that does not end is left behind. One that has nothing to do gets no
     thread.
     """
@@ -84,11 +89,17 @@ class LocalWorld:
         deadline: float = DEADLINE,
         record: Path | None = None,
         devices: Mapping[int, Device | str] | None = None,
+        anomaly: bool | None = None,
+        keep: bool = False,
     ) -> None:
         self._hub = LocalHub()
         self._outputs: dict[int, dict[str, Array]] = {}
         self._outputs_lock = threading.Lock()
         given = variables if variables is not None else {}
+        self._anomaly = anomaly_wanted() if anomaly is None else anomaly
+        self._keep = keep
+        self._not_finite: NonFiniteError | None = None
+        """Why there are no more steps."""
         self._runtimes = {
             rank: Runtime(
                 plan,
@@ -99,6 +110,8 @@ class LocalWorld:
                 deadline=deadline,
                 record=record,
                 device=None if devices is None else devices.get(rank),
+                anomaly=self._anomaly,
+                keep=keep,
             )
             for rank, plan in plans.items()
             if not plan.is_idle
@@ -118,23 +131,45 @@ class LocalWorld:
             self.close()
             raise
 
-    def step(self, feeds: Mapping[str, object] | None = None) -> dict[str, Array]:
-        """Run one step on all ranks with these global arrays; its outputs by name."""
+    def step(
+        self, feeds: Mapping[str, object] | None = None, rates: Rates | None = None
+    ) -> dict[str, Array]:
+        """Run one step on all ranks with these global arrays; its outputs by name. `rates` as in
+        `Runtime.run`.
+        """
+        if self._not_finite is not None:
+            raise self._not_finite
         given = feeds if feeds is not None else {}
         check_feed_names(given, self._inputs)
         # Feeding checks the arrays, so all ranks are fed before any of them starts.
         for runtime in self._runtimes.values():
             runtime.feed({name: given[name] for name in runtime.input_names})
-        return self._run(1)[0]
+        return self._run(1, rates)[0]
 
-    def run(self, steps: int) -> list[dict[str, Array]]:
+    def run(self, steps: int, rates: Rates | None = None) -> list[dict[str, Array]]:
         """Run steps of a job without inputs; the outputs of each step."""
         if steps > 0:
             check_feed_names({}, self._inputs)
-        return self._run(steps)
+        if self._not_finite is not None:
+            raise self._not_finite
+        if not (self._keep and self._anomaly):
+            return self._run(steps, rates)
+        # Variables are kept as they were before each step.
+        return [
+            self._run(1, {name: rate[at : at + 1] for name, rate in (rates or {}).items()})[0]
+            for at in range(steps)
+        ]
 
-    def _run(self, steps: int) -> list[dict[str, Array]]:
-        self._on_all(partial(Runtime.run, steps=steps))
+    def _run(self, steps: int, rates: Rates | None) -> list[dict[str, Array]]:
+        try:
+            self._on_all(partial(Runtime.run, steps=steps, rates=rates))
+        except NonFiniteError as error:
+            if self._keep:
+                self._not_finite = error
+                self._outputs.clear()
+                if not self._anomaly:
+                    self._step += steps
+            raise
         first = self._step
         self._step += steps
         return [self._outputs.pop(step, {}) for step in range(first, self._step)]
@@ -169,8 +204,15 @@ class LocalWorld:
             raise failure[1] if failure is not None else errors[0]
         return [future.result() for future in futures]
 
+    @property
+    def steps_done(self) -> int:
+        """After how many steps the variables are what `variables` gives."""
+        return self._step
+
     def variables(self, rank: int, names: Collection[str] | None = None) -> dict[str, Array]:
-        """Copies of a rank's shards of variables, by name: of all, or of these."""
+        """Copies of a rank's shards of variables, by name: of all, or of these. After a
+        NonFiniteError (with `keep`) those after the run that failed, or before it with `anomaly`.
+        """
         if rank in self._idle:
             return {}
         try:
@@ -181,6 +223,8 @@ class LocalWorld:
                 got=rank,
                 expected=f"one of {sorted({*self._runtimes, *self._idle})}",
             ) from None
+        if self._not_finite is not None:
+            return runtime.state(names, before=True)[0]
         return runtime.variables(names)
 
     def abort(self, error: PlanCompilerError) -> None:

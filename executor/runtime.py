@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import traceback
@@ -15,8 +16,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from plancompiler import time_limits
 from plancompiler.errors import (
     AbortedError,
+    DeviceError,
     ExecutionError,
     FeedError,
     PlanCompilerError,
@@ -27,24 +30,23 @@ from plancompiler.executor.backend import Binder
 from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
 from plancompiler.executor.cuda.backend import backend_of
 from plancompiler.executor.cuda.interface import Device
+from plancompiler.executor.fed_rates import FedRates, Rates
+from plancompiler.executor.feeds import check_feed, check_feed_names, input_specs
+from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.executor.placer import Placer
 from plancompiler.executor.stream import SIGNAL_CHECK, WAKE, StreamRunner
 from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
 from plancompiler.executor.trace import Recorder
 from plancompiler.executor.watchdog import Sight, Watchdog
-from plancompiler.ir import UNKNOWN_SOURCE, DType
-from plancompiler.ir.shard import region_shape
-from plancompiler.ir.task import TaskKind
+from plancompiler.ir import UNKNOWN_SOURCE
 from plancompiler.ops.initializer import initialize
-from plancompiler.plan.plan import CollectiveSpec, ComputeSpec, Plan, Task, VariableDesc
+from plancompiler.plan.plan import CollectiveSpec, Plan, Task, VariableDesc
+from plancompiler.time_limits import DEADLINE, at_start, on_devices
 
-DEADLINE = 300.0
-"""Seconds that a rank may stand still while others wait for it."""
-
-LEAVE_SECONDS = 5.0
+LEAVE_SECONDS = time_limits.TASK_LEAVE
 """How long after a failure a stream may still be in its task; then it is left behind."""
-_END_SECONDS = 1.0
+_END_SECONDS = time_limits.STREAM_END
 """How long a stream may take to end that is in no task."""
 
 
@@ -62,10 +64,18 @@ class Runtime:
     for every output that this rank reports; the array belongs to the receiver. `deadline` (seconds)
     is how long a rank may stand still while others wait for it (see `watchdog`). `record` is a
     folder in which the rank's timeline is recorded (see `trace`). `device` is the local device of a
-    plan for devices: `cuda:1`, say, or one that is open. `adapt` gives other kernels for ops.
+    plan for devices: `cuda:1`, say, or one that is open. `adapt` gives other kernels for ops. With
+    `anomaly` (default: as PLANCOMPILER_ANOMALY says) every op on the host is checked, and the one
+    that makes the first value that is not finite fails the step. A DeviceError refuses it on
+    devices.
+
+    With `keep` the variables can be saved after a NonFiniteError (see `state`). An output that is
+    not finite then does not stop the run, so that all ranks are at the same step when it raises.
+    With `anomaly` too, every run copies the variables before it begins.
 
     `run`, `feed`, `prepare` and `variables` belong to one thread; `abort` may come from any.
-    After a failure `run` raises it again, and only `close` makes sense.
+    After a failure `run` raises it again, and only `close` makes sense, and `state` where
+    `can_be_saved` says so.
     """
 
     def __init__(
@@ -80,6 +90,8 @@ class Runtime:
         record: Path | None = None,
         device: Device | str | None = None,
         adapt: Adapt | None = None,
+        anomaly: bool | None = None,
+        keep: bool = False,
     ) -> None:
         if transport.rank != plan.rank:
             raise UsageError(
@@ -91,9 +103,20 @@ class Runtime:
         self._transport = transport
         self._given = dict(variables) if variables is not None else {}
         self._on_outputs = on_outputs
-        self._deadline = deadline
+        self._start_deadline = at_start(deadline)
         self._record = record
         self._adapt = adapt
+        self._anomaly = anomaly_wanted() if anomaly is None else anomaly
+        self._keep = keep
+        self._before: tuple[dict[str, Array], int] | None = None
+        """The variables before the latest run, and how many steps were done then."""
+        self._ended_well = True
+        """Whether no run is under way, nor has failed."""
+        self._not_finite: PlanCompilerError | None = None
+        """What the run raises when it has reached its end."""
+        self.finite_until = sys.maxsize
+        """The first step of which an output is known not to be finite."""
+        self._rates = FedRates()
         self._recorder: Recorder | None = None
         self._first_step = first_step
         self._steps_done = first_step
@@ -111,10 +134,19 @@ class Runtime:
         """Of collective tasks."""
         self._state = threading.RLock()
         self._closed = False
-        self._inputs = _input_specs(plan)
+        self._inputs = input_specs(plan)
         self._feeds: dict[str, deque[Array]] = {name: deque() for name in self._inputs}
         self._backend = backend_of(plan, device, self._launched_failed)
+        self._deadline = deadline if self._backend.plan.device == "cpu" else on_devices(deadline)
         self._actors = load_actors(self._backend.plan, first_step)
+        if self._anomaly and self._backend.plan.device != "cpu":
+            raise DeviceError(
+                "anomaly detection looks at what ops leave in the memory of the host",
+                rank=plan.rank,
+                got=f"a plan for {self._backend.plan.device}",
+                expected="a plan for CPUs",
+                hint="run the job on CPUs to find the op, or without anomaly detection",
+            )
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -131,12 +163,15 @@ class Runtime:
                 if self._record is not None:
                     self._recorder = self._backend.recorder(self._record, self._first_step)
                 publication = self._backend.publication(self._first_step)
-                self._transport.connect(publication, self, self._deadline)
+                self._transport.connect(publication, self, self._start_deadline)
                 binder = self._backend.binder(
                     memory, self._transport, self._feeds, self._on_outputs, self._deadline
                 )
-                if self._adapt is not None and isinstance(binder, TaskBinder):
-                    binder.adapt = self._adapt
+                if isinstance(binder, TaskBinder):
+                    binder.adapt, binder.rates = self._adapt, self._rates
+                    binder.anomaly = self._anomaly
+                    if self._keep:
+                        binder.on_not_finite = self._output_not_finite
                 self._binder = binder
                 notifier = self._backend.notifier(self._transport)
                 self._runners = tuple(
@@ -179,7 +214,12 @@ class Runtime:
                 if isinstance(task.spec, CollectiveSpec)
             }
         self._watchdog = Watchdog(
-            plan.rank, self._deadline, self._look, self._transport.tell, self.abort
+            plan.rank,
+            self._deadline,
+            self._look,
+            self._transport.tell,
+            self.abort,
+            self._transport.process_of,
         )
         self._transport.watch(self._watchdog.note)
         self._watchdog.start()
@@ -217,6 +257,7 @@ class Runtime:
         if self._memory is not None:
             self._memory.close()
         self._feeds.clear()
+        self._before = None
         self._placer = self._binder = None
         # The frames in a failure's traceback hold arrays, and with them the memory.
         error: BaseException | None = self._failure
@@ -261,19 +302,26 @@ class Runtime:
         """
         check_feed_names(step_feeds, self._inputs)
         checked = {
-            name: _check_feed(name, step_feeds[name], shape, dtype)
+            name: check_feed(name, step_feeds[name], shape, dtype)
             for name, (shape, dtype) in self._inputs.items()
         }
         for name, array in checked.items():
             self._feeds[name].append(array)
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, rates: Rates | None = None) -> None:
         """Run `steps` more steps and return when this rank has done them.
+
+        `rates` are learning rates in place of the plan's own.
 
         Raises the first failure, with op, source line and rank; or AbortedError where another rank
         failed first.
         """
+        if self._keep and self._anomaly and self._ended_well:
+            # Before all else: another rank may have failed before this one begins.
+            self._before = self.variables(), self._steps_done
         self._check_ready(steps)
+        self._rates.feed({} if rates is None else rates, self._steps_done, steps)
+        self._ended_well = False
         target = self._steps_done + steps
         try:
             with self._state:
@@ -296,6 +344,9 @@ class Runtime:
         if self._failure is not None:
             raise self._raised()
         self._steps_done = target
+        if self._not_finite is not None:
+            raise self._not_finite
+        self._ended_well = True
 
     def _wait_for_an_end(self) -> None:
         while self._failure is None or time.monotonic() < self._leave_at:
@@ -320,6 +371,8 @@ class Runtime:
     def _check_ready(self, steps: int) -> None:
         if self._failure is not None:
             raise self._raised()
+        if self._not_finite is not None:
+            raise self._not_finite
         if self._memory is None or self._closed:
             raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
         if steps < 0:
@@ -343,6 +396,27 @@ class Runtime:
             for variable in self.plan.variables
             if names is None or variable.name in names
         }
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether the variables are those of a whole number of steps, now or before the latest
+        run: so it is unless a run has failed in the middle.
+        """
+        return self._failure is None or self._before is not None
+
+    def state(
+        self, names: Collection[str] | None = None, before: bool = False
+    ) -> tuple[dict[str, Array], int]:
+        """Copies of these variables, and after how many steps they are that. With `before` as they
+        were before the latest run, if they were kept. Raises the failure of a run that has left
+        them in the middle of a step.
+        """
+        if before and self._before is not None:
+            kept, steps = self._before
+            return {name: kept[name] for name in kept if names is None or name in names}, steps
+        if self._failure is not None:
+            raise self._raised()
+        return self.variables(names), self._steps_done
 
     def shards(self) -> dict[str, Array]:
         """The arrays themselves that hold this rank's shards on the CPU, by variable name. They may
@@ -450,6 +524,13 @@ class Runtime:
         failure = self._failure
         return failure if failure is not None else ExecutionError("the run failed")
 
+    def _output_not_finite(self, step: int, error: PlanCompilerError, task: Task) -> None:
+        """The run goes on to its end, and raises this there. See `task.OnNotFinite`."""
+        with self._state:
+            if step < self.finite_until:
+                self.finite_until = step
+                self._not_finite = _as_error(error, task, self.plan.rank)
+
     def _launched_failed(self, error: BaseException) -> None:
         """Work that was launched on the device has failed."""
         self._fail(error, None)
@@ -477,75 +558,6 @@ class Runtime:
     def peer_failed(self, error: PlanCompilerError) -> None:
         """See `comm.base.Sink`."""
         self._fail(error, None, error.report.rank)
-
-
-def check_feed_names(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Raise FeedError unless exactly the expected names are fed."""
-    missing = sorted(expected.keys() - given.keys())
-    unknown = sorted(given.keys() - expected.keys())
-    if missing or unknown:
-        parts = []
-        if missing:
-            parts.append(f"input {', '.join(map(repr, missing))} is not fed")
-        if unknown:
-            parts.append(f"{', '.join(map(repr, unknown))} is no input")
-        raise FeedError(
-            "; ".join(parts),
-            got=", ".join(map(repr, sorted(given))) or "nothing",
-            expected=", ".join(map(repr, sorted(expected))) or "no inputs",
-        )
-
-
-def _input_specs(plan: Plan) -> dict[str, tuple[tuple[int, ...], DType]]:
-    """Name → global shape and dtype of this rank's inputs."""
-    found = {}
-    for task in plan.tasks:
-        if task.kind is TaskKind.INPUT and isinstance(task.spec, ComputeSpec):
-            name = str(dict(task.spec.attrs)["name"])
-            register = plan.register_by_id[task.outputs[0]]
-            if region_shape(task.spec.output_regions[0]) != register.shape:
-                raise ExecutionError(
-                    f"the part of input {name!r} does not fit its register",
-                    op=task.name,
-                    rank=plan.rank,
-                    got=str(task.spec.output_regions[0]),
-                    expected=str(list(register.shape)),
-                )
-            found[name] = task.spec.output_shapes[0], register.dtype
-    return found
-
-
-def _check_feed(name: str, value: object, shape: tuple[int, ...], dtype: DType) -> Array:
-    expected = f"{dtype}{list(shape)}"
-    if type(value) in (bool, int, float):
-        fits = type(value) is bool or dtype.is_floating or (type(value) is int and dtype.is_integer)
-        if shape != () or not fits:
-            raise FeedError(
-                f"the value fed to input {name!r} does not fit",
-                got=f"the Python {type(value).__name__} {value!r}",
-                expected=expected,
-            )
-        try:
-            return np.asarray(value, dtype.numpy)
-        except OverflowError:
-            raise FeedError(
-                f"the number fed to input {name!r} is out of range", got=value, expected=expected
-            ) from None
-    if not isinstance(value, (np.ndarray, np.generic)):
-        raise FeedError(
-            f"the value fed to input {name!r} is not a NumPy array",
-            got=type(value).__name__,
-            expected=expected,
-        )
-    array = np.asarray(value)
-    if array.shape != shape or array.dtype != dtype.numpy:
-        raise FeedError(
-            f"the array fed to input {name!r} has a wrong shape or dtype",
-            got=f"{array.dtype}{list(array.shape)}",
-            expected=expected,
-            hint="feed the whole global array, in the input's dtype",
-        )
-    return array
 
 
 def _initial_value(variable: VariableDesc, seed: int) -> Array:

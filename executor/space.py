@@ -46,9 +46,6 @@ class Space(Protocol):
         which this rank was stopped, if it was.
         """
 
-    def writable(self, array: Array) -> bool:
-        """Whether each element has memory of its own."""
-
     def kernel(self, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
         """An op's kernel on arrays here, which may be empty and need not be contiguous."""
 
@@ -73,10 +70,6 @@ class HostSpace:
     def get(self, array: Array) -> Array:
         """See `Space.get`."""
         return array.copy()
-
-    def writable(self, array: Array) -> bool:
-        """See `Space.writable`."""
-        return array.flags.writeable
 
     def kernel(self, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
         """See `Space.kernel`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -77,6 +78,9 @@ class StreamRunner:
         self._blocked = False
         """Whether the head task lacks tokens."""
         self._thread: threading.Thread | None = None
+        self._clocked = 0
+        self._clock: int | None = None
+        """Reads the CPU time of the thread `_clocked`, which runs the stream."""
         self._reads_ahead = reads_ahead and actor.stream is Stream.DATA
         self._told = False
         """Whether it was told to go on while it read ahead."""
@@ -103,6 +107,7 @@ class StreamRunner:
 
     def run_here(self) -> None:
         """Run up to the limit in the caller's thread; raises what a task raises."""
+        self._keep_clock()
         with np.errstate(all="ignore"):
             self._advance()
 
@@ -114,7 +119,16 @@ class StreamRunner:
         """The head task."""
         return self._tasks[self.actor.position]
 
+    def _keep_clock(self) -> None:
+        """Let others read the CPU time of this thread; the clock's number stays good when the
+        thread has ended.
+        """
+        thread = threading.get_ident()
+        if thread != self._clocked:
+            self._clocked, self._clock = thread, time.pthread_getcpuclockid(thread)
+
     def _serve(self) -> None:
+        self._keep_clock()
         # Overflow and NaN are for outputs to report, not for warnings in the middle of a step.
         try:
             with np.errstate(all="ignore"):
@@ -249,7 +263,17 @@ class StreamRunner:
                 waits,
                 tuple(sorted(ranks)),
             ),
+            self._cpu_seconds(),
         )
+
+    def _cpu_seconds(self) -> float | None:
+        """What the thread that runs the stream has used of its processor."""
+        if self._clock is None:
+            return None
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:  # the thread has ended
+            return None
 
     def _state(self, task: Task, groups: Mapping[int, Group]) -> tuple[State, str, set[int]]:
         actor = self.actor

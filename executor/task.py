@@ -19,8 +19,9 @@ from plancompiler.errors import (
 from plancompiler.executor.comm.base import Transport
 from plancompiler.executor.comm.collective import bind_collective
 from plancompiler.executor.comm.reduce import UFUNCS, Move, accumulator, divide, identity_of
+from plancompiler.executor.finite_check import checked, says_non_finite
 from plancompiler.executor.memory import Array, Memory, read_only, same_memory
-from plancompiler.ir import DType, Reduction
+from plancompiler.ir import UNKNOWN_SOURCE, DType, Reduction
 from plancompiler.ir.shard import Region, piece_region, region_index
 from plancompiler.ir.task import TaskKind, format_id, unpack_id
 from plancompiler.ops.kernel import kernel_for
@@ -38,6 +39,8 @@ Adapt = Callable[[ComputeSpec, Kernel], Kernel]
 """Gives a kernel in place of the one of an op, for who decides seed and step from run to run."""
 OnOutput = Callable[[int, str, Array], None]
 """Takes (step, name, value) of an output; the array is the receiver's to keep."""
+OnNotFinite = Callable[[int, NonFiniteError, Task], None]
+"""Takes (step, error, task) of an output that must be finite and is not."""
 
 
 class TaskBinder:
@@ -59,9 +62,25 @@ class TaskBinder:
         self._output_names = {output.task: output.name for output in plan.outputs}
         self._region_tables: dict[object, RegionTable] = {}
         self.adapt: Adapt | None = None
+        self.anomaly = False
+        """Whether tasks say when they make the first value that is not finite."""
+        self.on_not_finite: OnNotFinite | None = None
+        """Hears of outputs that are not finite; without it they fail their step at once."""
+        self.rates: Callable[[int, int], float | None] | None = None
+        """See `KernelContext.rates`."""
 
     def bind(self, task: Task) -> Run | None:
         """The callable of a task. Raises where the plan does not fit this rank or its peers."""
+        run, spec = self._bound(task), task.spec
+        if run is None or not self.anomaly or not task.outputs:
+            return run
+        if isinstance(spec, ComputeSpec) and not says_non_finite(dict(spec.attrs)):
+            return checked(run, *self._operands(task), spec.kind)
+        if isinstance(spec, CollectiveSpec) and spec.reduction is not None:
+            return checked(run, *self._operands(task), str(spec.primitive))
+        return run
+
+    def _bound(self, task: Task) -> Run | None:
         kind, spec = task.kind, task.spec
         if kind in (TaskKind.VARIABLE, TaskKind.STEP_END):
             return None
@@ -103,6 +122,7 @@ class TaskBinder:
             spec.input_regions,
             spec.output_regions,
             seed=self._plan.seed,
+            rates=self.rates,
         )
         kernel = kernel_for(definition, (each.dtype for each in (*inputs[0], *outputs[0])))
         if self.adapt is not None:
@@ -221,11 +241,18 @@ class TaskBinder:
         def run(step: int) -> None:
             value = slots[step % count]
             if finite and not np.isfinite(value).all():
-                raise not_finite(label, step, value)
-            if deliver is not None:
+                self._not_finite(label, step, value, task)
+            elif deliver is not None:
                 deliver(step, label, value.copy())
 
         return run
+
+    def _not_finite(self, label: str, step: int, value: Array, task: Task) -> None:
+        error = not_finite(label, step, value)
+        if self.on_not_finite is None:
+            source = None if task.source == UNKNOWN_SOURCE else task.source
+            raise error.at(op=task.name, source=source, rank=self._plan.rank)
+        self.on_not_finite(step, error, task)
 
     def _bind_copy(self, task: Task, spec: CopySpec) -> Run:
         remote = self._plan.remote_register_by_id.get(task.inputs[0])

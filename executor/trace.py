@@ -8,6 +8,7 @@ the folder of those files and the trace file made of them.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import mmap
@@ -20,20 +21,29 @@ from itertools import accumulate
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError
 
 from plancompiler.errors import ExecutionError, UsageError, WireFormatError
+from plancompiler.executor.temporary_folder import TemporaryFolder
 from plancompiler.executor.timeline import (
     RegisterLabel,
     TaskLabel,
     Timeline,
-    Times,
     chrome_events,
     register_labels,
     task_labels,
+)
+from plancompiler.ir.pipeline import MOST
+from plancompiler.ir.strict_json import JsonObject, parse_json
+from plancompiler.ir.whole_file import (
+    is_stream,
+    named_file,
+    naming_output,
+    replace_file,
+    write_whole,
 )
 from plancompiler.plan.arrays import arrays_from_bytes, arrays_to_bytes
 from plancompiler.plan.plan import Plan, Task
@@ -45,6 +55,10 @@ _HEAD = 2
 """Cells before the first action; the first says whether the recording was cut short."""
 _CELL = 8
 """Bytes of a cell."""
+_REGISTERS_PER_TASK = 256
+"""More registers with several slots no task makes."""
+_LATEST = 1 << 61
+"""Nanoseconds; a clock that starts in 1970 shows them in 2043."""
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -90,12 +104,14 @@ class Recorder:
         }
         try:
             self._map = _mapped(folder / f"rank_{plan.rank}.times", self._size * _CELL)
-            unfinished = folder / f"rank_{plan.rank}.labels"
-            unfinished.write_text(json.dumps(header))
-            unfinished.replace(unfinished.with_suffix(".json"))
+            write_whole(folder / f"rank_{plan.rank}.json", (json.dumps(header).encode(),))
         except OSError as error:
             raise ExecutionError(
-                "a rank cannot record its timeline", rank=plan.rank, got=str(error)
+                "a rank cannot record its timeline",
+                rank=plan.rank,
+                got=f"{folder}: {error.strerror or error}",
+                hint="recordings lie in the temporary folder (TMPDIR) until the run ends; they "
+                "need room there",
             ) from error
         self._cells = memoryview(self._map).cast("q")
 
@@ -141,7 +157,7 @@ def _no_work(version: int) -> None:
 
 
 def _mapped(path: Path, nbytes: int) -> mmap.mmap:
-    with path.open("w+b") as file:
+    with replace_file(path) as file:
         # Blocks are taken now: a full disk is an error here, and would be a signal later.
         os.posix_fallocate(file.fileno(), 0, nbytes)
         return mmap.mmap(file.fileno(), nbytes)
@@ -150,25 +166,22 @@ def _mapped(path: Path, nbytes: int) -> mmap.mmap:
 class Recording:
     """What a session records: a temporary folder, and the trace file that is written at the end.
 
-    `trace` None only records, for `timelines`. Raises UsageError where the file cannot be written;
-    what was in it before is gone from then on.
+    `trace` None only records, for `timelines`. Raises UsageError where the file cannot be written,
+    OutputError where there is no place to record.
     """
 
     def __init__(self, trace: Path | None = None) -> None:
         self._path = trace
-        self._file = None if trace is None else open_trace(trace)
-        try:
-            self._folder = tempfile.TemporaryDirectory(prefix="plancompiler-trace-")
-        except BaseException:
-            if self._file is not None:
-                self._file.close()
-            raise
+        if trace is not None:
+            check_trace(trace)
+        with naming_output("a recording", "the temporary folder"):
+            self._folder = TemporaryFolder("plancompiler-trace-")
         self._open = True
 
     @property
     def folder(self) -> Path:
         """Where the ranks' recorders put their files."""
-        return Path(self._folder.name)
+        return self._folder.path
 
     def timelines(self) -> tuple[Timeline, ...]:
         """What was recorded so far, by rank."""
@@ -180,20 +193,16 @@ class Recording:
     def close(self) -> None:
         """Write the trace and remove the folder; after the ranks have stopped. Safe to call again.
 
-        A trace that cannot be written any more is logged as an error: it must not hide how the run
-        ended.
+        Raises OutputError, with the folder removed, where the trace cannot be written any more.
         """
         if not self._open:
             return
         try:
-            if self._file is not None:
-                with self._file as file:
-                    write_trace(file, self.timelines())
-        except OSError as error:
-            _log.error("the trace could not be written to %s: %s", self._path, error)
+            if self._path is not None:
+                write_trace(self._path, self.timelines())
         finally:
             self._open = False
-            self._folder.cleanup()
+            self._folder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -207,22 +216,29 @@ class Recording:
         self.close()
 
 
-def open_trace(path: Path) -> TextIO:
-    """A file for `write_trace`; what was in it before is gone. UsageError where it cannot be."""
+def check_trace(path: Path) -> None:
+    """Make sure before a run that a trace can be written when it ends; else a UsageError."""
     try:
-        return path.open("w", encoding="utf-8")
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if is_stream(path):
+            path.open("wb").close()
+            return
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
         raise UsageError(
             "the trace file cannot be written",
-            got=f"{str(path)!r}: {error.strerror}",
+            got=f"{str(path)!r}: {error.strerror or error}",
             expected="a file in a folder that exists and is writable",
         ) from None
 
 
-def write_trace(file: TextIO, timelines: Iterable[Timeline]) -> None:
+def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
     """Write timelines as one JSON object in the Trace Event Format, an event per line.
 
-    What is not in them, as a run took too many actions, is logged as a warning.
+    What is not in them, as a run took too many actions, is logged as a warning. Raises OutputError
+    where the file cannot be written.
     """
     timelines = tuple(timelines)
     cut_short = [len(timeline.begins) for timeline in timelines if timeline.cut_short]
@@ -232,38 +248,73 @@ def write_trace(file: TextIO, timelines: Iterable[Timeline]) -> None:
             min(cut_short),
             EVENTS,
         )
-    file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-    separator = "\n"
-    for event in chrome_events(timelines):
-        file.write(separator + json.dumps(event))
-        separator = ",\n"
-    file.write("\n]}\n")
+    with naming_output("the timeline", path), named_file(path) as file:
+        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [')
+        separator = "\n"
+        for event in chrome_events(timelines):
+            file.write((separator + json.dumps(event)).encode())
+            separator = ",\n"
+        file.write(b"\n]}\n")
 
 
 def _read(path: Path) -> Timeline:
-    header = json.loads(path.read_text())
+    header = JsonObject(parse_json(path.read_bytes(), "a recording"), f"the recording {path}")
+    tasks, registers = _labels(header)
     cells = np.fromfile(path.with_suffix(".times"), np.int64)
-    actions = sum(task["runs"] for task in header["tasks"])
+    actions = sum(task.runs for task in tasks)
+    if len(cells) < _HEAD or (len(cells) - _HEAD) % (2 * max(1, actions)):
+        raise WireFormatError(
+            "the times of a recording do not fit its tasks",
+            got=f"{path}: {len(cells)} cells",
+            expected=f"{_HEAD}, and a multiple of {2 * max(1, actions)}",
+        )
     times = cells[_HEAD:].reshape(-1, max(1, actions), 2)[:, :actions]
     used = np.flatnonzero(times.any(axis=(1, 2)))
     times = times[: used[-1] + 1 if len(used) else 0]
-    return _timeline(header, times[..., 0], times[..., 1], bool(cells[0]))
-
-
-def _timeline(header: Mapping[str, Any], begins: Times, ends: Times, cut_short: bool) -> Timeline:
     return Timeline(
-        header["job"],
-        header["rank"],
-        header["first_step"],
-        tuple(TaskLabel(**label) for label in header["tasks"]),
-        tuple(
-            RegisterLabel(**{**label, "consumers": tuple(label["consumers"])})
-            for label in header["registers"]
-        ),
-        begins,
-        ends,
-        cut_short,
+        header.text("job"),
+        header.number("rank"),
+        header.number("first_step"),
+        tasks,
+        registers,
+        times[..., 0],
+        times[..., 1],
+        bool(cells[0]),
     )
+
+
+def _labels(header: JsonObject) -> tuple[tuple[TaskLabel, ...], tuple[RegisterLabel, ...]]:
+    """What a header says of tasks and registers. Whatever is made of them takes time and memory in
+    proportion to the recorded actions.
+    """
+    tasks = tuple(
+        TaskLabel(
+            each.number("id"),
+            each.text("name"),
+            each.text("kind"),
+            each.text("op"),
+            each.text("stream"),
+            each.text("source"),
+            each.number("runs", 1, MOST),
+            each.number("input_bytes"),
+            each.number("output_bytes"),
+        )
+        for each in header.objects("tasks")
+    )
+    if len({task.id for task in tasks}) != len(tasks):
+        raise WireFormatError(f"{header.where} lists a task twice")
+    free = {task.id: _REGISTERS_PER_TASK for task in tasks}
+    registers = []
+    for each in header.objects("registers"):
+        producer = each.number("producer")
+        free[producer] = free.get(producer, 0) - 1
+        if free[producer] < 0:
+            raise each.refused("producer", producer, "a task with so many registers")
+        consumers = dict.fromkeys(each.numbers("consumers"))
+        registers.append(
+            RegisterLabel(each.text("name"), each.number("slots", 1), producer, tuple(consumers))
+        )
+    return tasks, tuple(registers)
 
 
 # --- timelines that go to another host ------------------------------------------------------------
@@ -297,23 +348,46 @@ def timelines_from_bytes(recorded: Iterable[bytes]) -> tuple[Timeline, ...]:
 
     Raises WireFormatError for what is no timeline.
     """
-    found: list[Timeline] = []
     epochs: dict[str, int] = {}
-    for data in recorded:
-        try:
-            arrays = arrays_from_bytes(data)
-            header = json.loads(arrays["header"].tobytes())
-            epoch = epochs.setdefault(str(header["clock"]), int(header["epoch"]))
-            begins, ends = (
-                np.where(arrays[name] > 0, arrays[name] + epoch, 0) for name in ("begins", "ends")
-            )
-            timeline = _timeline(header, begins, ends, bool(header["cut_short"]))
-        except (KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise WireFormatError("this is no timeline of a rank", got=repr(error)) from error
-        if not begins.shape == ends.shape == (len(begins), len(timeline.columns)):
-            raise WireFormatError("a timeline has times of other actions", rank=timeline.rank)
-        found.append(timeline)
+    found = [_timeline_from_bytes(data, epochs) for data in recorded]
     return tuple(sorted(found, key=lambda timeline: timeline.rank))
+
+
+def _timeline_from_bytes(data: bytes, epochs: dict[str, int]) -> Timeline:
+    """The timeline in bytes, moved by the epoch of its clock: the first that was told of it."""
+    what = "a rank's timeline"
+    try:
+        arrays = arrays_from_bytes(data)
+        text, begins, ends = arrays["header"], arrays["begins"], arrays["ends"]
+    except (KeyError, TypeError, ValueError, OverflowError, SafetensorError) as error:
+        raise WireFormatError("this is no timeline of a rank", got=repr(error)) from error
+    header = JsonObject(parse_json(text.tobytes(), what), what)
+    tasks, registers = _labels(header)
+    actions = sum(task.runs for task in tasks)
+    shape = (len(begins) if begins.ndim else 0, actions)
+    if (
+        not begins.dtype == ends.dtype == np.int64
+        or not begins.shape == ends.shape == shape
+        or actions > max(EVENTS, begins.size)
+    ):
+        raise WireFormatError(
+            "a timeline has times of other actions than it lists",
+            got=f"{begins.dtype}{list(begins.shape)} and {ends.dtype}{list(ends.shape)}",
+            expected=f"int64{list(shape)}",
+        )
+    if max(begins.max(initial=0), ends.max(initial=0)) > _LATEST:
+        raise WireFormatError("a timeline has a time that no clock shows")
+    epoch = epochs.setdefault(header.text("clock"), header.number("epoch", -_LATEST, _LATEST))
+    return Timeline(
+        header.text("job"),
+        header.number("rank"),
+        header.number("first_step"),
+        tasks,
+        registers,
+        np.where(begins > 0, begins + epoch, 0),
+        np.where(ends > 0, ends + epoch, 0),
+        header.flag("cut_short"),
+    )
 
 
 def _clock() -> str:

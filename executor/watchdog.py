@@ -2,8 +2,9 @@
 
 It looks at the rank's streams from time to time. Where one has waited for other ranks for as long
 as the deadline, it asks them where they stand (`standing`), and they ask on; what comes back
-decides. A rank that gets on, however slowly, is waited for. Time in which this process itself did
-not run does not count.
+decides. A rank that gets on or uses its processor, however slowly, is waited for. Time in which
+this process itself did not run does not count. A peer of this host whose process is stopped by a
+signal is named at once.
 """
 
 from __future__ import annotations
@@ -15,22 +16,24 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from plancompiler import time_limits
 from plancompiler.errors import DeadlineError, WireFormatError
+from plancompiler.executor.comm.departures import stopped_rank
+from plancompiler.executor.comm.patience import LONGEST_LOOK, LOOKS
+from plancompiler.executor.process_status import StoppedProcesses, process_status
 from plancompiler.executor.standing import (
     Answer,
     Question,
     Standing,
+    State,
     StreamStanding,
     awaited,
     judge,
     unpack_note,
 )
+from plancompiler.time_limits import BUSY_SHARE
 
-LOOKS = 16
-"""How often it looks within a deadline."""
-LONGEST_LOOK = 5.0
-"""Seconds between looks, at most."""
-SHORTEST_ANSWER, LONGEST_ANSWER = 1.0, 10.0
+SHORTEST_ANSWER, LONGEST_ANSWER = time_limits.SHORTEST_ANSWER, time_limits.LONGEST_ANSWER
 """Seconds that a rank has for its answer: a quarter of the deadline, within these."""
 
 
@@ -41,6 +44,8 @@ class Sight(NamedTuple):
     """Changes whenever the stream gets on, or is told to."""
     standing: StreamStanding
     """Without the time."""
+    cpu_seconds: float | None = None
+    """CPU time that its thread has used; None where that is not known."""
 
 
 class Watchdog:
@@ -57,19 +62,24 @@ class Watchdog:
         look: Callable[[], Sequence[Sight]],
         send: Callable[[int, bytes], None],
         fail: Callable[[DeadlineError], None],
+        process_of: Callable[[int], int | None] = lambda rank: None,
     ) -> None:
         self._rank = rank
         self._deadline = deadline
         self._look = look
         self._send = send
         self._fail = fail
+        self._process_of = process_of
+        self._stopped = StoppedProcesses()
+        self._used: dict[int, float] = {}
+        """CPU time of silent ranks at the last look, by rank."""
         self._notes: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
         self._pause = min(deadline / LOOKS, LONGEST_LOOK)
         self._answer_seconds = min(max(deadline / 4, SHORTEST_ANSWER), LONGEST_ANSWER)
         self._now = 0.0
         """Seconds that this process ran since the start."""
-        self._seen: list[tuple[tuple[int, ...], float]] = []
-        """By stream: its progress, and since when."""
+        self._seen: list[tuple[tuple[int, ...], float, float]] = []
+        """By stream: its progress, since when, and the CPU time used until then."""
         self._heard: dict[int, int] = {}
         """By origin: the number of its last question."""
         self._number = 0
@@ -122,13 +132,18 @@ class Watchdog:
         """Where the rank stands now."""
         sights = self._look()
         if len(self._seen) != len(sights):
-            self._seen = [(sight.progress, self._now) for sight in sights]
+            self._seen = [(each.progress, self._now, each.cpu_seconds or 0.0) for each in sights]
         found = []
-        for index, (progress, standing) in enumerate(sights):
-            known, since = self._seen[index]
-            if known != progress:
+        for index, (progress, standing, used) in enumerate(sights):
+            known, since, before = self._seen[index]
+            worked = (
+                standing.state is State.RUNNING
+                and used is not None
+                and used - before > BUSY_SHARE * (self._now - since)
+            )
+            if known != progress or worked:
                 since = self._now
-                self._seen[index] = progress, since
+                self._seen[index] = progress, since, used or 0.0
             found.append(replace(standing, seconds=self._now - since))
         return tuple(found)
 
@@ -156,6 +171,17 @@ class Watchdog:
 
     def _check(self, own: Standing) -> bool:
         """Ask, or judge what was answered; True where the watch is over."""
+        processes = {
+            process: rank
+            for rank in awaited(own)
+            if (process := self._process_of(rank)) is not None
+        }
+        status = self._stopped.look(processes)
+        if status is not None:
+            waiting = next(each for each in own if processes[status.pid] in each.ranks)
+            error = stopped_rank(f"{waiting.op!r} waits", processes[status.pid], status)
+            self._fail(error.at(op=waiting.op, source=waiting.source))
+            return True
         overdue = awaited(own, self._deadline)
         if not overdue:
             self._asked = None
@@ -169,6 +195,10 @@ class Watchdog:
         self._standings[self._rank] = own
         if waited < self._answer_seconds and not self._all_known():
             return False
+        if self._silent_work():
+            self._asked = None
+            self._again = self._now + self._answer_seconds
+            return False
         verdict = judge(self._rank, self._standings, self._deadline, waited, 2 * self._pause)
         self._asked = None
         if verdict.error is not None:
@@ -180,10 +210,28 @@ class Watchdog:
     def _ask(self, own: Standing) -> None:
         self._number += 1
         self._asked = self._now
+        self._used = {
+            rank: status.cpu_seconds
+            for rank in awaited(own)
+            if (process := self._process_of(rank)) is not None
+            and (status := process_status(process)) is not None
+        }
         self._standings = {self._rank: own}
         question = Question(self._rank, self._number, (self._rank,)).packed()
         for rank in awaited(own):
             self._send(rank, question)
+
+    def _silent_work(self) -> bool:
+        """Whether a rank that does not answer uses its processor: something holds its
+        interpreter."""
+        worked = False
+        for rank in awaited(tuple(each for one in self._standings.values() for each in one)):
+            process = None if rank in self._standings else self._process_of(rank)
+            status = None if process is None else process_status(process)
+            if status is not None:
+                before = self._used.get(rank, status.cpu_seconds)
+                worked |= status.cpu_seconds - before > BUSY_SHARE * self._answer_seconds
+        return worked
 
     def _all_known(self) -> bool:
         """Whether all that are waited for, directly or not, have answered."""

@@ -1,33 +1,45 @@
-"""The master's hands: it holds the state machine under a lock and does what that asks for."""
+"""The master's hands: it feeds the state machine and does what that asks for.
+
+All of it belongs to the thread of the master's event loop. What would hold that up for long, such
+as compiling, is done by `WorkThreads`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-import queue
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from plancompiler import time_limits
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import report_of
-from plancompiler.cluster.chunks import Parcel, pack
+from plancompiler.cluster.chunks import Parcel, Reservation, pack
 from plancompiler.cluster.messages import (
     ClusterStatus,
+    Heartbeat,
     JobEvent,
     JobRequest,
     MasterMessage,
     Phase,
+    Refused,
     Registered,
     Run,
     Shipped,
 )
-from plancompiler.errors import ClusterError, PlanCompilerError, WireFormatError
+from plancompiler.errors import (
+    ClusterError,
+    ErrorReport,
+    LimitError,
+    PlanCompilerError,
+    WireFormatError,
+)
 from plancompiler.ir import Job
 from plancompiler.lower.cached import plans_of_job, slices_of_job
-from plancompiler.lower.compile import resolve_mode
+from plancompiler.lower.compile import is_mode_chosen, resolve_mode
 from plancompiler.master.events import (
     Disconnect,
     FromWorker,
@@ -47,13 +59,29 @@ from plancompiler.master.events import (
 )
 from plancompiler.master.job_channel import JobChannel
 from plancompiler.master.state import MasterState
+from plancompiler.master.work_threads import WorkThreads
+from plancompiler.plan.job_serde import job_from_bytes
 from plancompiler.plan.serde import plan_to_bytes
 from plancompiler.proto.cluster_pb2 import Chunk, FetchRequest
 
+MAX_QUEUE = 10_000
+"""Jobs that may wait."""
 TICK_SECONDS = 0.2
-_STOP_SECONDS = 5.0
+_LONGEST_TICK = 1.0
+"""What a tick takes longer than this, the process or its event loop stood still."""
+_STOP_SECONDS = time_limits.MASTER_STOP
 _JOBS_WITH_OUTPUTS = 4
 """Ended jobs whose outputs are kept for late readers."""
+_ENDED_EVENT_BYTES = 256 << 20
+"""What ended jobs may keep for readers together; those that ended last have precedence."""
+_COMPILATIONS = 2
+"""At the same time. A job that was cancelled meanwhile is compiled to its end, so one more is let
+in beside it.
+"""
+_ALIVE_SECONDS = 0.5
+"""How often whoever follows a job hears of the master while nothing happens."""
+_ALIVE_SECONDS_PER_READER = 0.0025
+"""With many readers it is less often, so that this takes a bounded part of the master's time."""
 _INLINE_BYTES = 256 << 10
 _PLAIN_MODE = "rank_per_process"
 
@@ -66,12 +94,12 @@ class Connection:
     def __init__(self, number: int) -> None:
         self.number = number
         self.token = secrets.token_bytes(16)
-        self.outbox: queue.SimpleQueue[MasterMessage | None] = queue.SimpleQueue()
+        self.outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         """Messages to send; None ends the stream."""
 
 
 class MasterEdge:
-    """Everything between the gRPC services and the pure state. Any thread may call it."""
+    """Everything between the gRPC services and the pure state."""
 
     def __init__(
         self,
@@ -80,35 +108,41 @@ class MasterEdge:
         limits: Limits,
         mode: str | None,
         observe: Callable[[int, JobEvent], None] | None = None,
+        max_queue: int = MAX_QUEUE,
+        allow_mixed_kernels: bool | None = None,
     ) -> None:
-        self._state = MasterState(world_size, version, limits)
+        self._max_queue = max_queue
+        self._state = MasterState(world_size, version, limits, allow_mixed_kernels)
         self._mode = mode
         self._observe = observe
         self._cache = open_cache()
-        self._lock = threading.RLock()
+        self._peer_key = secrets.token_bytes(32)
         self._connections: dict[int, Connection] = {}
         self._by_token: dict[bytes, Connection] = {}
         self._channels: dict[int, JobChannel] = {}
         self._numbers = itertools.count(1)
         self._job_ids = itertools.count(1)
         self._tickets = itertools.count(1)
-        self._compilers: list[threading.Thread] = []
-        self._stopping = threading.Event()
-        self._clock = threading.Thread(target=self._tick, name="plancompiler-clock", daemon=True)
+        self._compilations: set[asyncio.Task[None]] = set()
+        self._compilers = WorkThreads("plancompiler-compile", _COMPILATIONS)
+        self._clock: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._stood_still = 0.0
 
     def start(self) -> None:
         """Start the clock."""
-        self._clock.start()
+        self._clock = asyncio.create_task(self._tick())
 
     def stop(self) -> None:
-        """Fail what runs, send workers away, end the threads."""
-        self._stopping.set()
+        """Fail what runs and send the workers away."""
+        self._stopping = True
         self.handle(Stopping())
-        self._clock.join()
-        # A compilation cannot be interrupted; one that goes on is of no use to anybody.
-        until = time.monotonic() + _STOP_SECONDS
-        for compiler in self._compilers:
-            compiler.join(max(0.0, until - time.monotonic()))
+
+    async def finish(self) -> None:
+        """End the clock and, if they can be waited for, the threads."""
+        if self._clock is not None:
+            self._clock.cancel()
+        await self._compilers.finish(_STOP_SECONDS)
 
     @property
     def world_size(self) -> int:
@@ -116,75 +150,100 @@ class MasterEdge:
 
     @property
     def is_stopping(self) -> bool:
-        return self._stopping.is_set()
+        return self._stopping
+
+    def _now(self) -> float:
+        """Seconds, without those in which this process stood still: they say nothing of workers."""
+        return time.monotonic() - self._stood_still
 
     def handle(self, event: MasterEvent) -> None:
         """Feed the state machine and do what it asks for. Refused requests raise."""
-        with self._lock:
-            for action in self._state.handle(event, time.monotonic()):
-                self._act(action)
+        for action in self._state.handle(event, self._now()):
+            self._act(action)
 
-    def status(self) -> ClusterStatus:
-        """A picture of the cluster."""
-        with self._lock:
-            status = self._state.status(time.monotonic())
-            jobs = tuple(
-                replace(job, sent_bytes=self._channels[job.job_id].sent_bytes)
-                for job in status.jobs
-            )
+    def status(self, owner: str | None = None) -> ClusterStatus:
+        """A picture of the cluster; with the jobs of one owner only, if one is named."""
+        status = self._state.status(self._now())
+        jobs = tuple(
+            replace(job, sent_bytes=channel.sent_bytes)
+            for job in status.jobs
+            if owner in (None, (channel := self._channels[job.job_id]).owner)
+        )
         return replace(status, jobs=jobs)
 
     # --- workers ------------------------------------------------------------------------------
 
     def connect(self) -> Connection:
         """A new stream of a worker that has not yet registered."""
-        with self._lock:
-            connection = Connection(next(self._numbers))
-            self._connections[connection.number] = connection
-            self._by_token[connection.token] = connection
+        connection = Connection(next(self._numbers))
+        self._connections[connection.number] = connection
+        self._by_token[connection.token] = connection
         return connection
 
-    def disconnect(self, connection: Connection) -> None:
-        """The stream ended."""
-        with self._lock:
-            self._connections.pop(connection.number, None)
-            self._by_token.pop(connection.token, None)
-        self.handle(WorkerGone(connection.number))
+    def disconnect(self, connection: Connection, error: ErrorReport | None = None) -> None:
+        """The stream ended, or what came of it cannot be read."""
+        self._connections.pop(connection.number, None)
+        self._by_token.pop(connection.token, None)
+        if error is None:
+            self.handle(WorkerGone(connection.number))
+        else:
+            self.handle(WorkerGone(connection.number, error.what))
 
     def rank_of_token(self, token: bytes) -> int:
         """The rank of the registered worker that holds a token."""
-        with self._lock:
-            connection = self._by_token.get(token)
-            rank = None if connection is None else self._state.rank_of(connection.number)
+        connection = self._by_token.get(token)
+        rank = None if connection is None else self._state.rank_of(connection.number)
         if rank is None:
             raise ClusterError("only registered workers may ask for this")
         return rank
 
+    def beat(self, token: bytes, heartbeat: Heartbeat) -> None:
+        """Something is said of a worker that says nothing itself."""
+        connection = self._by_token.get(token)
+        if connection is not None:
+            self.handle(FromWorker(connection.number, heartbeat))
+
     # --- jobs ---------------------------------------------------------------------------------
 
-    def submit(self, job: Job, request: JobRequest) -> int:
-        """Queue a job; its id."""
-        request = replace(request, mode=resolve_mode(request.mode or self._mode, _PLAIN_MODE))
-        with self._lock:
-            if self.is_stopping:
-                raise ClusterError("the master is about to stop")
-            job_id = next(self._job_ids)
-            self._channels[job_id] = JobChannel(job, request)
-            try:
-                self.handle(
-                    JobSubmitted(
-                        job_id,
-                        job.name,
-                        request,
-                        job.world_size,
-                        tuple(job.inputs),
-                        secrets.token_hex(16),
-                    )
+    def submit(
+        self, job: Job, data: bytes, request: JobRequest, owner: str, reservation: Reservation
+    ) -> int:
+        """Queue a job, which came as `data` and holds `reservation` until it has ended; its id."""
+        mode = request.mode or self._mode
+        request = replace(
+            request,
+            mode=resolve_mode(mode, _PLAIN_MODE),
+            cache=request.cache and not is_mode_chosen(mode),
+        )
+        if self.is_stopping:
+            raise ClusterError("the master is about to stop")
+        queued = self._state.queue_length
+        if queued >= self._max_queue:
+            raise LimitError(
+                "too many jobs wait for this master",
+                got=queued + 1,
+                expected=f"at most {self._max_queue}",
+                hint="submit again later, or start the master with a larger --max-queue",
+            )
+        job_id = next(self._job_ids)
+        self._channels[job_id] = JobChannel(
+            data if queued else job, request, owner, reservation=reservation
+        )
+        try:
+            self.handle(
+                JobSubmitted(
+                    job_id,
+                    job.name,
+                    request,
+                    job.world_size,
+                    tuple(job.inputs),
+                    secrets.token_hex(16),
                 )
-            except PlanCompilerError:
-                del self._channels[job_id]
-                raise
-            self._forget_old_jobs()
+            )
+        except PlanCompilerError:
+            del self._channels[job_id]
+            raise
+        self._forget_old_jobs()
         return job_id
 
     def _forget_old_jobs(self) -> None:
@@ -192,21 +251,23 @@ class MasterEdge:
         for job_id in self._channels.keys() - known.keys():
             del self._channels[job_id]
         ended = [job_id for job_id, job in known.items() if job.phase.is_end]
-        for job_id in ended[:-_JOBS_WITH_OUTPUTS]:
-            self._channels[job_id].forget_outputs()
+        kept = _ENDED_EVENT_BYTES
+        for number, job_id in enumerate(reversed(ended)):
+            channel = self._channels[job_id]
+            kept -= channel.held_bytes
+            if kept < 0 or (number >= _JOBS_WITH_OUTPUTS and not channel.readers):
+                channel.forget_outputs()
 
     def channel(self, job_id: int) -> JobChannel:
         """A job's things; ClusterError where there is no such job."""
-        with self._lock:
-            channel = self._channels.get(job_id)
+        channel = self._channels.get(job_id)
         if channel is None:
             raise ClusterError("the master knows no such job", got=f"job {job_id}")
         return channel
 
     def phase(self, job_id: int) -> Phase:
         """Where a job is."""
-        with self._lock:
-            return self._state.job_phase(job_id)
+        return self._state.job_phase(job_id)
 
     def next_ticket(self) -> int:
         """A number for a client's request."""
@@ -233,7 +294,7 @@ class MasterEdge:
 
     def count_sent(self, request: FetchRequest, nbytes: int) -> None:
         """So many bytes are about to be sent to a worker."""
-        self.channel(request.job_id).count_sent(nbytes)
+        self.channel(request.job_id).sent_bytes += nbytes
 
     # --- actions ------------------------------------------------------------------------------
 
@@ -243,21 +304,20 @@ class MasterEdge:
                 connection = self._connections.get(number)
                 if connection is not None:
                     if isinstance(message, Registered):
-                        message = replace(message, token=connection.token)
+                        message = replace(message, token=connection.token, peer_key=self._peer_key)
+                    elif isinstance(message, Refused):
+                        _log.warning("refused worker %d: %s", number, message.error.what)
                     elif isinstance(message, Run) and message.fed:
                         message = self._with_small_feeds(message)
-                    connection.outbox.put(message)
+                    connection.outbox.put_nowait(message)
             case Disconnect(number):
                 connection = self._connections.get(number)
                 if connection is not None:
-                    connection.outbox.put(None)
+                    connection.outbox.put_nowait(None)
             case StartCompile(job_id):
-                self._compilers = [each for each in self._compilers if each.is_alive()]
-                compiler = threading.Thread(
-                    target=self._compile, args=(job_id,), name="plancompiler-compile", daemon=True
-                )
-                self._compilers.append(compiler)
-                compiler.start()
+                compilation = asyncio.create_task(self._compile(job_id))
+                self._compilations.add(compilation)
+                compilation.add_done_callback(self._compilations.discard)
             case Publish(job_id, event):
                 channel = self._channels[job_id]
                 if isinstance(event, Shipped):
@@ -275,15 +335,17 @@ class MasterEdge:
             return message
         return replace(message, feeds=Chunk.FromString(parcel.messages[0]).data)
 
-    def _compile(self, job_id: int) -> None:
-        """Make what the ranks fetch. Runs in the compiler's thread."""
+    async def _compile(self, job_id: int) -> None:
+        """Make what the ranks fetch."""
         try:
             channel = self.channel(job_id)
             job = channel.job
-            cached = False
-            if job is not None:
-                channel.parcels, cached = self._parcels(job, channel.request)
-            digests = {rank: parcel.digest for rank, parcel in channel.parcels.items()}
+            if job is None:  # it has already ended
+                return
+            parcels, cached = await self._compilers.run(self._parcels, job, channel.request)
+            if channel.job is job:  # else it ended meanwhile
+                channel.parcels = parcels
+            digests = {rank: parcel.digest for rank, parcel in parcels.items()}
             event: MasterEvent = MasterCompiled(job_id, digests, cached)
         except Exception as error:  # the job fails with whatever stopped its compilation
             if not isinstance(error, PlanCompilerError):
@@ -291,8 +353,10 @@ class MasterEdge:
             event = MasterFailed(job_id, report_of(error, "compiling the job"))
         self.handle(event)
 
-    def _parcels(self, job: Job, request: JobRequest) -> tuple[Mapping[int, Parcel], bool]:
-        """What each rank fetches, and whether nothing was compiled for it."""
+    def _parcels(self, job: Job | bytes, request: JobRequest) -> tuple[Mapping[int, Parcel], bool]:
+        """What each rank fetches, and whether nothing was compiled for it. Runs in a thread."""
+        if isinstance(job, bytes):
+            job = job_from_bytes(job)
         cache = self._cache if request.cache else None
         if request.mode != _PLAIN_MODE:
             made = plans_of_job(job, self.world_size, request.mode, cache)
@@ -305,15 +369,23 @@ class MasterEdge:
         parcels = [pack(data, compress=True, checked=True) for data in slices.distinct]
         return {rank: parcels[number] for rank, number in enumerate(slices.of_rank)}, cached
 
-    def _tick(self) -> None:
-        while not self._stopping.wait(TICK_SECONDS):
+    async def _tick(self) -> None:
+        woken = 0.0
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(TICK_SECONDS)
+            self._stood_still += max(0.0, time.monotonic() - before - _LONGEST_TICK)
             try:
                 self.handle(Tick())
             except Exception:
                 _log.exception("the clock of the master stumbled")
+            readers = sum(channel.readers for channel in self._channels.values())
+            if time.monotonic() - woken >= max(_ALIVE_SECONDS, readers * _ALIVE_SECONDS_PER_READER):
+                woken = time.monotonic()
+                for channel in self._channels.values():
+                    channel.wake()
 
     def from_worker(self, connection: Connection, event: FromWorker) -> None:
         """A message of a worker; what it provokes is never the worker's error."""
-        with self._lock:
-            if connection.number in self._connections:
-                self.handle(event)
+        if connection.number in self._connections:
+            self.handle(event)

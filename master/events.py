@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plancompiler import time_limits
 from plancompiler.cluster.messages import JobEvent, JobRequest, MasterMessage, WorkerMessage
 from plancompiler.errors import ErrorReport
 
@@ -13,20 +14,23 @@ from plancompiler.errors import ErrorReport
 class Limits:
     """Seconds that things may take."""
 
-    silence: float = 5.0
+    silence: float = time_limits.WORKER_SILENCE
     """A worker that says nothing for so long is lost."""
-    workers: float = 300.0
+    workers: float = time_limits.WORKERS
     """The first job of the queue waits so long for its workers."""
-    compiling: float = 1800.0
-    checking: float = 60.0
-    preparing: float = 300.0
-    progress: float = 600.0
-    """While an operation runs, some rank must report something within this."""
-    idle: float = 3600.0
+    compiling: float = time_limits.COMPILING
+    checking: float = time_limits.CHECKING
+    preparing: float = time_limits.PREPARING
+    """These three: unless some rank that is awaited works, and then until it does not."""
+    progress: float = time_limits.PROGRESS
+    """While an operation runs, some rank must report something within this, or work."""
+    idle: float = time_limits.IDLE
     """An open job waits so long for the client's next request."""
-    release: float = 30.0
+    release: float = time_limits.RELEASE
     """A worker must have let go of an ended job after so long, else it is lost."""
-    first_cause: float = 3.0
+    stream: float = time_limits.STREAM
+    """A stream on which its peer must say something and does not is ended after so long."""
+    first_cause: float = time_limits.FIRST_CAUSE
     """A failure that looks like the consequence of another one is held back so long."""
 
 
@@ -46,6 +50,7 @@ class WorkerGone:
     """A worker's connection ended."""
 
     connection: int
+    how: str = "its connection ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
-"""What the master keeps of a job besides its state: its bytes for the workers, its events."""
+"""What the master keeps of a job besides its state: its bytes for the workers, its events.
+
+All of it belongs to the thread of the master's event loop.
+"""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 
-from plancompiler.cluster.chunks import Parcel
+from plancompiler.cluster.chunks import Parcel, Reservation
 from plancompiler.cluster.messages import (
     JobEvent,
     JobRequest,
@@ -15,37 +18,72 @@ from plancompiler.cluster.messages import (
     RankTimeline,
     StepDone,
     StepsDropped,
+    StepsFailed,
     TicketDone,
+    Waiting,
 )
-from plancompiler.errors import ClusterError, DeadlineError
+from plancompiler.errors import ClusterError
 from plancompiler.ir import Job
 from plancompiler.proto.cluster_pb2 import Chunk
 
 EVENT_BYTES = 64 << 20
 """Outputs that are kept for readers; a reader that falls further behind misses the oldest steps."""
 _EVENT_OVERHEAD = 512
-_POLL_SECONDS = 0.5
+_JOB = 0
+"""Where a job's own bytes are among those of its tickets, which count from 1."""
 _RELAY_CHUNKS = 4
 """Chunks of a rank's upload that wait for the client to take them."""
 
 
-class JobChannel:
-    """One job's things at the edge. All methods may be called from any thread."""
+class Changes:
+    """Wakes everyone who waits for a change of something."""
 
-    def __init__(self, job: Job, request: JobRequest, event_bytes: int = EVENT_BYTES) -> None:
-        self.job: Job | None = job
-        """Until it is compiled."""
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+        """Set once, by the next change, and then replaced."""
+
+    async def wait(self) -> None:
+        """Return after the next change."""
+        await self._next.wait()
+
+    def tell(self) -> None:
+        """Something has changed."""
+        told, self._next = self._next, asyncio.Event()
+        told.set()
+
+
+class JobChannel:
+    """One job's things at the edge."""
+
+    def __init__(
+        self,
+        job: Job | bytes,
+        request: JobRequest,
+        owner: str = "",
+        event_bytes: int = EVENT_BYTES,
+        reservation: Reservation | None = None,
+    ) -> None:
+        self.job: Job | bytes | None = job
+        """Until it is compiled; its bytes, which take less memory, where it has to wait."""
         self.request = request
+        self.owner = owner
+        """Who submitted it."""
         self.parcels: Mapping[int, Parcel] = {}
         """What each rank fetches; ranks with equal slices share one parcel."""
         self.feeds: dict[int, Parcel] = {}
         """By ticket."""
+        self._reservations = {} if reservation is None else {_JOB: reservation}
+        """What the job and, by ticket, feeds hold of the master's memory for uploads."""
         self.relays: dict[int, Relay] = {}
         """By ticket."""
         self.sent_bytes = 0
         """Of parcels, to all workers."""
+        self.readers = 0
+        """How many follow its events."""
         self._events: list[JobEvent | None] = []
-        self._changed = threading.Condition()
+        self._waiting: Waiting | None = None
+        """Why it does not begin."""
+        self._changes = Changes()
         self._limit = event_bytes
         self._held = 0
         self._trimmed = 0
@@ -57,31 +95,43 @@ class JobChannel:
 
     # --- events ---------------------------------------------------------------------------------
 
+    @property
+    def held_bytes(self) -> int:
+        """Of outputs that are kept for readers."""
+        return self._held
+
     def publish(self, event: JobEvent) -> None:
-        """Add an event for all readers, present and future."""
-        with self._changed:
-            self._events.append(event)
-            if isinstance(event, RankOutputs):
-                if self._first_step < 0:
-                    self._first_step = event.step
-                self._latest_step = max(self._latest_step, event.step)
-                self._held += _size(event)
-                if self._held > self._limit:
-                    self._trim(self._latest_step)
-            elif isinstance(event, TicketDone):
-                self.feeds.pop(event.ticket, None)
-            elif isinstance(event, PhaseChanged) and event.phase.is_end:
-                self._ended = True
-            self._changed.notify_all()
+        """Add an event for all readers, present and future; of what is missing only the latest."""
+        if isinstance(event, Waiting):
+            self._waiting = event
+            self.wake()
+            return
+        self._waiting = None
+        self._events.append(event)
+        if isinstance(event, RankOutputs):
+            if self._first_step < 0:
+                self._first_step = event.step
+            self._latest_step = max(self._latest_step, event.step)
+            self._held += _size(event)
+            if self._held > self._limit:
+                self._trim(self._latest_step)
+        elif isinstance(event, (TicketDone, StepsFailed)):
+            self.drop_feeds(event.ticket)
+        elif isinstance(event, PhaseChanged) and event.phase.is_end:
+            self._ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let readers look again; they yield None where there is nothing new."""
+        self._changes.tell()
 
     def forget_outputs(self) -> None:
         """Keep only what happened, not what was computed."""
-        with self._changed:
-            self._limit = 0
-            self._trim(self._latest_step + 1)
-            self._events = [
-                None if isinstance(event, RankTimeline) else event for event in self._events
-            ]
+        self._limit = 0
+        self._trim(self._latest_step + 1)
+        self._events = [
+            None if isinstance(event, RankTimeline) else event for event in self._events
+        ]
 
     def _trim(self, before_step: int) -> None:
         """Drop outputs of old steps until the rest fits."""
@@ -96,48 +146,63 @@ class JobChannel:
                     self._held -= _size(event)
             self._trimmed += 1
 
-    def read(self, is_wanted: Callable[[], bool]) -> Iterator[JobEvent | None]:
-        """All events from the beginning to the job's end; None now and then while none comes."""
+    async def read(self) -> AsyncIterator[JobEvent | None]:
+        """All events from the beginning to the job's end; None when woken without one."""
         position = 0
         told_through = -1
-        while is_wanted():
-            with self._changed:
-                if position == len(self._events):
+        waiting: Waiting | None = None
+        self.readers += 1
+        try:
+            while True:
+                if position == len(self._events) and self._waiting in (None, waiting):
                     if self._ended:
                         return
-                    self._changed.wait(_POLL_SECONDS)
+                    await self._changes.wait()
                 batch = self._events[position:]
                 dropped_through = self._dropped_through
                 told_through = max(told_through, self._first_step - 1)
-            position += len(batch)
-            if not batch:
-                yield None
-            for event in batch:
-                if isinstance(event, (RankOutputs, StepDone)) and event.step <= dropped_through:
-                    event = None
-                if event is None:
-                    if dropped_through > told_through:
-                        yield StepsDropped(dropped_through - told_through)
-                        told_through = dropped_through
-                    continue
-                if isinstance(event, StepDone):
-                    told_through = max(told_through, event.step)
-                yield event
+                position += len(batch)
+                if not batch and self._waiting in (None, waiting):
+                    yield None
+                for event in batch:
+                    if isinstance(event, (RankOutputs, StepDone)) and event.step <= dropped_through:
+                        event = None
+                    if event is None:
+                        if dropped_through > told_through:
+                            yield StepsDropped(dropped_through - told_through)
+                            told_through = dropped_through
+                        continue
+                    if isinstance(event, StepDone):
+                        told_through = max(told_through, event.step)
+                    yield event
+                if self._waiting is not None and self._waiting is not waiting:
+                    waiting = self._waiting
+                    yield waiting
+        finally:
+            self.readers -= 1
 
     # --- bytes ----------------------------------------------------------------------------------
 
-    def count_sent(self, nbytes: int) -> None:
-        """So many bytes are about to be sent to a worker."""
-        with self._changed:
-            self.sent_bytes += nbytes
+    def keep_feeds(self, ticket: int, feeds: Parcel, reservation: Reservation) -> None:
+        """Hold what workers fetch for a ticket, until it is done."""
+        self.feeds[ticket], self._reservations[ticket] = feeds, reservation
+
+    def drop_feeds(self, ticket: int) -> None:
+        """Let go of a ticket's feeds, if there are any."""
+        self.feeds.pop(ticket, None)
+        reservation = self._reservations.pop(ticket, None)
+        if reservation is not None:
+            reservation.close()
 
     def release(self) -> None:
         """Let go of what only a running job needs."""
-        with self._changed:
-            self.job = None
-            self.parcels = {}
-            self.feeds.clear()
-            relays, self.relays = list(self.relays.values()), {}
+        self.job = None
+        for reservation in self._reservations.values():
+            reservation.close()
+        self._reservations.clear()
+        self.parcels = {}
+        self.feeds.clear()
+        relays, self.relays = list(self.relays.values()), {}
         for relay in relays:
             relay.close()
 
@@ -146,40 +211,41 @@ class Relay:
     """Carries every rank's variables to one client, in rank order and without keeping them."""
 
     def __init__(self, world_size: int) -> None:
-        self._queues = [queue.Queue[Chunk | None](_RELAY_CHUNKS) for _ in range(world_size)]
-        self._closed = threading.Event()
+        self._waiting: list[deque[Chunk | None]] = [deque() for _ in range(world_size)]
+        self._changes = Changes()
+        self._closed = False
 
-    def put(self, rank: int, chunk: Chunk | None, is_wanted: Callable[[], bool]) -> None:
-        """Hand over a rank's next chunk, or None after its last; waits until there is room."""
-        while not self._closed.is_set():
-            try:
-                self._queues[rank].put(chunk, timeout=_POLL_SECONDS)
-            except queue.Full:
-                if not is_wanted():
-                    raise DeadlineError("an upload was given up by its worker") from None
-            else:
-                return
-        raise ClusterError("nobody waits for these variables any longer")
+    async def put(self, rank: int, chunk: Chunk | None) -> None:
+        """Hand over a rank's next chunk, or None after its last; waits until there is room.
 
-    def chunks(self, is_wanted: Callable[[], bool]) -> Iterator[Chunk]:
+        Raises ClusterError once the relay is closed.
+        """
+        waiting = self._waiting[rank]
+        while not self._closed and len(waiting) >= _RELAY_CHUNKS:
+            await self._changes.wait()
+        if self._closed:
+            raise ClusterError("nobody waits for these variables any longer")
+        waiting.append(chunk)
+        self._changes.tell()
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
         """All chunks of all ranks, rank by rank."""
-        for waiting in self._queues:
+        for waiting in self._waiting:
             while True:
-                try:
-                    chunk = waiting.get(timeout=_POLL_SECONDS)
-                except queue.Empty:
-                    if self._closed.is_set():
-                        raise ClusterError("the job ended before all variables came") from None
-                    if not is_wanted():
-                        return
-                    continue
+                while not waiting and not self._closed:
+                    await self._changes.wait()
+                if not waiting:
+                    raise ClusterError("the job ended before all variables came")
+                chunk = waiting.popleft()
+                self._changes.tell()
                 if chunk is None:
                     break
                 yield chunk
 
     def close(self) -> None:
         """Wake everyone who waits."""
-        self._closed.set()
+        self._closed = True
+        self._changes.tell()
 
 
 def _size(event: RankOutputs) -> int:

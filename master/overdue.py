@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from plancompiler.cluster.messages import Phase
 from plancompiler.errors import DeadlineError
+from plancompiler.master.events import Limits
+from plancompiler.master.records import Job, Worker
+from plancompiler.time_limits import DEADLINE
+
+
+def somebody_works(job: Job, workers: Mapping[int, Worker], now: float) -> bool:
+    """Whether a rank that a job waits for has used its processor within the deadline; such a rank
+    is waited for, however slow it is, so the job is not overdue before it has stood still.
+    """
+    awaited = job.waiting if job.saving is None else job.waiting | job.saving.waiting
+    works = job.phase is not Phase.QUEUED and any(
+        now - workers[rank].worked < DEADLINE for rank in awaited & workers.keys()
+    )
+    if works:
+        job.deadline = now + DEADLINE
+    return works
+
+
+def too_late(job: Job, present: Collection[int], world_size: int, limits: Limits) -> DeadlineError:
+    """What an overdue job fails with. `present` are the ranks with a worker."""
+    if job.phase is Phase.QUEUED:
+        return too_few_workers(present, world_size, limits.workers)
+    if job.phase is not Phase.RUNNING or job.current is not None:
+        return no_progress(job.phase, job.waiting)
+    if job.saving is not None:
+        return no_progress(job.phase, job.saving.waiting)
+    return nothing_asked(limits.idle)
 
 
 def too_few_workers(present: Collection[int], world_size: int, seconds: float) -> DeadlineError:

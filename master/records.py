@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from plancompiler.cluster.messages import JobRequest, Phase, Register, WriteIndex
+from plancompiler.cluster.messages import (
+    MISSING_SHOWN,
+    JobRequest,
+    JobStatus,
+    PeerAddress,
+    Phase,
+    Prepare,
+    Register,
+    Waiting,
+    WorkerStatus,
+    WriteIndex,
+)
 from plancompiler.errors import ErrorReport
 from plancompiler.master.saving import Operation, Saving
 from plancompiler.master.shipping import Shipping
+from plancompiler.master.step_counts import StepCounts
 from plancompiler.plan.digest import CrossRankFact
+from plancompiler.time_limits import BUSY_SHARE, TELL
+
+_TELL_SECONDS = TELL
+"""How often whoever waits hears which ranks are missing."""
 
 
 @dataclass(slots=True)
@@ -21,11 +38,29 @@ class Worker:
     rank: int
     offer: Register
     last_seen: float
+    cpu_seconds: float = 0.0
+    """CPU time that its process had used when it last said so,"""
+    cpu_told: float = -math.inf
+    """which was then."""
+    worked: float = -math.inf
+    """When its process has last used a processor for more than BUSY_SHARE of the time."""
     job_id: int = 0
 
     @property
     def host(self) -> str:
         return self.offer.host
+
+    def status(self) -> WorkerStatus:
+        """A picture of it."""
+        return WorkerStatus(
+            self.rank, self.host, self.offer.device, self.offer.version, self.job_id
+        )
+
+    def beat(self, cpu_seconds: float, now: float) -> None:
+        """Its process runs, and has used so much CPU time."""
+        if cpu_seconds - self.cpu_seconds >= BUSY_SHARE * (now - self.cpu_told):
+            self.worked = now
+        self.cpu_seconds, self.cpu_told = cpu_seconds, now
 
 
 @dataclass(slots=True)
@@ -37,6 +72,11 @@ class Job:
     request: JobRequest
     transport_token: str
     submitted: float
+    started: float | None = None
+    """When its turn came."""
+    ended: float | None = None
+    told: tuple[Waiting, float] | None = None
+    """Which ranks its client was told to be missing, and when."""
     phase: Phase = Phase.QUEUED
     deadline: float = math.inf
     """When the phase, operation or (once ended) the release of the ranks takes too long."""
@@ -48,14 +88,67 @@ class Job:
     """Of slices or plans, once there are any."""
     digests: dict[int, str] = field(default_factory=dict)
     facts: dict[int, tuple[CrossRankFact, ...]] = field(default_factory=dict)
+    kernels: dict[int, str] = field(default_factory=dict)
+    """What ranks compute with."""
     reporters: set[int] = field(default_factory=set)
     """Ranks that report outputs."""
     reported: dict[int, set[int]] = field(default_factory=dict)
     """Step -> ranks that have reported it."""
+    counts: StepCounts = field(default_factory=StepCounts)
     operations: deque[Operation] = field(default_factory=deque)
     current: Operation | WriteIndex | None = None
     saving: Saving | None = None
     """A checkpoint that is written beside what the job does."""
+    run_errors: list[ErrorReport] = field(default_factory=list)
+    """What ranks say of the run at hand, of those on which it failed."""
+    not_finite: ErrorReport | None = None
+    """Why an open job takes no more steps, though it can still be saved."""
     error: ErrorReport | None = None
     aborting: bool = False
     """Failed, with the phase still open because the first cause may yet be heard of."""
+
+    def seconds(self, now: float) -> float:
+        """From the submission to the end, or until now."""
+        return (now if self.ended is None else self.ended) - self.submitted
+
+    def queued_seconds(self, now: float) -> float:
+        """The part of them before its turn came."""
+        return self.seconds(now) if self.started is None else self.started - self.submitted
+
+    def status(self, now: float) -> JobStatus:
+        """A picture of it."""
+        return JobStatus(
+            self.id,
+            self.name,
+            self.phase,
+            self.seconds(now),
+            self.error,
+            0 if self.shipping is None else self.shipping.fetched,
+            queued_seconds=self.queued_seconds(now),
+        )
+
+    def prepare(self, far: tuple[PeerAddress, ...]) -> Prepare:
+        """The order to prepare it, for a rank to which these are on other hosts."""
+        request = self.request
+        return Prepare(
+            self.id,
+            self.transport_token,
+            request.restore,
+            far,
+            request.save,
+            request.deadline,
+            request.record,
+            request.open,
+            request.anomaly,
+        )
+
+    def tell_missing(self, absent: Sequence[int], now: float) -> Waiting | None:
+        """What its client is to hear of ranks without a worker; None if it has just heard that."""
+        ranks, count = tuple(absent[:MISSING_SHOWN]), len(absent)
+        if self.told is not None:
+            told, when = self.told
+            if (told.ranks, told.count) == (ranks, count) and now - when < _TELL_SECONDS:
+                return None
+        waiting = Waiting(ranks, count, self.seconds(now))
+        self.told = waiting, now
+        return waiting

@@ -1,12 +1,17 @@
 """The master's gRPC server: the services of clients and workers, health checking, reflection.
 
-Threads, not asyncio: each call has one, and a worker's stream has a second one that reads.
+It is served by one thread with an event loop of its own, in which every call is a coroutine: a
+stream that waits costs no thread. The methods of `MasterServer` may be called from any thread.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +19,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from plancompiler import time_limits
+from plancompiler.cluster.address import split_address
 from plancompiler.cluster.channel import (
     SERVER_OPTIONS,
     TRANSFER_SERVICE,
@@ -22,20 +29,30 @@ from plancompiler.cluster.channel import (
     check_listenable,
     server_credentials,
     software_version,
-    split_address,
 )
+from plancompiler.cluster.chunks import UploadBudget
 from plancompiler.cluster.messages import JobEvent
+from plancompiler.cluster.token import Challenger, TokenFile, new_credential, read_token_file
 from plancompiler.errors import ClusterError, UsageError
 from plancompiler.lower.compile import resolve_mode
-from plancompiler.master.edge import MasterEdge
+from plancompiler.master.admission import (
+    CLIENT_SERVICE,
+    SIGN_IN_SERVICE,
+    WORKER_SERVICE,
+    Admission,
+    SignInService,
+    StreamLimits,
+)
+from plancompiler.master.edge import MAX_QUEUE, MasterEdge
 from plancompiler.master.events import Limits
 from plancompiler.master.services import ClientService, WorkerService
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 
-_SERVICES = ("plancompiler.proto.Client", "plancompiler.proto.Worker", TRANSFER_SERVICE)
-_CLIENT_THREADS = 32
-_STOP_SECONDS = 5.0
+_SERVICES = (CLIENT_SERVICE, WORKER_SERVICE, TRANSFER_SERVICE, SIGN_IN_SERVICE)
+MAX_UPLOAD_BYTES = 2 << 30
+"""The feeds of one step may come to half of it."""
+_STOP_SECONDS = time_limits.MASTER_STOP
 
 
 class MasterServer:
@@ -44,8 +61,13 @@ class MasterServer:
     `listen` is HOST:PORT, port 0 for any free one; an address beyond this machine needs `tls` or
     `insecure`. `ranks` is the world size. `mode` is the compile mode of jobs that name none; by
     default the environment's, else rank_per_process. `limits` says how long things may take.
+    `token_file` holds the secrets of clients and workers; by default the master makes one, which
+    those of the same user find. `streams` says how many may be open. `max_upload_bytes` of what
+    clients upload are held at the same time, and `max_queue` jobs may wait.
     `transfers` workers fetch at the same time, the others wait. `observe` hears every event of
-    every job and its id; it must not wait for anything.
+    every job and its id; it must not wait for anything. Where ranks of a job compute with other
+    numeric kernels, the job fails; with `allow_mixed_kernels` (by default
+    PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning.
     """
 
     def __init__(
@@ -57,8 +79,13 @@ class MasterServer:
         tls: TlsFiles | None = None,
         insecure: bool = False,
         limits: Limits | None = None,
+        token_file: Path | None = None,
+        streams: StreamLimits | None = None,
+        max_upload_bytes: int = MAX_UPLOAD_BYTES,
+        max_queue: int = MAX_QUEUE,
         transfers: int = SIMULTANEOUS,
         observe: Callable[[int, JobEvent], None] | None = None,
+        allow_mixed_kernels: bool | None = None,
     ) -> None:
         if transfers < 1:
             raise UsageError("a master must let at least one worker fetch", got=transfers)
@@ -66,15 +93,28 @@ class MasterServer:
         resolve_mode(mode, "rank_per_process")
         self._host, self._port = split_address(listen)
         self._tls = tls
-        self._edge = MasterEdge(ranks, software_version(), limits or Limits(), mode, observe)
-        self._gate = Gate(transfers)
-        # A worker's stream, its fetches and uploads take a thread each.
-        self._threads = ThreadPoolExecutor(
-            3 * ranks + _CLIENT_THREADS, thread_name_prefix="plancompiler-rpc"
+        self._limits = limits or Limits()
+        self._edge = MasterEdge(
+            ranks,
+            software_version(),
+            self._limits,
+            mode,
+            observe,
+            max_queue,
+            allow_mixed_kernels,
         )
-        self._health = health.HealthServicer()
-        self._server: grpc.Server | None = None
-        self._stopped = False
+        self._budget = UploadBudget(max_upload_bytes)
+        self._gate = Gate(transfers)
+        self._own = new_credential() if token_file is None else None
+        """The secret that the master leaves where its user's clients and workers find it."""
+        credentials = read_token_file(token_file) if token_file is not None else ()
+        challenger = Challenger(credentials if self._own is None else (self._own,))
+        self._sign_in = SignInService(challenger)
+        self._admission = Admission(challenger, streams or StreamLimits(), ranks)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_asked = asyncio.Event()
+        self._ended = threading.Event()
 
     @property
     def address(self) -> str:
@@ -84,14 +124,40 @@ class MasterServer:
 
     def start(self) -> Self:
         """Begin to serve; itself."""
-        if self._server is not None:
+        if self._thread is not None:
             raise UsageError("a master can be started once")
         check_listenable(self.address, "the master")
-        server = grpc.server(self._threads, options=SERVER_OPTIONS)
-        pb_grpc.add_ClientServicer_to_server(ClientService(self._edge), server)  # type: ignore[no-untyped-call]  # generated
-        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge), server)  # type: ignore[no-untyped-call]  # generated
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="plancompiler-master", daemon=True
+        )
+        self._thread.start()
+        started.result()
+        return self
+
+    def _run(self, started: Future[None]) -> None:
+        """The thread of the event loop."""
+        try:
+            asyncio.run(self._serve(started))
+        except BaseException as error:  # whoever starts it is told
+            if started.done():
+                raise
+            started.set_exception(error)
+        finally:
+            self._ended.set()
+
+    async def _serve(self, started: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(self._admission,))
+        silence = self._limits.stream
+        pb_grpc.add_ClientServicer_to_server(
+            ClientService(self._edge, silence, self._budget), server
+        )  # type: ignore[no-untyped-call]  # generated
+        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge, silence), server)  # type: ignore[no-untyped-call]  # generated
         TransferService(self._edge.parcel, self._edge.count_sent, self._gate).add_to(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        pb_grpc.add_SignInServicer_to_server(self._sign_in, server)  # type: ignore[no-untyped-call]  # generated
+        healthy = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         names = (*_SERVICES, health.SERVICE_NAME)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
         try:
@@ -108,27 +174,35 @@ class MasterServer:
                 hint="choose a free port, or 0 for any",
             )
         self._port = port
-        self._server = server
-        self._edge.start()
-        server.start()
-        for name in ("", *_SERVICES):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        return self
+        # Written before anyone gets an answer, so that whoever does finds it.
+        token = None if self._own is None else TokenFile(self.address, self._own)
+        try:
+            await server.start()
+            self._edge.start()
+            for name in ("", *_SERVICES):
+                await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+            started.set_result(None)
+            await self._stop_asked.wait()
+            await healthy.enter_graceful_shutdown()
+            self._edge.stop()
+            await server.stop(_STOP_SECONDS)
+            await self._edge.finish()
+        finally:
+            if token is not None:
+                token.remove()
 
     def stop(self) -> None:
         """Fail the jobs, send the workers away, close the port. Safe to call again."""
-        if self._server is None or self._stopped:
+        if self._loop is None or self._thread is None:
             return
-        self._stopped = True
-        self._health.enter_graceful_shutdown()
-        self._edge.stop()
-        self._server.stop(_STOP_SECONDS).wait()
-        self._threads.shutdown(wait=True)
+        with suppress(RuntimeError):  # the loop is closed: it has been stopped
+            self._loop.call_soon_threadsafe(self._stop_asked.set)
+        self._thread.join()
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when the server has been stopped, or after a time."""
-        if self._server is not None:
-            self._server.wait_for_termination(seconds)
+        if self._thread is not None:
+            self._ended.wait(seconds)
 
     def __enter__(self) -> Self:
         return self.start()

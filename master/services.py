@@ -1,41 +1,54 @@
 """What the master offers over gRPC: one service for clients, one for workers.
 
-A service only carries bytes; all decisions are the state machine's.
+A service only carries bytes; all decisions are the state machine's. Calls are coroutines of the
+master's event loop, so that one that waits costs no thread.
 """
 
 # ruff: noqa: N802  (methods are named as in cluster.proto)
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import math
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import grpc
 
-from plancompiler.cluster.channel import abort, software_version
+from plancompiler import time_limits
+from plancompiler.cluster.channel import refuse, software_version
+from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.chunks import (
     MAX_ARRAYS_BYTES,
     MAX_JOB_BYTES,
     Assembler,
+    Parcel,
+    Reservation,
+    UploadBudget,
     pack,
-    transfers,
 )
 from plancompiler.cluster.messages import JobRequest, Phase, Refused
 from plancompiler.cluster.serde import (
     WorkerReader,
     event_to_protos,
+    heartbeat_from_proto,
     master_message_to_proto,
     status_to_proto,
 )
+from plancompiler.cluster.token import OPERATE
 from plancompiler.errors import (
     ClusterError,
+    DeadlineError,
     PlanCompilerError,
+    SecurityError,
     UsageError,
     VersionError,
     WireFormatError,
 )
-from plancompiler.ir import verify_job
+from plancompiler.ir import Job, verify_job
+from plancompiler.master.admission import CALLER
 from plancompiler.master.edge import Connection, MasterEdge
 from plancompiler.master.events import (
     CancelAsked,
@@ -45,203 +58,329 @@ from plancompiler.master.events import (
     SaveAsked,
     StepAsked,
 )
-from plancompiler.master.job_channel import Relay
+from plancompiler.master.job_channel import JobChannel, Relay
+from plancompiler.master.work_threads import WorkThreads
+from plancompiler.ops.verify_types import verify_types
 from plancompiler.plan.job_serde import job_from_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 
+Context = grpc.aio.ServicerContext[Any, Any]
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 _MAX_STEPS = 1 << 40
+_MAX_TEXT = 4096
+"""Characters of a job's name and of the paths that it names."""
+_UPLOAD_SECONDS = time_limits.UPLOAD
+"""How long one submission, feed or upload may take."""
+_READERS = 2
+"""Submissions and feeds that are unpacked at the same time."""
+_INLINE_BYTES = 64 << 10
+"""Less is unpacked in the event loop: handing it to a thread would take longer."""
+
+
+def _answering(
+    method: Callable[[Any, Request, Context], Awaitable[Reply]],
+) -> Callable[[Any, Request, Context], Awaitable[Reply]]:
+    """A call that ends with our own error where the method raises one."""
+
+    @functools.wraps(method)
+    async def answer(service: Any, request: Request, context: Context) -> Reply:
+        try:
+            return await method(service, request, context)
+        except PlanCompilerError as error:
+            await refuse(context, error)
+
+    return answer
+
+
+async def _next(context: Context, what: str, seconds: float) -> Any:
+    """The next message of a stream that must say something; None at its end.
+
+    Raises DeadlineError after so many seconds without one: such a stream would hold memory and a
+    place for ever.
+    """
+    try:
+        message = await asyncio.wait_for(context.read(), seconds)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the master ended a stream that said nothing: {what} did not come",
+            got=f"no message for {seconds:g} s",
+            hint="the option --stream-silence of `plancompiler master` sets this limit",
+        ) from None
+    return None if message is _EOF else message
+
+
+class _Unpacking:
+    """Puts together what clients upload, outside of the event loop where it is large."""
+
+    def __init__(self, silence: float, budget: UploadBudget) -> None:
+        self._silence = silence
+        self._budget = budget
+        self._threads = WorkThreads("plancompiler-unpack", _READERS)
+
+    @contextmanager
+    def reservation(self) -> Iterator[Reservation]:
+        """What an upload holds of the budget; given back where the block fails."""
+        reservation = Reservation(self._budget)
+        try:
+            yield reservation
+        except BaseException:
+            reservation.close()
+            raise
+
+    async def receive(
+        self,
+        context: Context,
+        what: str,
+        limit: int,
+        reservation: Reservation,
+        received: Received,
+    ) -> bytes | None:
+        """The one transfer in what is left of a stream of requests; None where there is none."""
+        assembler = Assembler(what, limit, reservation)
+        data = None
+        try:
+            async with asyncio.timeout(_UPLOAD_SECONDS):
+                while (message := await _next(context, what, self._silence)) is not None:
+                    if data is not None:
+                        raise WireFormatError(f"{what} came with more behind it")
+                    data = await self._in_thread(
+                        len(message.chunk.data), assembler.add, received(message).chunk
+                    )
+        except TimeoutError:
+            raise DeadlineError(
+                f"{what} did not arrive in time", expected=f"within {_UPLOAD_SECONDS:g} s"
+            ) from None
+        if not assembler.is_empty:
+            raise WireFormatError(f"{what} is cut off")
+        reservation.keep(len(data or b""))
+        return data
+
+    async def job(self, data: bytes) -> Job:
+        """The job in these bytes."""
+        return await self._in_thread(len(data), _read_job, data)
+
+    async def parcel(self, data: bytes) -> Parcel:
+        """Feeds for workers to fetch."""
+        return await self._in_thread(len(data), pack, data)
+
+    async def _in_thread(self, nbytes: int, function: Callable[..., Reply], *args: Any) -> Reply:
+        if nbytes <= _INLINE_BYTES:
+            return function(*args)
+        return await self._threads.run(function, *args)
+
+
+def _read_job(data: bytes) -> Job:
+    job = job_from_bytes(data)
+    verify_job(job)
+    verify_types(job)
+    return job
 
 
 class ClientService(pb_grpc.ClientServicer):
-    """What clients may ask for."""
+    """What clients may ask for. A stream that says nothing for `silence` seconds is ended; what
+    they upload is held within `budget`.
+    """
 
-    def __init__(self, edge: MasterEdge) -> None:
+    def __init__(self, edge: MasterEdge, silence: float, budget: UploadBudget) -> None:
         self._edge = edge
+        self._silence = silence
+        self._unpacking = _Unpacking(silence, budget)
 
-    def Submit(
-        self, request_iterator: Iterator[pb.SubmitRequest], context: grpc.ServicerContext
-    ) -> pb.SubmitReply:
-        try:
-            first = next(request_iterator, None)
-            if first is None or not first.HasField("header"):
-                raise WireFormatError("a submission does not start with its header")
-            header = first.header
-            _check_version(header.version)
-            if header.steps > _MAX_STEPS:
-                raise UsageError("too many steps", got=header.steps, expected=_MAX_STEPS)
-            if not 0 <= header.deadline < math.inf:
-                raise UsageError("the deadline must be positive seconds", got=header.deadline)
-            assembler = Assembler("the job", MAX_JOB_BYTES)
-            data = None
-            for message in request_iterator:
-                data = assembler.add(message.chunk)
-                if data is not None:
-                    break
+    @_answering
+    async def Submit(self, _: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.SubmitReply:
+        received = Received("a client")
+        first = await _next(context, "the header of a submission", self._silence)
+        if first is None or not received(first).HasField("header"):
+            raise WireFormatError("a submission does not start with its header")
+        header = first.header
+        _check_version(header.version)
+        if header.steps > _MAX_STEPS:
+            raise UsageError("too many steps", got=header.steps, expected=_MAX_STEPS)
+        if not 0 <= header.deadline < math.inf:
+            raise UsageError("the deadline must be positive seconds", got=header.deadline)
+        for text in (header.mode, header.restore, header.save):
+            if len(text) > _MAX_TEXT:
+                raise UsageError(
+                    "a text of a submission is too long", got=len(text), expected=_MAX_TEXT
+                )
+        request = JobRequest(
+            header.steps,
+            header.mode,
+            header.open,
+            header.restore,
+            header.save,
+            header.cache,
+            header.save_every,
+            header.deadline,
+            header.record,
+            header.anomaly,
+        )
+        with self._unpacking.reservation() as held:
+            data = await self._unpacking.receive(context, "the job", MAX_JOB_BYTES, held, received)
             if data is None:
                 raise WireFormatError("the job is cut off")
-            job = job_from_bytes(data)
-            verify_job(job)
-            request = JobRequest(
-                header.steps,
-                header.mode,
-                header.open,
-                header.restore,
-                header.save,
-                header.cache,
-                header.save_every,
-                header.deadline,
-                header.record,
+            job = await self._unpacking.job(data)
+            if len(job.name) > _MAX_TEXT:
+                raise UsageError(
+                    "the name of a job is too long", got=len(job.name), expected=_MAX_TEXT
+                )
+            job_id = self._edge.submit(job, data, request, CALLER.get().name, held)
+        return Sent()(pb.SubmitReply(job_id=job_id, world_size=self._edge.world_size))
+
+    @_answering
+    async def Watch(self, request: pb.JobRequest, context: Context) -> None:
+        job_id = Received("a client")(request).job_id
+        channel = self._own(job_id)
+        sent = Sent()
+        try:
+            async for event in channel.read():
+                if event is None:
+                    if self._edge.is_stopping:
+                        return
+                    await context.write(sent(pb.JobEvent(alive=True)))
+                else:
+                    for message in event_to_protos(event):
+                        await context.write(sent(message))
+        finally:
+            # An open job has nobody else who would ask it for anything.
+            if channel.request.open:
+                self._edge.handle(CancelAsked(job_id, "its client went away"))
+
+    @_answering
+    async def Step(self, _: AsyncIterator[pb.StepRequest], context: Context) -> pb.OperationReply:
+        received = Received("a client")
+        first = await _next(context, "a request for steps", self._silence)
+        if first is None or not 0 < received(first).steps <= _MAX_STEPS:
+            raise WireFormatError("a request for steps does not say how many")
+        channel = self._own(first.job_id)
+        with self._unpacking.reservation() as held:
+            feeds = await self._unpacking.receive(
+                context, "the feeds", MAX_ARRAYS_BYTES, held, received
             )
-            job_id = self._edge.submit(job, request)
-        except PlanCompilerError as error:
-            abort(context, error)
-        return pb.SubmitReply(job_id=job_id, world_size=self._edge.world_size)
-
-    def Watch(self, request: pb.JobRequest, context: grpc.ServicerContext) -> Iterator[pb.JobEvent]:
-        job_id = request.job_id
-        try:
-            channel = self._edge.channel(job_id)
-            try:
-                for event in channel.read(context.is_active):
-                    if event is None:
-                        if self._edge.is_stopping:
-                            return
-                        yield pb.JobEvent(alive=True)
-                    else:
-                        yield from event_to_protos(event)
-            finally:
-                # An open job has nobody else who would ask it for anything.
-                if channel.request.open:
-                    self._edge.handle(CancelAsked(job_id, "its client went away"))
-        except PlanCompilerError as error:
-            abort(context, error)
-
-    def Step(
-        self, request_iterator: Iterator[pb.StepRequest], context: grpc.ServicerContext
-    ) -> pb.OperationReply:
-        try:
-            first = next(request_iterator, None)
-            if first is None or not 0 < first.steps <= _MAX_STEPS:
-                raise WireFormatError("a request for steps does not say how many")
-            channel = self._edge.channel(first.job_id)
-            chunks = (message.chunk for message in request_iterator)
-            feeds = list(transfers(chunks, "the feeds", MAX_ARRAYS_BYTES))
-            if len(feeds) > 1:
-                raise WireFormatError("a step is fed twice")
             ticket = self._edge.next_ticket()
-            if feeds:
-                channel.feeds[ticket] = pack(feeds[0])
+            if feeds is not None:
+                channel.keep_feeds(ticket, await self._unpacking.parcel(feeds), held)
             try:
-                self._edge.handle(StepAsked(first.job_id, ticket, first.steps, bool(feeds)))
+                self._edge.handle(StepAsked(first.job_id, ticket, first.steps, feeds is not None))
             except PlanCompilerError:
-                channel.feeds.pop(ticket, None)
+                channel.drop_feeds(ticket)
                 raise
-        except PlanCompilerError as error:
-            abort(context, error)
-        return pb.OperationReply(ticket=ticket)
+        return Sent()(pb.OperationReply(ticket=ticket))
 
-    def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.OperationReply:
+    @_answering
+    async def Save(self, request: pb.SaveRequest, context: Context) -> pb.OperationReply:
+        self._own(Received("a client")(request).job_id)
         ticket = self._edge.next_ticket()
+        self._edge.handle(SaveAsked(request.job_id, ticket, request.directory, request.background))
+        return Sent()(pb.OperationReply(ticket=ticket))
+
+    @_answering
+    async def Finish(self, request: pb.JobRequest, context: Context) -> pb.OperationReply:
+        self._own(Received("a client")(request).job_id)
+        self._edge.handle(FinishAsked(request.job_id))
+        return Sent()(pb.OperationReply())
+
+    @_answering
+    async def FetchVariables(self, request: pb.JobRequest, context: Context) -> None:
+        channel = self._own(Received("a client")(request).job_id)
+        ticket = self._edge.next_ticket()
+        relay = channel.relays[ticket] = Relay(self._edge.world_size)
         try:
-            self._edge.handle(
-                SaveAsked(request.job_id, ticket, request.directory, request.background)
+            self._edge.handle(CollectAsked(request.job_id, ticket))
+            async for chunk in relay.chunks():
+                await context.write(chunk)
+        finally:
+            relay.close()
+            channel.relays.pop(ticket, None)
+
+    @_answering
+    async def Cancel(self, request: pb.JobRequest, context: Context) -> pb.CancelReply:
+        self._own(Received("a client")(request).job_id)
+        ended = self._edge.phase(request.job_id).is_end
+        self._edge.handle(CancelAsked(request.job_id, "a client asked for it"))
+        cancelled = not ended and self._edge.phase(request.job_id) is Phase.CANCELLED
+        return Sent()(pb.CancelReply(cancelled=cancelled))
+
+    @_answering
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+        caller = CALLER.get()
+        owner = None if OPERATE in caller.roles else caller.name
+        return status_to_proto(self._edge.status(owner))
+
+    def _own(self, job_id: int) -> JobChannel:
+        """A job's things; SecurityError for a job of somebody else, unless the caller operates."""
+        channel = self._edge.channel(job_id)
+        caller = CALLER.get()
+        if channel.owner != caller.name and OPERATE not in caller.roles:
+            raise SecurityError(
+                f"job {job_id} belongs to somebody else",
+                got=f"a token of {caller.name} with {', '.join(sorted(caller.roles))}",
+                expected="the token of whoever submitted it, or one with the role operate",
             )
-        except PlanCompilerError as error:
-            abort(context, error)
-        return pb.OperationReply(ticket=ticket)
-
-    def Finish(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.OperationReply:
-        try:
-            self._edge.handle(FinishAsked(request.job_id))
-        except PlanCompilerError as error:
-            abort(context, error)
-        return pb.OperationReply()
-
-    def FetchVariables(
-        self, request: pb.JobRequest, context: grpc.ServicerContext
-    ) -> Iterator[pb.Chunk]:
-        try:
-            channel = self._edge.channel(request.job_id)
-            ticket = self._edge.next_ticket()
-            relay = channel.relays[ticket] = Relay(self._edge.world_size)
-            try:
-                self._edge.handle(CollectAsked(request.job_id, ticket))
-                yield from relay.chunks(context.is_active)
-            finally:
-                relay.close()
-                channel.relays.pop(ticket, None)
-        except PlanCompilerError as error:
-            abort(context, error)
-
-    def Cancel(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.CancelReply:
-        try:
-            ended = self._edge.phase(request.job_id).is_end
-            self._edge.handle(CancelAsked(request.job_id, "a client asked for it"))
-            cancelled = not ended and self._edge.phase(request.job_id) is Phase.CANCELLED
-        except PlanCompilerError as error:
-            abort(context, error)
-        return pb.CancelReply(cancelled=cancelled)
-
-    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        return status_to_proto(self._edge.status())
+        return channel
 
 
 class WorkerService(pb_grpc.WorkerServicer):
     """What workers may ask for, and the stream that each of them holds."""
 
-    def __init__(self, edge: MasterEdge) -> None:
+    def __init__(self, edge: MasterEdge, silence: float) -> None:
         self._edge = edge
+        self._silence = silence
 
-    def Connect(
-        self, request_iterator: Iterator[pb.WorkerMessage], context: grpc.ServicerContext
-    ) -> Iterator[pb.MasterMessage]:
+    @_answering
+    async def Connect(self, _: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
         connection = self._edge.connect()
-        reader = threading.Thread(
-            target=self._read,
-            args=(connection, request_iterator),
-            name="plancompiler-worker-stream",
-            daemon=True,
-        )
-        reader.start()
+        reading = asyncio.create_task(self._read(connection, context))
+        sent = Sent()
         try:
-            while (message := connection.outbox.get()) is not None:
-                yield master_message_to_proto(message)
+            while (message := await connection.outbox.get()) is not None:
+                await context.write(sent(master_message_to_proto(message)))
         finally:
+            reading.cancel()
             self._edge.disconnect(connection)
 
-    def _read(self, connection: Connection, messages: Iterator[pb.WorkerMessage]) -> None:
+    async def _read(self, connection: Connection, context: Context) -> None:
         """Hand a worker's messages to the state machine until its stream ends."""
-        reader = WorkerReader()
+        reader, received = WorkerReader(), Received("a worker")
         try:
-            for proto in messages:
-                message = reader.read(proto)
+            proto = await _next(context, "the registration of a worker", self._silence)
+            while proto is not None:
+                message = reader.read(received(proto))
                 if message is not None:
                     self._edge.from_worker(connection, FromWorker(connection.number, message))
+                proto = await context.read()
+                if proto is _EOF:
+                    break
         except PlanCompilerError as error:
-            connection.outbox.put(Refused(error.report))
-        except Exception:
+            self._edge.disconnect(connection, error.report)
+            connection.outbox.put_nowait(Refused(error.report))
+        except Exception:  # the stream broke
             pass
         finally:
-            connection.outbox.put(None)
+            connection.outbox.put_nowait(None)
 
-    def Upload(
-        self, request_iterator: Iterator[pb.UploadRequest], context: grpc.ServicerContext
-    ) -> pb.UploadReply:
-        try:
-            first = next(request_iterator, None)
-            if first is None:
-                raise WireFormatError("an upload does not say what it is")
-            rank = self._edge.rank_of_token(first.token)
-            relay = self._edge.channel(first.job_id).relays.get(first.ticket)
-            if relay is None:
-                raise ClusterError("nobody waits for these variables any longer", rank=rank)
-            for message in request_iterator:
-                relay.put(rank, message.chunk, context.is_active)
-            relay.put(rank, None, context.is_active)
-        except PlanCompilerError as error:
-            abort(context, error)
+    @_answering
+    async def Upload(self, _: AsyncIterator[pb.UploadRequest], context: Context) -> pb.UploadReply:
+        first = await _next(context, "an upload", self._silence)
+        if first is None:
+            raise WireFormatError("an upload does not say what it is")
+        rank = self._edge.rank_of_token(first.token)
+        relay = self._edge.channel(first.job_id).relays.get(first.ticket)
+        if relay is None:
+            raise ClusterError("nobody waits for these variables any longer", rank=rank)
+        while (message := await _next(context, "an upload", self._silence)) is not None:
+            await relay.put(rank, message.chunk)
+        await relay.put(rank, None)
         return pb.UploadReply()
+
+    @_answering
+    async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:
+        self._edge.beat(request.token, heartbeat_from_proto(request.heartbeat))
+        return pb.BeatReply()
 
 
 def _check_version(version: str) -> None:

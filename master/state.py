@@ -6,8 +6,10 @@ edge (`server.py`) must do; nothing here waits, talks or computes. A job goes
     queued -> compiling -> checking -> preparing -> running -> finished
                  any of these -> failed | cancelled
 
-and within `running` through its operations: runs of steps, checkpoints, the end. After its end the
-job stays active until every rank has let go of it, so that the next job finds idle workers.
+and within `running` through its operations: runs of steps, checkpoints, the end. An open job whose
+steps give a value that is not finite stays in `running` without further runs, so that its client
+can save it; with its end it has failed. After its end the job stays active until every rank has let
+go of it, so that the next job finds idle workers.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from dataclasses import replace
 
 from plancompiler.cluster.messages import (
     Abort,
@@ -29,14 +32,12 @@ from plancompiler.cluster.messages import (
     Heartbeat,
     Idle,
     JobEvent,
-    JobStatus,
     LocalCopy,
     MasterMessage,
     OperationDone,
     Outputs,
     Phase,
     PhaseChanged,
-    Prepare,
     Prepared,
     RankOutputs,
     RankTimeline,
@@ -45,12 +46,13 @@ from plancompiler.cluster.messages import (
     Register,
     Registered,
     Run,
+    RunFailed,
     Save,
     SendTimeline,
     Shipped,
     StepDone,
+    StepsFailed,
     TicketDone,
-    WorkerStatus,
     WriteIndex,
     Written,
 )
@@ -59,8 +61,9 @@ from plancompiler.errors import (
     ClusterError,
     DigestMismatchError,
     ErrorReport,
-    FeedError,
     JobCancelledError,
+    MixedKernelsError,
+    NonFiniteError,
     PlanCompilerError,
     RankError,
     TransportError,
@@ -88,13 +91,14 @@ from plancompiler.master.events import (
     Tick,
     WorkerGone,
 )
-from plancompiler.master.overdue import no_progress, nothing_asked, too_few_workers
+from plancompiler.master.overdue import somebody_works, too_late
 from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.records import Job, Worker
 from plancompiler.master.registration import free_rank
 from plancompiler.master.saving import Operation, Saving, operations_of, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
-from plancompiler.plan.digest import check_cross_rank_facts, combine_digests
+from plancompiler.master.submission import check_submission
+from plancompiler.plan.digest import check_cross_rank_facts, check_kernels, combine_digests
 
 _CONSEQUENCES = {error.code for error in (AbortedError, TransportError)}
 """Errors by which a rank says that another one is the trouble, and not what that one met."""
@@ -104,12 +108,19 @@ _JOBS_REMEMBERED = 100
 class MasterState:
     """All that a master knows."""
 
-    def __init__(self, world_size: int, version: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        version: str,
+        limits: Limits | None = None,
+        allow_mixed_kernels: bool | None = None,
+    ) -> None:
         if world_size < 1:
             raise RankError("a cluster needs at least one rank", got=world_size)
         self.world_size = world_size
         self.version = version
         self.limits = limits or Limits()
+        self._allow_mixed_kernels = allow_mixed_kernels
         self._workers: dict[int, Worker] = {}
         """By rank."""
         self._ranks: dict[int, int] = {}
@@ -129,8 +140,8 @@ class MasterState:
         match event:
             case FromWorker():
                 self._from_worker(event, now)
-            case WorkerGone(connection):
-                self._lose(connection, "its connection ended", now)
+            case WorkerGone(connection, how):
+                self._lose(connection, how, now)
             case JobSubmitted():
                 self._submit(event, now)
             case MasterCompiled():
@@ -154,26 +165,19 @@ class MasterState:
             case Stopping():
                 self._stop(now)
         self._start_next(now)
+        self._tell_missing(now)
         return self._actions
 
     def status(self, now: float) -> ClusterStatus:
         """A picture of the cluster."""
-        workers = [
-            WorkerStatus(each.rank, each.host, each.offer.device, each.offer.version, each.job_id)
-            for _, each in sorted(self._workers.items())
-        ]
-        jobs = [
-            JobStatus(
-                job.id,
-                job.name,
-                job.phase,
-                now - job.submitted,
-                job.error,
-                0 if job.shipping is None else job.shipping.fetched,
-            )
-            for job in self._jobs.values()
-        ]
-        return ClusterStatus(self.version, self.world_size, tuple(workers), tuple(jobs))
+        workers = tuple(each.status() for _, each in sorted(self._workers.items()))
+        jobs = tuple(job.status(now) for job in self._jobs.values())
+        return ClusterStatus(self.version, self.world_size, workers, jobs)
+
+    @property
+    def queue_length(self) -> int:
+        """Jobs that wait for their turn."""
+        return len(self._queue)
 
     def rank_of(self, connection: int) -> int | None:
         """The rank registered over a connection."""
@@ -196,7 +200,11 @@ class MasterState:
         worker = self._workers[rank]
         worker.last_seen = now
         if isinstance(message, Heartbeat):
-            self._tell(worker, Heartbeat())
+            if message.stopped:
+                self._drop(worker, "its process is in state T, stopped by a signal", now)
+            else:
+                worker.beat(message.cpu_seconds, now)
+                self._tell(worker, Heartbeat())
             return
         if isinstance(message, Idle):
             self._idle(worker, message.job_id, now)
@@ -225,6 +233,8 @@ class MasterState:
                 self._publish(job, RankTimeline(rank, message.timeline))
         elif isinstance(message, OperationDone):
             self._operation_done(job, rank, message.ticket, now)
+        elif isinstance(message, RunFailed):
+            self._run_failed(job, rank, message, now)
         elif isinstance(message, Written):
             self._written(job, rank, message.ticket, now)
 
@@ -297,21 +307,8 @@ class MasterState:
     # --- jobs ---------------------------------------------------------------------------------
 
     def _submit(self, event: JobSubmitted, now: float) -> None:
+        check_submission(event, self.world_size)
         request = event.request
-        if event.needs > self.world_size:
-            raise RankError(
-                f"job {event.name!r} uses more ranks than this master has",
-                got=f"rank {event.needs - 1}",
-                expected=f"ranks 0 to {self.world_size - 1}",
-                hint=f"start the master with --ranks {event.needs} or place the job on fewer",
-            )
-        if event.inputs and not request.open:
-            raise FeedError(
-                f"job {event.name!r} has inputs that nobody would feed",
-                got=", ".join(map(repr, event.inputs)),
-                hint="read the data inside the job with pc.data, or feed it step by step in a "
-                "session",
-            )
         job = Job(event.job_id, event.name, request, event.transport_token, now)
         if not request.open:
             job.operations.extend(operations_of(job.id, request, self._tickets))
@@ -332,6 +329,7 @@ class MasterState:
             return
         self._queue.popleft()
         self._active = job.id
+        job.started = now
         for worker in self._workers.values():
             worker.job_id = job.id
         self._enter(job, Phase.COMPILING, self.limits.compiling, now)
@@ -341,6 +339,17 @@ class MasterState:
             self._fail(job, error.report, now)
             return
         self._actions.append(StartCompile(job.id))
+
+    def _tell_missing(self, now: float) -> None:
+        """Say which ranks the queue waits for: at once, when that changes, and now and then."""
+        if self._active is not None or not self._queue or len(self._workers) >= self.world_size:
+            return
+        absent = [rank for rank in range(self.world_size) if rank not in self._workers]
+        for job_id in self._queue:
+            job = self._jobs[job_id]
+            waiting = job.tell_missing(absent, now)
+            if waiting is not None:
+                self._publish(job, waiting)
 
     def _master_compiled(self, event: MasterCompiled) -> None:
         job = self._active_job(event.job_id)
@@ -376,6 +385,7 @@ class MasterState:
         job.cached = job.cached and message.cached
         job.digests[rank] = message.digest
         job.facts[rank] = message.facts
+        job.kernels[rank] = message.kernels
         if message.reports:
             job.reporters.add(rank)
         if not self._all_done(job, rank):
@@ -383,27 +393,19 @@ class MasterState:
         self._enter(job, Phase.CHECKING, self.limits.checking, now)
         try:
             check_cross_rank_facts(job.facts)
-        except DigestMismatchError as error:
+            check_kernels(job.kernels, self._allow_mixed_kernels)
+        except (DigestMismatchError, MixedKernelsError) as error:
             self._fail(job, error.report, now)
             return
         job.facts.clear()
+        job.kernels.clear()
         digest = combine_digests(job.digests)
-        self._publish(job, CompileFinished(digest, now - job.submitted, job.cached))
+        self._publish(job, CompileFinished(digest, now - (job.started or now), job.cached))
         self._enter(job, Phase.PREPARING, self.limits.preparing, now)
         job.waiting = set(range(self.world_size))
         offers = self._offers()
         for worker in self._busy(job):
-            request = job.request
-            order = Prepare(
-                job.id,
-                job.transport_token,
-                request.restore,
-                far_peers(worker.rank, offers),
-                request.save,
-                request.deadline,
-                request.record,
-            )
-            self._tell(worker, order)
+            self._tell(worker, job.prepare(far_peers(worker.rank, offers)))
 
     def _all_done(self, job: Job, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""
@@ -414,6 +416,10 @@ class MasterState:
 
     def _outputs(self, job: Job, rank: int, message: Outputs, now: float) -> None:
         if rank not in job.reporters or not isinstance(job.current, Run):
+            return
+        error = job.counts.came(rank, message.step, job.current.steps, job.reported)
+        if error is not None:
+            self._fail(job, error, now)
             return
         job.deadline = now + self.limits.progress
         self._publish(job, RankOutputs(message.step, rank, message.arrays))
@@ -435,6 +441,8 @@ class MasterState:
             raise ClusterError(
                 "this job takes no more requests", hint="open a session to go step by step"
             )
+        if isinstance(operation, Run) and job.not_finite is not None:
+            raise PlanCompilerError.from_report(job.not_finite)
         job.operations.append(operation)
         if job.phase is Phase.RUNNING and job.current is None:
             self._next_operation(job, now)
@@ -452,8 +460,16 @@ class MasterState:
         job.current = operation
         if isinstance(operation, Finish):
             self._tell_all(job, operation)
-            self._end(job, Phase.FINISHED, now)
+            job.error = job.not_finite
+            self._end(job, Phase.FINISHED if job.error is None else Phase.FAILED, now)
             return
+        if job.not_finite is not None:
+            if isinstance(operation, Run):  # it was asked for before the failure was known
+                self._publish(job, StepsFailed(operation.ticket, job.not_finite))
+                self._next_operation(job, now)
+                return
+            if isinstance(operation, (Save, Collect)):
+                job.current = operation = replace(operation, before=True)
         job.waiting = set(range(self.world_size))
         if isinstance(operation, Save) and operation.background:
             job.saving = Saving(operation, set(range(self.world_size)))
@@ -479,8 +495,16 @@ class MasterState:
         current = job.current
         if current is None or isinstance(current, Finish) or current.ticket != ticket:
             return
+        if isinstance(current, Run) and rank in job.reporters:
+            error = job.counts.ended(rank, current.steps)
+            if error is not None:
+                self._fail(job, error, now)
+                return
         job.deadline = now + self.limits.progress
         if not self._all_done(job, rank):
+            return
+        if job.run_errors:
+            self._run_ended_badly(job, current.ticket, now)
             return
         if isinstance(current, Save) and not current.background:
             # The index names all shards, so it comes after them.
@@ -490,6 +514,31 @@ class MasterState:
             self._tell(self._workers[first], job.current)
             return
         self._publish(job, TicketDone(ticket))
+        self._next_operation(job, now)
+
+    def _run_failed(self, job: Job, rank: int, message: RunFailed, now: float) -> None:
+        """A run of an open job has ended on a rank, and the others end theirs."""
+        current = job.current
+        if not isinstance(current, Run) or current.ticket != message.ticket:
+            return
+        if rank not in job.waiting:
+            return
+        job.run_errors.append(message.error)
+        # A rank that was stopped by another one waits for what that one says.
+        job.deadline = now + self.limits.progress
+        if self._all_done(job, rank):
+            self._run_ended_badly(job, current.ticket, now)
+
+    def _run_ended_badly(self, job: Job, ticket: int, now: float) -> None:
+        """All ranks have ended a run that failed on some of them."""
+        causes = [each for each in job.run_errors if each.code not in _CONSEQUENCES]
+        error = (causes or job.run_errors)[0]
+        job.run_errors.clear()
+        if error.code != NonFiniteError.code or not job.request.open:
+            self._fail(job, error, now, cause=True)
+            return
+        job.not_finite = error
+        self._publish(job, StepsFailed(ticket, error))
         self._next_operation(job, now)
 
     # --- ends ---------------------------------------------------------------------------------
@@ -513,16 +562,20 @@ class MasterState:
         job = self._jobs.get(job_id)
         if job is None or job.phase.is_end or job.aborting:
             return
-        job.error = JobCancelledError(f"job {job.name!r} was cancelled: {reason}").report
+        job.error = job.not_finite
+        if job.error is None:
+            job.error = JobCancelledError(f"job {job.name!r} was cancelled: {reason}").report
         self._tell_all(job, Abort(job.id, job.error))
-        self._end(job, Phase.CANCELLED, now)
+        self._end(job, Phase.CANCELLED if job.not_finite is None else Phase.FAILED, now)
         self._retire(job, now)
 
     def _end(self, job: Job, phase: Phase, now: float) -> None:
         """The job's last phase. Its ranks have a little time to let go of it."""
         job.aborting = False
+        job.ended = now
         job.operations.clear()
         job.facts.clear()
+        job.kernels.clear()
         job.reported.clear()
         job.saving = None
         self._enter(job, phase, self.limits.release, now)
@@ -562,14 +615,9 @@ class MasterState:
         if job.aborting:
             self._end(job, Phase.FAILED, now)
             return
-        if job.phase is Phase.QUEUED:
-            error = too_few_workers(self._workers, self.world_size, self.limits.workers)
-        elif job.phase is not Phase.RUNNING or job.current is not None:
-            error = no_progress(job.phase, job.waiting)
-        elif job.saving is not None:
-            error = no_progress(job.phase, job.saving.waiting)
-        else:
-            error = nothing_asked(self.limits.idle)
+        if somebody_works(job, self._workers, now):
+            return
+        error = too_late(job, self._workers, self.world_size, self.limits)
         self._fail(job, error.report, now, cause=True)
 
     def _drop(self, worker: Worker, how: str, now: float) -> None:

@@ -6,38 +6,35 @@ each worker.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 
-from plancompiler.cluster.channel import FETCH_METHOD, TRANSFER_SERVICE, abort
+from plancompiler.cluster.channel import FETCH_METHOD, TRANSFER_SERVICE, refuse
 from plancompiler.cluster.chunks import Parcel
-from plancompiler.errors import DeadlineError, PlanCompilerError
+from plancompiler.errors import PlanCompilerError
 from plancompiler.proto import cluster_pb2 as pb
 
 SIMULTANEOUS = 16
 """Transfers at the same time, unless told otherwise. More of them only slow each other down."""
-_POLL_SECONDS = 0.2
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Gate:
     """Lets so many in at a time; the others wait in turn."""
 
     def __init__(self, places: int) -> None:
-        self._places = threading.BoundedSemaphore(places)
+        self._places = asyncio.Semaphore(places)
 
-    @contextmanager
-    def place(self, is_wanted: Callable[[], bool]) -> Iterator[None]:
-        """Hold a place. Raises DeadlineError once nobody wants it any longer."""
-        while not self._places.acquire(timeout=_POLL_SECONDS):
-            if not is_wanted():
-                raise DeadlineError("a transfer was given up before its turn came")
-        try:
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Hold a place."""
+        async with self._places:
             yield
-        finally:
-            self._places.release()
 
 
 class TransferService:
@@ -56,18 +53,18 @@ class TransferService:
         self._count = count
         self._gate = gate
 
-    def fetch(self, request: pb.FetchRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The serialised chunks of what a worker asks for."""
+    async def fetch(self, request: pb.FetchRequest, context: Context) -> None:
+        """Send the serialised chunks of what a worker asks for."""
         try:
-            with self._gate.place(context.is_active):
+            async with self._gate.place():
                 for message in self._find(request).messages_from(request.offset):
                     # Counted first: a worker says that it has all before this call goes on.
                     self._count(request, len(message))
-                    yield message
+                    await context.write(message)
         except PlanCompilerError as error:
-            abort(context, error)
+            await refuse(context, error)
 
-    def add_to(self, server: grpc.Server) -> None:
+    def add_to(self, server: grpc.aio.Server) -> None:
         """Serve on a server."""
         handler = grpc.unary_stream_rpc_method_handler(
             self.fetch, request_deserializer=pb.FetchRequest.FromString

@@ -11,13 +11,15 @@
 
 The names are those of `plancompiler.public`, which is imported when the first of them is asked for:
 a command that only shows its help needs none, and Ctrl-C meets as little as can be before the
-program has its handlers.
+program has its handlers. What has to be done at once is to choose the kernels of NumPy's BLAS, as
+whoever imports NumPy next loads it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import sys
 
 TYPE_CHECKING = False  # type checkers take it as true, by its name; `typing` need not be loaded
 if TYPE_CHECKING:
@@ -27,6 +29,26 @@ if TYPE_CHECKING:
     from plancompiler.public import *  # noqa: F403  # its __all__ is ours
     from plancompiler.public import __all__ as __all__
     from plancompiler.public import __version__ as __version__
+
+
+class _NumPyFinder:
+    """Finds NumPy, once, so that its BLAS is loaded with the kernels that `blas_kernels` chooses,
+    whoever imports it."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "numpy":
+            return None
+        sys.meta_path.remove(cls)
+        spec: importlib.machinery.ModuleSpec | None
+        spec = importlib.import_module(f"{__name__}.blas_kernels").numpy_spec()
+        return spec
+
+
+if "numpy" not in sys.modules:
+    sys.meta_path.insert(0, _NumPyFinder)
 
 
 def __getattr__(name: str) -> Any:

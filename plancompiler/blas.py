@@ -4,17 +4,19 @@ the loaded BLAS is.
 
 from __future__ import annotations
 
-from plancompiler import blas_kernels  # before NumPy
-
-# isort: split
 import os
+import platform
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import threadpoolctl
+
+from plancompiler import blas_kernels
 
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
@@ -73,6 +75,39 @@ def one_blas_thread() -> Iterator[None]:
         yield
     finally:
         _LIMIT.give_back()
+
+
+def _numpys_libraries() -> list[dict[str, Any]]:
+    """What threadpoolctl says of the BLAS that NumPy uses; another package may bring its own."""
+    pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+    return [pool for pool in pools if "numpy" in pool.get("filepath", "")] or pools
+
+
+def kernel_environment() -> dict[str, str]:
+    """What makes a child load the kernel set of this process, which may have loaded NumPy before
+    plancompiler could choose one; nothing where the user's environment names a set."""
+    if os.environ.get(blas_kernels.VARIABLE):
+        return {}
+    sets = {
+        pool["architecture"]
+        for pool in _numpys_libraries()
+        if pool["internal_api"] == "openblas" and pool.get("architecture")
+    }
+    return {blas_kernels.VARIABLE: sets.pop()} if len(sets) == 1 else {}
+
+
+@lru_cache(maxsize=1)
+def numeric_kernels() -> str:
+    """What the last bits of this process's results depend on: NumPy with the instructions that it
+    uses, and the BLAS with its kernels. Ranks of one job should all have the same."""
+    instructions = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    libraries = {
+        f"{pool['internal_api']} {pool['version']} with {pool.get('architecture', 'unknown')} "
+        "kernels"
+        for pool in _numpys_libraries()
+    }
+    numpy = f"NumPy {np.__version__} on {platform.machine()} with {' '.join(instructions)}"
+    return ", ".join([numpy, *sorted(libraries)])
 
 
 def describe() -> str:

@@ -6,19 +6,21 @@ one. For two families of CPUs its pick is not the fastest (float32 products, one
     AMD Zen 5  Haswell  125 GFLOP/s, where SkylakeX gives 230: AVX-512 units are 512 bits wide
     AMD Zen 4  SkylakeX  97 GFLOP/s, where Haswell gives 106: they are 256 bits wide
 
-Rooms whose modules import NumPy import this one first, in their `__init__.py`; so do the modules of
-no room. Where NumPy is loaded already its set stays as it is.
+The choice is made when NumPy is imported, by whomever, if plancompiler was imported before. Where
+NumPy is loaded already its set stays as it is; worker processes that this process starts are given
+the same (`plancompiler.blas`).
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 VARIABLE = "OPENBLAS_CORETYPE"
 """OpenBLAS's own variable: the kernel set to use, whatever the CPU."""
@@ -84,28 +86,36 @@ def this_cpu() -> Cpu | None:
         return None
 
 
-def _load_numpy() -> str | None:
-    """Load NumPy with the chosen kernel set, if it is not loaded yet. Gives the set, or None.
+def numpy_spec() -> ModuleSpec | None:
+    """How to import NumPy so that its BLAS loads the chosen kernel set; None without NumPy.
 
     The variable is there only while the library is loaded: programs that this one starts see what
     the user has set, and nothing else.
     """
-    if "numpy" in sys.modules:
-        return None
-    chosen = kernel_set_for(this_cpu(), os.environ)
-    if chosen is None:
-        return None
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = chosen
-    try:
-        importlib.import_module("numpy")
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
-    return chosen
+    spec = importlib.util.find_spec("numpy")
+    if spec is None or spec.loader is None:
+        return spec
+    load = spec.loader.exec_module
+
+    def load_with_choice(module: ModuleType) -> None:
+        global CHOSEN
+        CHOSEN = kernel_set_for(this_cpu(), os.environ)
+        if CHOSEN is None:
+            load(module)
+            return
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = CHOSEN
+        try:
+            load(module)
+        finally:
+            if before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = before
+
+    spec.loader.exec_module = load_with_choice  # type: ignore[method-assign]
+    return spec
 
 
-CHOSEN: str | None = _load_numpy()
-"""The kernel set that this module chose for this process; None where it chose none."""
+CHOSEN: str | None = None
+"""The kernel set that was chosen here for this process; None where none was, or not yet."""

@@ -2,57 +2,55 @@
 
 from __future__ import annotations
 
-from plancompiler import blas_kernels  # noqa: F401  # before NumPy
-
-# isort: split
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
-import numpy as np
 
+from plancompiler import time_limits
 from plancompiler.cluster.channel import (
-    CALL_SECONDS,
+    SILENCE_SECONDS,
     TlsFiles,
-    await_master,
     call_error,
-    open_channel,
+    connect_master,
     software_version,
 )
+from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import (
     MAX_ARRAYS_BYTES,
     Array,
-    arrays_from_bytes,
     arrays_to_bytes,
     to_chunks,
     transfers,
 )
 from plancompiler.cluster.messages import (
     ClusterStatus,
-    CompileFinished,
-    JobEvent,
     JobRequest,
     Phase,
-    PhaseChanged,
-    RankOutputs,
-    RankTimeline,
     StepDone,
-    StepsDropped,
+    StepsFailed,
     TicketDone,
 )
-from plancompiler.cluster.serde import EventReader, status_from_proto
+from plancompiler.cluster.serde import status_from_proto
 from plancompiler.errors import (
     ClusterError,
     FeedError,
+    NonFiniteError,
     PlanCompilerError,
     UsageError,
 )
-from plancompiler.executor.checkpoint import assemble
+from plancompiler.executor.checkpoint import assemble, read_index
+from plancompiler.executor.fed_rates import rates_to_feeds
+from plancompiler.executor.feeds import check_feeds
 from plancompiler.executor.timeline import Timeline
 from plancompiler.executor.trace import timelines_from_bytes
+from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
 from plancompiler.ir.arguments import (
@@ -64,12 +62,20 @@ from plancompiler.ir.arguments import (
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
+from plancompiler.session_rates import SessionRates
+from plancompiler.watched_job import (
+    OnPhase,
+    OnWaiting,
+    WatchedJob,
+    call,
+    cancel_job,
+    job_request,
+)
 
 Folder = str | PathLike[str]
-OnPhase = Callable[[Phase, float], None]
-"""Takes a phase that a job entered and the seconds since its submission."""
-
-_TRANSFER_SECONDS = 600.0
+_TRANSFER_SECONDS = time_limits.TRANSFER
+_AHEAD_SECONDS = 0.5
+"""Steps of an open job run ahead of the reader for about so long."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,18 +83,26 @@ _log = logging.getLogger(__name__)
 class Client:
     """A connection to a master.
 
-    `timeout` (seconds) bounds the wait for its first answer: MasterUnreachableError. Use it as a
-    context manager, or close it.
+    `timeout` (seconds) bounds the wait for its first answer, and later how long it may answer no
+    ping (at least 2 s): MasterUnreachableError. None is for a master in this process, which stands
+    still when its client does. `token_file` holds the secret to show, by default that of a master
+    of the same user on this machine; SecurityError where there is none or the master does not know
+    it. Use it as a context manager, or close it.
     """
 
-    def __init__(self, address: str, *, timeout: float = 10.0, tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float | None = SILENCE_SECONDS,
+        tls: TlsFiles | None = None,
+        token_file: Folder | None = None,
+    ) -> None:
         self.address = address
-        self._channel = open_channel(address, tls)
-        try:
-            await_master(self._channel, address, timeout)
-        except BaseException:
-            self._channel.close()
-            raise
+        token = None if token_file is None else Path(token_file)
+        self._channel = connect_master(
+            address, tls, token, timeout or SILENCE_SECONDS, silence=timeout
+        )
         self._stub = ClientStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def submit(
@@ -103,20 +117,25 @@ class Client:
         cache: bool = True,
         deadline: float | None = None,
         record: bool = False,
+        anomaly: bool = False,
         on_phase: OnPhase | None = None,
+        on_waiting: OnWaiting | None = None,
     ) -> Handle:
         """Queue a job that reads its own data, for `steps` steps.
 
         `restore` and `save` are checkpoint folders on the workers' host, to start from and to write
         at the end; with `save_every` also after each so many steps, while steps go on. Without
-        `cache` everything is compiled, and kept nowhere. `deadline` (seconds) is how long a rank
-        may stand still while others wait for it, by default as the workers were told. `record`
-        records for `Handle.timelines`. Raises FeedError for a job with inputs, RankError for one
-        that does not fit the cluster. The job goes on if the client goes away.
+        `cache`, or where a mode is named, everything is compiled, and kept nowhere. `deadline`
+        (seconds) is how long a rank may stand still while others wait for it, by default as the
+        workers were told. `record` records for `Handle.timelines`. With `anomaly` every op is
+        checked, and a NonFiniteError names the first that makes a value that is not finite (slow,
+        for debugging; of ranks on CPUs only). A NonFiniteError ends the job; checkpoints that it
+        has written before stay. Raises FeedError for a job with inputs, RankError for one that does
+        not fit the cluster. The job goes on if the client goes away.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
-            raise UsageError("the number of steps is negative", got=steps)
+            raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
         every = save_interval(save_every, save)
         job = as_job(job)
         if job.inputs:
@@ -125,6 +144,13 @@ class Client:
                 got=", ".join(map(repr, job.inputs)),
                 hint="read the data inside the job with pc.data, or run it step by step with "
                 "Client.open or pc.run",
+            )
+        if job.rates:
+            raise UsageError(
+                f"job {job.name!r} has a learning rate that is a function of this program, and no "
+                "cluster calls it",
+                expected="a number, or pc.optim.constant, linear or cosine",
+                hint="run it with Client.open or pc.run, which evaluate the function here",
             )
         request = JobRequest(
             steps,
@@ -135,9 +161,10 @@ class Client:
             save_every=every,
             deadline=_deadline(deadline),
             record=record,
+            anomaly=anomaly,
         )
         job_id = self._submit(job, request)
-        return Handle(self._stub, self.address, job_id, on_phase)
+        return Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
 
     def open(
         self,
@@ -147,28 +174,40 @@ class Client:
         restore: Folder | None = None,
         cache: bool = True,
         deadline: float | None = None,
+        anomaly: bool = False,
         on_phase: OnPhase | None = None,
+        on_waiting: OnWaiting | None = None,
     ) -> RemoteSession:
         """Compile a job and prepare it on all ranks, to be run step by step.
 
         Returns when the first step can run; raises what went wrong. The job ends with the session.
-        Without `cache` everything is compiled, and kept nowhere. `deadline` as for `submit`.
+        Without `cache`, or where a mode is named, everything is compiled, and kept nowhere.
+        `deadline` and `anomaly` as for `submit`.
         """
         job = as_job(job)
         request = JobRequest(
-            0, mode or "", True, _folder(restore), cache=cache, deadline=_deadline(deadline)
+            0,
+            mode or "",
+            True,
+            _folder(restore),
+            cache=cache,
+            deadline=_deadline(deadline),
+            anomaly=anomaly,
         )
         job_id = self._submit(job, request)
-        return RemoteSession(self._stub, self.address, job_id, job, on_phase)
+        first_step = partial(_step_of, restore)
+        return RemoteSession(
+            self._stub, self.address, job_id, job, on_phase, on_waiting, first_step, anomaly
+        )
 
     def status(self) -> ClusterStatus:
         """The master's version, its workers and its latest jobs."""
-        reply = _call(self.address, self._stub.Status, pb.StatusRequest())
+        reply = call(self.address, self._stub.Status, pb.StatusRequest())
         return status_from_proto(reply)
 
     def cancel(self, job_id: int) -> bool:
         """Stop a job; False where it had already ended."""
-        return _cancel(self._stub, self.address, job_id)
+        return cancel_job(self._stub, self.address, job_id)
 
     def close(self) -> None:
         """Close the connection. Safe to call again."""
@@ -197,110 +236,38 @@ class Client:
             save_every=request.save_every,
             deadline=request.deadline,
             record=request.record,
+            anomaly=request.anomaly,
         )
         chunks = to_chunks(job_to_bytes(job), compress=True)
 
         def messages() -> Iterator[pb.SubmitRequest]:
-            yield pb.SubmitRequest(header=header)
+            sent = Sent()
+            yield sent(pb.SubmitRequest(header=header))
             for chunk in chunks:
-                yield pb.SubmitRequest(chunk=chunk)
+                yield sent(pb.SubmitRequest(chunk=chunk))
 
-        reply = _call(self.address, self._stub.Submit, messages(), timeout=_TRANSFER_SECONDS)
+        reply = call(self.address, self._stub.Submit, messages(), timeout=_TRANSFER_SECONDS)
         return int(reply.job_id)
 
 
-class _Watched:
-    """A job seen through its stream of events."""
-
-    def __init__(
-        self, stub: ClientStub, address: str, job_id: int, on_phase: OnPhase | None
-    ) -> None:
-        self.job_id = job_id
-        self.phase = Phase.QUEUED
-        self.digest: str | None = None
-        """One hash over the text form of all plans, once they are compiled."""
-        self.compile_seconds: float | None = None
-        """From the submission to checked plans on all ranks, queueing included."""
-        self.cached: bool | None = None
-        """Whether all plans came from plan caches, once they are there."""
-        self._stub = stub
-        self._address = address
-        self._on_phase = on_phase
-        self._error: PlanCompilerError | None = None
-        self._outputs: dict[int, dict[str, Array]] = {}
-        """Step -> outputs of the ranks heard so far."""
-        self._recorded: list[bytes] = []
-        """Timelines of ranks."""
-        self._reader = EventReader()
-        self._stream: Any = stub.Watch(pb.JobRequest(job_id=job_id))
-
-    def _next_event(self) -> JobEvent | None:
-        """The next event; None when the job has finished. Raises the job's error."""
-        while True:
-            if self._error is not None:
-                raise self._error
-            if self.phase.is_end:
-                return None
-            event = self._read()
-            if isinstance(event, PhaseChanged):
-                self._entered(event)
-            elif isinstance(event, CompileFinished):
-                self.digest, self.compile_seconds = event.digest, event.seconds
-                self.cached = event.cached
-            elif isinstance(event, RankOutputs):
-                outputs = self._outputs.setdefault(event.step, {})
-                outputs.update(arrays_from_bytes(event.arrays))
-                continue
-            elif isinstance(event, RankTimeline):
-                self._recorded.append(event.timeline)
-                continue
-            elif isinstance(event, StepsDropped):
-                _log.warning("outputs of %d steps were not read in time", event.count)
-            return event
-
-    def _read(self) -> JobEvent:
-        try:
-            for message in self._stream:
-                event = self._reader.read(message)
-                if event is not None:
-                    return event
-        except grpc.RpcError as error:
-            self._error = call_error(error, self._address)
-        else:
-            self._error = ClusterError("the master went away before the job ended")
-        raise self._error
-
-    def _entered(self, event: PhaseChanged) -> None:
-        self.phase = event.phase
-        if event.error is not None:
-            self._error = PlanCompilerError.from_report(event.error)
-        if self._on_phase is not None:
-            self._on_phase(event.phase, event.seconds)
-
-    def _take_outputs(self, step: int) -> dict[str, Array]:
-        outputs = self._outputs.pop(step, {})
-        for older in [each for each in self._outputs if each < step]:
-            del self._outputs[older]
-        return outputs
-
-    def cancel(self) -> bool:
-        """Stop the job; False where it had already ended."""
-        return _cancel(self._stub, self._address, self.job_id)
-
-    def _stop_watching(self) -> None:
-        self._stream.cancel()
-
-
-class Handle(_Watched):
+class Handle(WatchedJob):
     """A submitted job. Iterating gives one dict per step: `{"step": 0, "loss": 2.3, …}`.
 
     Scalars are floats, other outputs arrays. The iteration ends with the job, or raises its error.
     """
 
     def __init__(
-        self, stub: ClientStub, address: str, job_id: int, on_phase: OnPhase | None
+        self,
+        stub: ClientStub,
+        address: str,
+        job_id: int,
+        on_phase: OnPhase | None,
+        on_waiting: OnWaiting | None,
+        names: Collection[str],
+        steps: int,
     ) -> None:
-        super().__init__(stub, address, job_id, on_phase)
+        super().__init__(stub, address, job_id, on_phase, on_waiting, names)
+        self._asked = steps
         self._last: dict[str, Any] = {}
 
     def __iter__(self) -> Self:
@@ -315,6 +282,8 @@ class Handle(_Watched):
                     for name, value in outputs.items()
                 }
                 return self._last
+        with self._ending_on_loss():
+            self._steps.expect(self._asked)
         raise StopIteration
 
     def result(self) -> dict[str, Any]:
@@ -349,14 +318,33 @@ class Handle(_Watched):
         self.close()
 
 
-class RemoteSession(_Watched):
-    """An open job: it runs the steps that it is asked for, and ends with `close`."""
+class RemoteSession(WatchedJob):
+    """An open job: it runs the steps that it is asked for, and ends with `close`.
+
+    After a NonFiniteError it makes no more steps, but can be saved until it is closed: see
+    `Session.step`. After any other error of the job it has ended.
+    """
 
     def __init__(
-        self, stub: ClientStub, address: str, job_id: int, job: Job, on_phase: OnPhase | None
+        self,
+        stub: ClientStub,
+        address: str,
+        job_id: int,
+        job: Job,
+        on_phase: OnPhase | None,
+        on_waiting: OnWaiting | None,
+        first_step: Callable[[], int],
+        anomaly: bool = False,
     ) -> None:
-        super().__init__(stub, address, job_id, on_phase)
+        super().__init__(stub, address, job_id, on_phase, on_waiting, job.outputs)
         self._job = job
+        self._anomaly = anomaly
+        self._not_finite: PlanCompilerError | None = None
+        """Why there are no more steps."""
+        self._asked = 0
+        """Steps, in all requests so far."""
+        self.rates = SessionRates(job, first_step)
+        """The learning rates of its steps."""
         self._closed = False
         try:
             while self.phase is not Phase.RUNNING:
@@ -366,6 +354,15 @@ class RemoteSession(_Watched):
             self._stop_watching()
             raise
 
+    @property
+    def lr(self) -> float | tuple[float, ...]:
+        """See `Session.lr`."""
+        return self.rates.lr
+
+    @lr.setter
+    def lr(self, rate: Rate | Sequence[Rate]) -> None:
+        self.rates.lr = rate
+
     def step(self, /, **feeds: Any) -> dict[str, Array]:
         """Run one step with every input fed by name as a whole global array; its outputs."""
         arrays = check_feeds(self._job, feeds)
@@ -373,12 +370,30 @@ class RemoteSession(_Watched):
         return outputs[-1] if outputs else {}
 
     def run(self, steps: int) -> Iterator[dict[str, Array]]:
-        """Run steps that need no feeds, ahead of the reader; each step's outputs."""
+        """Run steps that need no feeds, half a second ahead of the reader; each step's outputs.
+
+        Where a value is not finite, the NonFiniteError comes when the ranks have done what they
+        were ahead, so that all are at the same step.
+        """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
-            raise UsageError("the number of steps is negative", got=steps)
+            raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
         check_feeds(self._job, {})
-        if steps:
+        count = 1
+        while steps:
+            count = min(count, steps)
+            begin = time.perf_counter()
+            yield from self.run_together(count)
+            seconds = time.perf_counter() - begin
+            steps -= count
+            count = max(1, min(2 * count, int(_AHEAD_SECONDS * count / seconds)))
+
+    def run_together(self, steps: int) -> Iterator[dict[str, Array]]:
+        """Run steps that need no feeds, asked for in one request: see `run`."""
+        if self._anomaly:  # variables are kept as they were before each
+            for _ in range(steps):
+                yield from self._ask_steps(1, {})
+        elif steps:
             yield from self._ask_steps(steps, {})
 
     def save(self, directory: Folder, *, wait: bool = True) -> None:
@@ -387,8 +402,8 @@ class RemoteSession(_Watched):
         Without `wait` it returns when the ranks have copied the values; they write them while
         steps go on. The next save and `close` wait for that; the job fails where it cannot be done.
         """
-        request = pb.SaveRequest(
-            job_id=self.job_id, directory=_folder(directory), background=not wait
+        request = Sent()(
+            pb.SaveRequest(job_id=self.job_id, directory=_folder(directory), background=not wait)
         )
         reply = self._request(self._stub.Save, request)
         for _ in self._steps_until(reply.ticket):
@@ -398,9 +413,7 @@ class RemoteSession(_Watched):
         """Parameters and optimizer state as global arrays by name."""
         self._check_open()
         try:
-            chunks = self._stub.FetchVariables(
-                pb.JobRequest(job_id=self.job_id), timeout=_TRANSFER_SECONDS
-            )
+            chunks = self._stub.FetchVariables(job_request(self.job_id), timeout=_TRANSFER_SECONDS)
             return assemble(transfers(chunks, "a rank's variables", MAX_ARRAYS_BYTES))
         except grpc.RpcError as error:
             raise self._first_cause(call_error(error, self._address)) from error
@@ -412,9 +425,12 @@ class RemoteSession(_Watched):
         self._closed = True
         try:
             if self._error is None and not self.phase.is_end:
-                _call(self._address, self._stub.Finish, pb.JobRequest(job_id=self.job_id))
+                call(self._address, self._stub.Finish, job_request(self.job_id))
                 while self._next_event() is not None:
                     pass
+        except NonFiniteError:  # the caller knows
+            if self._not_finite is None:
+                raise
         finally:
             self._stop_watching()
 
@@ -432,15 +448,21 @@ class RemoteSession(_Watched):
             self._stop_watching()
         self.close()
 
-    def _ask_steps(self, steps: int, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    def _ask_steps(self, steps: int, feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        if self._not_finite is not None:
+            raise self._not_finite
+        arrays = {**feeds, **rates_to_feeds(self.rates.of_next(steps))}
         chunks = to_chunks(arrays_to_bytes(arrays)) if arrays else []
 
         def messages() -> Iterator[pb.StepRequest]:
-            yield pb.StepRequest(job_id=self.job_id, steps=steps)
+            sent = Sent()
+            yield sent(pb.StepRequest(job_id=self.job_id, steps=steps))
             for chunk in chunks:
-                yield pb.StepRequest(chunk=chunk)
+                yield sent(pb.StepRequest(chunk=chunk))
 
         reply = self._request(self._stub.Step, messages())
+        self._asked += steps
+        self.rates.advance(steps)
         yield from self._steps_until(reply.ticket)
 
     def _steps_until(self, ticket: int) -> Iterator[dict[str, Array]]:
@@ -449,13 +471,19 @@ class RemoteSession(_Watched):
             if isinstance(event, StepDone):
                 yield self._take_outputs(event.step)
             elif isinstance(event, TicketDone) and event.ticket == ticket:
+                with self._ending_on_loss():
+                    if self._not_finite is None:
+                        self._steps.expect(self._asked)
                 return
+            elif isinstance(event, StepsFailed) and event.ticket == ticket:
+                self._not_finite = PlanCompilerError.from_report(event.error)
+                raise self._not_finite
         raise ClusterError("the job ended before it did what was asked")
 
     def _request(self, method: Callable[..., Any], request: object) -> Any:
         self._check_open()
         try:
-            return _call(self._address, method, request, timeout=_TRANSFER_SECONDS)
+            return call(self._address, method, request, timeout=_TRANSFER_SECONDS)
         except PlanCompilerError as error:
             raise self._first_cause(error) from error
 
@@ -467,36 +495,16 @@ class RemoteSession(_Watched):
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise UsageError("the session is closed", hint="open a new one with Client.open(job)")
-
-
-def check_feeds(job: Job, feeds: Mapping[str, object]) -> dict[str, Array]:
-    """The feeds as arrays, one per input of the job; FeedError where one does not fit."""
-    missing = sorted(job.inputs.keys() - feeds.keys())
-    unknown = sorted(feeds.keys() - job.inputs.keys())
-    if missing or unknown:
-        parts = [f"input {name!r} is not fed" for name in missing]
-        parts += [f"{name!r} is no input" for name in unknown]
-        raise FeedError(
-            f"the feeds do not fit job {job.name!r}: {'; '.join(parts)}",
-            got=", ".join(map(repr, sorted(feeds))) or "nothing",
-            expected=", ".join(map(repr, sorted(job.inputs))) or "nothing",
-        )
-    arrays = {}
-    for name, value in job.inputs.items():
-        given = feeds[name]
-        dtype = value.dtype.numpy
-        is_number = type(given) in (bool, int, float) and value.shape == ()
-        array = np.asarray(given, dtype) if is_number else np.asarray(given)
-        if array.shape != value.shape or array.dtype != dtype:
-            raise FeedError(
-                f"the array fed to input {name!r} has a wrong shape or dtype",
-                got=f"{array.dtype}{list(array.shape)}",
-                expected=f"{value.dtype}{list(value.shape)}",
-                hint="feed the whole global array, in the input's dtype",
+            raise UsageError(
+                "the session is closed",
+                expected="a session that is open",
+                hint="open a new one with Client.open(job)",
             )
-        arrays[name] = array
-    return arrays
+
+
+def _step_of(restore: Folder | None) -> int:
+    """The number of the first step after a checkpoint."""
+    return 0 if restore is None else int(read_index(folder_path("restore", restore))["step"])
 
 
 def _folder(directory: Folder | None) -> str:
@@ -505,18 +513,3 @@ def _folder(directory: Folder | None) -> str:
 
 def _deadline(seconds: float | None) -> float:
     return 0.0 if seconds is None else positive_number("the deadline", seconds)
-
-
-def _call(
-    address: str, method: Callable[..., Any], request: object, timeout: float = CALL_SECONDS
-) -> Any:
-    """One call to the master, within a deadline."""
-    try:
-        return method(request, timeout=timeout)
-    except grpc.RpcError as error:
-        raise call_error(error, address) from error
-
-
-def _cancel(stub: ClientStub, address: str, job_id: int) -> bool:
-    reply = _call(address, stub.Cancel, pb.JobRequest(job_id=job_id))
-    return bool(reply.cancelled)

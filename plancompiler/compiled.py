@@ -7,9 +7,6 @@ Every rank makes the same job, and the plan of its own part of it.
 
 from __future__ import annotations
 
-from plancompiler import blas_kernels  # noqa: F401  # before NumPy
-
-# isort: split
 import threading
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
@@ -21,6 +18,7 @@ import numpy as np
 
 from plancompiler.compiled_program import Program
 from plancompiler.eager import DistTensor, World, current_world
+from plancompiler.eager.agreement import compare
 from plancompiler.errors import UsageError
 from plancompiler.frontend.nn.module import Module
 from plancompiler.ir import Job
@@ -79,7 +77,16 @@ class Compiled:
             tuple([_surrounding(read(), tensors) for read in self._around]),
             world.recording,
             world.implicit_broadcast,
+            world.anomaly,
         )
+        if world.compares and tensors:
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            said = {
+                "arguments": _shown((args, kwargs)),
+                "names around it": _shown([read() for read in self._around]),
+                "recording": world.recording,
+            }
+            compare(world, tensors[0].placement.rank_list, name, said)
         with self._lock:
             programs = self._programs.get(world)
             if programs is None:
@@ -157,6 +164,18 @@ def _key(value: Any, tensors: list[DistTensor]) -> object:
             expected="tensors, plain values, lists, tuples and dicts of them, or hashable objects",
         ) from None
     return kind, value
+
+
+def _shown(value: Any) -> str:
+    """What a program depends on of a value, for ranks to compare."""
+    if isinstance(value, DistTensor):
+        return f"{value.spec}{' with a gradient' * value.requires_grad}"
+    kind = value.__class__
+    if kind in (list, tuple):
+        return f"({', '.join([_shown(each) for each in value])})"
+    if kind is dict:
+        return f"({', '.join([f'{name}={_shown(each)}' for name, each in value.items()])})"
+    return repr(value) if kind in _PLAIN else kind.__name__
 
 
 def _place(value: DistTensor, tensors: Sequence[DistTensor]) -> int:

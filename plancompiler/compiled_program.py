@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from plancompiler import blas_kernels  # noqa: F401  # before NumPy
-
-# isort: split
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,12 +170,13 @@ class Program:
         self._function = function
         self._gradients: dict[object, Program] = {}
         self._builder = JobBuilder(name)
-        self._tracing = Tracing(world, self._builder)
+        self._tracing = Tracing(world, name, self._builder)
         self._traced = _Traced()
         with self._tracing.recording():
             result = function(*args, **kwargs)
             self._traced.result = self._resulting(result, tensors)
             self._note_leaves(tensors)
+            del result
         self._note_variables(tensors)
         self._steps = list(self._tracing.steps)
         variables = self._traced.variables
@@ -336,7 +334,9 @@ class Program:
             generator = world.generator
             if self._notes_data:
                 generator.note_data(self)
-            self._run.step(Draws(generator.seed, generator.step, generator.number, self._done()))
+            rates = tuple([steps.rate for steps in self._steps])
+            drawn = (generator.seed, generator.step, generator.number)
+            self._run.step(Draws(*drawn, self._done(), rates))
             self._lying.leave()
             arrays = self._run.shards
         for at in self._changed:

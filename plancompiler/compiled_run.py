@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from plancompiler import blas_kernels  # noqa: F401  # before NumPy
-
-# isort: split
 import hashlib
 import os
 import threading
@@ -25,12 +22,14 @@ from plancompiler.executor.comm.host import HostTransport
 from plancompiler.executor.comm.host_wire import HOST_VARIABLE, host_id
 from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.comm.routed import RoutedTransport
-from plancompiler.executor.runtime import DEADLINE, Runtime
+from plancompiler.executor.runtime import Runtime
 from plancompiler.ir import Job
 from plancompiler.lower.cached import slices_of_job
+from plancompiler.lower.compile import is_mode_chosen
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.ops.registry import Array, Kernel, KernelContext, op_def
 from plancompiler.plan.plan import ComputeSpec
+from plancompiler.time_limits import DEADLINE
 
 
 @dataclass(slots=True)
@@ -42,6 +41,8 @@ class Draws:
     step: int = 0
     number: int = 0
     optimizer_step: int = 0
+    rates: tuple[float, ...] = ()
+    """The learning rates of the optimizers that step in the function, in their order."""
 
 
 class CompiledRun:
@@ -74,12 +75,17 @@ class CompiledRun:
             self._group = world.comm.context(ranks)
             world.comm.aborters.append(self._abort)
             transport = _meet(world, self._group, job)
-        cache = open_cache()
+        cache = None if is_mode_chosen() else open_cache()
         slices, _ = slices_of_job(job, ranks[-1] + 1, cache)
         plan, _ = plan_of_slice(slices.distinct[slices.of_rank[world.rank]], world.rank, cache)
         device = None if plan.device == "cpu" else world.spaces.device().device
         self._runtime = Runtime(
-            plan, transport, deadline=deadline, device=device, adapt=self._adapted
+            plan,
+            transport,
+            deadline=deadline,
+            device=device,
+            adapt=self._adapted,
+            anomaly=world.anomaly or None,
         )
         world.closers.append(self.close)
         _open_runs.add(self)
@@ -153,9 +159,15 @@ class CompiledRun:
             draws = self._draws
             context.step = draws.optimizer_step if of_optimizer else draws.step
             context.seed = draws.seed
+            context.rates = self._rate
             kernel(context, inputs, outputs)
 
         return stepped
+
+    def _rate(self, optimizer: int, step: int) -> float | None:
+        """As `KernelContext.rates`."""
+        rates = self._draws.rates
+        return rates[optimizer] if optimizer < len(rates) else None
 
     def _drawn(self, kernel: Kernel, attrs: Mapping[str, Any], key: int) -> Kernel:
         def drawn(context: KernelContext, inputs: Any, outputs: Any) -> None:

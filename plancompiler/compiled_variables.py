@@ -8,9 +8,6 @@ are reduced first), and tensors that are others in every call.
 
 from __future__ import annotations
 
-from plancompiler import blas_kernels  # noqa: F401  # before NumPy
-
-# isort: split
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +17,7 @@ import numpy as np
 
 from plancompiler.compiled_run import CompiledRun
 from plancompiler.eager import DistTensor
+from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tape import Node
 from plancompiler.errors import TracingError
@@ -88,7 +86,7 @@ class _Place:
     def found(self, tensor: DistTensor, call: int) -> Array | None:
         """The array of a tensor for the plan to work on; None where it has to be copied."""
         before, self.array, self.memory = self.array, _NOWHERE, _NOWHERE
-        if not self.movable:
+        if not self.movable or isinstance(tensor, MaterializedView):
             return None
         if self.use.given and before is _NOWHERE and self.seen != id(tensor):
             self.seen = id(tensor)
@@ -201,8 +199,9 @@ class Variables:
     def _check_apart(self, copied: Sequence[tuple[_Place, DistTensor]]) -> None:
         here: dict[int, _Place] = {}
         for place, tensor in copied:
-            _refuse_both(place, self._owners.get(_owner(tensor.local)))
-            _add(here, tensor.local, place)
+            shared = tensor.root if isinstance(tensor, MaterializedView) else tensor
+            _refuse_both(place, self._owners.get(_owner(shared.local)))
+            _add(here, shared.local, place)
 
 
 def _add(owners: dict[int, _Place], array: Array, place: _Place) -> None:

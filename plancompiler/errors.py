@@ -56,7 +56,7 @@ class PlanCompilerError(Exception):
 
     def __str__(self) -> str:
         report = self.report
-        parts = [f"[{report.code} {type(self).__name__}] {report.what}."]
+        parts = [f"[{report.code} {type(self).__name__}] {_ended(report.what)}"]
         where = []
         if report.op is not None:
             where.append(f"op {report.op!r}")
@@ -67,11 +67,11 @@ class PlanCompilerError(Exception):
         if where:
             parts.append(f"Where: {' '.join(where)}.")
         if report.got is not None:
-            parts.append(f"Got: {report.got}.")
+            parts.append(f"Got: {_ended(report.got)}")
         if report.expected is not None:
-            parts.append(f"Expected: {report.expected}.")
+            parts.append(f"Expected: {_ended(report.expected)}")
         if report.hint is not None:
-            parts.append(f"What to do: {report.hint}.")
+            parts.append(f"What to do: {_ended(report.hint)}")
         return " ".join(parts)
 
     def at(
@@ -93,6 +93,11 @@ class PlanCompilerError(Exception):
         error = CATALOG.get(report.code, PlanCompilerError)("")
         error.report = report
         return error
+
+
+def _ended(text: str) -> str:
+    """A text with a full stop, which it may have: what was got is often another error's text."""
+    return text if text.endswith(".") else f"{text}."
 
 
 # --- wrong use: the command line or its files -----------------------------------------------------
@@ -227,6 +232,12 @@ class CheckpointError(PlanCompilerError):
     code = "E132"
 
 
+class OutputError(PlanCompilerError):
+    """A file, folder or stream that a result was to go to cannot be written."""
+
+    code = "E133"
+
+
 # --- the wire ------------------------------------------------------------------------------------
 
 
@@ -281,6 +292,12 @@ class DigestMismatchError(VerifyError):
     code = "E173"
 
 
+class MixedKernelsError(PlanCompilerError):
+    """Ranks compute with other numeric kernels, whose results differ in their last bits."""
+
+    code = "E174"
+
+
 # --- the cluster ---------------------------------------------------------------------------------
 
 
@@ -315,7 +332,7 @@ class DeadlineError(ClusterError):
 
 
 class SecurityError(ClusterError):
-    """An address or certificate is not allowed without more care."""
+    """Somebody may not do this: an address, certificate, token or role does not allow it."""
 
     code, exit_code = "E185", 2
 
@@ -324,6 +341,12 @@ class JobCancelledError(ClusterError):
     """The job was cancelled."""
 
     code = "E186"
+
+
+class LimitError(ClusterError):
+    """There is too much of something for the cluster at once."""
+
+    code = "E187"
 
 
 # --- execution -----------------------------------------------------------------------------------
@@ -357,6 +380,12 @@ class DeviceError(ExecutionError):
     """A device or an optional library that the plan needs is not there."""
 
     code = "E194"
+
+
+class CustomOpError(ExecutionError):
+    """A function of a user's own op (its kernel, `infer`, gradient or cost) raised an exception."""
+
+    code = "E195"
 
 
 def _catalog() -> dict[str, type[PlanCompilerError]]:

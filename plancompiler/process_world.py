@@ -9,15 +9,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from plancompiler import time_limits
 from plancompiler.client import Client
 from plancompiler.cluster.chunks import Array
-from plancompiler.errors import CheckpointError, DeadlineError, PlanCompilerError
+from plancompiler.errors import CheckpointError, DeadlineError, NonFiniteError, PlanCompilerError
+from plancompiler.executor.checkpoint import CHECK_VARIABLE
+from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.trace import Recording
 from plancompiler.ir import Job
 from plancompiler.master.server import MasterServer
 from plancompiler.worker_processes import WorkerProcesses
 
-START_SECONDS = 120.0
+START_SECONDS = time_limits.START
 """How long worker processes may take to start and register."""
 POLL_SECONDS = 0.05
 
@@ -31,12 +34,14 @@ class ProcessWorld:
         self,
         job: Job,
         world_size: int,
-        mode: str,
+        mode: str | None,
         restore: Path | None,
         allow_ops: Sequence[str],
         recording: Recording | None,
         cache: bool,
         deadline: float,
+        check_restore: bool,
+        anomaly: bool,
     ) -> None:
         self._parts = ExitStack()
         self._busy = True
@@ -50,9 +55,10 @@ class ProcessWorld:
                 allow_ops,
                 None if recording is None else recording.folder,
                 deadline,
+                {} if check_restore else {CHECK_VARIABLE: "0"},
             )
             self._parts.callback(workers.close)
-            client = self._parts.enter_context(Client(server.address))
+            client = self._parts.enter_context(Client(server.address, timeout=None))
             with workers.explained():
                 _await_workers(client, workers, world_size)
                 self._remote = client.open(
@@ -60,6 +66,7 @@ class ProcessWorld:
                     mode=mode,
                     restore=None if restore is None else restore.resolve(),
                     cache=cache,
+                    anomaly=anomaly or anomaly_wanted(),
                 )
         except BaseException:
             self._parts.close()
@@ -70,6 +77,7 @@ class ProcessWorld:
         self.compile_seconds = self._remote.compile_seconds or 0.0
         self.cached = bool(self._remote.cached)
         self.digest = self._remote.digest or ""
+        self.rates = self._remote.rates
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
         with self._asking():
@@ -77,7 +85,7 @@ class ProcessWorld:
 
     def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
         with self._asking():
-            return list(self._remote.run(steps))
+            return list(self._remote.run_together(steps))
 
     def save(self, folder: Path, wait: bool) -> None:
         with self._asking():
@@ -98,7 +106,11 @@ class ProcessWorld:
         """Remember whether the job was left in the middle of something."""
         self._busy = True
         with self._workers.explained():
-            yield
+            try:
+                yield
+            except NonFiniteError:  # the job waits to be saved, or has ended
+                self._busy = False
+                raise
         self._busy = False
 
     def _let_go(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from plancompiler import blas_kernels as blas_kernels  # before NumPy
 from plancompiler import errors
 from plancompiler.errors import (
     AttributeValueError,
@@ -104,6 +103,7 @@ if TYPE_CHECKING:
         Generator,
         comm_trace,
         default_generator,
+        detect_anomaly,
         from_local,
         implicit_broadcast,
         init,
@@ -128,6 +128,7 @@ _LATER = {
             "Generator",
             "comm_trace",
             "default_generator",
+            "detect_anomaly",
             "from_local",
             "implicit_broadcast",
             "init",
@@ -212,6 +213,7 @@ __all__ = [
     "cross_entropy",
     "data",
     "default_generator",
+    "detect_anomaly",
     "div",
     "dropout",
     "eager",

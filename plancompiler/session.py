@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from plancompiler import blas_kernels  # noqa: F401  # before NumPy
-
-# isort: split
 import logging
 import threading
 import time
@@ -22,6 +19,7 @@ from plancompiler.blas import faster_kernels, one_blas_thread
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.errors import (
     FeedError,
+    NonFiniteError,
     PlanCompilerError,
     RankError,
     UsageError,
@@ -38,15 +36,17 @@ from plancompiler.executor.checkpoint import (
 )
 from plancompiler.executor.checkpoint_writer import CheckpointWriter
 from plancompiler.executor.local_run import LocalWorld
-from plancompiler.executor.runtime import DEADLINE
 from plancompiler.executor.timeline import Timeline
 from plancompiler.executor.trace import Recording
+from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
 from plancompiler.ir.arguments import folder_path, positive_number, save_interval, whole_number
 from plancompiler.lower.cached import plans_of_job
-from plancompiler.lower.compile import resolve_mode
+from plancompiler.lower.compile import is_mode_chosen, resolve_mode
 from plancompiler.plan.plan import Plan
+from plancompiler.session_rates import SessionRates
+from plancompiler.time_limits import DEADLINE
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outputs = dict[str, "Array | float"]
@@ -68,6 +68,7 @@ class World(Protocol):
     compile_seconds: float
     cached: bool
     digest: str
+    rates: SessionRates
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
         """Run one step; global outputs by name. A FeedError leaves the world as it was."""
@@ -121,6 +122,8 @@ def run(
     record: bool = False,
     cache: bool = True,
     deadline: float = DEADLINE,
+    check_restore: bool = True,
+    anomaly: bool = False,
 ) -> Session:
     """Compile `job` and start its ranks on this machine.
 
@@ -128,18 +131,22 @@ def run(
     process per rank, which share memory). `mode` is one of the four compile modes; by default the
     environment's PLANCOMPILER_COMPILE_MODE, else `rank_per_iter` with threads and
     `rank_per_process` with processes. `restore` is a checkpoint folder of any layout and number of
-    ranks. `allow_ops` names the top-level modules from which worker processes may import custom
-    ops; they find them where this process does. `trace` names a file: when the session closes, the
-    timeline of the run is written to it as a Chrome trace (JSON), for Perfetto or chrome://tracing.
-    `record` records without a file, for `Session.timelines`. Plans of an unchanged job come from
-    the plan cache; without `cache` everything is compiled, and kept nowhere. `deadline` (seconds)
-    is how long a rank may stand still while others wait for it; then a DeadlineError names it.
-    While a session is open, BLAS uses one thread per rank unless the environment says otherwise.
-    Use the session as a context manager, or close it.
+    ranks, whose bytes are held against their digests unless `check_restore` is False. `allow_ops`
+    names the top-level modules from which worker processes may import custom ops; they find them
+    where this process does. `trace` names a file: when the session closes, the timeline of the run
+    is written to it as a Chrome trace (JSON), for Perfetto or chrome://tracing. `record` records
+    without a file, for `Session.timelines`. Plans of an unchanged job come from the plan cache;
+    without `cache`, or where a mode is named, everything is compiled, and kept nowhere. `deadline`
+    (seconds) is how long a rank may stand still while others wait for it; then a DeadlineError
+    names it. With `anomaly` every op on CPUs is checked in every step: the NonFiniteError of the
+    one that makes the first value that is infinite or no number names it, its source line and its
+    rank (slow; for debugging). While a session is open, BLAS uses one thread per rank unless the
+    environment says otherwise. Use the session as a context manager, or close it.
     """
     if backend not in BACKENDS:
         raise UsageError("unknown backend", got=repr(backend), expected=" or ".join(BACKENDS))
     chosen = resolve_mode(mode, default=DEFAULT_MODES[backend])
+    cache = cache and not is_mode_chosen(mode)
     deadline = positive_number("the deadline", deadline)
     world_size = world_size_of(as_job(job), ranks)
     folder = None if restore is None else folder_path("restore", restore)
@@ -148,12 +155,25 @@ def run(
         recording = Recording(None if trace is None else folder_path("trace", trace))
     world: World
     if backend == "threads":
-        world = _ThreadWorld(job, world_size, chosen, folder, recording, cache, deadline)
+        world = _ThreadWorld(
+            job, world_size, chosen, folder, recording, cache, deadline, check_restore, anomaly
+        )
     else:
         # It brings gRPC and the master, which ranks as threads do without.
         from plancompiler.process_world import ProcessWorld  # noqa: PLC0415
 
-        world = ProcessWorld(job, world_size, chosen, folder, allow_ops, recording, cache, deadline)
+        world = ProcessWorld(
+            job,
+            world_size,
+            mode,
+            folder,
+            allow_ops,
+            recording,
+            cache,
+            deadline,
+            check_restore,
+            anomaly,
+        )
     return Session(job, world_size, backend, chosen, world, recording, cache)
 
 
@@ -201,8 +221,11 @@ class Session:
         """Run one step with every input of the job fed by name; the step's outputs by name.
 
         Feeds are global arrays of exactly the input's shape and dtype. A FeedError names an input
-        that is missing, unknown or does not fit; the session can go on after it. After any other
-        error the session is closed.
+        that is missing, unknown or does not fit; the session can go on after it. After a
+        NonFiniteError the session makes no more steps, and raises the same error where it is asked
+        for any, but `save` and `variables` work until it is closed: they give what all ranks have
+        after the failing step (of `run`: after the steps that ran with it), or, of a session with
+        `anomaly`, what they had before it. After any other error the session is closed.
         """
         with self._turn:
             world = self._open()
@@ -222,11 +245,12 @@ class Session:
         folder cannot be written.
 
         Ranks run ahead of the reader for about a tenth of a second, so a reader that stops early
-        may find more steps done than it has seen. After an error the session is closed.
+        may find more steps done than it has seen. After an error the session is closed, except
+        after a NonFiniteError: see `step`.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
-            raise UsageError("the number of steps is negative", got=steps)
+            raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
         every = save_interval(save_every, save)
         folder = None if save is None else folder_path("save", save)
         if folder is not None:
@@ -254,6 +278,21 @@ class Session:
             count = max(1, min(2 * count, int(AHEAD_SECONDS / seconds)))
         if folder is not None:
             self.save(folder)
+
+    @property
+    def lr(self) -> float | tuple[float, ...]:
+        """The learning rate of the next step; of a job with several optimizers those of each, in
+        the order in which they were first used. Set it to a number, a schedule or a function of the
+        step, or to one for each optimizer: it holds from the next step on, and nothing is compiled
+        again. A session that starts from a checkpoint has the job's own rates again.
+        """
+        with self._turn:
+            return self._open().rates.lr
+
+    @lr.setter
+    def lr(self, rate: Rate | Sequence[Rate]) -> None:
+        with self._turn:
+            self._open().rates.lr = rate
 
     def save(self, folder: Folder, *, wait: bool = True) -> None:
         """Write the variables as safetensors shards with an index, loadable on any layout.
@@ -296,10 +335,12 @@ class Session:
 
     @contextmanager
     def _closing_on_failure(self) -> Iterator[None]:
-        """After an error within the block the session is closed; a FeedError leaves it open."""
+        """After an error within the block the session is closed; a FeedError leaves it open, and so
+        does a NonFiniteError, so that it can be saved.
+        """
         try:
             yield
-        except FeedError:
+        except (FeedError, NonFiniteError):
             raise
         except BaseException:
             self._abandon()
@@ -337,7 +378,11 @@ class Session:
 
     def _open(self) -> World:
         if self._world is None:
-            raise UsageError("the session is closed", hint="open a new one with pc.run(job)")
+            raise UsageError(
+                "the session is closed",
+                expected="a session that is open",
+                hint="open a new one with pc.run(job)",
+            )
         self._world.check_saved()
         return self._world
 
@@ -371,6 +416,8 @@ class _ThreadWorld:
         recording: Recording | None,
         cache: bool,
         deadline: float,
+        check_restore: bool,
+        anomaly: bool,
     ) -> None:
         self._parts = ExitStack()
         self._writer = CheckpointWriter("plancompiler-checkpoint")
@@ -383,12 +430,17 @@ class _ThreadWorld:
             self.cached = made.cached
             self.plans = dict(made.plans)
             self.digest = made.digest
-            self._step = 0
+            first_step = 0
             variables = None
             if restore is not None:
-                loaded = {rank: load_shards(restore, plan) for rank, plan in self.plans.items()}
+                # None leaves it to the environment.
+                check = None if check_restore else False
+                loaded = {
+                    rank: load_shards(restore, plan, check) for rank, plan in self.plans.items()
+                }
                 variables = {rank: arrays for rank, (arrays, _) in loaded.items()}
-                self._step = loaded[0][1]
+                first_step = loaded[0][1]
+            self.rates = SessionRates(job, lambda: first_step)
             self._parts.enter_context(one_blas_thread())
             advice = faster_kernels()
             if advice is not None:
@@ -397,9 +449,11 @@ class _ThreadWorld:
                 LocalWorld(
                     self.plans,
                     variables=variables,
-                    first_step=self._step,
+                    first_step=first_step,
                     deadline=deadline,
                     record=None if recording is None else recording.folder,
+                    anomaly=anomaly or None,  # None leaves it to the environment
+                    keep=True,
                 )
             )
             self._parts.callback(self._writer.wait)
@@ -408,13 +462,13 @@ class _ThreadWorld:
             raise
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
-        outputs = self._local.step(feeds)
-        self._step += 1
+        outputs = self._local.step(feeds, self.rates.of_next(1))
+        self.rates.advance(1)
         return outputs
 
     def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
-        outputs = self._local.run(steps)
-        self._step += steps
+        outputs = self._local.run(steps, self.rates.of_next(steps))
+        self.rates.advance(steps)
         return outputs
 
     def save(self, folder: Path, wait: bool) -> None:
@@ -424,7 +478,7 @@ class _ThreadWorld:
             rank: self._local.variables(rank, saved_names(plan))
             for rank, plan in self.plans.items()
         }
-        self._writer.start(partial(self._write, folder, kept, self._step))
+        self._writer.start(partial(self._write, folder, kept, self._local.steps_done))
         if wait:
             self._writer.wait()
 
@@ -443,8 +497,9 @@ class _ThreadWorld:
         self._writer.check()
 
     def variables(self) -> dict[str, Array]:
+        steps = self._local.steps_done
         return assemble(
-            shards_to_bytes(plan, self._local.variables(rank, saved_names(plan)), self._step)
+            shards_to_bytes(plan, self._local.variables(rank, saved_names(plan)), steps)
             for rank, plan in self.plans.items()
         )
 

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from plancompiler.blas import one_thread_environment
+from plancompiler import time_limits
+from plancompiler.blas import kernel_environment, one_thread_environment
 from plancompiler.errors import UsageError, WorkerLostError
+from plancompiler.executor.process_status import CONTINUE_HINT, StoppedProcesses
+from plancompiler.ir.whole_file import naming_output
 from plancompiler.ops.registry import check_top_level
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = time_limits.WORKER_STOP
 """How long a worker may take to end after it was asked to; then it is killed."""
 SHOWN_BYTES = 4000
 """How much of a lost worker's standard error is shown."""
@@ -27,13 +30,14 @@ _log = logging.getLogger(__name__)
 
 
 def worker_environment(allow_ops: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of a worker: one BLAS thread unless the user chose, and on the import path
+    """The environment of a worker: this process's BLAS kernels, so that ranks as threads and as
+    processes agree to the last bit; one BLAS thread unless the user chose; and on the import path
     the folders of the modules `allow_ops`, and no others.
 
     Raises AttributeValueError for a name with dots, UsageError for a module that is not there.
     """
     check_top_level(allow_ops)
-    environment = one_thread_environment()
+    environment = {**one_thread_environment(), **kernel_environment()}
     installed = {Path(folder) for folder in sysconfig.get_paths().values()}
     folders = [
         str(folder)
@@ -74,7 +78,7 @@ class WorkerProcesses:
 
     Workers may import custom ops of the top-level modules `allow_ops`, which they find where this
     process does. They record timelines in the folder `record`. `deadline` is theirs (see
-    `worker.agent.run_worker`).
+    `worker.agent.run_worker`), and so is what `environment` adds to this process's.
     """
 
     def __init__(
@@ -84,15 +88,19 @@ class WorkerProcesses:
         allow_ops: Sequence[str] = (),
         record: Path | None = None,
         deadline: float | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._options = [word for module in allow_ops for word in ("--allow-ops", module)]
+        # They do what their user asks for, as this process would.
+        self._options = ["--any-path"]
+        self._options += [word for module in allow_ops for word in ("--allow-ops", module)]
         if record is not None:
             self._options += ["--record", str(record)]
         if deadline is not None:
             self._options += ["--deadline", str(deadline)]
-        self._environment = worker_environment(allow_ops)
+        self._environment = worker_environment(allow_ops) | dict(environment or {})
         self._children: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes]] = []
+        self._watch = StoppedProcesses()
         try:
             for rank in range(count):
                 self._start(address, rank)
@@ -101,7 +109,8 @@ class WorkerProcesses:
             raise
 
     def _start(self, address: str, rank: int) -> None:
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
+        with naming_output("what a worker says", "the temporary folder"):
+            errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
         self._errors.append(errors)
         command = [sys.executable, "-m", "plancompiler", "worker", "--stop-with-stdin"]
         command += ["--master", address, "--rank", str(rank), *self._options]
@@ -122,7 +131,9 @@ class WorkerProcesses:
         return [child.pid for child in self._children]
 
     def check(self) -> None:
-        """Raise WorkerLostError, with what the worker said, where one has ended."""
+        """Raise WorkerLostError where one has ended, with what it said, or where one has been
+        stopped by a signal for some time.
+        """
         for rank, child in enumerate(self._children):
             code = child.poll()
             if code is not None:
@@ -131,6 +142,16 @@ class WorkerProcesses:
                     rank=rank,
                     got=f"exit code {code}; it said: {self._last_words(rank) or 'nothing'}",
                 )
+
+        status = self._watch.look(self.pids)
+        if status is not None:
+            raise WorkerLostError(
+                "a worker process does not run",
+                rank=self.pids.index(status.pid),
+                got=status.stopped_text,
+                expected="all workers running",
+                hint=CONTINUE_HINT,
+            )
 
     @contextmanager
     def explained(self) -> Iterator[None]:

@@ -6,19 +6,21 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from plancompiler import time_limits
 from plancompiler.cluster.channel import (
+    SessionChannel,
     TlsFiles,
-    await_master,
     call_error,
-    open_channel,
+    connect_master,
     software_version,
 )
+from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.messages import Register, Registered, WorkerMessage
 from plancompiler.cluster.serde import master_message_from_proto, worker_message_to_protos
 from plancompiler.errors import (
@@ -28,9 +30,10 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.cuda.device import local_device
-from plancompiler.executor.runtime import DEADLINE
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
+from plancompiler.time_limits import DEADLINE
+from plancompiler.worker.allowed_paths import AllowedPaths
 from plancompiler.worker.events import (
     Close,
     Exit,
@@ -45,12 +48,15 @@ from plancompiler.worker.events import (
     WorkerAction,
     WorkerEvent,
 )
+from plancompiler.worker.heartbeats import Heartbeats
 from plancompiler.worker.job_runner import JobRunner
 from plancompiler.worker.peers import LISTEN, Peers, open_peers
 from plancompiler.worker.state import WorkerState
 
 _TICK_SECONDS = 0.2
-_STOP_SECONDS = 10.0
+_LONGEST_TICK = 1.0
+"""What a tick takes longer than this, the process stood still."""
+_STOP_SECONDS = time_limits.AGENT_STOP
 """How long the end of the job's thread and of the connection may take."""
 
 
@@ -61,15 +67,17 @@ def run_worker(
     *,
     stop: threading.Event | None = None,
     tls: TlsFiles | None = None,
-    timeout: float = 10.0,
+    timeout: float = time_limits.SILENCE,
     host: str | None = None,
     listen: str = LISTEN,
     insecure: bool = False,
     transport: str = "grpc",
     version: str | None = None,
-    silence_seconds: float = 10.0,
+    silence_seconds: float = time_limits.WORKER_SILENCE,
     record: Path | None = None,
     deadline: float = DEADLINE,
+    token_file: Path | None = None,
+    allow_paths: Sequence[Path] | None = None,
 ) -> None:
     """Serve jobs as one rank of the master at `master` until `stop` is set.
 
@@ -78,28 +86,43 @@ def run_worker(
     share no memory. `listen` is where workers of other hosts reach this one; beyond this machine it
     needs `tls` or `insecure`. `transport` is one of `peers.TRANSPORTS`. `record` is a folder where
     the timeline of each job is recorded, over that of the job before. `deadline` (seconds) is how
-    long a rank of a job may stand still while this one waits for it. Raises MasterUnreachableError
-    where no master answers or it is lost later, RegistrationError, RankError or VersionError where
+    long a rank of a job may stand still while this one waits for it. `token_file` holds the secret
+    to show, by default that of a master of the same user. Paths that jobs name must lead below
+    `allow_paths`; None lets them lead anywhere. Raises MasterUnreachableError
+    where no master answers or it is lost later, SecurityError where there is no such secret or the
+    master does not know it, RegistrationError, RankError or VersionError where
     it refuses the worker.
     """
     if device != "cpu":
         local_device(0, device)
     if rank is not None and rank < 0:
         raise UsageError("a rank is negative", got=rank)
-    channel = open_channel(master, tls)
-    peers = None
+    channel = peers = None
+    heartbeats = Heartbeats()
     try:
         peers = open_peers(transport, master, listen, tls, insecure, host)
         register = peers.offer(rank, device, version or software_version())
-        await_master(channel, master, timeout)
+        channel = connect_master(master, tls, token_file, timeout)
         stop = stop or threading.Event()
         _Agent(
-            channel, master, tls, register, peers, stop, silence_seconds, record, deadline
+            channel,
+            heartbeats,
+            master,
+            tls,
+            register,
+            peers,
+            stop,
+            silence_seconds,
+            record,
+            deadline,
+            None if allow_paths is None else AllowedPaths(allow_paths),
         ).serve()
     finally:
-        channel.close()
+        if channel is not None:
+            channel.close()
         if peers is not None:
             peers.close()
+        heartbeats.close()
 
 
 class _Agent:
@@ -107,7 +130,8 @@ class _Agent:
 
     def __init__(
         self,
-        channel: grpc.Channel,
+        channel: SessionChannel,
+        heartbeats: Heartbeats,
         master: str,
         tls: TlsFiles | None,
         register: Register,
@@ -116,8 +140,13 @@ class _Agent:
         silence_seconds: float,
         record: Path | None,
         deadline: float,
+        allowed: AllowedPaths | None,
     ) -> None:
         self._master = master
+        self._tls = tls
+        self._session = channel.session
+        self._heartbeats = heartbeats
+        self._peers = peers
         self._stop = stop
         self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
@@ -126,9 +155,20 @@ class _Agent:
         self._call: Any = stub.Connect(self._requests())
         device = None if register.device == "cpu" else register.device
         self._runner = JobRunner(
-            stub, master, tls, peers, self._events.put, self._outbox.put, record, device, deadline
+            stub,
+            master,
+            tls,
+            channel.session,
+            peers,
+            self._events.put,
+            self._outbox.put,
+            record,
+            device,
+            deadline,
+            allowed,
         )
         self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
+        self._stood_still = 0.0
         self._state = WorkerState(time.monotonic(), silence_seconds)
 
     def serve(self) -> None:
@@ -138,9 +178,13 @@ class _Agent:
         stopping = False
         try:
             while leaving is None:
-                events: list[WorkerEvent] = [Tick()]
+                before = time.monotonic()
+                events: list[WorkerEvent] = [Tick(time.process_time())]
                 with contextlib.suppress(queue.Empty):
                     events.insert(0, self._events.get(timeout=_TICK_SECONDS))
+                # Time in which this process stood still says nothing of the master.
+                self._stood_still += max(0.0, time.monotonic() - before - _LONGEST_TICK)
+                self._heartbeats.sign()
                 if self._stop.is_set() and not stopping:
                     stopping = True
                     events.append(StopAsked())
@@ -155,7 +199,8 @@ class _Agent:
 
     def _perform(self, event: WorkerEvent) -> Exit | None:
         leaving = None
-        for action in self._state.handle(event, time.monotonic()):
+        now = time.monotonic() - self._stood_still
+        for action in self._state.handle(event, now):
             if isinstance(action, Exit):
                 leaving = action
             else:
@@ -176,17 +221,23 @@ class _Agent:
                 self._runner.close_job(job_id)
 
     def _requests(self) -> Iterator[pb.WorkerMessage]:
+        sent = Sent()
         while (message := self._outbox.get()) is not None:
-            yield from worker_message_to_protos(message)
+            yield from map(sent, worker_message_to_protos(message))
 
     def _read(self) -> None:
         """Turn the master's stream into events, until it ends."""
         error: PlanCompilerError = ClusterError("the master ended the connection")
+        received = Received("the master", required=True)
         try:
             for proto in self._call:
-                message = master_message_from_proto(proto)
+                message = master_message_from_proto(received(proto))
                 if isinstance(message, Registered):
                     self._runner.rank, self._runner.token = message.rank, message.token
+                    self._heartbeats.introduce(
+                        self._master, self._tls, self._session, message.token
+                    )
+                    self._peers.admit(message.peer_key)
                 self._events.put(FromMaster(message))
         except grpc.RpcError as failure:
             error = call_error(failure, self._master)

@@ -76,7 +76,9 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed."""
+    """Time passed; the process has used so much CPU time."""
+
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
+from plancompiler.blas import numeric_kernels
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import TlsFiles, report_of
 from plancompiler.cluster.chunks import (
@@ -30,13 +30,14 @@ from plancompiler.cluster.messages import (
     Prepared,
     Recorded,
     Run,
+    RunFailed,
     Save,
     SendTimeline,
     WorkerMessage,
     WriteIndex,
     Written,
 )
-from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError
+from plancompiler.errors import AbortedError, ClusterError, NonFiniteError, PlanCompilerError
 from plancompiler.executor.checkpoint import (
     KeepGoing,
     load_shards,
@@ -47,8 +48,11 @@ from plancompiler.executor.checkpoint import (
     write_index,
 )
 from plancompiler.executor.checkpoint_writer import CheckpointWriter
-from plancompiler.executor.runtime import DEADLINE, Runtime
+from plancompiler.executor.fed_rates import FEED, rates_from_feeds
+from plancompiler.executor.runtime import Runtime
+from plancompiler.executor.temporary_folder import TemporaryFolder
 from plancompiler.executor.trace import recorded_bytes
+from plancompiler.ir.whole_file import naming_output
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.plan.digest import cross_rank_facts, plan_digest
 from plancompiler.plan.plan import Plan
@@ -56,6 +60,8 @@ from plancompiler.plan.serde import plan_from_bytes
 from plancompiler.plan.verify import verify_plan
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
+from plancompiler.time_limits import DEADLINE
+from plancompiler.worker.allowed_paths import AllowedPaths
 from plancompiler.worker.events import (
     Closed,
     SaveFailed,
@@ -80,12 +86,14 @@ class JobRunner:
         stub: WorkerStub,
         address: str,
         tls: TlsFiles | None,
+        session: bytes,
         peers: Peers,
         report: Callable[[WorkerEvent], None],
         send: Callable[[WorkerMessage], None],
         record: Path | None = None,
         device: str | None = None,
         deadline: float = DEADLINE,
+        allowed: AllowedPaths | None = None,
     ) -> None:
         self.rank = 0
         self.token = b""
@@ -95,15 +103,17 @@ class JobRunner:
         self._report = report
         self._send = send
         self._record = record
-        self._recorded: tempfile.TemporaryDirectory[str] | None = None
+        self._recorded: TemporaryFolder | None = None
         """Where the job at hand is recorded, if the client wants that and `record` is None."""
         self._device = device
         self._deadline = deadline
+        self._allowed = allowed
+        """Where paths of jobs may lead; None for anywhere."""
         self._cache = open_cache()
         self._orders: SimpleQueue[Work | int | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._interruption = Interruption()
-        self._transfers = Transfers(address, tls, self._interruption)
+        self._transfers = Transfers(address, tls, self._interruption, session)
         self._copy: OfferedCopy | None = None
         """Of the slice or plan, until all ranks have theirs."""
         self._runtime: Runtime | None = None
@@ -173,7 +183,13 @@ class JobRunner:
                 self._prepare(work)
                 return Prepared(work.job_id)
             case Run():
-                self._run(work)
+                try:
+                    self._run(work)
+                except (NonFiniteError, AbortedError) as error:
+                    if not self._prepared().can_be_saved:
+                        raise
+                    self._outputs.clear()
+                    return RunFailed(work.job_id, work.ticket, error.report)
             case Save():
                 self._save(work)
             case WriteIndex():
@@ -198,9 +214,12 @@ class JobRunner:
                 got=f"rank {plan.rank} of {plan.world_size}",
                 expected=f"rank {self.rank} of {work.world_size}",
             )
+        if self._allowed is not None:
+            self._allowed.check_plan(plan)
         self._plan = plan
         facts = tuple(cross_rank_facts(plan))
-        return Compiled(work.job_id, plan_digest(plan), bool(plan.outputs), facts, cached)
+        kernels = "" if plan.is_idle else numeric_kernels()
+        return Compiled(work.job_id, plan_digest(plan), bool(plan.outputs), facts, cached, kernels)
 
     def _slice_or_plan(self, work: Compile) -> bytes:
         """From a worker of this host that has it, where there is one; else from the master."""
@@ -230,7 +249,10 @@ class JobRunner:
         plan = self._plan
         if plan is None:
             raise ClusterError("the master asked to prepare a job that was not compiled")
+        if work.restore and self._allowed is not None:
+            self._allowed.check_folder(work.restore, "the checkpoint to restore")
         if work.save:
+            self._check_save(work.save)
             make_folder(work.save)
         variables, step = load_shards(work.restore, plan) if work.restore else (None, 0)
         self._outputs.clear()
@@ -238,6 +260,8 @@ class JobRunner:
 
         def on_output(step: int, name: str, value: Array) -> None:
             with self._lock:
+                if self._runtime is not None and step >= self._runtime.finite_until:
+                    return
                 outputs = self._outputs.setdefault(step, {})
                 outputs[name] = value
                 if len(outputs) < count:
@@ -247,8 +271,9 @@ class JobRunner:
 
         record = self._record
         if work.record and record is None:
-            self._recorded = tempfile.TemporaryDirectory(prefix="plancompiler-trace-")
-            record = Path(self._recorded.name)
+            with naming_output("a recording", "the temporary folder"):
+                self._recorded = TemporaryFolder("plancompiler-trace-")
+            record = self._recorded.path
         runtime = Runtime(
             plan,
             self._peers.transport(
@@ -263,6 +288,8 @@ class JobRunner:
             deadline=work.deadline or self._deadline,
             record=record,
             device=self._device,
+            anomaly=work.anomaly or None,  # None leaves it to the environment
+            keep=work.open,
         )
         with self._lock:
             self._runtime = runtime
@@ -271,19 +298,23 @@ class JobRunner:
 
     def _run(self, work: Run) -> None:
         runtime = self._prepared()
+        rates = None
         if work.fed:
             request = pb.FetchRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)
             feeds = arrays_from_bytes(
                 work.feeds or self._transfers.fetch(request, "the feeds", MAX_ARRAYS_BYTES)
             )
-            runtime.feed({name: feeds[name] for name in runtime.input_names if name in feeds})
-        runtime.run(work.steps)
+            rates = rates_from_feeds(feeds)
+            if feeds.keys() - {FEED}:
+                runtime.feed({name: feeds[name] for name in runtime.input_names if name in feeds})
+        runtime.run(work.steps, rates)
 
     def _save(self, order: Save) -> None:
+        self._check_save(order.directory)
         runtime = self._prepared()
-        plan, step = runtime.plan, runtime.steps_done
+        plan = runtime.plan
+        kept, step = runtime.state(saved_names(plan), order.before)
         self._saved_step = step
-        kept = runtime.variables(saved_names(plan))
         if not order.background:
             save_shards(order.directory, plan, kept, step, f"{order.ticket}")
             return
@@ -293,7 +324,12 @@ class JobRunner:
 
         self._write_beside(order, write)
 
+    def _check_save(self, folder: str) -> None:
+        if self._allowed is not None:
+            self._allowed.check(folder, "the folder of a checkpoint")
+
     def _write_index(self, order: WriteIndex) -> None:
+        self._check_save(order.directory)
         world_size = self._prepared().plan.world_size
         write_index(order.directory, world_size, self._saved_step, tag=f"{order.ticket}")
 
@@ -332,13 +368,13 @@ class JobRunner:
                 _log.exception("rank %d could not close its runtime", self.rank)
         recorded, self._recorded = self._recorded, None
         if recorded is not None:
-            recorded.cleanup()
+            recorded.close()
         self._plan = None
         self._outputs.clear()
 
     def _send_timeline(self, work: SendTimeline) -> None:
         self._prepared()
-        folder = self._record if self._recorded is None else Path(self._recorded.name)
+        folder = self._record if self._recorded is None else self._recorded.path
         if folder is None:
             raise ClusterError("the master asked for a timeline that was not recorded")
         self._send(Recorded(work.job_id, recorded_bytes(folder, self.rank)))
@@ -346,8 +382,8 @@ class JobRunner:
     def _upload(self, work: Collect) -> None:
         runtime = self._prepared()
         plan = runtime.plan
-        kept = runtime.variables(saved_names(plan))
-        chunks = to_chunks(shards_to_bytes(plan, kept, runtime.steps_done))
+        kept, step = runtime.state(saved_names(plan), work.before)
+        chunks = to_chunks(shards_to_bytes(plan, kept, step))
 
         def requests() -> Iterator[pb.UploadRequest]:
             yield pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from typing import Protocol
 
+from plancompiler.cluster.address import is_loopback, split_address
 from plancompiler.cluster.channel import (
     TlsFiles,
     check_exposure,
     check_listenable,
-    is_loopback,
     open_channel,
     server_credentials,
-    split_address,
 )
 from plancompiler.cluster.messages import Register
 from plancompiler.errors import ClusterError, UsageError
@@ -38,6 +38,9 @@ class Peers(Protocol):
 
     def offer(self, rank: int | None, device: str, version: str) -> Register:
         """What to register with."""
+
+    def admit(self, key: bytes) -> None:
+        """Take streams of those who know this key: the master's other workers."""
 
     def transport(
         self, token: str, rank: int, world_size: int, far: Mapping[int, str]
@@ -82,6 +85,9 @@ class MpiPeers:
         address = f"{_MPI}{own}"
         return Register(own, self._host, device, version, address, address)
 
+    def admit(self, key: bytes) -> None:
+        """See `Peers.admit`: MPI connects the processes of one run only."""
+
     def transport(
         self, token: str, rank: int, world_size: int, far: Mapping[int, str]
     ) -> Transport:
@@ -120,7 +126,11 @@ class HostPeers:
         self.host = named or socket.gethostname()
         self.network = network_name()
         self.host_id = host_id(named)
-        self._server = PeerServer(listen, None if tls is None else server_credentials(tls))
+        self._server = PeerServer(
+            listen,
+            None if tls is None else server_credentials(tls),
+            key=secrets.token_bytes(32),  # until the master tells the right one, nobody knows it
+        )
         address, _ = split_address(listen)
         self.is_loopback = is_loopback(address)
         if address in ("", "0.0.0.0", "::"):
@@ -140,6 +150,10 @@ class HostPeers:
             self.network,
             self.is_loopback,
         )
+
+    def admit(self, key: bytes) -> None:
+        """See `Peers.admit`."""
+        self._server.key = key
 
     def transport(
         self, token: str, rank: int, world_size: int, far: Mapping[int, str]

@@ -7,6 +7,7 @@ idle, or exits.
 
 from __future__ import annotations
 
+from plancompiler import time_limits
 from plancompiler.cluster.messages import (
     Abort,
     Failed,
@@ -48,7 +49,11 @@ from plancompiler.worker.events import (
 
 _BEATS_PER_SILENCE = 5
 """Heartbeats in the time after which silence means death."""
-LEAVE_SECONDS = 60.0
+MASTER_SILENCES = 3
+"""A worker waits so much longer for its master, whose interpreter may be held while it compiles; a
+master that is stopped or gone ends the connection.
+"""
+LEAVE_SECONDS = time_limits.WORKER_LEAVE
 """A worker that must end waits so long for its work at hand, which may never do so."""
 
 
@@ -104,8 +109,8 @@ class WorkerState:
                 self._send(Idle(job_id))
             case StopAsked():
                 self._leave(Exit(None), now)
-            case Tick():
-                self._tick(now)
+            case Tick(cpu_seconds):
+                self._tick(cpu_seconds, now)
         self._move_on()
         return self._actions
 
@@ -173,13 +178,14 @@ class WorkerState:
         elif self._exit is not None:
             self._actions.append(self._exit)
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, cpu_seconds: float, now: float) -> None:
         if now - self._last_beat >= self._silence / _BEATS_PER_SILENCE:
             self._last_beat = now
-            self._send(Heartbeat())
-        if now - self._last_heard > self._silence:
+            self._send(Heartbeat(cpu_seconds=cpu_seconds))
+        patience = MASTER_SILENCES * self._silence
+        if now - self._last_heard > patience:
             error = MasterUnreachableError(
-                "the master was lost", got=f"nothing heard for {self._silence:g} s"
+                "the master was lost", got=f"nothing heard for {patience:g} s"
             )
             self._leave(Exit(error.report), now)
         if self._exit is not None and self.job_id is not None and now >= self._leave_at:

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from plancompiler import time_limits
 from plancompiler.cluster.channel import (
     CALL_SECONDS,
     FETCH_METHOD,
@@ -25,7 +26,7 @@ from plancompiler.cluster.chunks import Assembler
 from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError, WireFormatError
 from plancompiler.proto import cluster_pb2 as pb
 
-TRANSFER_SECONDS = 600.0
+TRANSFER_SECONDS = time_limits.TRANSFER
 """Deadline of one transfer of a slice, plan, feeds or variables."""
 _TRIES = 6
 """Attempts one after another that bring nothing."""
@@ -95,12 +96,19 @@ class Interruption:
 
 
 class Transfers:
-    """The calls of one worker that carry bytes, one at a time."""
+    """The calls of one worker that carry bytes, one at a time. `session` is shown to the master."""
 
-    def __init__(self, address: str, tls: TlsFiles | None, interruption: Interruption) -> None:
+    def __init__(
+        self,
+        address: str,
+        tls: TlsFiles | None,
+        interruption: Interruption,
+        session: bytes = b"",
+    ) -> None:
         self._address = address
         self._tls = tls
         self._interruption = interruption
+        self._session = session
         self._channel: grpc.Channel | None = None
 
     def fetch(self, request: pb.FetchRequest, what: str, limit: int) -> bytes:
@@ -129,7 +137,7 @@ class Transfers:
     def _receive(self, request: pb.FetchRequest, assembler: Assembler, what: str) -> bytes:
         self._interruption.check()
         if self._channel is None:
-            self._channel = open_channel(self._address, self._tls)
+            self._channel = open_channel(self._address, self._tls, self._session)
         method = self._channel.unary_stream(
             f"/{TRANSFER_SERVICE}/{FETCH_METHOD}",
             pb.FetchRequest.SerializeToString,

@@ -122,6 +122,9 @@ class Transport(Protocol):
         of peers `tell`, from any thread.
         """
 
+    def process_of(self, rank: int) -> int | None:
+        """The process of a peer that is another one of this host, once met; else None."""
+
     def tell(self, rank: int, note: bytes) -> None:
         """Bring a note to the watcher of a peer, without waiting; it may get lost."""
 

@@ -12,6 +12,8 @@ from plancompiler.errors import (
     PlanCompilerError,
     TransportError,
 )
+from plancompiler.executor.comm.patience import Patience
+from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus
 
 
 class Departures:
@@ -30,6 +32,10 @@ class Departures:
         rank, error = self.failure
         return aborted_by(rank, error.report)
 
+    def cpu_seconds(self, rank: int) -> float | None:
+        """CPU time that a rank has used; None where that cannot be seen from here."""
+        return None
+
     def await_members(
         self,
         changed: Condition,
@@ -41,17 +47,21 @@ class Departures:
         """Return when none of the members `ranks` is missing; the caller holds `changed`.
 
         `changed` is notified when somebody comes, fails or leaves. Raises AbortedError where a rank
-        has failed, DeadlineError after `deadline` seconds (None: never), TransportError where a
-        missing member has left.
+        has failed, DeadlineError where all that are missing have stood still for `deadline` seconds
+        (None: never), TransportError where a missing member has left.
         """
-        came = changed.wait_for(
-            lambda: (
-                not (absent := missing())
-                or self.failure is not None
-                or not self.gone.isdisjoint(absent)
-            ),
-            deadline,
-        )
+
+        def is_decided() -> bool:
+            absent = missing()
+            return not absent or self.failure is not None or not self.gone.isdisjoint(absent)
+
+        if deadline is None:
+            came = changed.wait_for(is_decided)
+        else:
+            patience = Patience(deadline, self.cpu_seconds)
+            while not (came := changed.wait_for(is_decided, patience.pause)):
+                if patience.is_over(missing()):
+                    break
         absent = missing()
         if not absent:
             return
@@ -99,6 +109,16 @@ def missed_meeting(
     )
 
 
+def stopped_rank(label: str, rank: int, status: ProcessStatus) -> DeadlineError:
+    """The error of a wait for a rank whose process a signal has stopped."""
+    return DeadlineError(
+        f"{label}: the process of rank {rank} does not run",
+        rank=rank,
+        got=status.stopped_text,
+        hint=CONTINUE_HINT,
+    )
+
+
 def missed_barrier(
     label: str, ranks: tuple[int, ...], missing: Iterable[int], deadline: float
 ) -> DeadlineError:
@@ -106,7 +126,8 @@ def missed_barrier(
     absent = sorted(missing)
     entered = [rank for rank in ranks if rank not in absent]
     return DeadlineError(
-        f"{label}: not all ranks of the communicator came within {deadline:g} s",
+        f"{label}: not all ranks of the communicator came within {deadline:g} s, in which they did "
+        "not work either",
         got=f"entered: {entered}; not entered: {absent}",
         expected=f"all of ranks {list(ranks)}",
         hint="look at what the missing ranks were doing, or allow more time with a longer deadline",

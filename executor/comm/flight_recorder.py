@@ -17,6 +17,7 @@ from plancompiler.errors import TransportError
 from plancompiler.executor.memory import Array
 from plancompiler.ir import SourceLine
 from plancompiler.ir.source import user_line
+from plancompiler.ir.whole_file import write_whole
 
 DIRECTORY = "PLANCOMPILER_FLIGHT_RECORDER"
 """The variable that names the folder in which a rank leaves its records when it fails."""
@@ -141,15 +142,12 @@ class FlightRecorder:
         text = json.dumps({"rank": self.rank, "operations": operations}, indent=1)
         target = Path(path)
         try:
-            # Under another name first: who reads the file while a rank fails must see a whole one.
-            whole = target.with_name(f".{target.name}.{os.getpid()}-{self.rank}")
-            whole.write_text(text + "\n")
-            whole.replace(target)
+            write_whole(target, ((text + "\n").encode(),))
         except OSError as error:
             raise TransportError(
                 "the flight recorder cannot be written",
                 rank=self.rank,
-                got=f"{target}: {error.strerror}",
+                got=f"{target}: {error.strerror or error}",
             ) from None
 
     def dump_on_failure(self) -> None:

@@ -6,15 +6,17 @@ Barriers are counters in shared memory; notices and failures are small packets.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import selectors
+import signal
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from plancompiler.errors import (
     DeviceError,
@@ -31,8 +33,11 @@ from plancompiler.executor.comm.departures import (
     missed_barrier,
     missed_meeting,
     not_understood,
+    stopped_rank,
 )
+from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience
 from plancompiler.executor.memory import Buffer, Slots, private_buffer, register_slots
+from plancompiler.executor.process_status import StoppedProcesses, process_status
 from plancompiler.ir.shard import Region
 from plancompiler.plan.plan import Block, RegisterDesc
 
@@ -40,7 +45,10 @@ YIELDS = 200
 """Rounds in which a waiting rank only yields the processor: peers often come in microseconds."""
 FIRST_SLEEP = 5e-6
 LAST_SLEEP = 1e-3
-"""Seconds; afterwards it sleeps, longer and longer, so that a slow peer costs nothing."""
+LONG_SLEEP = 20e-3
+"""Seconds; afterwards it sleeps, longer and longer, so that a slow peer costs nothing: up to the
+last, and when it has waited for a hundred times that long, up to the long one.
+"""
 SLEEP_GROWTH = 1.2
 
 _CONNECT_PAUSE = 0.01
@@ -104,31 +112,65 @@ class HostGroup:
             os.sched_yield()
             if line[0] >= target:
                 return
-        end = time.monotonic() + self.deadline
-        pause = FIRST_SLEEP
         transport = self._transport
+        wait: PeerWait | None = None
+        pause, longest = FIRST_SLEEP, LAST_SLEEP
+        begin = time.monotonic()
         while line[0] < target:
             if transport.failure is not None:
                 raise transport.abort_error()
             # A member that said goodbye did so after its last count.
             if rank in transport.gone and line[0] < target:
                 raise left_barrier(label, self.ranks, rank)
-            if not transport.watched and time.monotonic() > end:
-                missing = self.missing()
-                if missing:
-                    raise missed_barrier(label, self.ranks, missing, self.deadline)
-                return
             time.sleep(pause)
-            pause = min(pause * SLEEP_GROWTH, LAST_SLEEP)
+            pause = min(pause * SLEEP_GROWTH, longest)
+            if pause == longest:
+                longest = min(max(LAST_SLEEP, (time.monotonic() - begin) / 100), LONG_SLEEP)
+                if not transport.watched:
+                    wait = wait or PeerWait(transport, self.deadline)
+                    missing = self.missing()
+                    if missing and wait.is_over(label, missing):
+                        raise missed_barrier(label, self.ranks, missing, self.deadline)
+
+
+def _end_stopped(process: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(process, signal.SIGTERM)
+        os.kill(process, signal.SIGCONT)
+
+
+class PeerWait:
+    """One wait for ranks of this host: whether they run, and work."""
+
+    def __init__(self, transport: HostTransport, deadline: float) -> None:
+        self._transport = transport
+        self._patience = Patience(deadline, transport.cpu_seconds)
+        self._stopped = StoppedProcesses()
+        self._look_at = time.monotonic() + self._patience.pause
+
+    def is_over(self, label: str, missing: list[int]) -> bool:
+        """Whether all that are missing have stood still for the deadline. DeadlineError where one
+        is stopped by a signal.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + self._patience.pause
+        self._transport.check_running(self._stopped, label, missing)
+        return self._patience.is_over(missing)
 
 
 class HostTransport(Departures):
     """One rank's connection to the other processes of its host.
 
-    `token` is the run's secret, made by whoever starts the ranks and given to each of them.
+    `token` is the run's secret, made by whoever starts the ranks and given to each of them. `find`
+    gives the processes of a rank that has not come yet. With it this rank looks whether those that
+    it waits for run; without, somebody else does.
     """
 
-    def __init__(self, token: str, rank: int) -> None:
+    def __init__(
+        self, token: str, rank: int, find: Callable[[int], Sequence[int]] | None = None
+    ) -> None:
         if sys.platform != "linux":
             raise DeviceError(
                 "the host transport needs Linux", got=sys.platform, hint="use the local transport"
@@ -136,6 +178,13 @@ class HostTransport(Departures):
         super().__init__()
         self.rank = rank
         self._token = token
+        self._find = find
+        self._processes: dict[int, int] = {}
+        """Process ids of the ranks that this one has met."""
+        self._seen: set[int] = set()
+        """Ranks of which a process was found."""
+        self._stopped = StoppedProcesses()
+        self._look_at = 0.0
         self._lock = threading.Lock()
         self._shared: dict[int, wire.SharedMemory] = {}
         self._buffers: dict[int, Buffer] = {}
@@ -314,6 +363,7 @@ class HostTransport(Departures):
         timeout = struct.pack("@ll", seconds, int((self._deadline - seconds) * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._connections[rank] = connection
+        self._processes[rank] = wire.process_of(connection)
 
     def _check_meeting(self, publication: Publication, end: float) -> None:
         if self.failure is not None:
@@ -321,6 +371,49 @@ class HostTransport(Departures):
         if time.monotonic() > end:
             missing = [peer for peer in publication.peers if peer not in self._connections]
             raise missed_meeting(self.rank, publication.peers, missing, self._deadline)
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + LONGEST_LOOK
+            self.check_running(self._stopped, "meeting the other ranks", publication.peers)
+
+    # --- the processes of peers -----------------------------------------------------------------
+
+    def process_of(self, rank: int) -> int | None:
+        """See `Transport.process_of`."""
+        return self._processes.get(rank)
+
+    def cpu_seconds(self, rank: int) -> float | None:
+        """See `Departures.cpu_seconds`."""
+        process = self._processes.get(rank)
+        status = None if process is None else process_status(process)
+        return None if status is None else status.cpu_seconds
+
+    def check_running(self, stopped: StoppedProcesses, label: str, ranks: Iterable[int]) -> None:
+        """DeadlineError where a signal has stopped the process of one of these ranks,
+        TransportError where one has ended that has not been met.
+        """
+        processes: dict[int, int] = {}
+        if self._find is None:
+            return
+        for rank in ranks:
+            if rank in self._processes:
+                processes[self._processes[rank]] = rank
+            else:
+                unmet = self._find(rank)
+                if rank in self._seen and not unmet:
+                    raise TransportError(
+                        f"{label}: the process of rank {rank} ended before it came",
+                        rank=rank,
+                        hint="look at its own messages",
+                    )
+                if unmet:
+                    self._seen.add(rank)
+                processes |= dict.fromkeys(unmet, rank)
+        status = stopped.look(processes)
+        if status is not None:
+            # Stopped, it would neither hear that the run is over nor heed its launcher. Only at the
+            # end: launchers end everyone when one ends, whoever still has something to say.
+            atexit.register(_end_stopped, status.pid)
+            raise stopped_rank(label, processes[status.pid], status)
 
     # --- messages -------------------------------------------------------------------------------
 

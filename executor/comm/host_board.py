@@ -9,7 +9,7 @@ through the staging area, in rounds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.comm.base import GroupKey, Publication
 from plancompiler.executor.comm.departures import left_barrier, missed_barrier
-from plancompiler.executor.comm.host import HostGroup, HostTransport
+from plancompiler.executor.comm.host import HostGroup, HostTransport, PeerWait
 from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.comm.operations import Arrays, Targets, board_digest
 from plancompiler.executor.memory import Array, Buffer
@@ -25,6 +25,7 @@ from plancompiler.ir import BROADCAST, DType, NdSbp
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import pack_register_id
 from plancompiler.plan.plan import Block, RegisterDesc
+from plancompiler.time_limits import DEADLINE, START_DEADLINE
 
 LINE = 64
 SLOT_BYTES = 16 << 10
@@ -55,16 +56,25 @@ class _Failures:
 class HostBoardMaker:
     """One rank's boards: connects to all other ranks of the world.
 
-    `token` is the world's secret, the same on all ranks. `deadline` (seconds) holds for meeting the
-    others and for every later wait.
+    `token` is the world's secret, the same on all ranks. `start_deadline` (seconds) holds for
+    meeting the others, `deadline` for every later wait: that long they may stand still. `find` is
+    that of `HostTransport`.
     """
 
-    def __init__(self, token: str, rank: int, size: int, deadline: float = 300.0) -> None:
+    def __init__(
+        self,
+        token: str,
+        rank: int,
+        size: int,
+        deadline: float = DEADLINE,
+        start_deadline: float = START_DEADLINE,
+        find: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
         self.rank = rank
         self.deadline = deadline
         self.failed: Callable[[PlanCompilerError], None] = lambda error: None
         self.far: Callable[[str], MirrorTransport] | None = None
-        self.transport = HostTransport(token, rank)
+        self.transport = HostTransport(token, rank, find)
         block = Block(0, "mailbox", True, _MAILBOX_BYTES)
         self._own: Buffer = self.transport.allocate(block)
         mailbox = RegisterDesc(
@@ -79,7 +89,8 @@ class HostBoardMaker:
             nbytes=_MAILBOX_BYTES,
         )
         peers = tuple(peer for peer in range(size) if peer != rank)
-        self.transport.connect(Publication(rank, (mailbox,), (), peers), _Failures(self), deadline)
+        publication = Publication(rank, (mailbox,), (), peers)
+        self.transport.connect(publication, _Failures(self), start_deadline)
         self._pages = 0
 
     def mailbox(self, rank: int) -> Buffer:
@@ -181,12 +192,11 @@ class HostBoard:
         if self._group is not None:
             return self._group
         maker, (own,) = self._maker, self._pages
-        end = time.monotonic() + self._deadline
         pages = []
         for rank in self.ranks:
             page = own
             if rank != maker.rank:
-                page = self._find_page(rank, label, end)
+                page = self._find_page(rank, label)
             pages.append(page)
         # NumPy's stubs give arrays a buffer of any kind; memoryview's want one of bytes.
         lines = [memoryview(page[:8].view(np.int64)) for page in pages]  # type: ignore[arg-type]
@@ -216,9 +226,10 @@ class HostBoard:
                 break
         return None
 
-    def _find_page(self, rank: int, label: str, end: float) -> Buffer:
+    def _find_page(self, rank: int, label: str) -> Buffer:
         """The same, when the peer has made it."""
         transport = self._maker.transport
+        wait = PeerWait(transport, self._deadline)
         while True:
             # Whether it has gone is asked before its pages are: they stay when it goes.
             gone = rank in transport.gone
@@ -229,7 +240,7 @@ class HostBoard:
                 raise transport.abort_error()
             if gone:
                 raise left_barrier(label, self.ranks, rank)
-            if time.monotonic() > end:
+            if wait.is_over(label, [rank]):
                 missing = [
                     each
                     for each in self.ranks

@@ -81,6 +81,12 @@ def socket_name(token: str, rank: int) -> bytes:
     return f"\0plancompiler-{digest}-{rank}".encode()
 
 
+def process_of(connection: socket.socket) -> int:
+    """The process at the other end."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[0])
+
+
 def check_same_user(connection: socket.socket) -> None:
     """Refuse a process of another user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

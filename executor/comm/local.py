@@ -202,6 +202,9 @@ class LocalTransport:
         """See `Transport.watch`."""
         self._hub.watch(self.rank, receive)
 
+    def process_of(self, rank: int) -> None:
+        """See `Transport.process_of`."""
+
     def tell(self, rank: int, note: bytes) -> None:
         """See `Transport.tell`."""
         self._hub.tell(self.rank, rank, note)

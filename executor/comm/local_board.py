@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from threading import Lock
 
@@ -10,6 +12,7 @@ from plancompiler.executor.comm.departures import Departures
 from plancompiler.executor.comm.local import Meeting
 from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.comm.operations import Arrays, Targets
+from plancompiler.time_limits import DEADLINE
 
 COPIED_BYTES = 32 << 10
 """Arrays up to this size are shown as copies, so that nobody waits until they have been read."""
@@ -30,18 +33,31 @@ class _Meeting(Meeting):
 class LocalBoards(Departures):
     """Where the ranks of one process meet. Make one per world, and a maker per rank."""
 
-    def __init__(self, deadline: float = 300.0) -> None:
+    def __init__(self, deadline: float = DEADLINE) -> None:
         super().__init__()
         self.deadline = deadline
         self.makers: list[LocalBoardMaker] = []
         self._lock = Lock()
+        self._clocks: dict[int, int] = {}
+        """Rank -> clock of the CPU time that its thread uses."""
         self._meetings: dict[tuple[tuple[int, ...], str], _Meeting] = {}
 
     def maker(self, rank: int) -> LocalBoardMaker:
-        """The boards of one rank."""
+        """The boards of one rank; called in its thread."""
         found = LocalBoardMaker(self, rank)
         self.makers.append(found)
+        self._clocks[rank] = time.pthread_getcpuclockid(threading.get_ident())
         return found
+
+    def cpu_seconds(self, rank: int) -> float | None:
+        """See `Departures.cpu_seconds`."""
+        clock = self._clocks.get(rank)
+        if clock is None:
+            return None
+        try:
+            return time.clock_gettime(clock)
+        except OSError:  # the thread has ended
+            return None
 
     def meeting(self, ranks: tuple[int, ...], stream: str) -> _Meeting:
         """What the members of a group share."""

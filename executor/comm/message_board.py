@@ -23,6 +23,7 @@ from plancompiler.executor.comm.mirror import CLOSE_SECONDS, Carrier, Frame, Mir
 from plancompiler.executor.comm.operations import ALL, Arrays, Targets, board_digest
 from plancompiler.ir import DType
 from plancompiler.ir.shard import element_count
+from plancompiler.time_limits import UNSEEN_DEADLINE
 
 SHOW = 32
 """Kind of the frames of boards; others are those of `remote_wire`."""
@@ -72,7 +73,7 @@ class MessageBoardMaker(Departures):
         carrier: Carrier,
         rank: int,
         size: int,
-        deadline: float = 300.0,
+        deadline: float = UNSEEN_DEADLINE,
         closing: Callable[[], None] | None = None,
         linger: float = 0.0,
         far: Callable[[str], MirrorTransport] | None = None,
@@ -200,7 +201,8 @@ class MessageBoardMaker(Departures):
                     f"rank {rank} went away",
                     rank=rank,
                     got=reason,
-                    hint="its process ended; look at its own messages",
+                    hint="look at its own messages: its process ended or stands still, or its "
+                    "host is cut off",
                 ),
             )
 
@@ -270,6 +272,8 @@ def _read(data: bytearray, rank: int) -> tuple[str, Arrays]:
         call, kinds = json.loads(bytes(data[_HEAD.size : start]))
         found = []
         for name, shape in kinds:
+            if any(type(extent) is not int for extent in shape):
+                raise TypeError("a shape is no list of whole numbers")
             dtype = DType.parse(name).numpy
             nbytes = element_count(tuple(shape)) * dtype.itemsize
             array = np.frombuffer(data, np.uint8, nbytes, start).view(dtype)
@@ -277,7 +281,7 @@ def _read(data: bytearray, rank: int) -> tuple[str, Arrays]:
             start += nbytes + -nbytes % _ALIGN
         if start != len(data) or not isinstance(call, str):
             raise ValueError("it has another size than it says")
-    except (struct.error, ValueError, TypeError, RecursionError) as error:
+    except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireFormatError(
             "what a member shows does not parse", rank=rank, got=str(error)
         ) from None

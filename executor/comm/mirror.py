@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from plancompiler import time_limits
 from plancompiler.errors import PlanCompilerError, TransportError, WireFormatError
 from plancompiler.executor.actor import ARRIVED, Notice, shared_id
 from plancompiler.executor.comm import host_wire
@@ -36,9 +37,9 @@ from plancompiler.ir.shard import Region, element_count, region_index
 from plancompiler.ir.task import format_id
 from plancompiler.plan.plan import Block, RegisterDesc
 
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = time_limits.GOODBYE
 """How long the peers may take to hear the last words of a rank."""
-REFUSAL_SECONDS = 1.0
+REFUSAL_SECONDS = time_limits.REFUSAL
 """How long peers may take to come before it is asked whether they ever will."""
 
 
@@ -48,12 +49,16 @@ class Frame(NamedTuple):
     header: bytes
     data: Array | None = None
 
+    def parts(self) -> tuple[bytes | memoryview, ...]:
+        """The frame in pieces that follow one another."""
+        if self.data is None:
+            return (self.header,)
+        data = np.ascontiguousarray(self.data).reshape(-1).view(np.uint8)
+        return self.header, data.data
+
     def encoded(self) -> bytes:
         """The frame as bytes."""
-        if self.data is None:
-            return self.header
-        data = np.ascontiguousarray(self.data).reshape(-1).view(np.uint8)
-        return b"".join((self.header, data.data))
+        return self.header if self.data is None else b"".join(self.parts())
 
 
 class Receiver(Protocol):
@@ -333,6 +338,9 @@ class MirrorTransport(Departures):
     def watch(self, receive: Callable[[int, bytes], None]) -> None:
         """See `Transport.watch`."""
         self._watcher = receive
+
+    def process_of(self, rank: int) -> None:
+        """See `Transport.process_of`: peers are on other hosts."""
 
     def tell(self, rank: int, note: bytes) -> None:
         """See `Transport.tell`."""

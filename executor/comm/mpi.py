@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from plancompiler import time_limits
 from plancompiler.errors import DeviceError, TransportError, WireFormatError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
@@ -28,7 +29,7 @@ IN_FLIGHT = 16
 """Messages that MPI is given before it has sent them."""
 MAX_EARLY = 4096
 """Messages kept for runs that this process does not know yet: parts of directories."""
-JOIN_SECONDS = 10.0
+JOIN_SECONDS = time_limits.MPI_END
 
 
 class _Message(NamedTuple):

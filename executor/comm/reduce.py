@@ -33,9 +33,9 @@ TILE_BYTES = 128 << 10
 
 
 def identity_of(reduction: Reduction, dtype: DType) -> int | float | bool:
-    """The value that does not change what it is combined with."""
+    """The value that does not change what it is combined with, the sign of a zero included."""
     if reduction in (Reduction.SUM, Reduction.AVG):
-        return 0
+        return -0.0 if dtype.is_floating else 0
     if reduction is Reduction.PROD:
         return 1
     lowest = reduction is Reduction.MAX

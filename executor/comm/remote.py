@@ -7,6 +7,8 @@ in the first frame of a stream; the frame proves that its sender knows the run's
 
 from __future__ import annotations
 
+import hmac
+import logging
 import queue
 import threading
 import time
@@ -16,22 +18,26 @@ from typing import Any
 
 import grpc
 
+from plancompiler import time_limits
 from plancompiler.errors import PlanCompilerError, SecurityError, TransportError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
 
 SERVICE = "plancompiler.Peers"
+_KEY = "plancompiler-peer-bin"
 METHOD = "Exchange"
 """Takes a stream of frames (see `remote_wire`) and answers with nothing after the last one."""
 MAX_STREAMS = 1024
 """Streams that a server takes at once: one for each remote peer of each of its ranks."""
-HELLO_SECONDS = 20.0
+HELLO_SECONDS = time_limits.HELLO
 """How long a stream may be open without a greeting."""
-RUN_SECONDS = 300.0
+RUN_SECONDS = time_limits.RUN_AHEAD
 """How long a peer may be ahead of this process with a run."""
 
+_log = logging.getLogger(__name__)
+
 _TLS_OPTIONS = "--tls-ca, --tls-cert and --tls-key"
-_REACH_SECONDS = 5.0
+_REACH_SECONDS = time_limits.REACH
 """How long it may take to find out whether a peer can be reached."""
 _CLOSURES = 2
 """Connections that a peer closes at once before it counts as refusing them."""
@@ -39,11 +45,15 @@ _POLL_SECONDS = 0.5
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", 2 * wire.CHUNK_BYTES),
     ("grpc.max_send_message_length", 2 * wire.CHUNK_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # A rank that answers no ping for ten seconds is lost: stopped, or cut off. gRPC answers in
+    # threads of its own, whatever holds the interpreter. A ping goes out up to two intervals after
+    # the last byte, and two layers wait for its answer one after the other.
+    ("grpc.keepalive_time_ms", 1_500),
+    ("grpc.keepalive_timeout_ms", 3_500),
+    ("grpc.http2.ping_timeout_ms", 3_500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 700),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.max_metadata_size", 64 << 10),
@@ -56,7 +66,8 @@ class PeerServer:
 
     `listen` is HOST:PORT, port 0 for any free one. Streams are served by threads of `pool`
     (default: threads that the interpreter waits for at its end). Raises TransportError where it
-    cannot listen.
+    cannot listen. `key` is what the processes that may call have in common; without one anybody may
+    open a stream, and must then prove to know the token of the run.
     """
 
     def __init__(
@@ -64,7 +75,9 @@ class PeerServer:
         listen: str,
         credentials: grpc.ServerCredentials | None = None,
         pool: ThreadPoolExecutor | None = None,
+        key: bytes = b"",
     ) -> None:
+        self.key = key
         self._receivers: dict[tuple[bytes, int], tuple[str, Receiver]] = {}
         """By run and rank, with the run's token."""
         self._changed = threading.Condition()
@@ -114,7 +127,25 @@ class PeerServer:
         self._server.stop(grace).wait()
         self._pool.shutdown()
 
+    def credentials(self) -> tuple[tuple[str, bytes], ...]:
+        """The metadata by which a call shows a server of the same key that its caller knows it."""
+        return ((_KEY, hmac.digest(self.key, b"peer", "sha256")),) if self.key else ()
+
+    def _is_peer(self, context: grpc.ServicerContext) -> bool:
+        """Whether a call shows what `credentials` are."""
+        if not self.key:
+            return True
+        (_, expected), *_ = self.credentials()
+        shown = next((value for name, value in context.invocation_metadata() if name == _KEY), b"")
+        return isinstance(shown, bytes) and hmac.compare_digest(shown, expected)
+
     def _exchange(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        # Before anything is waited for: strangers must not hold the threads that peers need.
+        if not self._is_peer(context):
+            _log.warning("refused a stream of %s: it does not know this cluster", context.peer())
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "a process that does not know this cluster called"
+            )
         try:
             rank, receiver = self._greet(frames, context)
         except PlanCompilerError as error:
@@ -123,11 +154,13 @@ class PeerServer:
             return b""
         reason = "its stream ended"
         try:
-            for frame in frames:
-                if not receiver.receive(rank, frame):
+            for place, frame in enumerate(frames, start=1):  # the greeting was frame 0
+                if not receiver.receive(rank, wire.without_check(frame, place)):
                     return b""
         except grpc.RpcError:
             reason = "its stream broke"
+        except PlanCompilerError as error:
+            reason = error.report.what
         except Exception as error:  # as above, or a fault here: either way the peer is lost
             reason = str(error) or type(error).__name__
         receiver.lost(rank, reason)
@@ -144,6 +177,7 @@ class PeerServer:
             hello = wire.unpack_hello(next(frames, b""))
         finally:
             timer.cancel()
+            timer.join()
         key = hello.run, hello.receiver
         end = time.monotonic() + RUN_SECONDS
         with self._changed:
@@ -167,9 +201,9 @@ class _Line:
         """What the last try to reach the peer met."""
         self.closures = 0
         """How often the peer has closed the connection at once."""
+        self._first = first
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._last: Frame | None = None
-        self._frames.put(Frame(first))
 
     def put(self, frame: Frame) -> None:
         self._frames.put(frame)
@@ -184,10 +218,13 @@ class _Line:
 
     def frames(self) -> Iterator[bytes]:
         """All frames as bytes, made when the stream has room for them."""
+        yield self._first
+        place = 1
         while (frame := self._frames.get()) is not None and self._last is None:
-            yield frame.encoded()
+            yield wire.with_check(frame.parts(), place)
+            place += 1
         if self._last is not None:
-            yield self._last.encoded()
+            yield wire.with_check(self._last.parts(), place)
 
 
 class StreamCarrier:
@@ -226,7 +263,9 @@ class StreamCarrier:
         for peer, line in tuple(self._lines.items()):
             line.channel = self._open_channel(self._addresses[peer])
             method = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
-            line.call = method.future(line.frames(), wait_for_ready=True)
+            line.call = method.future(
+                line.frames(), wait_for_ready=True, metadata=self._server.credentials()
+            )
             line.call.add_done_callback(lambda call, peer=peer: self._ended(peer, call))
 
     def _ended(self, peer: int, call: Any) -> None:
@@ -264,7 +303,7 @@ class StreamCarrier:
             return None
         reach = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
         try:
-            reach(iter(()), timeout=_REACH_SECONDS)
+            reach(iter(()), timeout=_REACH_SECONDS, metadata=self._server.credentials())
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
             line.trouble = (error.details() if isinstance(error, grpc.Call) else None) or code.name

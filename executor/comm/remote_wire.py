@@ -8,6 +8,8 @@
     NOTICE, ABORT, GOODBYE, NOTE                                        as packets of `host_wire`
 
 Numbers of headers are little-endian; data are in the sender's byte order, which HELLO compares.
+Over gRPC each frame but HELLO ends with an xxh3 of itself and of its place in the stream, so that
+one that was damaged, repeated or lost on its way is noticed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from plancompiler.errors import TransportError, VersionError, WireFormatError
 from plancompiler.executor.comm import host_wire
@@ -28,7 +31,7 @@ from plancompiler.executor.comm.base import Publication, Read
 from plancompiler.executor.memory import Array, Slots
 from plancompiler.ir.shard import Region, element_count, region_index, region_shape
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 CHUNK_BYTES = 1 << 20
 """Bytes of the data in one frame, at most."""
 MAX_DIMENSIONS = 32
@@ -98,6 +101,32 @@ def unpack_hello(frame: bytes) -> Hello:
 def is_of_run(hello: Hello, token: str) -> bool:
     """Whether the greeting comes from someone who knows the run's token."""
     return hmac.compare_digest(hello.proof, _proof(token, hello.sender, hello.receiver))
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+_CHECK_BYTES = 8
+_LARGE = 1 << 17
+"""A frame of so many bytes holds data, which are read where they lie; others are copied."""
+
+
+def with_check(parts: Sequence[bytes | memoryview], place: int) -> bytes:
+    """A frame at its place in a stream, with its check behind it."""
+    check = xxhash.xxh3_64(seed=place)
+    for part in parts:
+        check.update(part)
+    return b"".join((*parts, check.digest()))
+
+
+def without_check(frame: bytes, place: int) -> bytes:
+    """The frame that came at this place; WireFormatError where it is not what was sent there."""
+    content = memoryview(frame)[:-_CHECK_BYTES]
+    if xxhash.xxh3_64_digest(content, place) != frame[-_CHECK_BYTES:]:
+        raise WireFormatError(
+            f"frame {place} of a peer's stream was damaged, repeated or lost on its way",
+            got=f"{len(frame)} bytes whose xxh3 is another",
+        )
+    return content if len(frame) > _LARGE else bytes(content)  # type: ignore[return-value]
 
 
 # --- the directory --------------------------------------------------------------------------------

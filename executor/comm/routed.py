@@ -70,6 +70,10 @@ class RoutedTransport:
         self._near.watch(receive)
         self._far.watch(receive)
 
+    def process_of(self, rank: int) -> int | None:
+        """See `Transport.process_of`."""
+        return self._near.process_of(rank)
+
     def tell(self, rank: int, note: bytes) -> None:
         """See `Transport.tell`."""
         (self._far if rank in self._far_ranks else self._near).tell(rank, note)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from plancompiler import time_limits
 from plancompiler.errors import ExecutionError, PlanCompilerError
 from plancompiler.executor.actor import ARRIVED, Notice
 from plancompiler.executor.backend import Backend, Feeds, HostBackend
@@ -25,7 +26,7 @@ from plancompiler.executor.task import OnOutput, Run
 from plancompiler.executor.trace import Recorder
 from plancompiler.plan.plan import Plan, Task
 
-CLOSING_SECONDS = 5.0
+CLOSING_SECONDS = time_limits.DEVICE_CLOSING
 """How long the end of a run waits for the thread that calls back."""
 
 

@@ -35,6 +35,7 @@ from plancompiler.executor.cuda.meeting import join
 from plancompiler.executor.cuda.operations import DeviceOperation, DeviceOperations, Launch
 from plancompiler.executor.memory import Array
 from plancompiler.ir import Reduction
+from plancompiler.time_limits import on_devices
 
 if TYPE_CHECKING:
     from plancompiler.executor.cuda.space import DeviceSpace
@@ -142,7 +143,9 @@ class DeviceContext(CommContext):
         if communicator is None or not launches:
             return
         if self._launched is None:
-            self._launched = Launched(self._records, communicator, self.deadline, self._expired)
+            self._launched = Launched(
+                self._records, communicator, on_devices(self.deadline), self._expired
+            )
             self._space.watch.add(self._launched)
         compute = device.current()
         stream = compute if beside is None else beside
@@ -164,7 +167,7 @@ class DeviceContext(CommContext):
         shown = np.frombuffer(name, np.uint8) if name else np.empty(0, np.uint8)
         first = link.round("joining", (shown,), lambda found: found[0][0].tobytes())
         label = f"a communicator of ranks {list(self.ranks)}"
-        communicator = join(device, first, self.size, self.member, label, self.deadline)
+        communicator = join(device, first, self.size, self.member, label, on_devices(self.deadline))
         self._space.communicators.append(communicator)
         return communicator
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler import time_limits
 from plancompiler.errors import DeviceError, TransportError
 from plancompiler.executor.cuda.interface import DeviceArray, DeviceEvent, DeviceStream
 from plancompiler.executor.cuda.kernels import kernel_on
@@ -75,15 +76,13 @@ def local_device(rank: int, wanted: str | None = None) -> int:
     `wanted` is `cuda:I`; without it the environment variable PLANCOMPILER_DEVICE counts. Ranks of a
     host have consecutive numbers, so that the rank modulo the number of devices tells them apart.
     """
-    count = device_count()
     text = wanted or os.environ.get(DEVICE_VARIABLE)
-    if text is None:
-        index = rank % max(count, 1)
-    else:
-        kind, _, number = text.partition(":")
-        if kind != "cuda" or not number.isdecimal():
-            raise DeviceError("no such device", got=repr(text), expected="cuda:I")
-        index = int(number)
+    kind, _, number = (text or "cuda:0").partition(":")
+    # Before CuPy is asked, which may not be there: a misspelt name is not for want of it.
+    if kind != "cuda" or not (number.isascii() and number.isdecimal()):
+        raise DeviceError("no such device", got=repr(text), expected="cpu or cuda:I")
+    count = device_count()
+    index = rank % max(count, 1) if text is None else int(number)
     if index >= count:
         raise DeviceError(
             "this machine has no such device", got=f"cuda:{index}", expected=f"{count} devices"
@@ -266,7 +265,7 @@ _TYPES = {
 }
 
 
-ABORT_SECONDS = 1.0
+ABORT_SECONDS = time_limits.NCCL_ABORT
 """How long an abort waits for the launching thread to leave NCCL."""
 
 

@@ -77,13 +77,6 @@ class DeviceSpace:
         if self._failure is not None:
             raise self._failure
 
-    def writable(self, array: Array) -> bool:
-        """See `Space.writable`: CuPy marks expanded arrays by their strides alone."""
-        return array.size == 0 or all(
-            extent <= 1 or stride != 0
-            for extent, stride in zip(array.shape, array.strides, strict=True)
-        )
-
     def kernel(self, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
         """See `Space.kernel`: kernels on devices want contiguous arrays, and some elements."""
         inner = self.device.kernel(definition, dtypes)

@@ -34,7 +34,6 @@ from plancompiler.executor.task import (
     TaskBinder,
     has_no_work,
     microbatch_run,
-    not_finite,
 )
 from plancompiler.ir.shard import Region, region_index
 from plancompiler.ir.task import TaskKind, unpack_id
@@ -245,6 +244,7 @@ class DeviceBinder(TaskBinder):
             spec.output_regions,
             seed=self._plan.seed,
             arrays=arrays,
+            rates=self.rates,
         )
         regions = self._regions(spec)
         return microbatch_run(kernel, context, inputs, outputs, self._microbatches(task), regions)
@@ -303,10 +303,8 @@ class DeviceBinder(TaskBinder):
 
         def arrived(step: int, value: Array) -> None:
             if finite and not np.isfinite(value).all():
-                raise not_finite(label, step, value).at(
-                    op=task.name, source=task.source, rank=self._plan.rank
-                )
-            if deliver is not None:
+                self._not_finite(label, step, value, task)
+            elif deliver is not None:
                 deliver(step, label, value.copy())
 
         return launch

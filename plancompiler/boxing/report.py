@@ -67,7 +67,7 @@ def _cost(family: TaskFamily, times: int) -> TransferCost:
         devices, moved, seconds = 1, 0, 0.0
     else:
         axis = transfer.mesh_axes[0]
-        row = primitive_between(transfer.src_sbp[axis], layout.sbp[axis])
+        row = primitive_between(transfer.src_sbp[axis], family.outputs[-1].sbp[axis])
         assert row is not None
         devices = element_count([family.placement.hierarchy[axis] for axis in transfer.mesh_axes])
         # A fused reduction is one call for several values, which are split as they please.

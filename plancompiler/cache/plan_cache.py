@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from plancompiler.cache.keys import custom_digests, job_key, slice_key
 from plancompiler.cache.store import Store, open_store
 from plancompiler.errors import WireFormatError
 from plancompiler.ir import Job
+from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.plan.plan import ComputeSpec, Plan
 from plancompiler.plan.serde import plan_from_bytes, plan_to_bytes
 
@@ -145,26 +146,42 @@ def slices_to_bytes(slices: JobSlices) -> bytes:
 
 def slices_from_bytes(data: bytes, world_size: int) -> JobSlices:
     """The slices of so many ranks; anything else is a WireFormatError."""
-    try:
-        (index_bytes,) = _INDEX_BYTES.unpack_from(data)
-        begin = _INDEX_BYTES.size + index_bytes
-        index = json.loads(data[_INDEX_BYTES.size : begin])
-        sizes, ranks = index["bytes"], index["ranks"]
-        if len(sizes) != len(ranks) or min(sizes) < 0 or begin + sum(sizes) != len(data):
-            raise WireFormatError("the index of the slices does not fit them")
-        of_rank = [-1] * world_size
-        for number, found in enumerate(ranks):
-            for start, length, stride in found:
-                if length > world_size:
-                    raise WireFormatError("a slice has more ranks than there are")
-                for rank in range(start, start + length * stride, stride):
-                    of_rank[rank] = number
-        if -1 in of_rank:
-            raise WireFormatError("a rank has no slice")
-    except (struct.error, ValueError, LookupError, TypeError) as error:
-        raise WireFormatError("the index of the slices does not parse") from error
+    if len(data) < _INDEX_BYTES.size:
+        raise WireFormatError("the slices have no index")
+    (index_bytes,) = _INDEX_BYTES.unpack_from(data)
+    begin = _INDEX_BYTES.size + index_bytes
+    what = "the index of the slices"
+    index = JsonObject(parse_json(data[_INDEX_BYTES.size : begin], what), what)
+    sizes, ranks = index.numbers("bytes"), index.items("ranks")
+    if len(sizes) != len(ranks) or begin + sum(sizes) != len(data):
+        raise WireFormatError("the index of the slices does not fit them")
+    of_rank = [-1] * world_size
+    for number, found in enumerate(ranks):
+        for start, length, stride in _run_list(found):
+            last = start + (length - 1) * stride
+            if not 0 <= start <= last < world_size:
+                raise WireFormatError("a slice is for ranks that do not exist")
+            if any(taken != -1 for taken in of_rank[start : last + 1 : stride]):
+                raise WireFormatError("a rank has two slices")
+            of_rank[start : last + 1 : stride] = [number] * length
+    if -1 in of_rank:
+        raise WireFormatError("a rank has no slice")
     bounds = pairwise(accumulate(sizes, initial=begin))
     return JobSlices(tuple(data[first:last] for first, last in bounds), tuple(of_rank))
+
+
+def _run_list(found: Any) -> Iterator[tuple[int, int, int]]:
+    if type(found) is not list:
+        raise WireFormatError("the ranks of a slice are no list")
+    for run in found:
+        if (
+            type(run) is not list
+            or len(run) != 3
+            or any(type(each) is not int for each in run)
+            or min(run[1:]) < 1
+        ):
+            raise WireFormatError("the ranks of a slice are no runs of ranks")
+        yield run[0], run[1], run[2]
 
 
 def runs(ranks: Sequence[int]) -> list[tuple[int, int, int]]:

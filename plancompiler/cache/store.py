@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from plancompiler.errors import UsageError
+from plancompiler import time_limits
+from plancompiler.errors import UsageError, WireFormatError
+from plancompiler.ir.strict_json import parse_json
+from plancompiler.ir.whole_file import UNFINISHED, write_whole
 
 FOLDER_VARIABLE = "PLANCOMPILER_CACHE"
 BYTES_VARIABLE = "PLANCOMPILER_CACHE_BYTES"
@@ -37,13 +39,12 @@ _KEPT_SHARE = 0.9
 """Where the store is too large, the least recently used entries go until this share is left."""
 _CHECK_SHARE = 1 / 64
 """A process measures the store anew after writing this share of the limit."""
-_STALE_SECONDS = 3600.0
+_STALE_SECONDS = time_limits.STALE
 """A file being written for so long was left by a process that was killed."""
 _KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"slices|rank_\d+")
 _ATTEMPTS = 16
 """At putting an entry in place while others clear the store."""
-_UNFINISHED = ".unfinished-"
 
 _log = logging.getLogger(__name__)
 
@@ -136,20 +137,16 @@ class Store:
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                _log.warning("plans are not kept: the plan cache cannot be written: %s", error)
+                _log.warning(
+                    "plans are not kept: the plan cache %s cannot be written: %s",
+                    self.folder,
+                    error.strerror or error,
+                )
 
     def _place(self, key: str, name: str, parts: tuple[bytes, ...]) -> None:
         folder = self.folder / key
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = folder / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(8)}"
-        try:
-            with unfinished.open("xb") as file:
-                file.writelines(parts)
-            unfinished.replace(folder / name)
-        except BaseException:
-            with suppress(OSError):
-                unfinished.unlink()
-            raise
+        write_whole(folder / name, parts, mode=0o600)
 
     def kept(self) -> list[Kept]:
         """What the store holds, most recently used first."""
@@ -225,7 +222,7 @@ def _children(folder: Path) -> list[Path]:
 
 def _statuses(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for path in _children(folder):
-        if _is_entry(path) or path.name.startswith(_UNFINISHED):
+        if _is_entry(path) or path.name.endswith(UNFINISHED):
             with suppress(OSError):  # another process may have removed it
                 yield path, path.stat()
 
@@ -274,11 +271,11 @@ def _read_header(file: IO[bytes]) -> tuple[int, int, bytes]:
 
 def _parse(head: bytes, key: str, name: str) -> Mapping[str, Any]:
     try:
-        facts = json.loads(head)
-        if (facts["key"], facts["name"]) != (key, name):
-            raise _DamagedError("it belongs elsewhere")
-    except (ValueError, LookupError, TypeError) as error:
+        facts = parse_json(head, "the facts of an entry", max_bytes=_MAX_FACTS_BYTES)
+    except WireFormatError as error:
         raise _DamagedError("it does not say what it is") from error
+    if type(facts) is not dict or (facts.get("key"), facts.get("name")) != (key, name):
+        raise _DamagedError("it belongs elsewhere")
     found: Mapping[str, Any] = facts
     return found
 
@@ -297,14 +294,22 @@ def open_store() -> Store | None:
     return None if folder is None else Store(folder, _limit())
 
 
-def _default_folder() -> Path | None:
+def user_cache_folder() -> Path | None:
+    """plancompiler's folder in the user's cache, for plans and other things that can be made again:
+    `plancompiler` below $XDG_CACHE_HOME or ~/.cache. None for an account without a home.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the specification wants relative paths ignored
         try:
             base = Path.home() / ".cache"
         except RuntimeError:  # an account without a home
             return None
-    return base / "plancompiler" / "plans"
+    return base / "plancompiler"
+
+
+def _default_folder() -> Path | None:
+    folder = user_cache_folder()
+    return None if folder is None else folder / "plans"
 
 
 def _limit() -> int:

@@ -35,10 +35,11 @@ from plancompiler.cli.options import (
     mode_option,
     settings_option,
 )
-from plancompiler.cli.output import format_bytes, print_json, print_note, print_table
+from plancompiler.cli.output import format_bytes, print_json, print_note, print_result, print_table
 from plancompiler.cli.plan_view import plain_data
 from plancompiler.errors import VerifyError
 from plancompiler.ir import Job
+from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.lower.compile import MODES, Compilation, compile_plans, resolve_mode
 from plancompiler.lower.profile import RANK_STAGES
 from plancompiler.plan.serde import plan_to_bytes
@@ -128,16 +129,16 @@ def compile_command(
     else:
         print_table(("what", "value"), _lines(summary))
     if costs and not as_json:
-        click.echo()
+        print_result()
         print_costs(transfers)
     if explaining and not as_json:
-        click.echo()
+        print_result()
         print_explained(steps)
     if stages and not as_json:
-        click.echo()
+        print_result()
         print_explained_pipeline(stages)
     if profile and not as_json:
-        click.echo()
+        print_result()
         print_profile(spent)
 
 
@@ -281,15 +282,21 @@ def compare_texts(
 
 def write_plans(compilation: Compilation, summary: Mapping[str, Any], out: Path) -> None:
     """Write plans, their texts and the summary, in place of those of an earlier run."""
-    out.mkdir(parents=True, exist_ok=True)
-    for file in out.iterdir():
-        if _PLAN_FILE.fullmatch(file.name):
-            file.unlink()
+
+    def write(name: str, data: bytes) -> None:
+        with naming_output("a compiled file", out / name):
+            write_whole(out / name, (data,))
+
+    with naming_output("a folder of plans", out):
+        out.mkdir(parents=True, exist_ok=True)
+        for file in out.iterdir():
+            if _PLAN_FILE.fullmatch(file.name):
+                file.unlink()
     for rank, plan in compilation.plans.items():
-        (out / f"rank_{rank}.plan").write_bytes(plan_to_bytes(plan))
-        (out / f"rank_{rank}.txt").write_text(compilation.texts[rank])
-    (out / GRAPH_FILE).write_bytes(graph_to_bytes(compilation.graph))
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write(f"rank_{rank}.plan", plan_to_bytes(plan))
+        write(f"rank_{rank}.txt", compilation.texts[rank].encode())
+    write(GRAPH_FILE, graph_to_bytes(compilation.graph))
+    write("summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     print_note(f"wrote {len(compilation.plans)} plans to {out}")
 
 

@@ -20,6 +20,7 @@ import click
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from plancompiler import time_limits
 from plancompiler.blas import describe, faster_kernels, measured_gflops
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_table
@@ -37,7 +38,7 @@ DISTRIBUTIONS = (
     "threadpoolctl",
     "zstandard",
 )
-LOOPBACK_DEADLINE_SECONDS = 10.0
+LOOPBACK_DEADLINE_SECONDS = time_limits.DOCTOR
 
 
 @dataclass(frozen=True, slots=True)

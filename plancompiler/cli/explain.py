@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import click
-
 from plancompiler.boxing.build import build_boxing_task_graph
 from plancompiler.boxing.estimate import estimate_step
 from plancompiler.boxing.fuse import fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.report import boxing_costs
-from plancompiler.cli.output import format_bytes, print_table
+from plancompiler.cli.output import format_bytes, print_result, print_table
 from plancompiler.ir import Job
 from plancompiler.ir.pipeline import Pipeline, SegmentKind
 from plancompiler.ir.task import TaskKind
@@ -104,11 +102,11 @@ def print_explained(steps: list[Explained]) -> None:
             for each in steps
         ),
     )
-    click.echo()
+    print_result()
     for each in steps:
-        click.echo(f"{each.name}: {each.summary}")
+        print_result(f"{each.name}: {each.summary}")
         for note in each.notes:
-            click.echo(f"  - {note}")
+            print_result(f"  - {note}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ import click
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.boxing.serde import graph_from_bytes
+from plancompiler.boxing.verify import verify_boxing_graph
 from plancompiler.cli.compile import GRAPH_FILE, print_costs
 from plancompiler.cli.options import json_option
-from plancompiler.cli.output import format_bytes, print_json, print_table
+from plancompiler.cli.output import format_bytes, print_json, print_result, print_table
 from plancompiler.cli.plan_view import plain_data, plans_to_dot
 from plancompiler.errors import PlanCompilerError, UsageError
 from plancompiler.plan.memory_report import MemoryReport, memory_report
@@ -77,19 +78,19 @@ def inspect_command(
     elif as_json:
         print_json({"plans": [plain_data(plan) for plan in plans]})
     elif form == "dot":
-        click.echo(plans_to_dot(plans), nl=False)
+        print_result(plans_to_dot(plans), end="")
     else:
-        click.echo("\n".join(format_plan(plan) for plan in plans), nl=False)
+        print_result("\n".join(format_plan(plan) for plan in plans), end="")
 
 
 def print_memory(report: MemoryReport) -> None:
     """The sizes of a plan's memory, and the table of what is alive at the peak."""
-    click.echo(
+    print_result(
         f"rank {report.rank}: arena {format_bytes(report.arena_bytes)}, "
         f"lower bound {format_bytes(report.lower_bound)} (ratio {report.ratio:.4f}), "
         f"variables {format_bytes(report.variable_bytes)}"
     )
-    click.echo(f"alive over the step: {timeline(report.live)}")
+    print_result(f"alive over the step: {timeline(report.live)}")
     print_table(
         ("alive at the peak", ">bytes", "made by", ">from task", ">to task", "source"),
         (
@@ -121,9 +122,11 @@ def read_graph(path: Path) -> BoxingTaskGraph:
             hint="write it with `plancompiler compile FILE --ranks N --out DIR`",
         )
     try:
-        return graph_from_bytes(file.read_bytes())
+        graph = graph_from_bytes(file.read_bytes())
+        verify_boxing_graph(graph)
     except PlanCompilerError as error:
         raise error.at(source=file) from None
+    return graph
 
 
 def plan_files(path: Path, ranks: tuple[int, ...]) -> list[Path]:

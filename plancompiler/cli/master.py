@@ -5,20 +5,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from queue import SimpleQueue
 
 import click
 
-from plancompiler.cli.options import allow_ops_option, json_option, mode_option, tls_options
+from plancompiler import time_limits
+from plancompiler.cli.handshakes import explained_handshakes
+from plancompiler.cli.options import (
+    allow_mixed_kernels_option,
+    allow_ops_option,
+    json_option,
+    mode_option,
+    tls_options,
+    token_option,
+)
 from plancompiler.cli.output import format_bytes, print_json, print_note
 from plancompiler.cli.signals import stop_on_signals
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobEvent, PhaseChanged, Shipped
-from plancompiler.master.server import MasterServer
+from plancompiler.master.admission import StreamLimits
+from plancompiler.master.edge import MAX_QUEUE
+from plancompiler.master.events import Limits
+from plancompiler.master.server import MAX_UPLOAD_BYTES, MasterServer
 from plancompiler.ops.registry import allow_custom_ops
 
-_NOTE_SECONDS = 1.0
+_NOTE_SECONDS = time_limits.NOTES
 """How long the last lines may take at the end."""
 
 
@@ -33,12 +46,50 @@ _NOTE_SECONDS = 1.0
 @click.option("--ranks", type=click.IntRange(min=1), required=True, help="World size.")
 @mode_option
 @allow_ops_option
+@token_option
 @tls_options
 @click.option(
     "--insecure",
     is_flag=True,
     help="Serve an address beyond this machine without TLS: anyone who reaches it can run jobs.",
 )
+@click.option(
+    "--max-streams",
+    type=click.IntRange(min=1),
+    default=StreamLimits().total,
+    show_default=True,
+    help="Streams of clients that may be open at once.",
+)
+@click.option(
+    "--max-streams-per-peer",
+    type=click.IntRange(min=1),
+    default=StreamLimits().peer,
+    show_default=True,
+    help="The same for one connection.",
+)
+@click.option(
+    "--max-upload-bytes",
+    type=click.IntRange(min=1),
+    default=MAX_UPLOAD_BYTES,
+    show_default=True,
+    help="Bytes of what clients upload that are held at the same time.",
+)
+@click.option(
+    "--max-queue",
+    type=click.IntRange(min=1),
+    default=MAX_QUEUE,
+    show_default=True,
+    help="Jobs that may wait.",
+)
+@click.option(
+    "--stream-silence",
+    type=click.FloatRange(min=0, min_open=True),
+    default=Limits().stream,
+    show_default=True,
+    metavar="SECONDS",
+    help="A stream whose peer must say something and does not is ended after so long.",
+)
+@allow_mixed_kernels_option
 @json_option
 @click.pass_context
 def master_command(
@@ -47,8 +98,15 @@ def master_command(
     ranks: int,
     mode: str | None,
     allow_ops: tuple[str, ...],
+    token_file: Path | None,
     tls: TlsFiles | None,
     insecure: bool,
+    max_streams: int,
+    max_streams_per_peer: int,
+    max_upload_bytes: int,
+    max_queue: int,
+    stream_silence: float,
+    allow_mixed_kernels: bool,
     as_json: bool,
 ) -> None:
     """Take jobs from clients, compile them and drive them on the workers, until stopped.
@@ -61,11 +119,26 @@ def master_command(
     how many ranks have their slices or plans, goes to stderr.
     """
     allow_custom_ops(*allow_ops)
+    limits = Limits(stream=stream_silence)
     begin = time.monotonic()
     with (
         stop_on_signals() as stop,
+        nullcontext() if tls is None else explained_handshakes(),
         _notes() as note,
-        MasterServer(listen, ranks, mode=mode, tls=tls, insecure=insecure, observe=note) as server,
+        MasterServer(
+            listen,
+            ranks,
+            mode=mode,
+            tls=tls,
+            insecure=insecure,
+            limits=limits,
+            token_file=token_file,
+            streams=StreamLimits(max_streams, max_streams_per_peer),
+            max_upload_bytes=max_upload_bytes,
+            max_queue=max_queue,
+            observe=note,
+            allow_mixed_kernels=allow_mixed_kernels or None,
+        ) as server,
     ):
         print_note(f"master of {ranks} ranks at {server.address}; Ctrl-C stops it")
         if as_json:

@@ -12,6 +12,7 @@ import click
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job
+from plancompiler.time_limits import DEADLINE
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -83,6 +84,16 @@ def mode_option(command: Command) -> Command:
     )(command)
 
 
+def allow_mixed_kernels_option(command: Command) -> Command:
+    """--allow-mixed-kernels, as the parameter `allow_mixed_kernels`."""
+    return click.option(
+        "--allow-mixed-kernels",
+        is_flag=True,
+        help="Where ranks compute with other versions or kernels of NumPy and its BLAS, warn "
+        "instead of failing: their results differ in the last bits.",
+    )(command)
+
+
 def cache_option(command: Command) -> Command:
     """--no-cache, as the parameter `cache`"""
     return click.option(
@@ -92,6 +103,15 @@ def cache_option(command: Command) -> Command:
         flag_value=False,
         default=True,
         help="Compile everything, and keep nothing in the plan cache.",
+    )(command)
+
+
+def anomaly_option(command: Command) -> Command:
+    """--anomaly"""
+    return click.option(
+        "--anomaly",
+        is_flag=True,
+        help="Check what every op makes, and name the one that makes the first inf or nan.",
     )(command)
 
 
@@ -195,16 +215,13 @@ def save_options(command: Command) -> Command:
 
 def deadline_option(command: Command) -> Command:
     """--deadline"""
-    # The commands that have it need the executor in any case, others do not.
-    from plancompiler.executor.runtime import DEADLINE  # noqa: PLC0415  # see above
-
     return click.option(
         "--deadline",
         type=click.FloatRange(min=0, min_open=True),
         default=DEADLINE,
         show_default=True,
         metavar="SECONDS",
-        help="How long a rank may stand still while others wait for it.",
+        help="How long a rank may stand still, its processor idle, while others wait for it.",
     )(command)
 
 
@@ -224,6 +241,16 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(
         command
     )
+
+
+def token_option(command: Command) -> Command:
+    """--token-file"""
+    return click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        help="File with the secret of master, workers and clients; by default the master makes one "
+        "that those of its user on this machine find.",
+    )(command)
 
 
 def tls_options(command: Command) -> Command:

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import click
@@ -36,7 +37,36 @@ def configure_logging() -> None:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on stdout, on one line."""
-    click.echo(json.dumps(value, allow_nan=True))
+    print_result(json.dumps(value, allow_nan=True))
+
+
+def print_result(text: str = "", end: str = "\n") -> None:
+    """Text on stdout; OutputError where it cannot be written there."""
+    with _writing_results():
+        click.echo(text + end, nl=False)
+
+
+def end_results() -> None:
+    """Write out what stdout still holds back; OutputError where that cannot be."""
+    if sys.stdout is not None:
+        with _writing_results():
+            sys.stdout.flush()
+
+
+@contextmanager
+def _writing_results() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # Else the interpreter tries again at its end, and complains in words of its own.
+        with Path(os.devnull).open("wb") as nowhere, suppress(OSError):
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            sys.exit(1)
+        # It brings NumPy, which a command that only shows its help does without.
+        from plancompiler.ir.whole_file import output_error  # noqa: PLC0415
+
+        raise output_error("the result", "standard output", error) from error
 
 
 def print_note(line: str) -> None:
@@ -60,7 +90,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Non
         table.add_row(*map(str, row))
     # Into a file or pipe nothing is folded, so that programs can read the lines.
     width = None if sys.stdout.isatty() else UNFOLDED_WIDTH
-    Console(file=sys.stdout, highlight=False, markup=False, width=width).print(table)
+    with _writing_results():
+        Console(file=sys.stdout, highlight=False, markup=False, width=width).print(table)
 
 
 def format_bytes(count: float) -> str:

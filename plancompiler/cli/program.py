@@ -15,7 +15,7 @@ from typing import Any, cast
 import click
 
 from plancompiler.cli.main import EXIT_INTERRUPTED, raise_on_signals
-from plancompiler.cli.output import configure_logging, print_note
+from plancompiler.cli.output import configure_logging, end_results, print_note
 from plancompiler.errors import PlanCompilerError
 
 COMMANDS = {
@@ -36,7 +36,6 @@ EXIT_FAILED = 1
 
 def load_command(name: str) -> click.Command:
     """One of `COMMANDS`, with all that it needs."""
-    importlib.import_module("plancompiler.blas_kernels")  # before NumPy
     module = importlib.import_module(f"plancompiler.cli.{name}")
     return cast("click.Command", getattr(module, f"{name}_command"))
 
@@ -74,6 +73,7 @@ class Program(click.Group):
             return super().main(args, prog_name, standalone_mode=False, **extra)
         try:
             result = super().main(args, prog_name, standalone_mode=False, **extra)
+            end_results()
         except PlanCompilerError as error:
             _explain(error, str(error))
             sys.exit(error.exit_code)

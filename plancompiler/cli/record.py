@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import click
 import numpy as np
 
-from plancompiler.cli.output import print_json, print_table
+from plancompiler.cli.output import print_json, print_result, print_table
 from plancompiler.errors import FeedError
 from plancompiler.executor.timeline import Timeline, rank_shares, task_shares
 from plancompiler.ir import Job
@@ -46,11 +45,15 @@ class Record:
         step_seconds: list[float],
         compile_seconds: float,
         cached: bool,
+        queued_seconds: float | None = None,
         digest: str,
         timelines: Sequence[Timeline] | None = None,
         as_json: bool,
     ) -> None:
-        """Print the whole run on stdout; with `timelines`, also where the time of ranks went."""
+        """Print the whole run on stdout; with `timelines`, also where the time of ranks went.
+
+        `queued_seconds` are those before a job's turn came, where it had to wait for one.
+        """
         median = statistics.median(step_seconds)
         p90 = float(np.percentile(step_seconds, 90))
         if as_json:
@@ -65,6 +68,8 @@ class Record:
                 "digest": digest,
                 "cached": cached,
             }
+            if queued_seconds is not None:
+                value["queued_seconds"] = queued_seconds
             if timelines is not None:
                 value["profile"] = {
                     "ranks": [asdict(share) for share in rank_shares(timelines)],
@@ -75,6 +80,7 @@ class Record:
         rows = [
             ("ranks", f"{ranks} ({backend})"),
             ("mode", mode or "the master's default"),
+            *([("queued", f"{queued_seconds:.3f} s")] if queued_seconds is not None else []),
             ("compile", f"{compile_seconds:.3f} s{', cached' if cached else ''}"),
             ("digest", digest),
             ("steps", str(steps)),
@@ -93,7 +99,7 @@ class Record:
 
 
 def _print_profile(timelines: Sequence[Timeline]) -> None:
-    click.echo()
+    print_result()
     print_table(
         (">rank", ">seconds", ">kernels", ">communication", ">both", ">waiting"),
         (
@@ -108,7 +114,7 @@ def _print_profile(timelines: Sequence[Timeline]) -> None:
             for share in rank_shares(timelines)
         ),
     )
-    click.echo()
+    print_result()
     print_table(
         (">share", ">seconds", ">actions", "task", "what", "source"),
         (

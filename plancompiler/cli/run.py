@@ -12,6 +12,7 @@ from plancompiler.cli.job_file import job_folder_on_path, load_job
 from plancompiler.cli.options import (
     Setting,
     allow_ops_option,
+    anomaly_option,
     cache_option,
     config_options,
     configured,
@@ -49,6 +50,15 @@ from plancompiler.session import BACKENDS, run
     type=click.Path(path_type=Path),
     help="Start from this checkpoint, whatever layout it was saved from.",
 )
+@click.option(
+    "--no-check-restore",
+    "check_restore",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Do not hold the bytes of the checkpoint against their digests.",
+)
+@anomaly_option
 @save_options
 @timeline_options
 @cache_option
@@ -64,6 +74,8 @@ def run_command(
     mode: str | None,
     steps: int,
     restore: Path | None,
+    check_restore: bool,
+    anomaly: bool,
     save: Path | None,
     save_every: int,
     trace: Path | None,
@@ -101,6 +113,8 @@ def run_command(
             record=profile,
             cache=cache,
             deadline=deadline,
+            check_restore=check_restore,
+            anomaly=anomaly,
         ) as session,
     ):
         print_note(

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-FORCED_STOP_SECONDS = 10.0
+from plancompiler import time_limits
+
+FORCED_STOP_SECONDS = time_limits.COMMAND_STOP
 """How long a graceful stop may take once standard input has ended."""
 
 

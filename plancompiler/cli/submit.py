@@ -14,6 +14,7 @@ import click
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
+    anomaly_option,
     cache_option,
     config_options,
     configured,
@@ -25,14 +26,15 @@ from plancompiler.cli.options import (
     steps_option,
     timeline_options,
     tls_options,
+    token_option,
 )
 from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.record import Record, require_own_data
 from plancompiler.client import Client
-from plancompiler.cluster.channel import TlsFiles
-from plancompiler.cluster.messages import Phase
+from plancompiler.cluster.channel import SILENCE_SECONDS, TlsFiles
+from plancompiler.cluster.messages import Phase, Waiting
 from plancompiler.errors import PlanCompilerError
-from plancompiler.executor.trace import open_trace, write_trace
+from plancompiler.executor.trace import check_trace, write_trace
 from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
 
 
@@ -46,9 +48,9 @@ from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
+    default=SILENCE_SECONDS,
     show_default=True,
-    help="Seconds to wait for the master's first answer.",
+    help="Seconds to wait for the master's first answer, and later for a sign of it (2 or more).",
 )
 @timeline_options
 @cache_option
@@ -58,6 +60,8 @@ from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
     metavar="SECONDS",
     help="How long a rank may stand still while others wait for it; else as the workers were told.",
 )
+@anomaly_option
+@token_option
 @tls_options
 @config_options
 @settings_option
@@ -75,6 +79,8 @@ def submit_command(
     profile: bool,
     cache: bool,
     deadline: float | None,
+    anomaly: bool,
+    token_file: Path | None,
     tls: TlsFiles | None,
     config: Mapping[str, Any],
     settings: Mapping[str, Setting],
@@ -93,8 +99,17 @@ def submit_command(
     wished = resolve_mode(mode) if mode or os.environ.get(MODE_VARIABLE) else None
     record = Record()
     seconds: list[float] = []
-    opened = contextlib.nullcontext() if trace is None else open_trace(trace)
-    with opened as file, Client(master, timeout=timeout, tls=tls) as client:
+    begin = 0.0
+
+    def entered(phase: Phase, since: float) -> None:
+        """Steps are timed from when the first one could begin: not the queue, nor compiling."""
+        nonlocal begin
+        begin = time.perf_counter()
+        print_note(f"{phase} after {since:.2f} s")
+
+    if trace is not None:
+        check_trace(trace)
+    with Client(master, timeout=timeout, tls=tls, token_file=token_file) as client:
         ranks = client.status().world_size
         job = configured(load_job(target, settings, ranks), config)
         require_own_data(job)
@@ -108,11 +123,12 @@ def submit_command(
             cache=cache,
             deadline=deadline,
             record=profile or trace is not None,
-            on_phase=_say_phase,
+            anomaly=anomaly,
+            on_phase=entered,
+            on_waiting=_say_waiting,
         )
         print_note(f"job {handle.job_id}")
         try:
-            begin = time.perf_counter()
             with progress("step", steps) as advance:
                 for outputs in handle:
                     now = time.perf_counter()
@@ -126,9 +142,9 @@ def submit_command(
             with contextlib.suppress(PlanCompilerError):
                 handle.cancel()
             raise
-        timelines = handle.timelines() if profile or file is not None else None
-        if file is not None and timelines is not None:
-            write_trace(file, timelines)
+        timelines = handle.timelines() if profile or trace is not None else None
+        if trace is not None and timelines is not None:
+            write_trace(trace, timelines)
             print_note(f"wrote the timeline to {trace}")
     record.report(
         ranks=ranks,
@@ -137,6 +153,7 @@ def submit_command(
         steps=steps,
         step_seconds=seconds,
         compile_seconds=handle.compile_seconds or 0.0,
+        queued_seconds=handle.queued_seconds,
         cached=bool(handle.cached),
         digest=handle.digest or "",
         timelines=timelines if profile else None,
@@ -144,5 +161,10 @@ def submit_command(
     )
 
 
-def _say_phase(phase: Phase, seconds: float) -> None:
-    print_note(f"{phase} after {seconds:.2f} s")
+def _say_waiting(waiting: Waiting) -> None:
+    ranks = ", ".join(map(str, waiting.ranks))
+    more = waiting.count - len(waiting.ranks)
+    print_note(
+        f"waiting for a worker of rank {ranks}{f' and {more} more' if more else ''} "
+        f"({waiting.seconds:.0f} s)"
+    )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from plancompiler.blas import one_blas_thread
+from plancompiler.cache.store import user_cache_folder
 from plancompiler.cli.options import (
     allow_ops_option,
     deadline_option,
     json_option,
     tls_options,
+    token_option,
 )
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
@@ -54,8 +57,19 @@ from plancompiler.worker.peers import LISTEN, TRANSPORTS
 )
 @deadline_option
 @allow_ops_option
+@click.option(
+    "--allow-path",
+    "allow_paths",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    help="Let jobs read and write files below this folder; may be repeated. By default below the "
+    "working folder and plancompiler's cache folder.",
+)
+@click.option("--any-path", is_flag=True, hidden=True)
 @click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
 @click.option("--record", type=click.Path(path_type=Path), hidden=True)
+@token_option
 @tls_options
 @json_option
 @click.pass_context
@@ -70,8 +84,11 @@ def worker_command(
     transport: str,
     deadline: float,
     allow_ops: tuple[str, ...],
+    allow_paths: tuple[Path, ...],
+    any_path: bool,
     with_stdin: bool,
     record: Path | None,
+    token_file: Path | None,
     tls: TlsFiles | None,
     as_json: bool,
 ) -> None:
@@ -83,6 +100,7 @@ def worker_command(
       plancompiler worker --master 127.0.0.1:50051 --rank 1
       plancompiler worker --master node0:50051 --listen node1:0 \
           --tls-ca ca.pem --tls-cert node1.pem --tls-key node1.key
+      plancompiler worker --master 127.0.0.1:50051 --allow-path /data --allow-path /models
       mpiexec -n 4 plancompiler worker --master 127.0.0.1:50051 --transport mpi
 
     With --json, what it was goes to stdout at its end.
@@ -99,14 +117,26 @@ def worker_command(
             device,
             stop=stop.event,
             tls=tls,
+            token_file=token_file,
             timeout=timeout,
             listen=listen,
             insecure=insecure,
             transport=transport,
             record=record,
             deadline=deadline,
+            allow_paths=None if any_path else allow_paths or default_folders(),
         )
     if as_json:
         seconds = time.monotonic() - begin
         print_json({"master": master, "rank": rank, "device": device, "seconds": seconds})
     context.exit(stop.exit_code)
+
+
+def default_folders() -> list[Path]:
+    """Where paths of jobs may lead unless the worker's user says otherwise. A service that runs in
+    the root folder, or in one that is gone, did not choose it.
+    """
+    folders = [user_cache_folder()]
+    with suppress(OSError):
+        folders.insert(0, Path.cwd())
+    return [each for each in folders if each is not None and each != Path(each.anchor)]

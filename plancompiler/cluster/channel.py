@@ -2,41 +2,88 @@
 
 from __future__ import annotations
 
+import hmac
 import importlib.metadata
-import ipaddress
+import logging
+import secrets
 import socket
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from plancompiler import time_limits
+from plancompiler.cluster.address import is_loopback, split_address
 from plancompiler.cluster.serde import report_from_proto, report_to_proto
+from plancompiler.cluster.tls_trouble import tls_trouble
+from plancompiler.cluster.token import NONCE_BYTES, Credential, find_credential
 from plancompiler.errors import (
     ClusterError,
     DeadlineError,
     ErrorReport,
+    LimitError,
     MasterUnreachableError,
     PlanCompilerError,
     SecurityError,
 )
 from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import SignInStub
 
 MAX_MESSAGE_BYTES = 4 << 20
 """Of one gRPC message, either way; anything larger goes in chunks."""
-CALL_SECONDS = 30.0
+_PROBE_SECONDS = time_limits.PROBE
+"""How long it may take to find out why TLS does not come about."""
+CALL_SECONDS = time_limits.CALL
 """Deadline of a call that is not a stream."""
+SILENCE_SECONDS = time_limits.SILENCE
+"""How long the other side of a connection may answer no ping."""
 TRANSFER_SERVICE = "plancompiler.proto.Transfer"
 FETCH_METHOD = "Fetch"
 """Called without generated code, so that chunks stay serialised."""
+SESSION_KEY = "plancompiler-session-bin"
+"""The metadata by which a call shows whose it is."""
+_CODES: dict[type[PlanCompilerError], grpc.StatusCode] = {
+    SecurityError: grpc.StatusCode.PERMISSION_DENIED,
+    LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+_OTHERS = grpc.StatusCode.FAILED_PRECONDITION
+"""How calls end by errors, for callers that know no reports."""
 _REPORT_KEY = "plancompiler-report-bin"
 
+_log = logging.getLogger(__name__)
+
+SHORTEST_SILENCE = time_limits.SHORTEST_SILENCE
+"""A silence in seconds below which busy hosts would pass for lost ones."""
+
+
+def silence_options(seconds: float) -> list[tuple[str, int]]:
+    """End a connection whose other side answers nothing for so many seconds, at least
+    SHORTEST_SILENCE. gRPC answers in threads of its own: a process whose interpreter is held
+    answers, one that is stopped does not.
+    """
+    milliseconds = max(seconds, SHORTEST_SILENCE) * 1000
+    # A ping goes out when nothing came between two looks, so up to two intervals after the last
+    # byte; then both layers wait for its answer, one after the other.
+    interval, answer = round(0.15 * milliseconds), round(0.35 * milliseconds)
+    return [
+        ("grpc.keepalive_time_ms", interval),
+        # The first bounds the answer of the transport below HTTP/2, the second that of HTTP/2.
+        ("grpc.keepalive_timeout_ms", answer),
+        ("grpc.http2.ping_timeout_ms", answer),
+    ]
+
+
+_SHORTEST_PING_MS = round(SHORTEST_SILENCE * 75)
+"""What a server lets pass between two pings of a client: half of what clients leave."""
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -45,12 +92,12 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    *silence_options(SILENCE_SECONDS),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", _SHORTEST_PING_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_metadata_size", 64 << 10),
+    ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
 
@@ -79,24 +126,6 @@ class TlsFiles:
 def software_version() -> str:
     """The version of this installation."""
     return importlib.metadata.version("plancompiler")
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`; a ClusterError where it is none."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ClusterError("not an address", got=repr(address), expected="HOST:PORT")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_exposure(address: str, tls: TlsFiles | None, insecure: bool) -> None:
@@ -145,22 +174,158 @@ def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
 
 
-def open_channel(address: str, tls: TlsFiles | None = None) -> grpc.Channel:
-    """A channel to a master. Nothing is sent before the first call."""
+def open_channel(
+    address: str,
+    tls: TlsFiles | None = None,
+    session: bytes = b"",
+    *,
+    silence: float | None = SILENCE_SECONDS,
+) -> grpc.Channel:
+    """A channel to a master or worker, lost when it answers no ping for `silence` seconds (None:
+    never). Nothing is sent before the first call; with a session, every call shows it.
+    """
     split_address(address)
+    options = CHANNEL_OPTIONS + ([] if silence is None else silence_options(silence))
     if tls is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    ca, cert, key = tls.read()
-    credentials = grpc.ssl_channel_credentials(ca, key, cert)
-    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        ca, cert, key = tls.read()
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        channel = grpc.secure_channel(address, credentials, options=options)
+    return SessionChannel(channel, session) if session else channel
 
 
-def await_master(channel: grpc.Channel, address: str, seconds: float) -> None:
-    """Return when the master can be reached; MasterUnreachableError after the deadline."""
+def connect_master(
+    address: str,
+    tls: TlsFiles | None,
+    token_file: Path | None,
+    seconds: float,
+    *,
+    silence: float | None = SILENCE_SECONDS,
+) -> SessionChannel:
+    """A channel to a master that has proved to know the token, as this process has to it.
+
+    MasterUnreachableError where nobody answers within `seconds`, SecurityError where there is no
+    token or one side does not know the other's. `silence` is that of `open_channel`.
+    """
+    channel = open_channel(address, tls, silence=silence)
     try:
-        grpc.channel_ready_future(channel).result(timeout=seconds)
-    except grpc.FutureTimeoutError:
-        raise _unreachable(address, f"no answer within {seconds:g} s") from None
+        await_master(channel, address, seconds, tls)
+        return SessionChannel(
+            channel, _sign_in(channel, address, find_credential(address, token_file))
+        )
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _sign_in(channel: grpc.Channel, address: str, credential: Credential) -> bytes:
+    """A session, once both sides have proved that they know the secret."""
+    stub = SignInStub(channel)  # type: ignore[no-untyped-call]  # generated
+    nonce, key = secrets.token_bytes(NONCE_BYTES), credential.key
+    try:
+        answer = stub.Challenge(pb.ChallengeRequest(nonce=nonce, key=key), timeout=CALL_SECONDS)
+        expected = credential.proof(b"master", nonce, answer.nonce)
+        if not hmac.compare_digest(answer.proof, expected):
+            raise SecurityError(
+                f"whoever listens at {address} is not the master that this token is of",
+                got="a wrong proof",
+                hint="somebody else may have taken the master's port",
+            )
+        proof = credential.proof(b"caller", nonce, answer.nonce)
+        request = pb.ProveRequest(nonce=nonce, key=key, challenge=answer.nonce, proof=proof)
+        return bytes(stub.Prove(request, timeout=CALL_SECONDS).session)
+    except grpc.RpcError as error:
+        raise call_error(error, address) from error
+
+
+class SessionChannel(grpc.Channel):
+    """A channel each call of which shows a session."""
+
+    def __init__(self, channel: grpc.Channel, session: bytes) -> None:
+        self.session = session
+        self._channel = channel
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        """See `grpc.Channel`."""
+        return _SessionCall(self._channel.unary_unary(*args, **kwargs), self.session)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        """See `grpc.Channel`."""
+        return _SessionCall(self._channel.unary_stream(*args, **kwargs), self.session)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        """See `grpc.Channel`."""
+        return _SessionCall(self._channel.stream_unary(*args, **kwargs), self.session)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        """See `grpc.Channel`."""
+        return _SessionCall(self._channel.stream_stream(*args, **kwargs), self.session)
+
+    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
+        """See `grpc.Channel`."""
+        self._channel.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Any) -> None:
+        """See `grpc.Channel`."""
+        self._channel.unsubscribe(callback)
+
+    def close(self) -> None:
+        """See `grpc.Channel`."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _SessionCall:
+    """A method of a channel, called with the session."""
+
+    def __init__(self, method: Any, session: bytes) -> None:
+        self._method = method
+        self._metadata = ((SESSION_KEY, session),)
+
+    def __call__(self, request: Any, timeout: float | None = None) -> Any:
+        return self._method(request, timeout=timeout, metadata=self._metadata)
+
+    def future(self, request: Any, timeout: float | None = None) -> Any:
+        """As `grpc.UnaryUnaryMultiCallable.future`."""
+        return self._method.future(request, timeout=timeout, metadata=self._metadata)
+
+
+def await_master(
+    channel: grpc.Channel, address: str, seconds: float, tls: TlsFiles | None = None
+) -> None:
+    """Return when the master can be reached; MasterUnreachableError after the deadline.
+
+    SecurityError, at once, where the two sides' TLS does not fit; `tls` is what the channel uses.
+    """
+    states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
+    told = states.put
+    until = time.monotonic() + seconds
+    channel.subscribe(told, try_to_connect=True)
+    try:
+        while (left := until - time.monotonic()) > 0:
+            with suppress(Empty):
+                state = states.get(timeout=left)
+                if state is grpc.ChannelConnectivity.READY:
+                    return
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    files = None if tls is None else (tls.ca, tls.cert, tls.key)
+                    trouble = tls_trouble(address, files, min(left, _PROBE_SECONDS))
+                    if trouble is not None:
+                        raise trouble
+        raise _unreachable(address, f"no answer within {seconds:g} s")
+    finally:
+        channel.unsubscribe(told)
 
 
 def _unreachable(address: str, got: str) -> MasterUnreachableError:
@@ -172,12 +337,18 @@ def _unreachable(address: str, got: str) -> MasterUnreachableError:
     )
 
 
-def abort(context: grpc.ServicerContext, error: PlanCompilerError) -> NoReturn:
-    """End a call with an error that `call_error` on the other side turns into itself."""
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: PlanCompilerError) -> NoReturn:
+    """End a call with an error that `call_error` on the other side turns into itself.
+
+    Who may not do something, or not so much of it, is logged.
+    """
+    level = logging.WARNING if isinstance(error, (SecurityError, LimitError)) else logging.INFO
+    _log.log(level, "refused a call of %s: %s", context.peer(), error)
     report = report_to_proto(error.report).SerializeToString()
-    if len(report) < 8 << 10:  # trailers are small; the text goes in the details in any case
-        context.set_trailing_metadata(((_REPORT_KEY, report),))
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error)[:4096])
+    # Trailers are small; the text goes in the details in any case.
+    trailers = ((_REPORT_KEY, report),) if len(report) < 8 << 10 else ()
+    await context.abort(_CODES.get(type(error), _OTHERS), str(error)[:4096], trailers)
+    raise AssertionError("a call goes on after it was ended")
 
 
 def call_error(error: grpc.RpcError, address: str) -> PlanCompilerError:
@@ -193,9 +364,21 @@ def call_error(error: grpc.RpcError, address: str) -> PlanCompilerError:
                 break
             return PlanCompilerError.from_report(report)
     if code is grpc.StatusCode.UNAVAILABLE:
+        if "ping timeout" in details or "keepalive" in details:
+            return MasterUnreachableError(
+                f"the master at {address} answers nothing any longer",
+                got=details,
+                hint="look at its process: stopped, or on a host that is cut off",
+            )
         return _unreachable(address, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"the master at {address} did not answer in time", got=details)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return LimitError(
+            f"a message to or from the master at {address} is larger than it may be",
+            got=f"{code.name}: {details}",
+            expected=f"at most {MAX_MESSAGE_BYTES} bytes in one message; more goes in chunks",
+        )
     return ClusterError(f"a call to the master at {address} failed", got=f"{code.name}: {details}")
 
 

@@ -1,7 +1,10 @@
 """Large things on the wire: bytes in bounded, compressed chunks, and arrays as bytes.
 
 The first chunk of a transfer announces its sizes, so that the receiver refuses what is too large
-before it takes memory. What is sent to many receivers is a `Parcel`: compressed, cut and serialised
+before it takes memory, and their xxh3, with which it compares what came. Nothing is allocated on
+the word of an announcement: memory grows with the bytes that have come, also that of what they
+unpack to, and `UploadBudget` bounds that of all transfers together. What is sent to many receivers
+is a `Parcel`: compressed, cut and serialised
 once. A transfer that broke off goes on from the bytes that have arrived. Arrays travel in the
 safetensors format, which holds data only.
 """
@@ -9,17 +12,19 @@ safetensors format, which holds data only.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 import numpy as np
+import xxhash
 import zstandard
 from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
 
-from plancompiler.errors import WireFormatError
+from plancompiler.errors import LimitError, WireFormatError
 from plancompiler.plan import arrays as safetensors_arrays
 from plancompiler.proto.cluster_pb2 import Chunk, Compression
 
@@ -30,8 +35,11 @@ MAX_ARRAYS_BYTES = 1 << 30
 """Bytes of one step's feeds or outputs."""
 _COMPRESS_FROM = 16 << 10
 """Smaller transfers are not worth compressing."""
-_ROOM = 32 << 20
-"""Bytes that a receiver sets aside on the word of a transfer; more comes as it arrives."""
+MAX_RATIO = 256
+"""How many times its wire bytes a transfer may unpack to, beyond `_UNPACK_FREELY`. Jobs and plans
+come to 5 to 30 times; what would be packed tighter is sent as it is.
+"""
+_UNPACK_FREELY = 4 << 20
 _LEVEL = 3
 """Of zstd: a GPT-3 slice of 72 KiB becomes 14 KiB in 0.1 ms."""
 _DATA_TAG = 0x0A
@@ -48,6 +56,11 @@ def digest_of(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+def _most_unpacked(wire_bytes: int) -> int:
+    """What a transfer of so many bytes may unpack to, if it is compressed."""
+    return _UNPACK_FREELY + MAX_RATIO * wire_bytes
+
+
 def to_chunks(data: bytes, *, compress: bool = False, digest: bytes = b"") -> list[Chunk]:
     """Bytes as chunks of at most CHUNK_BYTES.
 
@@ -57,7 +70,7 @@ def to_chunks(data: bytes, *, compress: bool = False, digest: bytes = b"") -> li
     sent, compression = data, Compression.COMPRESSION_NONE
     if compress and len(data) >= _COMPRESS_FROM:
         packed = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
-        if len(packed) < len(data):
+        if len(packed) < len(data) <= _most_unpacked(len(packed)):
             sent, compression = packed, Compression.COMPRESSION_ZSTD
     view = memoryview(sent)
     chunks = [
@@ -68,6 +81,8 @@ def to_chunks(data: bytes, *, compress: bool = False, digest: bytes = b"") -> li
     chunks[0].raw_bytes = len(data)
     chunks[0].wire_bytes = len(sent)
     chunks[0].digest = digest
+    if not digest:
+        chunks[0].checksum = xxhash.xxh3_64_intdigest(sent) or 1
     return chunks
 
 
@@ -117,11 +132,61 @@ def pack(data: bytes, *, compress: bool = False, checked: bool = False) -> Parce
 # --- receiving ------------------------------------------------------------------------------------
 
 
-class Assembler:
-    """Puts the chunks of one transfer after another together, within a limit of bytes each."""
+class UploadBudget:
+    """Bytes of uploads that a receiver holds at the same time, at most `limit`."""
 
-    def __init__(self, what: str, limit: int) -> None:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self.lock = threading.Lock()
+
+
+class Reservation:
+    """What one transfer, and what came of it, holds of a budget. Any thread may use it."""
+
+    def __init__(self, budget: UploadBudget) -> None:
+        self._budget = budget
+        self._held = 0
+        self._closed = False
+
+    def take(self, nbytes: int) -> None:
+        """Hold more; LimitError where that is too much."""
+        budget = self._budget
+        with budget.lock:
+            if self._closed:  # whoever still unpacks does it for nobody
+                return
+            if budget.held + nbytes > budget.limit:
+                raise LimitError(
+                    "the master holds too many bytes of uploads at once",
+                    got=f"{budget.held + nbytes} bytes",
+                    expected=f"at most {budget.limit} bytes",
+                    hint="try again when others are done, or start the master with a larger "
+                    "--max-upload-bytes",
+                )
+            budget.held += nbytes
+            self._held += nbytes
+
+    def keep(self, nbytes: int) -> None:
+        """Give back all but so much."""
+        with self._budget.lock:
+            kept = min(nbytes, self._held)
+            self._budget.held -= self._held - kept
+            self._held = kept
+
+    def close(self) -> None:
+        """Give back everything. Safe to call again."""
+        self._closed = True
+        self.keep(0)
+
+
+class Assembler:
+    """Puts the chunks of one transfer after another together, within a limit of bytes each and,
+    with a reservation, within the budget of all.
+    """
+
+    def __init__(self, what: str, limit: int, reservation: Reservation | None = None) -> None:
         self._what = what
+        self._reservation = reservation
         self._limit = limit
         self._header: Chunk | None = None
         """The first chunk of the transfer at hand, less its data."""
@@ -132,6 +197,8 @@ class Assembler:
         self._received = 0
         self._hash = hashlib.sha256()
         """Of the raw bytes so far, where they are sent as they are."""
+        self._checksum = xxhash.xxh3_64()
+        """Of the wire bytes so far."""
 
     @property
     def received(self) -> int:
@@ -173,6 +240,7 @@ class Assembler:
             raw_bytes=first.raw_bytes,
             wire_bytes=first.wire_bytes,
             digest=first.digest,
+            checksum=first.checksum,
         )
         if self._header is not None:
             if header != self._header:
@@ -191,13 +259,19 @@ class Assembler:
                 f"{self._what} is compressed in a way that this version does not know",
                 got=f"compression {header.compression}",
             )
+        if header.raw_bytes > _most_unpacked(header.wire_bytes):
+            raise WireFormatError(
+                f"{self._what} announces that it unpacks to more than it may",
+                got=f"{header.raw_bytes} bytes out of {header.wire_bytes}",
+                expected=f"at most {_most_unpacked(header.wire_bytes)} bytes",
+            )
         if size == 0 and header.wire_bytes:
             raise WireFormatError(f"{self._what} does not have the size that it announced")
         self._header = header
         if header.digest:
             self._hash = hashlib.sha256()
-        # Room of the right size from the start, within reason, is not taken anew for each transfer.
-        self._arrived = BytesIO(bytes(min(header.wire_bytes, _ROOM)))
+        self._checksum = xxhash.xxh3_64()
+        self._arrived = BytesIO()
 
     def _take(self, data: bytes | memoryview) -> bytes | None:
         header = self._header
@@ -207,11 +281,21 @@ class Assembler:
         missing = header.wire_bytes - self._received
         if missing < 0 or (not len(data) and missing):
             raise WireFormatError(f"{self._what} does not have the size that it announced")
+        if self._reservation is not None:
+            self._reservation.take(len(data))
         self._arrived.write(data)
+        if header.checksum:
+            self._checksum.update(data)
         if header.digest and header.compression == Compression.COMPRESSION_NONE:
             self._hash.update(data)  # while the next chunk is on its way
         if missing:
             return None
+        if header.checksum and header.checksum != (self._checksum.intdigest() or 1):
+            raise WireFormatError(
+                f"{self._what} was damaged on its way",
+                got=f"xxh3 {self._checksum.hexdigest()}",
+                expected=f"xxh3 {header.checksum:016x}",
+            )
         wire = self._arrived.getvalue()
         self._arrived = BytesIO()
         self._received = 0
@@ -221,6 +305,8 @@ class Assembler:
     def _unpack(self, wire: bytes, header: Chunk) -> bytes:
         data = wire
         if header.compression == Compression.COMPRESSION_ZSTD:
+            if self._reservation is not None:
+                self._reservation.take(header.raw_bytes)
             data = self._decompress(wire, header.raw_bytes)
             if header.digest:
                 self._hash.update(data)

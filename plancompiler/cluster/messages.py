@@ -55,6 +55,8 @@ class JobRequest:
     """Seconds that a rank may stand still while others wait for it; 0: the workers' own."""
     record: bool = False
     """Whether workers record timelines, for the client at the end. Not of an open job."""
+    anomaly: bool = False
+    """Whether every op is checked, so that the first is named that makes what is not finite."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -82,6 +84,11 @@ class Register:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The sender is alive. Goes both ways."""
+
+    stopped: bool = False
+    """Whether a signal has stopped the worker's process, as the process beside it says."""
+    cpu_seconds: float = 0.0
+    """CPU time that the worker's process has used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,8 @@ class Compiled:
     facts: tuple[CrossRankFact, ...]
     cached: bool = False
     """Whether the rank compiled nothing."""
+    kernels: str = ""
+    """What it computes with (`blas.numeric_kernels`); empty where it computes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +160,18 @@ class OperationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFailed:
+    """In place of OperationDone: the run of an open job has ended on a rank with a value that is
+    not finite, on this rank or, where the error is an AbortedError, on another one. Its variables
+    can still be read.
+    """
+
+    job_id: int
+    ticket: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """What a save in the background asked of a rank is on disk: its shards, or the index."""
 
@@ -182,6 +203,7 @@ WorkerMessage = (
     | Outputs
     | Recorded
     | OperationDone
+    | RunFailed
     | Written
     | Failed
     | Idle
@@ -201,6 +223,8 @@ class Registered:
     """Either side counts as lost after so long a silence."""
     token: bytes
     """Names the worker in its other calls."""
+    peer_key: bytes = b""
+    """What all workers of the master have in common, to know each other by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +274,10 @@ class Prepare:
     """Seconds that a rank may stand still while others wait for it; 0: the worker's own."""
     record: bool = False
     """Record a timeline."""
+    open: bool = False
+    """The job can be saved after a value that is not finite."""
+    anomaly: bool = False
+    """Check what every op makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +302,8 @@ class Save:
     directory: str
     background: bool = False
     """Done when the values are copied; `Written` follows when they are on disk."""
+    before: bool = False
+    """As they were before a run that failed, where they were kept; else as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +323,8 @@ class Collect:
 
     job_id: int
     ticket: int
+    before: bool = False
+    """See `Save`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +366,9 @@ MasterMessage = (
 )
 
 
+MISSING_SHOWN = 64
+
+
 # --- master to client -----------------------------------------------------------------------------
 
 
@@ -349,11 +384,24 @@ class PhaseChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job cannot begin, because ranks have no worker."""
+
+    ranks: tuple[int, ...]
+    """The first of them, at most `MISSING_SHOWN`."""
+    count: int
+    """Of all of them."""
+    seconds: float
+    """Since its submission."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompileFinished:
     """All ranks have plans, and these agree."""
 
     digest: str
     seconds: float
+    """Since the job's turn came."""
     cached: bool = False
     """Whether nobody compiled anything."""
 
@@ -400,6 +448,16 @@ class TicketDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsFailed:
+    """In place of TicketDone: a value of the steps that the client asked for is not finite. The
+    job takes no more steps, and can still be saved.
+    """
+
+    ticket: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
 class StepsDropped:
     """The reader was too slow: the outputs of so many steps are gone."""
 
@@ -408,12 +466,14 @@ class StepsDropped:
 
 JobEvent = (
     PhaseChanged
+    | Waiting
     | CompileFinished
     | Shipped
     | RankOutputs
     | RankTimeline
     | StepDone
     | TicketDone
+    | StepsFailed
     | StepsDropped
 )
 
@@ -438,11 +498,14 @@ class JobStatus:
     name: str
     phase: Phase
     seconds: float
+    """From its submission to its end, or until now."""
     error: ErrorReport | None
     fetched_ranks: int = 0
     """Ranks that have their slice or plan."""
     sent_bytes: int = 0
     """What the master has sent of slices, plans and feeds."""
+    queued_seconds: float = 0.0
+    """The part of `seconds` before its turn came."""
 
 
 @dataclass(frozen=True, slots=True)

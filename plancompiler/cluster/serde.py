@@ -39,12 +39,15 @@ from plancompiler.cluster.messages import (
     Register,
     Registered,
     Run,
+    RunFailed,
     Save,
     SendTimeline,
     Shipped,
     StepDone,
     StepsDropped,
+    StepsFailed,
     TicketDone,
+    Waiting,
     WorkerMessage,
     WorkerStatus,
     WriteIndex,
@@ -57,6 +60,8 @@ from plancompiler.proto import cluster_pb2 as pb
 
 _FACTS_PER_MESSAGE = 1024
 _MAX_FACTS = 1 << 20
+_MAX_FACT_BYTES = 256 << 20
+_KERNELS_CHARACTERS = 1 << 10
 _MAX_TEXT = 16 << 10
 """Characters of a part of an error report that cross the wire."""
 
@@ -78,11 +83,11 @@ def report_from_proto(message: pb.ErrorReport) -> ErrorReport:
     """The error report in a message."""
 
     def optional(name: str) -> str | None:
-        return getattr(message, name) if message.HasField(name) else None
+        return getattr(message, name)[:_MAX_TEXT] if message.HasField(name) else None
 
     return ErrorReport(
-        code=message.code,
-        what=message.what,
+        code=message.code[:_MAX_TEXT],
+        what=message.what[:_MAX_TEXT],
         op=optional("op"),
         source=optional("source"),
         rank=message.rank if message.HasField("rank") else None,
@@ -110,14 +115,17 @@ def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessag
                 is_loopback=is_loopback,
             )
             yield pb.WorkerMessage(register=register)
-        case Heartbeat():
-            yield pb.WorkerMessage(heartbeat=pb.Heartbeat())
+        case Heartbeat(stopped, cpu_seconds):
+            heartbeat = pb.Heartbeat(stopped=stopped, cpu_seconds=cpu_seconds)
+            yield pb.WorkerMessage(heartbeat=heartbeat)
         case Fetched(job_id, copy):
             yield pb.WorkerMessage(fetched=pb.Fetched(job_id=job_id, copy=_copy_to_proto(copy)))
-        case Compiled(job_id, digest, reports, facts, cached):
+        case Compiled(job_id, digest, reports, facts, cached, kernels):
             for start in range(0, len(facts), _FACTS_PER_MESSAGE):
                 yield _facts_to_proto(job_id, facts[start : start + _FACTS_PER_MESSAGE])
-            compiled = pb.CompileDone(job_id=job_id, digest=digest, reports=reports, cached=cached)
+            compiled = pb.CompileDone(
+                job_id=job_id, digest=digest, reports=reports, cached=cached, kernels=kernels
+            )
             yield pb.WorkerMessage(compiled=compiled)
         case Prepared(job_id):
             yield pb.WorkerMessage(prepared=pb.JobDone(job_id=job_id))
@@ -132,6 +140,9 @@ def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessag
         case OperationDone(job_id, ticket):
             done = pb.OperationDone(job_id=job_id, ticket=ticket)
             yield pb.WorkerMessage(operation_done=done)
+        case RunFailed(job_id, ticket, error):
+            run = pb.RunFailed(job_id=job_id, ticket=ticket, error=report_to_proto(error))
+            yield pb.WorkerMessage(run_failed=run)
         case Written(job_id, ticket):
             yield pb.WorkerMessage(written=pb.OperationDone(job_id=job_id, ticket=ticket))
         case Failed(job_id, error):
@@ -153,6 +164,11 @@ def _copy_from_proto(message: pb.Compile | pb.Fetched) -> LocalCopy | None:
     return LocalCopy(message.copy.process, message.copy.descriptor)
 
 
+def heartbeat_from_proto(heartbeat: pb.Heartbeat) -> Heartbeat:
+    """What a worker, or the process beside it, says of it."""
+    return Heartbeat(heartbeat.stopped, heartbeat.cpu_seconds)
+
+
 def _facts_to_proto(job_id: int, facts: Sequence[CrossRankFact]) -> pb.WorkerMessage:
     message = pb.Facts(
         job_id=job_id,
@@ -172,6 +188,7 @@ class WorkerReader:
 
     def __init__(self) -> None:
         self._facts: list[CrossRankFact] = []
+        self._fact_bytes = 0
         self._outputs = Assembler("a rank's outputs", MAX_ARRAYS_BYTES)
         self._timeline = Assembler("a rank's timeline", MAX_JOB_BYTES)
 
@@ -192,16 +209,23 @@ class WorkerReader:
                     found.is_loopback,
                 )
             case "heartbeat":
-                return Heartbeat()
+                return heartbeat_from_proto(message.heartbeat)
             case "facts":
                 self._add_facts(message.facts)
                 return None
             case "fetched":
                 return Fetched(message.fetched.job_id, _copy_from_proto(message.fetched))
             case "compiled":
-                facts, self._facts = tuple(self._facts), []
+                facts, self._facts, self._fact_bytes = tuple(self._facts), [], 0
                 done = message.compiled
-                return Compiled(done.job_id, done.digest, done.reports, facts, done.cached)
+                return Compiled(
+                    done.job_id,
+                    done.digest,
+                    done.reports,
+                    facts,
+                    done.cached,
+                    done.kernels[:_KERNELS_CHARACTERS],
+                )
             case "prepared":
                 return Prepared(message.prepared.job_id)
             case "outputs":
@@ -215,6 +239,9 @@ class WorkerReader:
             case "operation_done":
                 operation = message.operation_done
                 return OperationDone(operation.job_id, operation.ticket)
+            case "run_failed":
+                run = message.run_failed
+                return RunFailed(run.job_id, run.ticket, report_from_proto(run.error))
             case "written":
                 return Written(message.written.job_id, message.written.ticket)
             case "failed":
@@ -226,8 +253,13 @@ class WorkerReader:
                 raise WireFormatError("a worker sent a message that this version does not know")
 
     def _add_facts(self, message: pb.Facts) -> None:
-        if len(self._facts) + len(message.text) > _MAX_FACTS:
-            raise WireFormatError("a worker sent too many cross-rank facts")
+        self._fact_bytes += message.ByteSize()
+        if len(self._facts) + len(message.text) > _MAX_FACTS or self._fact_bytes > _MAX_FACT_BYTES:
+            raise WireFormatError(
+                "a worker sent too many cross-rank facts",
+                got=f"{self._fact_bytes} bytes",
+                expected=f"at most {_MAX_FACTS} facts and {_MAX_FACT_BYTES} bytes",
+            )
         self._facts += build(
             CrossRankFact,
             message.sync_id[:],
@@ -245,9 +277,13 @@ class WorkerReader:
 def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
     """A master's message to a worker."""
     match message:
-        case Registered(rank, world_size, silence, token):
+        case Registered(rank, world_size, silence, token, peer_key):
             registered = pb.Registered(
-                rank=rank, world_size=world_size, silence_seconds=silence, token=token
+                rank=rank,
+                world_size=world_size,
+                silence_seconds=silence,
+                token=token,
+                peer_key=peer_key,
             )
             return pb.MasterMessage(registered=registered)
         case Refused(error):
@@ -265,7 +301,7 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
                 copy=_copy_to_proto(copy),
             )
             return pb.MasterMessage(compile=compile_)
-        case Prepare(job_id, token, restore, far, save, deadline, record):
+        case Prepare(job_id, token, restore, far, save, deadline, record, open_, anomaly):
             peers = [pb.PeerAddress(rank=each.rank, address=each.address) for each in far]
             prepare = pb.Prepare(
                 job_id=job_id,
@@ -275,17 +311,21 @@ def master_message_to_proto(message: MasterMessage) -> pb.MasterMessage:
                 save=save,
                 deadline=deadline,
                 record=record,
+                open=open_,
+                anomaly=anomaly,
             )
             return pb.MasterMessage(prepare=prepare)
         case Run(job_id, ticket, steps, fed, feeds):
             run = pb.Run(job_id=job_id, ticket=ticket, steps=steps, fed=fed, feeds=feeds)
             return pb.MasterMessage(run=run)
         case Save():
-            return pb.MasterMessage(save=_save_to_proto(message))
+            order = _save_to_proto(message)
+            order.before = message.before
+            return pb.MasterMessage(save=order)
         case WriteIndex():
             return pb.MasterMessage(index=_save_to_proto(message))
-        case Collect(job_id, ticket):
-            collect = pb.OperationDone(job_id=job_id, ticket=ticket)
+        case Collect(job_id, ticket, before):
+            collect = pb.Collect(job_id=job_id, ticket=ticket, before=before)
             return pb.MasterMessage(collect=collect)
         case SendTimeline(job_id, ticket):
             wanted = pb.OperationDone(job_id=job_id, ticket=ticket)
@@ -311,7 +351,13 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
     match message.WhichOneof("message"):
         case "registered":
             found = message.registered
-            return Registered(found.rank, found.world_size, found.silence_seconds, found.token)
+            return Registered(
+                found.rank,
+                found.world_size,
+                found.silence_seconds,
+                found.token,
+                found.peer_key,
+            )
         case "refused":
             return Refused(report_from_proto(message.refused))
         case "heartbeat":
@@ -338,18 +384,21 @@ def master_message_from_proto(message: pb.MasterMessage) -> MasterMessage:
                 prepare.save,
                 prepare.deadline,
                 prepare.record,
+                prepare.open,
+                prepare.anomaly,
             )
         case "run":
             run = message.run
             return Run(run.job_id, run.ticket, run.steps, run.fed, run.feeds)
         case "save":
             save = message.save
-            return Save(save.job_id, save.ticket, save.directory, save.background)
+            return Save(save.job_id, save.ticket, save.directory, save.background, save.before)
         case "index":
             index = message.index
             return WriteIndex(index.job_id, index.ticket, index.directory, index.background)
         case "collect":
-            return Collect(message.collect.job_id, message.collect.ticket)
+            collect = message.collect
+            return Collect(collect.job_id, collect.ticket, collect.before)
         case "timeline":
             return SendTimeline(message.timeline.job_id, message.timeline.ticket)
         case "finish":
@@ -371,6 +420,8 @@ def event_to_protos(event: JobEvent) -> Iterator[pb.JobEvent]:
             if error is not None:
                 change.error.CopyFrom(report_to_proto(error))
             yield pb.JobEvent(phase=change)
+        case Waiting(missing, count, seconds):
+            yield pb.JobEvent(waiting=pb.Waiting(rank=missing, count=count, seconds=seconds))
         case Shipped(ranks, world_size, sent_bytes):
             shipped = pb.Shipped(ranks=ranks, world_size=world_size, sent_bytes=sent_bytes)
             yield pb.JobEvent(shipped=shipped)
@@ -387,6 +438,9 @@ def event_to_protos(event: JobEvent) -> Iterator[pb.JobEvent]:
             yield pb.JobEvent(step_done=step)
         case TicketDone(ticket):
             yield pb.JobEvent(operation_done=ticket)
+        case StepsFailed(ticket, error):
+            steps_failed = pb.StepsFailed(ticket=ticket, error=report_to_proto(error))
+            yield pb.JobEvent(steps_failed=steps_failed)
         case StepsDropped(count):
             yield pb.JobEvent(dropped_steps=count)
 
@@ -405,6 +459,9 @@ class EventReader:
                 change = message.phase
                 error = report_from_proto(change.error) if change.HasField("error") else None
                 return PhaseChanged(_phase(change.phase), change.seconds, error)
+            case "waiting":
+                waiting = message.waiting
+                return Waiting(tuple(waiting.rank), waiting.count, waiting.seconds)
             case "shipped":
                 shipped = message.shipped
                 return Shipped(shipped.ranks, shipped.world_size, shipped.sent_bytes)
@@ -423,6 +480,9 @@ class EventReader:
                 return StepDone(message.step_done)
             case "operation_done":
                 return TicketDone(message.operation_done)
+            case "steps_failed":
+                failed = message.steps_failed
+                return StepsFailed(failed.ticket, report_from_proto(failed.error))
             case "dropped_steps":
                 return StepsDropped(message.dropped_steps)
             case "alive":
@@ -459,6 +519,7 @@ def status_to_proto(status: ClusterStatus) -> pb.StatusReply:
             error=None if each.error is None else report_to_proto(each.error),
             fetched_ranks=each.fetched_ranks,
             sent_bytes=each.sent_bytes,
+            queued_seconds=each.queued_seconds,
         )
         for each in status.jobs
     ]
@@ -482,6 +543,7 @@ def status_from_proto(message: pb.StatusReply) -> ClusterStatus:
             report_from_proto(each.error) if each.HasField("error") else None,
             each.fetched_ranks,
             each.sent_bytes,
+            each.queued_seconds,
         )
         for each in message.jobs
     ]

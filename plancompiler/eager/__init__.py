@@ -3,7 +3,7 @@
 The same ops, sharding rules and boxing planner as in compiled jobs decide what each rank does.
 """
 
-from plancompiler import blas_kernels as blas_kernels  # before NumPy
+from plancompiler.eager.anomaly import detect_anomaly
 from plancompiler.eager.creation import from_local, tensor
 from plancompiler.eager.generator import Generator
 from plancompiler.eager.inplace import into
@@ -34,6 +34,7 @@ __all__ = [
     "comm_trace",
     "current_world",
     "default_generator",
+    "detect_anomaly",
     "from_local",
     "global_gather",
     "global_scatter",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from plancompiler.eager.agreement import compare_copies
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import DTypeError, ShapeError, UsageError
@@ -90,6 +91,7 @@ def from_local(
     spec = world.spec(extents, DType.parse(array.dtype), placement, layout)
     if (check or world.compares) and inside and placement.size > 1:
         _compare(world, array, extents, placement, whose)
+        compare_copies(world, array, placement, layout, "from_local")
     found = world.from_local(array, spec)
     kept = known is not None and array.dtype == known[1] and spec.space is HOST and spec.inside
     if kept and not world.compares and len(world.parts) < _PARTS:

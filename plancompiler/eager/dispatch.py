@@ -18,11 +18,12 @@ from plancompiler.boxing.infer_sbp import Operand, cheapest_signature
 from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.eager.foreach import Row, update_all
 from plancompiler.eager.layout import Change
+from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.program import Program, trace_gradient
 from plancompiler.eager.spec import TensorSpec, attrs_key
 from plancompiler.eager.tape import Node
 from plancompiler.eager.tensor import DistTensor
-from plancompiler.eager.views import alias_of, keeps_order, only_thin
+from plancompiler.eager.views import VIEW_KINDS, alias_of, keeps_order, makes_view, only_thin
 from plancompiler.errors import (
     AttributeValueError,
     GradientError,
@@ -37,9 +38,11 @@ from plancompiler.ir.task import Primitive
 from plancompiler.ops.kernel import direct_kernel
 from plancompiler.ops.registry import (
     Array,
+    Kernel,
     KernelContext,
     OpDef,
     Types,
+    is_custom,
     mesh_signatures,
     op_def,
 )
@@ -119,7 +122,11 @@ class OpPlan:
         self.strided = self.alias is not None and not keeps_order(kind, attrs, used[0], outputs[0])
         """Whether that view is not in row-major order."""
         self.any_order = self.view >= 0 and only_thin(used[self.view], outputs[0])
-        """Whether a reshape is a view whatever the order."""
+        """Whether a reshape shares memory whatever the order."""
+        self.views = len(inputs) == len(outputs) == 1 and (
+            kind in VIEW_KINDS or bool(definition.view)
+        )
+        """Whether the output is a view of the input: always, but for reshapes of some views."""
         self.context = KernelContext(
             attrs=attrs,
             input_shapes=tuple(spec.shape for spec in inputs),
@@ -131,6 +138,8 @@ class OpPlan:
         self.kernel = outputs[0].space.kernel(
             definition, [spec.dtype for spec in (*inputs, *outputs)]
         )
+        if is_custom(kind):
+            self.kernel = self._placed(self.kernel)
         self.still = self.inside and not any(self.moves)
         """Whether it runs here, on inputs that lie as its kernel takes them."""
         on_host = outputs[0].space is HOST
@@ -148,6 +157,21 @@ class OpPlan:
         )
         self.local = self._local()
         self._programs: dict[object, Program] = {}
+
+    def _placed(self, kernel: Kernel) -> Kernel:
+        """The kernel of a user's op, whose errors say where it was called."""
+
+        def placed(context: KernelContext, inputs: Any, outputs: Any) -> None:
+            try:
+                kernel(context, inputs, outputs)
+            except PlanCompilerError as error:
+                self._say_where(error)
+                raise
+
+        return placed
+
+    def _say_where(self, error: PlanCompilerError) -> None:
+        error.at(op=self.kind, source=user_line(), rank=self.world.rank)
 
     def _local(self) -> Callable[..., Any]:
         """The kernel on arrays in the layouts that it takes: an array, or a tuple of several."""
@@ -188,8 +212,9 @@ class OpPlan:
     def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
         """Run on tensors of the plan's specs, and record it if a gradient is wanted."""
         world = self.world
-        viewed = 0 if self.alias is not None else self.view
-        in_order = viewed >= 0 and tensors[viewed].packed()
+        source = tensors[0] if self.views else None
+        shares = source.__class__ is DistTensor
+        in_order = shares and (self.alias is not None or self.view >= 0) and tensors[0].packed()
         arrays = [
             tensor.local if move is None else tensor.moved(spec, move)
             for tensor, move, spec in zip(tensors, self.moves, self.used, strict=True)
@@ -201,23 +226,28 @@ class OpPlan:
             self.context.step = world.generator.step if self.source else world.step
             if self.source and world.rank == self.outputs[0].placement.rank_list[0]:
                 world.generator.note_data(self)
-        base = None
-        still = self.view >= 0 and self.inside and self.moves[self.view] is None
-        if still and (in_order or self.any_order):
-            base = tensors[self.view]
-            outs: tuple[Array, ...] = (arrays[self.view].reshape(self.outputs[0].local_shape),)
-        elif self.alias is not None and self.inside:
-            base = tensors[0]
+        shares = shares and self.inside and self.moves[0] is None
+        if shares and self.view >= 0 and (in_order or self.any_order):
+            outs: tuple[Array, ...] = (arrays[0].reshape(self.outputs[0].local_shape),)
+        elif shares and self.alias is not None:
             outs = (self.alias(arrays[0]),)
         elif len(self.outputs) == 1:
+            shares = False
             outs = (self.local(*arrays),)
         else:
             outs = self.local(*arrays)
-        found = tuple(map(DistTensor, self.outputs, outs))
-        if base is not None:
-            found[0].view_of(base)
-            if self.strided and found[0].more is not None:
-                found[0].more["strided"] = True
+        found: tuple[DistTensor, ...]
+        if source is not None and (shares or self.makes_view(source)):
+            if shares or not self.inside:
+                view = DistTensor(self.outputs[0], outs[0])
+                view.view_of(source, self)
+                if self.strided and view.more is not None:
+                    view.more["strided"] = True
+            else:
+                view = MaterializedView.of(source, self, outs[0])
+            found = (view,)
+        else:
+            found = tuple(map(DistTensor, self.outputs, outs))
         if self.recorded and world.recording and any(each.node is not None for each in tensors):
             world.clock = number = world.clock + 1
             node = Node(self, tuple(tensors), outs, number, world.draw if self.random else None)
@@ -225,6 +255,18 @@ class OpPlan:
                 if self.outputs[slot].dtype.is_floating:
                     tensor.node, tensor.slot = node, slot
         return found
+
+    def makes_view(self, tensor: DistTensor) -> bool:
+        """Whether the output for this input is a view of it, where the op has views."""
+        return makes_view(tensor, self.kind, self.attrs, self.outputs[0].shape)
+
+    def again(self, tensor: DistTensor) -> Array:
+        """This rank's part of the only output for the only input, computed once more."""
+        move = self.moves[0]
+        array: Array = self.local(
+            tensor.local if move is None else tensor.moved(self.used[0], move)
+        )
+        return array
 
     def update(self, tensors: Sequence[DistTensor]) -> None:
         """Run an op that only changes inputs, on inputs that lie as its kernel takes them."""
@@ -281,17 +323,24 @@ class OpPlan:
         key = (needed, specs)
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = trace_gradient(self, attrs, specs, needed)
+            try:
+                program = self._programs[key] = trace_gradient(self, attrs, specs, needed)
+            except PlanCompilerError as error:
+                self._say_where(error)
+                raise
         arrays = [tensor.local for tensor in node.inputs or ()]
         for slot, kept, move in self.reduced:
             arrays[slot] = (node.inputs or ())[slot].moved(kept, move)
         arrays += node.outputs
-        arrays += [grad.local for grad in grads if grad is not None]
+        for grad in grads:
+            if grad is not None:
+                arrays.append(grad.local)
         if draw is not None:
             self.world.draw = draw
+        held = program.run(arrays)
         return [
-            None if spec is None else DistTensor(spec, array)
-            for spec, array in zip(program.results, program.run(arrays), strict=True)
+            None if result is None else DistTensor(result[0], held[result[1]])
+            for result in program.results
         ]
 
     def _differentiable(
@@ -311,6 +360,9 @@ class OpPlan:
             if self.gradient is None:
                 return [None] * len(self.inputs)
             return self.gradient(attrs, node.inputs or (), outputs, grads)
+        except PlanCompilerError as error:
+            self._say_where(error)
+            raise
         finally:
             world.forced = before
 
@@ -335,6 +387,8 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
         return None
     if plan.alias is not None:
         return _alias_run(plan, plan.alias)
+    if plan.views and plan.view < 0:
+        return None
     world, local, (spec,) = plan.world, plan.local, plan.outputs
     shape, recorded, any_order = spec.local_shape, plan.recorded, plan.any_order
 
@@ -361,14 +415,13 @@ def fast_run(plan: OpPlan) -> Callable[..., DistTensor] | None:
         if x.more is None and part.flags.c_contiguous:
             out = part.reshape(shape)
             found = DistTensor(spec, out)
-            found.more = {"base": x}
-        elif x.packed() or any_order:
+            found.more = {"base": x, "by": plan}
+        elif x.__class__ is DistTensor and (x.packed() or any_order):
             out = x.local.reshape(shape)
             found = DistTensor(spec, out)
-            found.view_of(x)
+            found.view_of(x, plan)
         else:
-            out = local(x.local)
-            found = DistTensor(spec, out)
+            return plan.call((x,))[0]
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
             found.node = Node(plan, (x,), (out,), number)
@@ -390,12 +443,16 @@ def _alias_run(plan: OpPlan, alias: Callable[[Array], Array]) -> Callable[..., D
         if x.more is None and part.flags.c_contiguous:
             out = alias(part)
             found = DistTensor(spec, out)
-            found.more = {"base": x, "strided": True} if strided else {"base": x}
+            found.more = {"base": x, "by": plan}
+            if strided:
+                found.more["strided"] = True
+        elif x.__class__ is not DistTensor:
+            return plan.call((x,))[0]
         else:
             x.packed()
             out = alias(x.local)
             found = DistTensor(spec, out)
-            found.view_of(x)
+            found.view_of(x, plan)
             if strided and found.more is not None:
                 found.more["strided"] = True
         if x.node is not None and recorded and world.recording:
@@ -445,7 +502,8 @@ class Dispatcher:
             try:
                 found = self._make(kind, inputs, attrs, placement, sbp)
             except PlanCompilerError as error:
-                raise error.at(op=kind, source=user_line(), rank=self._world.rank) from None
+                error.at(op=kind, source=user_line(), rank=self._world.rank)
+                raise
             self._plans[key] = found
         return found
 

@@ -74,5 +74,9 @@ class Generator:
 
 def _whole(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise UsageError(f"a generator's {name} is a whole number of 63 bits", got=repr(value))
+        raise UsageError(
+            f"a generator's {name} is a whole number of 63 bits",
+            got=repr(value),
+            expected="0 to 2**63 - 1",
+        )
     return value

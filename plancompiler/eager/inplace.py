@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.eager.materialized_view import MaterializedView, replaced
 from plancompiler.eager.redistribution import Redistribution
-from plancompiler.eager.tape import Leaf, Node, record
+from plancompiler.eager.tape import Leaf, Node, record, retaken
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import InplaceError, UsageError
 from plancompiler.executor.space import HOST
@@ -24,65 +25,132 @@ _OWN_REFERENCES = 2
 
 
 def change(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: str) -> DistTensor:
-    """Let a tensor take the value that `make` makes of it, and return the tensor.
+    """Let a tensor take the value that `make` makes of it, in its own layout; returns the tensor.
 
-    InplaceError where the value has another shape, dtype or layout, where the tensor is read-only,
-    and where a gradient would be lost.
+    InplaceError where the value has another shape, dtype or placement, where the tensor is
+    read-only, and where a gradient would be lost.
     """
     begun = _Change(tensor)
-    found = make(begun.before)
-    begun.check(found, what)
-    if begun.inner and isinstance(tensor.node, Node):
-        _read_before([found], {id(tensor): begun}, tensor.node.number)
+    found = begun.fitted(make(begun.before), what)
+    begun.keep_past([found])
     begun.finish(found)
     return tensor
+
+
+class _Past:
+    """Tensors as they were before a change of the memory that they share, for the tape.
+
+    They share it still until `settle` is called.
+    """
+
+    def __init__(self, tracing: Any) -> None:
+        self._tracing = tracing
+        self._found: dict[int, tuple[DistTensor, DistTensor]] = {}
+
+    def of(self, tensor: DistTensor, *, recorded: bool = False) -> DistTensor:
+        """A tensor as it was. What it was made of as a view was so, too; with `recorded`, the tape
+        reaches it even where it was made while nothing was recorded.
+        """
+        known = self._found.get(id(tensor))
+        if known is not None:
+            return known[1]
+        tracing, node = self._tracing, retaken(tensor)
+        found: DistTensor
+        if tracing is None:
+            found = DistTensor(tensor.spec, tensor.local)
+        else:
+            found = tracing.copied(tensor)
+        self._found[id(tensor)] = tensor, found
+        source = tensor.source if tracing is None or tracing.made(tensor) else None
+        plan = None if tensor.more is None else tensor.more.get("by")
+        if source is None or plan is None:
+            found.node = node
+            found.slot = tensor.slot if isinstance(node, Node) else 0
+        elif plan.recorded and (recorded or node is not None):
+            before = self.of(source, recorded=recorded)
+            if before.node is not None:
+                number = node.number if isinstance(node, Node) else tensor.spec.world.tick()
+                found.node = Node(plan, (before,), (found.local,), number)
+                found.slot = 0
+        return found
+
+    def settle(self) -> None:
+        """Give them memory of their own, and the tape what it keeps of the changed memory."""
+        for tensor, found in self._found.values():
+            if self._tracing is None:
+                found.local = found.local.copy()
+            node = tensor.node
+            if isinstance(node, Node) and node is found.node:
+                node.outputs = tuple(
+                    found.local if out is tensor.local else out for out in node.outputs
+                )
+        self._found.clear()
 
 
 class _Change:
     """A tensor that is about to take another value."""
 
-    __slots__ = ("alone", "before", "inner", "tensor")
+    __slots__ = ("alone", "before", "inner", "lineage", "owner", "past", "recordable", "tensor")
 
     def __init__(self, tensor: DistTensor) -> None:
         spec, world = tensor.spec, tensor.spec.world
         tracing = world.tracing
-        if isinstance(tensor.node, Leaf) and world.recording:
+        self.tensor = tensor
+        self.owner = owner = tensor
+        """What is changed where a view is: its base, as far as the tape sees."""
+        self.lineage: list[DistTensor] = []
+        """The views from the owner to the tensor."""
+        while owner.source is not None and (tracing is None or tracing.made(owner)):
+            self.lineage.insert(0, owner)
+            owner = self.owner = owner.source
+        self.recordable = all(
+            each.more is not None and each.more["by"] is not None for each in self.lineage
+        )
+        """Whether changes of a view are recorded: not through what was taken off the tape."""
+        changed = owner if self.recordable else tensor
+        if isinstance(changed.node, Leaf) and world.recording:
             raise InplaceError(
                 "a tensor on the tape cannot be changed in place",
                 source=user_line(),
                 got=str(spec),
                 hint="use the out-of-place form, or `with pc.no_grad():`",
             )
-        self.tensor = tensor
+        self.past = _Past(tracing)
         self.before = tensor
         """What it was, with a place of its own on the tape."""
-        self.alone = _holds_alone(tensor)
-        self.inner = isinstance(tensor.node, Node) and world.recording
+        self.alone = not self.lineage and _holds_alone(tensor, ())
+        self.inner = isinstance(changed.node, Node) and world.recording
         if world.recording:
-            if tracing is not None:
+            if self.inner and not self.alone:
+                self.before = self.past.of(tensor, recorded=self.recordable)
+            elif tracing is not None:
                 self.before = tracing.copied(tensor)
-            elif self.inner and not self.alone:
-                self.before = DistTensor(spec, tensor.local.copy())
             else:
                 self.before = DistTensor(spec, tensor.local)
-            if self.inner:
+            if self.inner and self.alone:
                 self.before.node, self.before.slot = tensor.node, tensor.slot
 
-    def check(self, found: DistTensor, what: str) -> None:
-        """Refuse a value that the tensor cannot take."""
-        tensor, spec = self.tensor, self.tensor.spec
+    def fitted(self, found: DistTensor, what: str) -> DistTensor:
+        """A value in the tensor's layout; refuses one that the tensor cannot take."""
+        spec, owner = self.tensor.spec, self.owner
         if found.spec is not spec:
-            raise InplaceError(
-                f"{what} in place would change the tensor's shape, dtype or layout",
-                source=user_line(),
-                got=str(found.spec),
-                expected=str(spec),
-                hint="write x = x + y, or redistribute the other operand first",
-            )
+            if found.spec.type != spec.type or found.spec.placement != spec.placement:
+                raise InplaceError(
+                    f"{what} in place would change the tensor's shape, dtype or placement",
+                    source=user_line(),
+                    got=str(found.spec),
+                    expected=str(spec),
+                    hint="write x = x + y, or cast the other operand first",
+                )
+            found = found.redistribute(sbp=spec.sbp)
         if (
             found.node is not None
             and spec.world.recording
-            and (tensor.is_view or (tensor.node is None and not self.alone))
+            and (
+                not self.recordable
+                or owner.is_view
+                or (owner.node is None and not (self.alone or _holds_alone(owner, self.lineage)))
+            )
         ):
             raise InplaceError(
                 "a tensor that shares its memory cannot take a value that wants a gradient: the "
@@ -91,12 +159,40 @@ class _Change:
                 got=str(spec),
                 hint="use the out-of-place form, or `with pc.no_grad():`",
             )
+        return found
+
+    def keep_past(self, values: Sequence[DistTensor]) -> None:
+        """Let what was recorded on the way to these values have read what is changed as it was."""
+        if not self.inner and not (
+            self.lineage and any(value.node is not None for value in values)
+        ):
+            return
+        node = self.owner.node
+        _read_before(values, self.as_before, node.number if isinstance(node, Node) else 0)
+
+    def as_before(self, tensor: DistTensor) -> DistTensor:
+        """What a tensor was before the change: another one, if that changes it."""
+        if tensor is self.tensor:
+            return self.before
+        root = self.tensor.root
+        if tensor is root or tensor.base is root:
+            return self.past.of(tensor)
+        return tensor
+
+    def settle(self) -> None:
+        """Give what the tape keeps of the tensor memory of its own, before others change that."""
+        if self.lineage and not self.inner and self.tensor.spec.world.tracing is None:
+            self.before.local = self.before.local.copy()
+        self.past.settle()
 
     def finish(self, found: DistTensor, *, shared: bool = False) -> None:
         """Let the tensor take a value, whose memory others may share."""
         tensor, world = self.tensor, self.tensor.spec.world
         tracing = world.tracing
         recorded = found.node is not None and world.recording
+        if self.lineage and self.recordable and (self.inner or recorded):
+            self._finish_view(found)
+            return
         moves = self.alone and (tracing is None or tracing.made(tensor))
         if (self.inner or recorded) and moves:
             # The tape keeps what the memory held: the tensor goes on in that of its new value.
@@ -109,6 +205,7 @@ class _Change:
                 )
             tensor.written()
         else:
+            self.past.settle()
             put(tensor, found)
         if recorded:
             tensor.node = found.node
@@ -118,28 +215,61 @@ class _Change:
         if world.recording and tensor.more is not None:
             tensor.more["renamed"] = world.clock
 
+    def _finish_view(self, found: DistTensor) -> None:
+        """The owner becomes what it was, with the value in the view's place; then the views of the
+        lineage are taken of it anew.
+        """
+        owner, world = self.owner, self.owner.spec.world
+        for view in reversed(self.lineage):
+            source = view.source
+            assert source is not None
+            assert view.more is not None
+            found = replaced(self.past.of(source, recorded=True), found, view.more["by"])
+        self.settle()
+        _check_writable(self.tensor)
+        put(owner, found)
+        owner.node = found.node
+        owner.slot = found.slot if isinstance(found.node, Node) else 0
+        renamed = world.clock
+        for tensor in (owner, *self.lineage):
+            if tensor.more is not None:
+                tensor.more["renamed"] = renamed
+        for view in self.lineage:
+            assert view.more is not None
+            source, plan = view.source, view.more["by"]
+            if source is not None and source.node is not None and plan.recorded:
+                view.node = Node(plan, (source,), (view.local,), world.tick())
+                view.slot = 0
 
-def _holds_alone(tensor: DistTensor) -> bool:
-    """Whether nobody but the tape reads a tensor's memory."""
+
+def _holds_alone(tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
+    """Whether nobody but the tape and these views of it reads a tensor's memory."""
     if tensor.is_view:
         return False
     tracing = tensor.spec.world.tracing
     if tracing is not None:
-        return bool(tracing.holds_alone(tensor))
+        return bool(tracing.holds_alone(tensor, views))
     if tensor.more is not None:
         tensor.own()
+    local = tensor.local
+    references = sys.getrefcount(local) - 1  # that of this frame
     kept = tensor.node.outputs if isinstance(tensor.node, Node) else ()
-    on_tape = sum(each is tensor.local for each in kept)
-    return sys.getrefcount(tensor.local) <= _OWN_REFERENCES + on_tape
+    references -= sum(each is local for each in kept)
+    for view in views:
+        if isinstance(view, MaterializedView):
+            references -= 1
+        else:
+            references -= view.local.base is local
+    return references <= _OWN_REFERENCES
 
 
 def put(tensor: DistTensor, value: DistTensor) -> None:
     """Write a value of the same spec into a tensor's memory, off the tape."""
     tracing = tensor.spec.world.tracing
+    _check_writable(tensor)
     if tracing is not None:
         tracing.store(tensor, tracing.value(value))
     else:
-        _check_writable(tensor)
         source = value.local
         if tensor.spec.space is not HOST and np.may_share_memory(tensor.local, source):
             source = source.copy()  # on devices, copies within one memory have no order
@@ -148,9 +278,12 @@ def put(tensor: DistTensor, value: DistTensor) -> None:
 
 
 def _check_writable(tensor: DistTensor) -> None:
-    if tensor.more is not None:
+    if tensor.more is not None and tensor.spec.world.tracing is None:
         tensor.own()
-    if not tensor.spec.space.writable(tensor.local):
+    made: DistTensor | None = tensor
+    while made is not None and not _is_expanded(made):
+        made = made.source
+    if made is not None:
         raise InplaceError(
             "an expanded tensor cannot be changed in place: elements share memory",
             source=user_line(),
@@ -159,14 +292,32 @@ def _check_writable(tensor: DistTensor) -> None:
         )
 
 
+def _is_expanded(tensor: DistTensor) -> bool:
+    plan = None if tensor.more is None else tensor.more.get("by")
+    return plan is not None and plan.kind == "expand_to"
+
+
+def is_same_view(one: DistTensor, other: DistTensor) -> bool:
+    """Whether two tensors are the same elements of one tensor, taken by the same ops."""
+    while one is not other:
+        left, right = one.source, other.source
+        if left is None or right is None or one.more is None or other.more is None:
+            return False
+        if one.more["by"] is not other.more["by"]:
+            return False
+        one, other = left, right
+    return True
+
+
 def into(out: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)` with its results in existing tensors, which take their places.
 
     `out` is a tensor, or a list or tuple of tensors like what the function returns; None there
-    leaves a result as it is. Returns `out`, or where None is in it what the function returns, with
-    the tensors in their places. The tensors may be among the function's arguments. InplaceError for
-    a result of another shape, dtype or layout than its tensor, and where a gradient would be lost;
-    UsageError where results and tensors do not pair up. Then no tensor has changed.
+    leaves a result as it is. The others are redistributed to their tensors' layouts. Returns `out`,
+    or where None is in it what the function returns, with the tensors in their places. The tensors
+    may be among the function's arguments. InplaceError for a result of another shape, dtype or
+    placement than its tensor, and where a gradient would be lost; UsageError where results and
+    tensors do not pair up. Then no tensor has changed.
     """
     name = getattr(function, "__name__", "a function")
     targets = _targets(out)
@@ -191,13 +342,15 @@ def into(out: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     found = function(*args, **kwargs)
     pairs: list[tuple[_Change, DistTensor]] = []
     result = _paired(out, found, name, changes, pairs)
-    for begun, value in pairs:
-        begun.check(value, name)
-        if world.tracing is None:
-            _check_writable(begun.tensor)
+    for at, (begun, value) in enumerate(pairs):
+        pairs[at] = begun, begun.fitted(value, name)
+        _check_writable(begun.tensor)
     values = [_fresh(_own(value) if len(pairs) > 1 else value) for _, value in pairs]
     if world.recording:
-        _read_before(values, changes, began)
+        _read_before(values, _as_before(list(changes.values())), began)
+    if len(pairs) > 1:
+        for begun, _ in pairs:
+            begun.settle()
     for (begun, _), value in zip(pairs, values, strict=True):
         begun.finish(value, shared=True)
     return result
@@ -237,7 +390,22 @@ def _paired(
     return found.__class__(*made) if hasattr(found, "_fields") else found.__class__(made)
 
 
-def _read_before(values: Sequence[DistTensor], changes: Mapping[int, _Change], began: int) -> None:
+def _as_before(changes: Sequence[_Change]) -> Callable[[DistTensor], DistTensor]:
+    """What tensors were before several changes."""
+
+    def as_before(tensor: DistTensor) -> DistTensor:
+        for change in changes:
+            found = change.as_before(tensor)
+            if found is not tensor:
+                return found
+        return tensor
+
+    return as_before
+
+
+def _read_before(
+    values: Sequence[DistTensor], as_before: Callable[[DistTensor], DistTensor], began: float
+) -> None:
     """Let what was recorded since then have read the tensors as they were before the change."""
     pending = [value.node for value in values]
     seen = set()
@@ -247,9 +415,7 @@ def _read_before(values: Sequence[DistTensor], changes: Mapping[int, _Change], b
             continue
         seen.add(node)
         if node.inputs is not None:
-            node.inputs = tuple(
-                changes[id(each)].before if id(each) in changes else each for each in node.inputs
-            )
+            node.inputs = tuple([as_before(each) for each in node.inputs])
             pending += [each.node for each in node.inputs]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.errors import InplaceError, UsageError
-from plancompiler.ir.operators import Scalar, TensorOperators
+from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
 from plancompiler.ir.source import user_line
 
 
@@ -41,6 +41,20 @@ class InPlaceForms(TensorOperators):
     def zero_(self) -> Self:
         """Set every element to zero."""
         return self.fill_(0)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """`x[index] = value`, a number or a tensor that is broadcast to the elements' shape."""
+        part = self[index]
+        if is_scalar(value):
+            part.fill_(value)
+            return
+        if not isinstance(value, InPlaceForms):
+            value = self.coerced("x[index] = value", value)
+        if _inplace().is_same_view(part, value):
+            return  # of `x[index] += y`, which has changed the elements already
+        if value.shape != part.shape:
+            value = value._unary("expand_to", shape=part.shape)  # noqa: SLF001  # as operators do
+        part.copy_(value)
 
     if not TYPE_CHECKING:
 

@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 
+import numpy as np
+
+from plancompiler.blas import numeric_kernels
+from plancompiler.eager.launch_variables import PIPE, read_launcher
 from plancompiler.eager.spawn import reported
 from plancompiler.eager.world import World, process_world, set_process_world
 from plancompiler.errors import UsageError
-from plancompiler.executor.comm.manager import CommContextManager
-
-RANK = "PLANCOMPILER_RANK"
-WORLD_SIZE = "PLANCOMPILER_WORLD_SIZE"
-TOKEN = "PLANCOMPILER_WORLD_TOKEN"  # the name of a variable
-PIPE = "PLANCOMPILER_LAUNCH_PIPE"
-"""A descriptor that reads to its end when the launcher is gone."""
+from plancompiler.executor.comm.manager import BoardMaker, CommContextManager
+from plancompiler.plan.digest import check_kernels
+from plancompiler.time_limits import START_DEADLINE
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
-    """The variables in which a launcher says who a process is."""
-
-    name: str
-    rank: str
-    size: str
-    run: tuple[str, ...]
-    """What tells apart runs on one host."""
-
-
-LAUNCHERS = (
-    Launcher("plancompiler launch", RANK, WORLD_SIZE, (TOKEN,)),
-    Launcher("torchrun", "RANK", "WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "MASTER_PORT")),
-    Launcher(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
-    ),
-    Launcher("MPI (PMI)", "PMI_RANK", "PMI_SIZE", ("PMI_PORT", "PMI_JOBID", "PMI_FD")),
-    Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
-)
-"""In the order in which they are looked for: a launcher may run inside another."""
-
-
-def init(deadline: float = 300.0, transport: str | None = None) -> World:
+def init(
+    deadline: float | None = None,
+    transport: str | None = None,
+    *,
+    start_deadline: float = START_DEADLINE,
+    allow_mixed_kernels: bool | None = None,
+) -> World:
     """Join the world that this process was started in, and return it. May be called again.
 
     Rank and size are read from the variables of `plancompiler launch`, torchrun-like launchers,
     MPI and Slurm; without any, the world has one rank. `transport` is "host" (the default: all
-    processes on one host, shared memory), "grpc" or "mpi"; see docs/communicators.md. `deadline`
-    (seconds) holds for meeting the others and for every later wait. Raises UsageError for variables
-    that make no sense and after `world.close()`, DeadlineError where others do not come.
+    processes on one host, shared memory), "grpc" or "mpi"; see docs/communicators.md.
+    `start_deadline` (seconds) holds for meeting the others. In every later wait they may stand
+    still for `deadline` seconds: by default 30 without any work of theirs, and 300 where
+    their work cannot be seen from here, over gRPC and MPI. Raises UsageError for variables that
+    make no sense and after `world.close()`, DeadlineError where others do not come, and
+    MixedKernelsError where others compute with other kernels of NumPy or its BLAS; with
+    `allow_mixed_kernels` (by default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning.
     """
     world = process_world()
     if world is not None and world.closed:
@@ -70,14 +51,20 @@ def init(deadline: float = 300.0, transport: str | None = None) -> World:
         )
     if world is not None:
         return world
-    rank, size, token = read_launcher(os.environ)
+    launched = read_launcher(os.environ)
+    rank, size = launched.rank, launched.size
     comm = None
     if size > 1:
         # gRPC takes long to load, and a program of one rank has no use for it.
         from plancompiler.eager.transports import open_boards  # noqa: PLC0415
 
-        boards = open_boards(transport, rank, size, token, deadline, os.environ)
+        boards = open_boards(transport, launched, deadline, start_deadline, os.environ)
         comm = CommContextManager(boards)
+        try:
+            _compare_kernels(boards, size, allow_mixed_kernels)
+        except BaseException:
+            comm.close()
+            raise
     world = World(rank, size, comm)
     set_process_world(world)
     if PIPE in os.environ:
@@ -88,32 +75,15 @@ def init(deadline: float = 300.0, transport: str | None = None) -> World:
     return world
 
 
-def read_launcher(environment: Mapping[str, str]) -> tuple[int, int, str]:
-    """Rank, number of ranks and the run's name, as the first launcher that speaks says."""
-    for launcher in LAUNCHERS:
-        if launcher.rank in environment and launcher.size in environment:
-            rank, size = (
-                _number(environment, name, launcher) for name in (launcher.rank, launcher.size)
-            )
-            if not 0 <= rank < size:
-                raise UsageError(
-                    f"{launcher.name} says a rank outside its world",
-                    got=f"{launcher.rank}={rank}, {launcher.size}={size}",
-                )
-            named = [f"{name}={environment.get(name, '')}" for name in launcher.run]
-            text = "\n".join([launcher.name, str(os.getuid()), *named])
-            return rank, size, hashlib.sha256(text.encode()).hexdigest()
-    return 0, 1, ""
-
-
-def _number(environment: Mapping[str, str], name: str, launcher: Launcher) -> int:
-    try:
-        return int(environment[name])
-    except ValueError:
-        raise UsageError(
-            f"a variable of {launcher.name} is no whole number",
-            got=f"{name}={environment[name]}",
-        ) from None
+def _compare_kernels(boards: BoardMaker, size: int, allowed: bool | None) -> None:
+    """All ranks tell all others what they compute with. A board of its own leaves the world's
+    communicators and their records to the program."""
+    board, label = boards.board(tuple(range(size)), "kernels"), "comparing kernels in pc.init()"
+    text = np.frombuffer(numeric_kernels().encode(), np.uint8)
+    shown = board.show("kernels", (text,), label)
+    texts = [bytes(arrays[0]).decode(errors="replace") for _, arrays in shown]
+    board.leave(label)
+    check_kernels(dict(enumerate(texts)), allowed)
 
 
 def _close_with_program(world: World) -> None:

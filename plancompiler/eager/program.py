@@ -112,10 +112,9 @@ class Program:
     """Steps from inputs, outputs and output gradients of an op to gradients of its inputs."""
 
     def __init__(self, steps: _Steps, given: int, results: Sequence[Symbol | None]) -> None:
-        self.results = tuple(None if each is None else each.spec for each in results)
-        """Specs of the gradients; None where there is none."""
-        self._found = tuple(-1 if each is None else each.at for each in results)
-        wanted = set(self._found)
+        self.results = tuple(None if each is None else (each.spec, each.at) for each in results)
+        """Specs and places of the gradients; None where there is none."""
+        wanted = {each.at for each in results if each is not None}
         kept: list[Step] = []
         for step in reversed(steps.steps):
             _, inputs, first, count = step
@@ -126,14 +125,15 @@ class Program:
         self._made = [None] * (steps.places - given)
 
     def run(self, arrays: list[Array]) -> list[Any]:
-        """This rank's parts of the gradients; None where there is none."""
+        """This rank's part of what is at each place, given those of the first places."""
         held: list[Any] = arrays + self._made
+        at = held.__getitem__
         for function, places, first, count in self._steps:
             if count == 1:
-                held[first] = function(*[held[place] for place in places])
+                held[first] = function(*map(at, places))
             else:
-                held[first : first + count] = function(*[held[place] for place in places])
-        return [None if place < 0 else held[place] for place in self._found]
+                held[first : first + count] = function(*map(at, places))
+        return held
 
 
 def trace_gradient(

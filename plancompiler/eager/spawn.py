@@ -11,15 +11,16 @@ from plancompiler.eager.world import World, set_thread_world
 from plancompiler.errors import AbortedError, ExecutionError, PlanCompilerError, UsageError
 from plancompiler.executor.comm.local_board import LocalBoards
 from plancompiler.executor.comm.manager import CommContextManager
+from plancompiler.time_limits import DEADLINE
 
 
 def spawn(
-    function: Callable[..., Any], ranks: int, *args: Any, deadline: float = 300.0
+    function: Callable[..., Any], ranks: int, *args: Any, deadline: float = DEADLINE
 ) -> list[Any]:
     """Run `function(*args)` as `ranks` ranks, each a thread; returns what they return, by rank.
 
     Where one raises, the others are woken and end, and its error is raised here. `deadline`
-    (seconds) holds for every wait of a rank for others.
+    (seconds) holds for every wait of a rank for others: so long they may stand still.
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UsageError("spawn needs a number of ranks", got=repr(ranks), expected="1 or more")

@@ -7,7 +7,7 @@ parameters of a module and the states of its optimizer have the names that they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -18,8 +18,8 @@ from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.tracing import without_partial
 from plancompiler.eager.world import World, current_world
-from plancompiler.errors import UsageError
-from plancompiler.executor.checkpoint import load_shards, save_shards, write_index
+from plancompiler.errors import CheckpointError, UsageError
+from plancompiler.executor.checkpoint import load_shards, save_shards, saved_types, write_index
 from plancompiler.executor.space import HOST
 from plancompiler.ir import DType, NdSbp, Placement
 from plancompiler.ir.arguments import folder_path
@@ -28,22 +28,23 @@ from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 from plancompiler.plan.plan import Plan, VariableDesc
 
-State = Mapping[str, Any]
+State = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 @names_wrong_arguments
 def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
     """Write a state as safetensors shards with an index; all ranks of the world call it together.
 
-    `step` is the number of the next step. Every rank writes what it is the first to hold; partial
-    values are reduced. `load`, `pc.run(job, restore=folder)` and other layouts can read it.
-    UsageError for what is neither tensor nor number.
+    `step` is the number of the next step. Of a list of states the names stand side by side, as in a
+    job's checkpoint. Every rank writes what it is the first to hold; partial values are reduced.
+    `load`, `pc.run(job, restore=folder)` and other layouts can read it. UsageError for what is
+    neither tensor nor number, and for two values of one name.
     """
     folder = folder_path("the folder of a state", folder)
     world = current_world()
     found: dict[str, TensorSpec] = {}
     arrays: dict[str, Array] = {}
-    for name, value in _leaves(state):
+    for name, value in _values(_parts(state)).items():
         spec = found[name] = _spec_of(world, name, value)
         if not isinstance(value, DistTensor):
             arrays[name] = np.asarray(value, spec.numpy_dtype)
@@ -60,33 +61,44 @@ def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
 
 
 @names_wrong_arguments
-def load(folder: str | PathLike[str], state: State) -> dict[str, Any]:
+def load(folder: str | PathLike[str], state: State, strict: bool = True, check: bool = True) -> Any:
     """Read a checkpoint into the tensors of a state, whatever layout wrote it; all ranks call it.
 
     Returns the state with numbers as they were saved: generators and optimizers take theirs by
-    `load_state` and `load_state_dict`. CheckpointError where a name is missing or another shape or
-    dtype was saved. Names that the state does not have are left alone.
+    `load_state` and `load_state_dict`. A list of states, of which a list is returned, is one whose
+    names stand side by side, as in a job's checkpoint. States of an optimizer that has not stepped
+    yet are those that the checkpoint holds. CheckpointError where a name is missing or another
+    shape or dtype was saved, and, unless `strict` is False, where the checkpoint holds more. What
+    is read is held against its digests unless `check` is False.
     """
     folder = folder_path("the folder of a state", folder)
     world = current_world()
-    specs = {name: _spec_of(world, name, value) for name, value in _leaves(state)}
-    # Numbers are on all ranks here, where only one has written them.
+    saved = saved_types(folder)
+    states = [_as_saved(part, "", saved) for part in _parts(state)]
+    values = _values(states)
+    specs = {name: _spec_of(world, name, value) for name, value in values.items()}
+    # Numbers are on all ranks here, where only one has written them, and of any type there.
     everywhere = Placement("cpu", range(world.size))
-    for name, value in _leaves(state):
+    for name, value in values.items():
         if not isinstance(value, DistTensor):
-            spec = specs[name]
-            specs[name] = world.spec((), spec.dtype, everywhere, NdSbp.broadcast(1))
-    arrays, _ = load_shards(folder, _plan(world, specs))
+            kept, _, shape = saved.get(name, "").partition("[")
+            dtype = DType.parse(kept) if shape == "]" else specs[name].dtype
+            specs[name] = world.spec((), dtype, everywhere, NdSbp.broadcast(1))
+    steps = {name for name in values if name not in saved and name.rpartition(".")[2] == "step"}
+    if strict or specs.keys() - saved.keys() - steps:
+        _check_names(specs, saved, steps, strict)
+    wanted = {name: spec for name, spec in specs.items() if name not in steps}
+    arrays, step = load_shards(folder, _plan(world, wanted), None if check else False)
     _meet(world)
 
-    def rebuilt(part: State, prefix: str) -> dict[str, Any]:
+    def rebuilt(part: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in part.items():
             name = f"{prefix}{key}"
             if isinstance(value, Mapping):
                 found[key] = rebuilt(value, f"{name}.")
             elif not isinstance(value, DistTensor):
-                found[key] = arrays[name].item()
+                found[key] = step if name in steps else arrays[name].item()
             else:
                 spec = specs[name]
                 array = arrays.get(name)
@@ -96,10 +108,82 @@ def load(folder: str | PathLike[str], state: State) -> dict[str, Any]:
                 found[key] = value
         return found
 
-    return rebuilt(state, "")
+    found = [rebuilt(part, "") for part in states]
+    return found[0] if isinstance(state, Mapping) else found
 
 
-def _leaves(state: State, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _parts(state: State) -> Sequence[Mapping[str, Any]]:
+    """A state as a list of states, whose names stand side by side."""
+    return [state] if isinstance(state, Mapping) else state
+
+
+def _as_saved(part: Mapping[str, Any], prefix: str, saved: Collection[str]) -> dict[str, Any]:
+    """A state whose optimizers know which states a checkpoint has."""
+    as_saved = getattr(part, "as_saved", None)
+    if as_saved is not None:
+        part = as_saved([name[len(prefix) :] for name in saved if name.startswith(prefix)])
+    return {
+        key: _as_saved(value, f"{prefix}{key}.", saved) if isinstance(value, Mapping) else value
+        for key, value in part.items()
+    }
+
+
+def _check_names(
+    specs: Mapping[str, TensorSpec], saved: Mapping[str, str], steps: Collection[str], strict: bool
+) -> None:
+    """A checkpoint must hold what is asked for and, where `strict`, nothing else."""
+    missing = [name for name in specs if name not in saved and name not in steps]
+    more = [name for name in saved if name not in specs]
+    unlike = [
+        name
+        for name, spec in specs.items()
+        if name in saved and saved[name] != f"{spec.dtype}{list(spec.shape)}"
+    ]
+    if missing or (strict and more and not unlike):
+        raise CheckpointError(
+            "the checkpoint has no variable for a part of the state"
+            if missing
+            else "the checkpoint holds more than the state asks for",
+            op="pc.eager.load",
+            source=user_line(),
+            got=_listed("only in the checkpoint", more, saved.__getitem__),
+            expected=_listed(
+                "only in the state",
+                missing,
+                lambda name: f"{specs[name].dtype}{list(specs[name].shape)}",
+            ),
+            hint=None if missing else "ask for all of it, or leave the rest with strict=False",
+        )
+
+
+def _listed(what: str, names: Sequence[str], described: Callable[[str], str]) -> str:
+    """Names with what they are, the first few."""
+    shown = [f"{name} {described(name)}" for name in sorted(names)[:_SHOWN]]
+    rest = [f"and {len(names) - _SHOWN} more"] * (len(names) > _SHOWN)
+    return f"{what}: {', '.join([*shown, *rest]) or 'nothing'}"
+
+
+_SHOWN = 12
+"""Names that an error lists."""
+
+
+def _values(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All that states hold, by name."""
+    found: dict[str, Any] = {}
+    for state in states:
+        for name, value in _leaves(state):
+            if name in found:
+                raise UsageError(
+                    "two values of a state have one name",
+                    source=user_line(),
+                    got=repr(name),
+                    hint='put them into dicts: {"model": model.state_dict(), ...}',
+                )
+            found[name] = value
+    return found
+
+
+def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in state.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")

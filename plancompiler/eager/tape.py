@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.errors import GradientError
-from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial
+from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial, SourceLine
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
 if TYPE_CHECKING:
     from plancompiler.eager.tensor import DistTensor
 
+_NODE = attrgetter("node")
 _NUMBER = attrgetter("number")
 
 Hook = Callable[[Any], Any]
@@ -62,14 +63,29 @@ class Node:
     and a circle would keep both alive.
     """
 
-    __slots__ = ("draw", "hooks", "inputs", "number", "op", "outputs", "stale")
+    __slots__ = (
+        "behind",
+        "draw",
+        "hooks",
+        "inputs",
+        "number",
+        "op",
+        "outputs",
+        "source",
+        "stale",
+    )
+
+    behind: Sequence[Node | Leaf | None]
+    """Where the inputs were on the tape; set once a walk has passed."""
+    source: SourceLine
+    """The user's line; set where anomalies are looked for, and else not at all."""
 
     def __init__(
         self,
         op: Recorded,
         inputs: tuple[DistTensor, ...] | None,
         outputs: tuple[Array, ...],
-        number: int,
+        number: float,
         draw: tuple[int, int, int] | None = None,
     ) -> None:
         self.op = op
@@ -77,7 +93,7 @@ class Node:
         """None once a walk has passed."""
         self.outputs = outputs
         self.number = number
-        """Counts recorded ops and changes in place, in their order."""
+        """Counts recorded ops and changes in place, in their order; see `retaken` for fractions."""
         self.draw = draw
         """Seed, step and key of a random op."""
         self.hooks: list[tuple[int, Hook]] | None = None
@@ -105,16 +121,16 @@ def backward(
     world = roots[0][0].spec.world
     tracing = world.tracing
     wanted = None if wrt is None else [_place(tensor) for tensor in wrt]
-    nodes = _reached([tensor.node for tensor, _ in roots])
+    nodes = _reached([retaken(tensor) for tensor, _ in roots])
     useful = None if wanted is None else _useful(nodes, wanted)
     found: dict[tuple[int, int], DistTensor] = {}
-    grads: dict[int, list[DistTensor | None]] = {}
+    grads: dict[Node | Leaf, list[DistTensor | None]] = {}
     recording, world.recording = world.recording, create_graph
     try:
         for tensor, grad in roots:
             _add(grads, tensor, grad)
         for node in nodes:
-            arrived = grads.pop(id(node), None)
+            arrived = grads.pop(node, None)
             if arrived is None:
                 continue
             if node.hooks:
@@ -131,23 +147,30 @@ def backward(
                     tracing.check_inside(node)
                 _pass_on(node, arrived, wanted, useful, grads, create_graph)
                 if not (retain_graph or create_graph):
+                    node.behind = tuple(map(_NODE, node.inputs or ()))
                     node.inputs, node.outputs = None, ()
     finally:
         world.recording = recording
     return [] if wanted is None else [None if key is None else found.get(key) for key in wanted]
 
 
-def _add(grads: dict[int, list[DistTensor | None]], tensor: DistTensor, grad: DistTensor) -> None:
+def _add(
+    grads: dict[Node | Leaf, list[DistTensor | None]], tensor: DistTensor, grad: DistTensor
+) -> None:
     """Add to what has arrived at a tensor."""
     node = tensor.node
     if node is None:
         return
-    key, slot = id(node), tensor.slot if node.__class__ is Node else 0
-    arrived = grads.get(key)
-    if arrived is None:
-        arrived = grads[key] = [None] * (1 if isinstance(node, Leaf) else len(node.op.outputs))
-    earlier = arrived[slot]
-    arrived[slot] = grad if earlier is None else earlier + grad
+    slot = tensor.slot if node.__class__ is Node else 0
+    arrived = grads.get(node)
+    if arrived is not None:
+        earlier = arrived[slot]
+        arrived[slot] = grad if earlier is None else earlier + grad
+    elif node.__class__ is not Node or len(node.op.outputs) == 1:
+        grads[node] = [grad]
+    else:
+        arrived = grads[node] = [None] * len(node.op.outputs)
+        arrived[slot] = grad
 
 
 def _pass_on(
@@ -155,7 +178,7 @@ def _pass_on(
     arrived: Sequence[DistTensor | None],
     wanted: list[tuple[int, int] | None] | None,
     useful: set[int] | None,
-    grads: dict[int, list[DistTensor | None]],
+    grads: dict[Node | Leaf, list[DistTensor | None]],
     create_graph: bool,
 ) -> None:
     """Add the gradients of a node's inputs, from those of its outputs."""
@@ -164,6 +187,7 @@ def _pass_on(
         raise GradientError(
             "the tape was walked back already, and what it kept is gone",
             op=node.op.kind,
+            expected="one backward, or a first one that keeps the tape",
             hint="give the first backward retain_graph=True",
         )
     stale = node.stale
@@ -189,24 +213,56 @@ def _pass_on(
 
 def _place(tensor: DistTensor) -> tuple[int, int] | None:
     """A tensor's place on the tape."""
-    node = tensor.node
+    node = tensor.node if tensor.more is None else retaken(tensor)
     if node is None:
         return None
     return id(node), 0 if isinstance(node, Leaf) else tensor.slot
 
 
+_AFTER = 2.0**-20
+"""Between a node and one that is put right behind it, before all that was recorded later."""
+
+
+def retaken(tensor: DistTensor) -> Node | Leaf | None:
+    """What reaches a tensor on the tape. A view that was taken before its base was changed in place
+    is taken anew: of what the base has become.
+    """
+    node, more = tensor.node, tensor.more
+    if more is None or not isinstance(node, Node) or "base" not in more:
+        return node
+    changes = more["base"].more
+    changed = 0 if changes is None else changes.get("renamed", 0)
+    if node.number >= changed:
+        return node
+    source: DistTensor = more.get("source", more["base"])
+    behind, plan = retaken(source), more["by"]
+    if plan is None and (node.inputs is None or node.inputs[0] is not source):
+        tensor.node = behind  # the same tensor once more
+        tensor.slot = source.slot if isinstance(behind, Node) else 0
+    elif behind is None:
+        tensor.node = None
+    else:
+        number = max(changed, behind.number) + _AFTER
+        tensor.node = Node(node.op if plan is None else plan, (source,), node.outputs, number)
+        tensor.slot = 0
+    return tensor.node
+
+
 def _reached(starts: Sequence[Node | Leaf | None]) -> list[Node | Leaf]:
     """All nodes behind these, the newest first."""
-    seen = set()
+    seen: dict[Node | Leaf, None] = {}  # in an order that is the same on all ranks
     pending = [node for node in starts if node is not None]
     while pending:
         node = pending.pop()
         if node in seen:
             continue
-        seen.add(node)
-        if node.__class__ is Node and node.inputs is not None:
+        seen[node] = None
+        if node.__class__ is Node:
+            if node.inputs is None:
+                pending.extend([each for each in node.behind if each is not None])
+                continue
             for tensor in node.inputs:
-                behind = tensor.node
+                behind = tensor.node if tensor.more is None else retaken(tensor)
                 if behind is not None and behind not in seen:
                     pending.append(behind)
     return sorted(seen, key=_NUMBER, reverse=True)
@@ -215,14 +271,22 @@ def _reached(starts: Sequence[Node | Leaf | None]) -> list[Node | Leaf]:
 def _useful(nodes: Sequence[Node | Leaf], wanted: list[tuple[int, int] | None]) -> set[int]:
     """Ids of the nodes that lead to something wanted."""
     places = {key for key in wanted if key is not None}
+    ends = {number for number, _ in places}
     found: set[int] = set()
     for node in reversed(nodes):
-        if isinstance(node, Node) and node.inputs is not None:
-            keys = [_place(tensor) for tensor in node.inputs]
-            if any(key is not None and (key in places or key[0] in found) for key in keys) or _lost(
-                node, node.inputs
-            ):
-                found.add(id(node))
+        if not isinstance(node, Node):
+            continue
+        inputs = node.inputs
+        if inputs is None:
+            # Walked back already: a gradient that comes here is refused.
+            leads = any(id(each) in found or id(each) in ends for each in node.behind)
+        else:
+            keys = [_place(tensor) for tensor in inputs]
+            leads = any(
+                key is not None and (key in places or key[0] in found) for key in keys
+            ) or _lost(node, inputs)
+        if leads:
+            found.add(id(node))
     return found
 
 

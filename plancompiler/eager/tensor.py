@@ -24,6 +24,7 @@ from plancompiler.ir.operators import (
     SbpLike,
     Scalar,
     is_scalar,
+    promoted,
     whole_numbers,
 )
 from plancompiler.ir.source import user_line
@@ -84,8 +85,9 @@ class DistTensor(InPlaceForms):
 
         Global extents along split axes are those of `shape`, else the parts must all be as large
         as this one. With `check` the parts' shapes and dtypes are compared across ranks, and
-        extents summed. The parts of a split are balanced: see `pc.Placement`. ShapeError for a part
-        that has another shape than its rank must hold.
+        extents summed; ranks that hold the same part, as all do of a broadcast value, must give the
+        same numbers: TransportError. The parts of a split are balanced: see `pc.Placement`.
+        ShapeError for a part that has another shape than its rank must hold.
         """
         # Here, as that module builds on this one.
         from plancompiler.eager.creation import from_local  # noqa: PLC0415
@@ -122,7 +124,7 @@ class DistTensor(InPlaceForms):
 
     @property
     def base(self) -> DistTensor | None:
-        """The tensor whose memory this one shares, where it is a view."""
+        """The tensor whose elements this one shares, where it is a view."""
         return None if self.more is None else self.more.get("base")
 
     @property
@@ -133,7 +135,8 @@ class DistTensor(InPlaceForms):
 
     def to_local(self) -> Array:
         """A copy of this rank's part, outside of the tape; CuPy's where it lies on a device. Of a
-        partial value it is a summand.
+        partial value it is a summand. Of a view whose base was changed since the view was last
+        read, it may be a collective.
         """
         if self.spec.world.tracing is not None:
             raise self.spec.world.tracing.no_numbers()
@@ -161,12 +164,23 @@ class DistTensor(InPlaceForms):
         """The value of a tensor of one element as a Python number: a collective."""
         if np.prod(self.shape) != 1:
             raise ShapeError(
-                "only a tensor of one element is a number", source=user_line(), got=self.shape
+                "only a tensor of one element is a number",
+                source=user_line(),
+                got=self.shape,
+                hint="numpy() gives all elements; reduce first for one",
             )
         found: Scalar = self.numpy().reshape(()).item()
         return found
 
     def __bool__(self) -> bool:
+        if np.prod(self.shape) != 1:
+            raise ShapeError(
+                "a tensor that has not one element has no truth value",
+                source=user_line(),
+                got=f"shape {self.shape}",
+                hint="choose by data with pc.where, ask pc.all(x) or pc.any(x), or tell tensors "
+                "apart with `is`",
+            )
         return bool(self.item())
 
     def __float__(self) -> float:
@@ -177,7 +191,9 @@ class DistTensor(InPlaceForms):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ShapeError("a scalar has no length")
+            raise ShapeError(
+                "a scalar has no length", source=user_line(), got="shape ()", expected="an axis"
+            )
         return self.shape[0]
 
     def __array__(self, *args: object, **kwargs: object) -> Array:
@@ -342,6 +358,9 @@ class DistTensor(InPlaceForms):
         self.packed()
         found = DistTensor(self.spec, self.local)
         found.view_of(self)
+        tracing = self.spec.world.tracing
+        if tracing is not None:
+            tracing.note(found)
         return found
 
     def register_hook(self, hook: Hook) -> Callable[[], None]:
@@ -383,7 +402,11 @@ class DistTensor(InPlaceForms):
             # Here, as that module builds on this one.
             from plancompiler.eager.redistribution import Redistribution  # noqa: PLC0415
 
-            found = spec.runs[key] = Redistribution(spec, target)
+            found = Redistribution(spec, target)
+            if spec.world.compares:
+                spec.world.compare_change(spec, target)
+            else:
+                spec.runs[key] = found
         return found(self)
 
     def moved(self, spec: TensorSpec, move: Change) -> Array:
@@ -423,13 +446,23 @@ class DistTensor(InPlaceForms):
         if root is not self and root.node.__class__ is Node:
             _make_stale(root)
 
-    def view_of(self, base: DistTensor) -> None:
-        """Note whose memory this tensor shares."""
-        more = base.more
+    def view_of(self, source: DistTensor, by: Any = None) -> None:
+        """Note of what this tensor is a view, and by which plan of an op; None where it is the same
+        tensor once more.
+        """
+        more = source.more
         if more is None or "base" not in more:
-            self.more = {"base": base}
+            self.more = {"base": source, "by": by}
         else:
-            self.more = {key: more[key] for key in ("base", "strided") if key in more}
+            self.more = {"base": more["base"], "source": source, "by": by}
+            if "strided" in more:
+                self.more["strided"] = True
+
+    @property
+    def source(self) -> DistTensor | None:
+        """The tensor of which it was made as a view: its base, or another view of that."""
+        more = self.more
+        return None if more is None else more.get("source", more.get("base"))
 
     def packed(self) -> bool:
         """Lie in row-major order, before the memory is viewed. False, and nothing happens, for a
@@ -512,14 +545,17 @@ class DistTensor(InPlaceForms):
             if isinstance(other, DistTensor):
                 return _run_binary(kind, other, self) if swapped else _run_binary(kind, self, other)
             if not is_scalar(other):
-                beside = self.coerced(kind, other)
-                return self._binary(kind, beside, swapped=swapped)
+                return self._binary(kind, self.coerced(kind, other), swapped=swapped)
         number = other.item() if hasattr(other, "item") else other
         # 1, 1.0 and True are equal but not the same, nor are 0.0 and -0.0.
         key = (kind, number.__class__, number or repr(number), swapped)
         run = self.spec.runs.get(key)
         if run is not None:
             return run(self)
+        wanted = self.counted_as(kind, number)
+        if wanted is not None:
+            counted = self.cast(wanted)
+            return counted._binary(kind, number, swapped=swapped)  # noqa: SLF001
         if kind in TENSORS_ONLY:
             return self._binary(kind, self.beside(kind, number), swapped=swapped)
         attrs: dict[str, AttrValue] = {"scalar": number}
@@ -543,20 +579,18 @@ class DistTensor(InPlaceForms):
 
     def __getitem__(self, index: Any) -> DistTensor:
         """Basic indexing: whole numbers (which drop their axis), slices with positive steps, and
-        `...`. Of axes that are not split it gives a view.
+        `...`. It gives a view.
         """
         entries = index if isinstance(index, tuple) else (index,)
         if any(isinstance(each, slice) and each.step not in (None, 1) for each in entries):
-            found = cast("DistTensor", strided(self, index))
-        else:
-            found = super().__getitem__(index)
-        if found is not self and found.is_view and found.base is not self.root:
-            found.more = None  # its base is a copy that only this call has seen
-        return found
+            return cast("DistTensor", strided(self, index))
+        return super().__getitem__(index)
 
     @property
     def is_view(self) -> bool:
-        """Whether it shares the memory of another tensor, its `base`."""
+        """Whether it shares the elements of another tensor, its `base`: a change of one is seen in
+        the other.
+        """
         return self.base is not None
 
     def reshape(self, *shape: int | Sequence[int]) -> DistTensor:
@@ -579,6 +613,7 @@ def _run_binary(kind: str, left: DistTensor, right: DistTensor) -> DistTensor:
     run = left.spec.runs.get((kind, right.spec))
     if run is not None:
         return run(left, right)
+    kind, left, right = promoted(kind, left, right)
     return _run(kind, (kind, right.spec), {}, left, right)
 
 

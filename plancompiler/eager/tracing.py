@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from weakref import ReferenceType, ref
 
 from plancompiler.eager.dispatch import Dispatcher, OpPlan
 from plancompiler.eager.foreach import Row
+from plancompiler.eager.materialized_view import slice_bounds
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tape import Leaf, Node, record
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import GradientError, TracingError
-from plancompiler.ir import BROADCAST, AttrValue, NdSbp, Partial, Placement, Value
+from plancompiler.ir import BROADCAST, AttrValue, NdSbp, Op, Partial, Placement, Value
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
@@ -45,6 +47,9 @@ class Recorder(Protocol):
 
     def redistribute(self, value: Value, placement: Placement | None, sbp: NdSbp | None) -> Value:
         """Record a change of layout."""
+
+    def producer(self, value: Value) -> Op:
+        """The op that makes a value."""
 
 
 def no_numbers(what: str = "the numbers of a tensor") -> TracingError:
@@ -82,6 +87,42 @@ class Symbol:
 
     def __getitem__(self, index: object) -> NoReturn:
         raise no_numbers()
+
+
+_NO_NUMBERS: Any = None
+
+
+class LeakedTensor(DistTensor):
+    """A tensor of a compiled function that somebody still holds after the function was traced.
+
+    It has a shape and a layout, and says so; whoever asks for more gets a TracingError.
+    """
+
+    __slots__ = ()
+
+    @property  # over the attribute of the base, which held what stood for the numbers
+    def local(self) -> Array:  # type: ignore[override]
+        raise self._error()
+
+    @property
+    def node(self) -> None:  # type: ignore[override]
+        raise self._error()
+
+    def _error(self) -> TracingError:
+        name, source = (self.more or {})["leaked"]
+        return TracingError(
+            "a tensor of a compiled function was used after the function was traced: it stands for "
+            "a value of every call and has no numbers of its own",
+            source=user_line(),
+            rank=self.spec.world.rank,
+            got=f"{self.spec}, made in {name!r} at {source}",
+            expected="a tensor that the compiled function returns",
+            hint=f"return the tensor from {name!r}, and use what the call gives",
+        )
+
+    def __repr__(self) -> str:
+        name, source = (self.more or {})["leaked"]
+        return f"DistTensor({self.spec}, without numbers: made in compiled {name!r} at {source})"
 
 
 class Capture:
@@ -127,8 +168,10 @@ class _WatchedLeaf(Leaf):
 class Tracing:
     """One function being traced in one world."""
 
-    def __init__(self, world: World, recorder: Recorder) -> None:
+    def __init__(self, world: World, name: str, recorder: Recorder) -> None:
         self.world = world
+        self.name = name
+        """The function's."""
         self.recorder = recorder
         self.captures: list[Capture] = []
         self.leaves: dict[Leaf, DistTensor | None] = {}
@@ -144,11 +187,14 @@ class Tracing:
         self._at = (world.generator.seed, world.generator.step)
         self._began = world.clock
         self._watched: list[Leaf] = []
-        self._viewed: set[int] = set()
+        self._views: dict[int, list[ReferenceType[DistTensor]]] = {}
+        """The views that the function has made of what somebody's numbers stand for, by its id."""
         self._locals: list[Any] = []
         """Keeps apart the numbers of what has views."""
         self._drawn: set[int] = set()
         self._by_array: dict[int, Capture] = {}
+        self._made: list[ReferenceType[DistTensor]] = []
+        """The tensors that the function has made."""
         self._move = world.move
 
     @contextmanager
@@ -167,6 +213,7 @@ class Tracing:
             "move": self._moved_later,
             "next_number": self._next_number,
         }
+        hidden = {name: vars(world)[name] for name in shadows if name in vars(world)}
         vars(world).update(shadows)
         for leaf in tuple(world.leaves):
             self.watch(leaf)
@@ -184,6 +231,7 @@ class Tracing:
         finally:
             for name in shadows:
                 del vars(world)[name]
+            vars(world).update(hidden)
             world.dispatcher = self.real
             world.tracing = None
             for spec, kept in runs:
@@ -195,11 +243,35 @@ class Tracing:
                 leaf.grad = grad
             for capture in self.captures:
                 capture.tensor.node = capture.node
+            self._leave_behind()
             self._generator.number = self.first_draw
             world.generator = self._generator
             world.step, world.recording, world.forced, world.implicit_broadcast = clean
 
+    def _leave_behind(self) -> None:
+        """Let tensors that somebody keeps say what they are, and hold nothing of the trace."""
+        for reference in self._made:
+            tensor = reference()
+            if tensor is not None:
+                symbol: Any = tensor.local
+                tensor.local = _NO_NUMBERS
+                tensor.node = None
+                tensor.__class__ = LeakedTensor
+                tensor.more = {"leaked": (self.name, self.recorder.producer(symbol.value).source)}
+        self._made.clear()
+
     # --- values ---------------------------------------------------------------------------------
+
+    def tensor(self, spec: TensorSpec, value: Value) -> DistTensor:
+        """A tensor without numbers."""
+        symbol: Any = Symbol(value)
+        return self.note(DistTensor(spec, symbol))
+
+    def note(self, tensor: DistTensor) -> DistTensor:
+        """Know of a tensor whose numbers may be those of one that the function has made."""
+        if isinstance(tensor.local, Symbol):
+            self._made.append(ref(tensor))
+        return tensor
 
     def value(self, tensor: DistTensor) -> Value:
         """What a tensor holds by now."""
@@ -266,8 +338,11 @@ class Tracing:
     def _into_base(
         self, base: DistTensor, kind: str, attrs: Mapping[str, AttrValue], value: Value
     ) -> Value:
-        """The base's value when a view of all of it has been changed."""
+        """The base's value when a view of it has been changed."""
         add, where = self.recorder.add, base.placement
+        if kind in ("slice", "strided_slice"):
+            whole = self.value(base)
+            return add("slice_scatter", (whole, value), slice_bounds(attrs, base.ndim), where)[0]
         if kind == "reshape":
             return add("reshape", (value,), {"shape": base.shape}, where)[0]
         if kind == "transpose":
@@ -275,11 +350,7 @@ class Tracing:
             assert isinstance(axes, tuple)
             back = tuple(axes.index(axis) for axis in range(len(axes)))
             return add("transpose", (value,), {"axes": back}, where)[0]
-        raise TracingError(
-            f"a {kind} of a tensor cannot be changed in place in a compiled function",
-            source=user_line(),
-            hint="write the whole tensor, for example with pc.where",
-        )
+        return value
 
     # --- what the eager path asks ---------------------------------------------------------------
 
@@ -299,13 +370,12 @@ class Tracing:
                 self.store(tensors[source], made[slot], updated=True)
                 tensors[source].written()
             return tuple(
-                tensors[kept[slot]] if slot in kept else traced(spec, made[slot])
+                tensors[kept[slot]] if slot in kept else self.tensor(spec, made[slot])
                 for slot, spec in enumerate(plan.outputs)
             )
-        found = tuple(map(traced, plan.outputs, made))
-        viewed = 0 if plan.alias is not None else plan.view
-        if viewed >= 0 and plan.moves[viewed] is None:
-            self._note_view(found[0], tensors[viewed], plan.kind, attrs)
+        found = tuple(map(self.tensor, plan.outputs, made))
+        if plan.views and plan.makes_view(tensors[0]):
+            self._note_view(found[0], tensors[0], plan)
         if plan.recorded and world.recording and any(each.node is not None for each in tensors):
             locals_ = tuple(each.local for each in found)
             draw = world.draw if plan.random else None
@@ -315,9 +385,13 @@ class Tracing:
                     tensor.node, tensor.slot = node, slot
         return found
 
-    def holds_alone(self, tensor: DistTensor) -> bool:
-        """Whether no views of a tensor were made in the function."""
-        return id(tensor.local) not in self._viewed
+    def holds_alone(self, tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
+        """Whether none but these views of a tensor, made in the function, are still there."""
+        for reference in self._views.get(id(tensor.local), ()):
+            view = reference()
+            if view is not None and not any(view is each for each in views):
+                return False
+        return True
 
     def made(self, tensor: DistTensor) -> bool:
         """Whether a tensor was made in the function."""
@@ -326,28 +400,18 @@ class Tracing:
 
     def copied(self, tensor: DistTensor) -> DistTensor:
         """A tensor of its own with the same value, off the tape."""
-        return traced(tensor.spec, self.value(tensor))
+        return self.tensor(tensor.spec, self.value(tensor))
 
-    def _note_view(
-        self, view: DistTensor, base: DistTensor, kind: str, attrs: Mapping[str, AttrValue]
-    ) -> None:
-        if kind == "reshape" and not self._lies_whole(base):
-            return  # a copy, as eagerly
-        view.view_of(base)
-        self._viewed.add(id(base.local))
-        self._locals.append(base.local)
+    def _note_view(self, view: DistTensor, source: DistTensor, plan: TracedPlan) -> None:
+        view.view_of(source, plan)
+        at: DistTensor | None = source
+        while at is not None:
+            self._views.setdefault(id(at.local), []).append(ref(view))
+            self._locals.append(at.local)
+            at = at.source if self.made(at) else None
         symbol: Any = view.local
-        symbol.view = base, kind, dict(attrs)
-        symbol.seen = self.value(base)
-
-    def _lies_whole(self, tensor: DistTensor) -> bool:
-        """Whether the elements of a tensor lie side by side, so that a reshape of it is a view."""
-        local: Any = tensor.local
-        if not isinstance(local, Symbol):
-            return bool(local.flags.c_contiguous)
-        return local.view is None or (
-            local.view[1] == "reshape" and self._lies_whole(local.view[0])
-        )
+        symbol.view = source, plan.kind, dict(plan.attrs)
+        symbol.seen = self.value(source)
 
     def _check_variable(self, tensor: DistTensor, kind: str) -> None:
         if isinstance(tensor.local, Symbol):
@@ -367,7 +431,7 @@ class Tracing:
         if spec is target:
             return tensor
         value = self.recorder.redistribute(self.value(tensor), target.placement, target.sbp)
-        found = traced(target, value)
+        found = self.tensor(target, value)
         if tensor.node is not None and world.recording:
             record(found, Redistribution(spec, target), tensor)
         return found
@@ -489,12 +553,6 @@ class TraceDispatcher(Dispatcher):
         if isinstance(found, TracedPlan):
             found.demanded = sbp
         return found
-
-
-def traced(spec: TensorSpec, value: Value) -> DistTensor:
-    """A tensor without numbers."""
-    symbol: Any = Symbol(value)
-    return DistTensor(spec, symbol)
 
 
 def without_partial(sbp: NdSbp) -> NdSbp:

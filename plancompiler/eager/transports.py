@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import threading
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ from typing import Any
 
 import grpc
 
+from plancompiler import time_limits
+from plancompiler.eager.launch_variables import PIPE, TOKEN, Launched, processes_of
 from plancompiler.errors import SecurityError, UsageError
 from plancompiler.executor.comm.host_board import HostBoardMaker
 from plancompiler.executor.comm.manager import BoardMaker
@@ -25,37 +28,55 @@ from plancompiler.executor.comm.remote import (
     plain_channel,
     remote_transport,
 )
+from plancompiler.time_limits import DEADLINE, UNSEEN_DEADLINE
 
 TRANSPORTS = ("host", "grpc", "mpi")
 TRANSPORT = "PLANCOMPILER_WORLD_TRANSPORT"
 ADDRESSES = "PLANCOMPILER_WORLD_ADDRESSES"
 """HOST:PORT of each rank, in order, separated by commas."""
-SECRET = "PLANCOMPILER_WORLD_TOKEN"  # the name of a variable
+SECRET = TOKEN
 """What `plancompiler launch` gives all its ranks; on several hosts the user does."""
 INSECURE = "PLANCOMPILER_WORLD_INSECURE"
 TLS = tuple(f"PLANCOMPILER_WORLD_TLS_{name}" for name in ("CA", "CERT", "KEY"))
 """PEM files: the authority that signed all ranks' certificates, and this rank's own pair."""
 
-LINGER_SECONDS = 1.0
+LINGER_SECONDS = time_limits.LINGER
 """How long a rank that is done listens for the goodbyes of others, whose streams would break."""
 
 
 def open_boards(
     transport: str | None,
-    rank: int,
-    size: int,
-    run: str,
-    deadline: float,
+    launched: Launched,
+    deadline: float | None,
+    start_deadline: float,
     environment: Mapping[str, str],
 ) -> BoardMaker:
-    """This rank's way to the others; `run` tells apart runs on one host.
+    """This rank's way to the others.
 
     UsageError for a transport or variables that make no sense, SecurityError for an address that
     others could reach without TLS.
     """
     name = transport or environment.get(TRANSPORT) or "host"
+    rank, size = launched.rank, launched.size
     if name == "host":
-        return HostBoardMaker(run, rank, size, deadline)
+        if launched.is_on_several_hosts:
+            raise UsageError(
+                "the transport host reaches the ranks of one host only",
+                got=f"{launched.local_size} of {size} ranks on this host",
+                expected="all ranks on one host, or another transport",
+                hint=f"set {TRANSPORT}=grpc with {ADDRESSES} and {SECRET}, or {TRANSPORT}=mpi "
+                "under mpiexec",
+            )
+        return HostBoardMaker(
+            launched.run,
+            rank,
+            size,
+            deadline or DEADLINE,
+            start_deadline,
+            # `plancompiler launch` watches over its ranks itself.
+            None if PIPE in environment else partial(processes_of, launched),
+        )
+    deadline = deadline or max(UNSEEN_DEADLINE, start_deadline)
     if name == "mpi":
         return _over_mpi(rank, size, deadline)
     if name == "grpc":
@@ -118,7 +139,8 @@ def _over_streams(
             expected="a loopback address, or TLS with client certificates",
             hint=f"set {', '.join(TLS)}, or {INSECURE}=1 on a network you trust",
         )
-    server = PeerServer(own, server_credentials, _Threads())
+    key = hashlib.sha256(b"peers:" + token.encode()).digest()
+    server = PeerServer(own, server_credentials, _Threads(), key)
     peers = dict(enumerate(addresses))
     carrier = StreamCarrier(token, server, peers, open_channel)
     closing = partial(server.close, LINGER_SECONDS)

@@ -1,8 +1,9 @@
-"""Views: which ops can hand out the memory of their input instead of a copy, and how.
+"""Views: which ops make a view of their input, how it shares memory, and how it is written.
 
-A view is possible where every rank finds its part of the result in its own part of the input: axes
-that are cut must not be split, and nothing may have to move. Where that is not so, the op makes a
-tensor of its own.
+Whether the result of an op is a view is a fact of the whole tensor, as in NumPy and PyTorch, and
+the same in every layout. A view shares memory where every rank finds its part of the result in its
+own part of the input: axes that are cut must not be split, and nothing may have to move. Where that
+is not so, the view is a copy that is kept up to date (see `materialized_view`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir import AttrValue, Split
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ops.registry import Array
+
+if TYPE_CHECKING:
+    from plancompiler.eager.tensor import DistTensor
 
 Alias = Callable[[Array], Array]
 
@@ -74,6 +78,97 @@ def keeps_order(
     )
 
 
+VIEW_KINDS = frozenset({"expand_to", "reshape", "slice", "strided_slice", "transpose"})
+"""Ops whose result is a view, besides those that hand on the bytes of their input as they are. Of a
+reshape it depends on the strides."""
+
+Strides = tuple[int, ...]
+"""By how many elements of the base's memory a step along each axis goes on, were it whole."""
+
+
+def row_major(shape: tuple[int, ...]) -> Strides:
+    """The strides of a tensor that is no view."""
+    found, step = [], 1
+    for extent in reversed(shape):
+        found.append(step)
+        step *= extent
+    return tuple(reversed(found))
+
+
+def view_strides(
+    kind: str,
+    attrs: Mapping[str, AttrValue],
+    shape: tuple[int, ...],
+    strides: Strides,
+    made: tuple[int, ...],
+) -> Strides | None:
+    """The strides of a view of shape `made` of a tensor; None for a reshape that must copy."""
+    given: Mapping[str, Any] = attrs
+    if kind == "transpose":
+        return tuple(strides[axis] for axis in given["axes"])
+    if kind == "expand_to":
+        new = len(made) - len(shape)
+        kept = zip(shape, strides, made[new:], strict=True)
+        return (0,) * new + tuple(
+            stride if before == after else 0 for before, stride, after in kept
+        )
+    if kind == "strided_slice":
+        return tuple(stride * step for stride, step in zip(strides, given["steps"], strict=True))
+    if kind == "reshape":
+        return _reshaped_strides(shape, strides, made)
+    return strides
+
+
+def strides_of(tensor: DistTensor) -> Strides:
+    """The strides of a tensor that may be a view."""
+    source, more = tensor.source, tensor.more
+    if source is None or more is None:
+        return row_major(tensor.shape)
+    plan = more["by"]
+    if plan is None:
+        return strides_of(source) if source.shape == tensor.shape else row_major(tensor.shape)
+    found = view_strides(plan.kind, plan.attrs, source.shape, strides_of(source), tensor.shape)
+    assert found is not None
+    return found
+
+
+def makes_view(
+    tensor: DistTensor,
+    kind: str,
+    attrs: Mapping[str, AttrValue],
+    made: tuple[int, ...],
+) -> bool:
+    """Whether what an op that can make views makes of a tensor is one."""
+    if kind != "reshape" or not tensor.is_view:
+        return True
+    return view_strides(kind, attrs, tensor.shape, strides_of(tensor), made) is not None
+
+
+def _reshaped_strides(
+    shape: tuple[int, ...], strides: Strides, made: tuple[int, ...]
+) -> Strides | None:
+    """As PyTorch's `computeStride`: runs of axes that lie as one are cut anew."""
+    if 0 in shape:
+        return row_major(made)
+    found = [1] * len(made)
+    at = len(made)
+    run, step = 1, strides[-1] if strides else 1
+    for axis in reversed(range(len(shape))):
+        run *= shape[axis]
+        if axis and (shape[axis - 1] == 1 or strides[axis - 1] == run * step):
+            continue
+        taken = 1
+        while at and (taken < run or made[at - 1] == 1):
+            at -= 1
+            found[at] = taken * step
+            taken *= made[at]
+        if taken != run:
+            return None
+        if axis:
+            run, step = 1, strides[axis - 1]
+    return None if any(extent != 1 for extent in made[:at]) else tuple(found)
+
+
 def only_thin(used: TensorSpec, made: TensorSpec) -> bool:
     """Whether a reshape only adds and drops axes of extent 1: then it is a view in any order."""
     return [each for each in used.shape if each != 1] == [each for each in made.shape if each != 1]
@@ -82,8 +177,8 @@ def only_thin(used: TensorSpec, made: TensorSpec) -> bool:
 def strided(tensor: TensorOperators, index: Any) -> TensorOperators:
     """Basic indexing with slices of any positive step."""
     entries = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in entries:
-        at = entries.index(Ellipsis)
+    at = next((at for at, entry in enumerate(entries) if entry is Ellipsis), None)
+    if at is not None:
         missing = tensor.ndim - len(entries) + 1
         entries = (*entries[:at], *(slice(None),) * missing, *entries[at + 1 :])
     starts, stops, steps = [], [], []

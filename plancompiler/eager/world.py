@@ -5,6 +5,7 @@ Where ranks are processes, a process has one world; where they are threads, each
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -14,8 +15,10 @@ from weakref import WeakSet
 import numpy as np
 
 from plancompiler.boxing.planner import canonical
+from plancompiler.eager.agreement import ComparingDispatcher, compare, compare_value
 from plancompiler.eager.dispatch import Dispatcher, OpPlan, fast_run
 from plancompiler.eager.generator import Generator
+from plancompiler.eager.launch_variables import ALONE, read_launcher
 from plancompiler.eager.layout import Change, plan_move
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tape import Leaf, backward
@@ -72,7 +75,11 @@ class World:
         """Seed and step of random ops that repeat an earlier one."""
         self.attachments: dict[object, object] = {}
         """What the frontend remembers per world, by a key of its own."""
-        self.dispatcher = Dispatcher(self)
+        self.compares = members_are_compared()
+        """Whether ranks compare all that they call; see `agreement`."""
+        self.dispatcher = ComparingDispatcher(self) if self.compares else Dispatcher(self)
+        self.anomaly = False
+        """Whether ops check what they make; see `anomaly`."""
         self.tracing: Any = None
         """What records ops instead of running them, while a function is compiled."""
         self.leaves: WeakSet[Leaf] = WeakSet()
@@ -81,8 +88,6 @@ class World:
         """Called when the world closes."""
         self.parts: dict[object, TensorSpec] = {}
         """Specs of parts that `from_local` was given, by shape, dtype, placement and layout."""
-        self.compares = members_are_compared()
-        """Whether ranks compare the parts that `from_local` is given."""
         self._comm = comm
         self._specs: dict[tuple[object, ...], TensorSpec] = {}
         self._moves: dict[tuple[TensorSpec, TensorSpec], Change] = {}
@@ -94,7 +99,7 @@ class World:
             raise UsageError(
                 "this program runs as one rank and has nobody to exchange data with",
                 source=user_line(),
-                hint="start it with `plancompiler launch -n N SCRIPT.py`, and call pc.init()",
+                hint=self._more_ranks(),
             )
         return self._comm
 
@@ -146,7 +151,7 @@ class World:
                     source=user_line(),
                     got=str(placement),
                     expected=f"ranks 0 to {self.size - 1}",
-                    hint="start more ranks: `plancompiler launch -n N SCRIPT.py`",
+                    hint=self._more_ranks(),
                 )
             layout = canonical(sbp.check(placement.ndim, len(shape)), placement.hierarchy)
             if layout != sbp:
@@ -155,6 +160,17 @@ class World:
                 found = TensorSpec(self, shape, dtype, placement, sbp)
             self._specs[key] = found
         return found
+
+    def _more_ranks(self) -> str:
+        """What to do where this world has too few ranks."""
+        launched = read_launcher(os.environ) if self._comm is None else ALONE
+        if launched.launcher is not None and launched.size > self.size:
+            return (
+                f"call pc.init() at the start of the program: {launched.launcher.name} has started "
+                f"this process as rank {launched.rank} of {launched.size}"
+            )
+        more = "start it" if self.size == 1 else "start more ranks"
+        return f"{more} with `plancompiler launch -n N SCRIPT.py`, and call pc.init()"
 
     def leaf(self) -> Leaf:
         """A new end of the tape."""
@@ -197,15 +213,22 @@ class World:
             found = self._moves[source, target] = plan_move(source, target)
         return found
 
+    def compare_change(self, source: TensorSpec, target: TensorSpec) -> None:
+        """Have ranks compare a change of layout."""
+        ranks = {*source.placement.rank_list, *target.placement.rank_list}
+        compare(self, tuple(sorted(ranks)), "redistribute", {"source": source, "target": target})
+
     def fast_run(self, plan: OpPlan) -> Callable[..., DistTensor] | None:
         """The plan as one function of its tensors, where it is simple enough."""
-        return fast_run(plan)
+        return None if self.compares else fast_run(plan)
 
     # --- tensors out of nothing -----------------------------------------------------------------
 
     def tensor(self, value: object, placement: Placement, sbp: SbpLike | None) -> DistTensor:
         """A tensor of a whole value that every rank has."""
         array = self.array_for(value, placement)
+        if self.compares:
+            compare_value(self, array, placement, "tensor")
         layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
         dtype = DType.parse(array.dtype)
         spec = self.spec(array.shape, dtype, placement, layout)
@@ -287,6 +310,15 @@ class World:
     ) -> tuple[DistTensor, ...]:
         """Outputs of an op without inputs."""
         return self.add(kind, (), attrs, placement)
+
+    def number(self, value: float, placement: Placement) -> DistTensor:
+        """A float32 number on all ranks of a placement, without an op."""
+        spec = self.spec((), DType.FLOAT32, placement, NdSbp.broadcast(placement.ndim))
+        if self.compares:
+            compare(self, placement.rank_list, "a number", {"value": value})
+        if not spec.inside:
+            return DistTensor(spec, spec.empty())
+        return DistTensor(spec, spec.space.full((), value, spec.numpy_dtype))
 
     def gradients(self, loss: DistTensor, wrt: Sequence[DistTensor]) -> list[DistTensor | None]:
         """d loss / d value for each value of `wrt`."""

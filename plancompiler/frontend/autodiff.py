@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plancompiler.errors import GradientError
+from plancompiler.errors import GradientError, PlanCompilerError
 from plancompiler.frontend.trace import JobBuilder, current_recorder
 from plancompiler.ir import Op, Origin, Phase, Value
 from plancompiler.ops.registry import op_def
@@ -74,9 +74,12 @@ def _accumulate(builder: JobBuilder, op: Op, reached: set[str], found: dict[str,
             source=op.source,
             hint="keep it off the way from the parameters to the loss",
         )
-    passed = gradient(
-        dict(op.attrs), op.inputs, op.outputs, [found.get(value.name) for value in op.outputs]
-    )
+    arrived = [found.get(value.name) for value in op.outputs]
+    try:
+        passed = gradient(dict(op.attrs), op.inputs, op.outputs, arrived)
+    except PlanCompilerError as error:
+        error.at(op=op.name, source=op.source)
+        raise
     if len(passed) != len(op.inputs):
         raise GradientError(
             f"the gradient of {op.kind} has another number of entries than the op has inputs",

@@ -13,6 +13,7 @@ from pathlib import Path
 from plancompiler.errors import DataError, DTypeError, UsageError
 from plancompiler.frontend.trace import source_tensor
 from plancompiler.ir import AttrValue, DType, Placement, Value
+from plancompiler.ir.arguments import path_text
 from plancompiler.ir.operators import SbpLike
 from plancompiler.ops.data import STORED_TOKENS
 from plancompiler.ops.stored import StoredArray, mapped_tokens, stored_array
@@ -100,7 +101,7 @@ def _shard_files(path: PathText | Sequence[PathText]) -> tuple[str, ...]:
     for each in path if isinstance(path, Sequence) and not isinstance(path, bytes) else (path,):
         if not isinstance(each, (str, PathLike)) or not isinstance(fspath(each), str):
             raise UsageError("a data file must be a path", got=repr(each))
-        file = fspath(each)
+        file = path_text("a data file", each)
         if has_magic(file) and not Path(file).exists():
             matching = sorted(glob(file))  # noqa: PTH207  (a pattern may begin anywhere)
             if not matching:
@@ -220,7 +221,7 @@ class TokenFile:
         sbp: SbpLike | None = None,
         seed: int = 0,
     ) -> None:
-        file = fspath(path)
+        file = path_text("a token file", path)
         if dtype not in STORED_TOKENS:
             raise DTypeError(
                 "a token file holds whole numbers",

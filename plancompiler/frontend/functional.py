@@ -18,10 +18,10 @@ from plancompiler.ir.operators import (
     SbpLike,
     Scalar,
     TensorOperators,
-    is_scalar,
     normalize_axes,
 )
 from plancompiler.ops import split_softmax
+from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply, apply_source
 
 Tensor = TypeVar("Tensor", bound=TensorOperators)
@@ -42,21 +42,15 @@ def _binary(kind: str, left: Any, right: Any) -> Any:
     if isinstance(left, TensorOperators):
         return left._binary(kind, right)  # noqa: SLF001  # the operators' own way, and the quickest
     if isinstance(right, TensorOperators):
-        if not is_scalar(left):
-            return apply(kind, right.coerced(kind, left), right)
-        if kind in _COMMUTATIVE or kind in _MIRRORED:
-            return apply(f"{_MIRRORED.get(kind, kind)}_scalar", right, scalar=_number(left))
-        return apply(f"{kind}_scalar", right, scalar=_number(left), swapped=True)
+        mirrored = _MIRRORED.get(kind, kind if kind in _COMMUTATIVE else None)
+        if mirrored is not None:
+            return right._binary(mirrored, left)  # noqa: SLF001
+        return right._binary(kind, left, swapped=True)  # noqa: SLF001
     raise TracingError(
         f"{kind} takes two tensors, or a tensor and a number",
         got=f"{type(left).__name__} and {type(right).__name__}",
         hint="bring arrays into a job through pc.input or pc.constant",
     )
-
-
-def _number(value: Any) -> Scalar:
-    number: Scalar = value.item() if hasattr(value, "item") else value
-    return number
 
 
 @takes_out
@@ -256,7 +250,9 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None, *, out: Tensor | Non
 def concat(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Tensors joined along an axis; the other extents are equal."""
     if not tensors:
-        raise UsageError("concat needs at least one tensor")
+        raise UsageError(
+            "concat needs at least one tensor", got="none", expected="a sequence of tensors"
+        )
     found: Tensor = apply("concat", *tensors, axis=normalize_axes(axis, tensors[0].ndim)[0])
     return found
 
@@ -289,7 +285,7 @@ def redistribute(
 def sum(
     x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Sum over axes (all by default)."""
+    """Sum over axes (all by default); of whole numbers and bool in int64."""
     return x.sum(axis, keepdims)
 
 
@@ -297,7 +293,7 @@ def sum(
 def mean(
     x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Arithmetic mean over axes (all by default)."""
+    """Arithmetic mean over axes (all by default); of whole numbers float64, of bool float32."""
     return x.mean(axis, keepdims)
 
 
@@ -415,15 +411,22 @@ def cross_entropy(
         losses = apply("cross_entropy", logits, labels)
     else:
         losses = apply("cross_entropy", logits, labels, ignore_index=ignore_index)
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    if ignore_index is None:
-        return losses.mean()
-    counted = labels.not_equal(ignore_index).cast(losses.dtype).sum()
-    found: Tensor = losses.sum() / maximum(counted, 1.0)
-    return found
+    return reduce_rows(losses, labels, reduction, ignore_index, logits.dtype)
+
+
+def reduce_rows(
+    losses: Tensor, labels: Tensor, reduction: str, ignore_index: int | None, dtype: DType
+) -> Tensor:
+    """Losses of rows as `reduction` says, rounded to `dtype`: their "mean" is over the rows whose
+    label is not `ignore_index`. Those of 16 bits are added up and counted in float32.
+    """
+    found: Tensor = losses if reduction == "none" else widened(losses)
+    if reduction == "sum" or (reduction == "mean" and ignore_index is None):
+        found = found.sum() if reduction == "sum" else found.mean()
+    elif reduction == "mean":
+        counted = labels.not_equal(ignore_index).cast(found.dtype).sum()
+        found = found.sum() / maximum(counted, 1.0)
+    return found if found.dtype is dtype else found.cast(dtype)
 
 
 @takes_out

@@ -21,9 +21,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _HELP = """
 
 With `out` the result is put into that eager tensor, which is returned: one of its global shape,
-dtype, placement and layout. For several results `out` holds a tensor for each, or None.
-InplaceError where it has another shape, dtype or layout, or where a gradient would be lost;
-UsageError where results and tensors do not pair up, and in a traced job, whose values have no
+dtype and placement, whose layout it takes. For several results `out` holds a tensor for each, or
+None. InplaceError where it has another shape, dtype or placement, or where a gradient would be
+lost; UsageError where results and tensors do not pair up, and in a traced job, whose values have no
 memory.
 """
 

@@ -7,7 +7,7 @@ tracer of the body.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
 from dataclasses import fields, replace
@@ -66,6 +66,8 @@ class JobBuilder:
         """Everything recorded so far, in order."""
         self.attachments: dict[object, object] = {}
         """What other parts of the frontend remember per job, by a key of their own."""
+        self.rates: dict[int, Callable[[int], float]] = {}
+        """See `Job.rates`."""
         self._producers: dict[str, tuple[Op, Value]] = {}
         self._counts: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
@@ -163,13 +165,14 @@ class JobBuilder:
             if sbp is not None and sbp.has_partial and not inputs:
                 return self._partial_source(kind, attrs, placement, sbp)
         except PlanCompilerError as error:
-            raise error.at(op=name, source=source) from None
+            error.at(op=name, source=source)
+            raise
         if len(types) == 1:
             names: Sequence[str] = (name,)
         else:
             names = [f"{name}.{slot}" for slot in range(len(types))]
         outputs = tuple(
-            Value(value_name, tensor.shape, tensor.dtype, placement)
+            Value(value_name, tensor.shape, tensor.dtype, placement, source)
             for value_name, tensor in zip(names, types, strict=True)
         )
         attributes = freeze_attrs(plain)
@@ -258,7 +261,7 @@ class JobBuilder:
 
     def finish(self) -> Job:
         """The checked job: ops that influence no output, update or variable are left out."""
-        job = Job(self.name, live_ops(self.ops), self.seed, self.config)
+        job = Job(self.name, live_ops(self.ops), self.seed, self.config, rates=self.rates)
         verify_job(job)
         return job
 
@@ -277,8 +280,9 @@ class JobBuilder:
         if known is None or known[1] is not value:
             raise TracingError(
                 f"a value of another job was used in job {self.name!r}",
-                got=str(value),
-                hint="values live only inside the `with pc.job(...)` block that made them",
+                got=f"{value}, traced at {value.source}",
+                hint="values live only inside the `with pc.job(...)` block that made them: build "
+                "it in this job again, or feed its numbers through pc.input",
             )
 
 
@@ -360,6 +364,7 @@ def current_builder() -> JobBuilder:
     if not isinstance(tracer, JobBuilder):
         raise TracingError(
             "this can only be used while a job is traced",
+            got="no job that is being traced",
             hint="put the code inside `with pc.job(...)`",
         )
     return tracer

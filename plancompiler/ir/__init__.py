@@ -1,6 +1,5 @@
 """Leaf types of the compiler: dtypes, placements, SBP, values, ops and jobs."""
 
-from plancompiler import blas_kernels as blas_kernels  # before NumPy
 from plancompiler.ir.config import Config
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.job import Job, verify_job

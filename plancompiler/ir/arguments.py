@@ -19,7 +19,7 @@ def whole_number(name: str, value: object) -> int:
             return operator.index(value)
         except TypeError:  # NumPy's arrays claim to be one.
             pass
-    raise UsageError(f"{name} must be a whole number", got=repr(value))
+    raise UsageError(f"{name} must be a whole number", got=repr(value), expected="an int")
 
 
 def save_interval(every: object, folder: object | None) -> int:
@@ -43,14 +43,14 @@ def real_number(name: str, value: object) -> float:
             found = math.nan
         if math.isfinite(found):
             return found
-    raise UsageError(f"{name} must be a finite number", got=repr(value))
+    raise UsageError(f"{name} must be a finite number", got=repr(value), expected="a float")
 
 
 def positive_number(name: str, value: object) -> float:
     """A finite number above zero; else a UsageError."""
     found = real_number(name, value)
     if found <= 0:
-        raise UsageError(f"{name} must be above zero", got=repr(value))
+        raise UsageError(f"{name} must be above zero", got=repr(value), expected="more than 0")
     return found
 
 
@@ -64,6 +64,11 @@ def number_pair(name: str, value: object) -> tuple[float, float]:
 
 def folder_path(name: str, value: object) -> Path:
     """A path of text or of pathlib; else a UsageError."""
+    return Path(path_text(name, value))
+
+
+def path_text(name: str, value: object) -> str:
+    """The same as it was written."""
     path = fspath(value) if isinstance(value, (str, PathLike)) else None
     if path == "":
         raise UsageError(f"{name} must be a path", got="an empty path")
@@ -71,4 +76,8 @@ def folder_path(name: str, value: object) -> Path:
         raise UsageError(
             f"{name} must be a path", got=repr(value), expected="a text or a pathlib.Path"
         )
-    return Path(path)
+    if "\0" in path:
+        raise UsageError(
+            f"{name} must be a path", got=repr(path), expected="a path without zero characters"
+        )
+    return path

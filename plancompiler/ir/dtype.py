@@ -50,6 +50,11 @@ class DType(enum.Enum):
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @property
+    def accumulator(self) -> DType:
+        """The dtype in which its numbers are added up: float32 for 16 bits, else its own."""
+        return DType.FLOAT32 if self.is_half else self
+
+    @property
     def range(self) -> tuple[float, float]:
         """The least positive normal number and the greatest finite one, of a floating dtype."""
         if self is DType.BFLOAT16:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from plancompiler.errors import JobError
@@ -24,6 +25,12 @@ class Job:
     """How the job wants to be compiled."""
     pipeline: Pipeline | None = None
     """Set by the pass `microbatch` where a step has several micro-batches."""
+    rates: Mapping[int, Callable[[int], float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Learning rates that are functions of the user's, by the number of their optimizer. They stay
+    where the job was traced: who runs it from there feeds their values.
+    """
 
     @cached_property
     def inputs(self) -> dict[str, Value]:
@@ -97,11 +104,16 @@ def verify_job(job: Job) -> None:
                 label = str(op.attr("name"))
                 if label in seen:
                     raise JobError(
-                        f"two {kind}s have one name", op=op.name, source=op.source, got=repr(label)
+                        f"two {kind}s have one name",
+                        op=op.name,
+                        source=op.source,
+                        got=repr(label),
+                        hint="give each a name of its own",
                     )
                 seen.add(label)
     if not job.outputs:
         raise JobError(
             f"job {job.name!r} has no output, so a run would have nothing to report",
+            expected="at least one output",
             hint="call pc.output(name, value) inside the job",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from plancompiler.errors import (
     AttributeValueError,
@@ -40,6 +40,15 @@ TENSORS_ONLY = frozenset(
     }
 )
 """Ops behind operators that have no form with a number as an attribute."""
+_OF_BITS = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "shift_right"})
+"""Ops in which truth values do not count as numbers."""
+_OF_TRUTHS = {
+    "add": "bitwise_or",
+    "mul": "bitwise_and",
+    "maximum": "bitwise_or",
+    "minimum": "bitwise_and",
+}
+"""What arithmetic on two tensors of truth values is, as in NumPy."""
 _NO_NUMBERS = "OSUMmVc"
 """Kinds of NumPy's dtypes that are no real numbers."""
 
@@ -89,18 +98,30 @@ class TensorOperators:
 
     def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> Self:
         if isinstance(other, type(self)):
-            pair = (other, self) if swapped else (self, other)
+            kind, *pair = promoted(kind, *((other, self) if swapped else (self, other)))
             return self._apply(kind, pair, {})[0]
         if is_scalar(other):
             number = other.item() if hasattr(other, "item") else other
+            wanted = self.counted_as(kind, number)
+            if wanted is not None:
+                counted = self.cast(wanted)
+                return counted._binary(kind, number, swapped=swapped)  # noqa: SLF001
             if kind in TENSORS_ONLY:
                 return self._binary(kind, self.beside(kind, number), swapped=swapped)
             attrs: dict[str, AttrValue] = {"scalar": number}
             if swapped:
                 attrs["swapped"] = True
             return self._apply(f"{kind}_scalar", (self,), attrs)[0]
-        beside = self.coerced(kind, other)
-        return self._apply(kind, (beside, self) if swapped else (self, beside), {})[0]
+        return self._binary(kind, self.coerced(kind, other), swapped=swapped)
+
+    def counted_as(self, kind: str, number: Scalar) -> DType | None:
+        """What truth values become beside a number, as which they count as zeros and ones; None
+        where the tensor's dtype stays.
+        """
+        if self.dtype is not DType.BOOL or isinstance(number, bool) or kind in _OF_BITS:
+            return None
+        whole = isinstance(number, int) and kind != "div"
+        return DType.INT64 if whole else DType.FLOAT32
 
     def beside(self, kind: str, number: Scalar) -> Self:
         """A number as a tensor beside this one, for an op that takes tensors only."""
@@ -227,7 +248,15 @@ class TensorOperators:
     def __rrshift__(self, other: Any) -> Self:
         return self._binary("shift_right", other, swapped=True)
 
-    # Comparison. `==` stays identity of values; elementwise equality is `equal`.
+    # Comparison, elementwise. What tells tensors apart is `is`, and so is their hash.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: Any) -> Any:
+        return self._binary("equal", other) if _is_operand(other) else NotImplemented
+
+    def __ne__(self, other: Any) -> Any:
+        return self._binary("not_equal", other) if _is_operand(other) else NotImplemented
+
     def __lt__(self, other: Any) -> Self:
         return self._binary("less", other)
 
@@ -295,18 +324,36 @@ class TensorOperators:
         shape = tuple(found.shape[axis] for axis in kept)
         return found if len(kept) == self.ndim else found.reshape(shape)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """TracingError: only eager tensors have memory in which elements could change."""
+        raise TracingError(
+            f"the elements of a {type(self).__name__} cannot be changed in place: it has no memory",
+            source=user_line(),
+            got=f"x[{index!r}] = {type(value).__name__}",
+            hint="make another value, for example with pc.where or pc.concat",
+        )
+
     # Reductions. `axis` is None (all axes), one axis or several.
     def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
         return self._unary("sum", axes=self._axes(axis), keepdims=keepdims)
 
     def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
+        """The mean over axes; of whole numbers in float64, of truth values in float32."""
+        if self.dtype is DType.BOOL:
+            return self.cast(DType.FLOAT32).mean(axis, keepdims)
         axes = self._axes(axis)
         count = 1
         for each in axes:
             count *= self.shape[each]
         if not count:
             raise ShapeError("the mean of no elements is not a number", got=f"shape {self.shape}")
-        return self.sum(axes, keepdims) * (1.0 / count)
+        dtype = self.dtype
+        wide = dtype.accumulator if dtype.is_floating else DType.FLOAT64
+        if wide is dtype:
+            return self.sum(axes, keepdims) * (1.0 / count)
+        # The sum may leave the range of 16 bits where the mean does not.
+        found = self.cast(wide).sum(axes, keepdims) * (1.0 / count)
+        return found.cast(dtype) if dtype.is_floating else found
 
     def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
         return self._unary("max", axes=self._axes(axis), keepdims=keepdims)
@@ -343,6 +390,34 @@ class TensorOperators:
 
     def _axes(self, axis: int | Sequence[int] | None) -> tuple[int, ...]:
         return normalize_axes(axis, self.ndim)
+
+
+def _is_operand(value: object) -> bool:
+    """Whether a value can be compared element by element, or is refused. Anything else, such as
+    None or a text, is unequal to a tensor, as Python's `==` says of unlike things.
+    """
+    return isinstance(value, (int, float, complex, list, tuple)) or hasattr(value, "shape")
+
+
+Tensor = TypeVar("Tensor", bound=TensorOperators)
+
+
+def promoted(kind: str, left: Tensor, right: Tensor) -> tuple[str, Tensor, Tensor]:
+    """An op and its two operands where one or both are truth values.
+
+    Beside numbers they count as zeros and ones of that dtype, so that masks can be multiplied with;
+    sums and products of two masks are masks, and quotients float32.
+    """
+    truths = (left.dtype is DType.BOOL) + (right.dtype is DType.BOOL)
+    if not truths or kind in _OF_BITS:
+        return kind, left, right
+    if truths == 2:
+        if kind == "div":
+            return kind, left.cast(DType.FLOAT32), right.cast(DType.FLOAT32)
+        return _OF_TRUTHS.get(kind, kind), left, right
+    if left.dtype is DType.BOOL:
+        return kind, left.cast(right.dtype), right
+    return kind, left, right.cast(left.dtype)
 
 
 def whole_numbers(name: str, value: Any) -> tuple[int, ...]:

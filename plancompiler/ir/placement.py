@@ -47,7 +47,9 @@ class Placement:
             array = np.empty(0, dtype=object)
         if array.dtype.kind not in "iu" or array.size == 0:
             raise PlacementError(
-                "ranks must be a non-empty rectangular array of whole numbers", got=repr(ranks)
+                "ranks must be a non-empty rectangular array of whole numbers",
+                got=repr(ranks),
+                expected="such as [0, 1] or [[0, 1], [2, 3]]",
             )
         rank_list = tuple(array.ravel().tolist())
         if min(rank_list) < 0:
@@ -65,9 +67,13 @@ class Placement:
             )
         if axes is not None:
             axes = tuple(axes)
-            if len(axes) != array.ndim or len(set(axes)) != len(axes):
+            if (
+                len(axes) != array.ndim
+                or len(set(axes)) != len(axes)
+                or not all(isinstance(name, str) for name in axes)
+            ):
                 raise PlacementError(
-                    "axis names must be distinct, one per mesh axis",
+                    "axis names must be distinct texts, one per mesh axis",
                     got=repr(axes),
                     expected=f"{array.ndim} names",
                 )

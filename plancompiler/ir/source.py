@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import os
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 from plancompiler.ir.op import UNKNOWN_SOURCE, SourceLine
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_BETWEEN = frozenset((contextlib.__file__, functools.__file__))
+"""They call this package back on behalf of itself."""
 
 
 def user_line(shown_paths: dict[str, str] | None = None) -> SourceLine:
@@ -36,7 +40,7 @@ def shown_path(file: str) -> str:
     if file.startswith("<"):
         return file if not file.startswith("<frozen") else ""
     path = os.path.abspath(file)  # noqa: PTH100  # Path.resolve would follow links
-    if path.startswith(_PACKAGE) or os.path.realpath(path).startswith(_PACKAGE):
+    if file in _BETWEEN or path.startswith(_PACKAGE) or os.path.realpath(path).startswith(_PACKAGE):
         return ""
     relative = os.path.relpath(path)
     if not relative.startswith(os.pardir):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, Protocol
 
-from plancompiler.errors import TracingError
+from plancompiler.errors import ShapeError, TracingError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import (
     NO_ORIGIN,
@@ -23,16 +23,19 @@ from plancompiler.ir.op import (
 from plancompiler.ir.operators import Scalar, TensorOperators
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
+from plancompiler.ir.source import user_line
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Value(TensorOperators):
     """A symbolic tensor of a job. `shape` is global; `name` is unique in its job."""
 
     name: str
     shape: tuple[int, ...]
     dtype: DType
-    placement: Placement = field(compare=False)
+    placement: Placement
+    source: SourceLine = UNKNOWN_SOURCE
+    """The user's line that made it, where it was traced in this process."""
 
     @property
     def type(self) -> TensorType:
@@ -41,26 +44,47 @@ class Value(TensorOperators):
     def _apply(
         self, kind: str, inputs: Sequence[Value], attrs: Mapping[str, AttrValue]
     ) -> tuple[Value, ...]:
-        return current_tracer().apply(kind, inputs, attrs)
+        return current_tracer(self).apply(kind, inputs, attrs)
 
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Value:
-        return current_tracer().redistribute(self, placement, sbp)
+        return current_tracer(self).redistribute(self, placement, sbp)
 
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Value:
-        return current_tracer().full(self.placement, shape, dtype, value)
+        return current_tracer(self).full(self.placement, shape, dtype, value)
 
     def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Value, ...]:
-        return current_tracer().source(self.placement, kind, attrs)
+        return current_tracer(self).source(self.placement, kind, attrs)
 
     def __bool__(self) -> bool:
         raise TracingError(
             "a symbolic value has no truth value while a job is traced",
             got=str(self),
-            hint="use pc.where to choose by data",
+            hint="use pc.where to choose by data, and `is` to tell values apart",
         )
 
-    def __hash__(self) -> int:
-        return hash(self.name)
+    def __float__(self) -> float:
+        raise self._no_numbers("number")
+
+    def __int__(self) -> int:
+        raise self._no_numbers("number")
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise self._no_numbers("array")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError(
+                "a scalar has no length", source=user_line(), got=str(self), expected="an axis"
+            )
+        return self.shape[0]
+
+    def _no_numbers(self, wanted: str) -> TracingError:
+        return TracingError(
+            f"a symbolic value is no {wanted} while a job is traced",
+            source=user_line(),
+            got=str(self),
+            hint="stay within functions on values, and read numbers from outputs of the run",
+        )
 
     def __str__(self) -> str:
         return f"%{self.name}: {self.type}"
@@ -69,9 +93,9 @@ class Value(TensorOperators):
         return f"<Value {self}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One operation of a job on global tensors."""
+    """One operation of a job on global tensors. Two are equal that say the same of equal names."""
 
     name: str
     """Unique in the job."""
@@ -89,12 +113,28 @@ class Op:
     micro: Micro | None = None
     """Set on every op of a job with a pipeline."""
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Op) and _comparable(self) == _comparable(other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def attr(self, name: str, default: AttrValue | None = None) -> AttrValue | None:
         """An attribute, or the default where it is not set."""
         for key, value in self.attrs:
             if key == name:
                 return value
         return default
+
+
+def _comparable(op: Op) -> tuple[object, ...]:
+    """All that an op says; values by what they are, as `==` of values is an op itself."""
+    return tuple(
+        tuple((value.name, value.type, value.placement) for value in getattr(op, each.name))
+        if each.name in ("inputs", "outputs")
+        else getattr(op, each.name)
+        for each in fields(Op)
+    )
 
 
 class Tracer(Protocol):
@@ -144,12 +184,15 @@ def eager_world() -> Any:
 ACTIVE_TRACER: ContextVar[Tracer | None] = ContextVar("plancompiler_tracer", default=None)
 
 
-def current_tracer() -> Tracer:
-    """The tracer of the enclosing `with pc.job()`."""
+def current_tracer(value: Value | None = None) -> Tracer:
+    """The tracer of the enclosing `with pc.job()`, which `value` asks for if it is given."""
     tracer = ACTIVE_TRACER.get()
     if tracer is None:
         raise TracingError(
             "symbolic values can only be used while their job is traced",
-            hint="put the code inside `with pc.job(...)`",
+            source=user_line(),
+            got=None if value is None else f"{value}, traced at {value.source}",
+            hint="put the code inside `with pc.job(...)`; numbers of a finished job are its "
+            'outputs: pc.output("name", value) in the job, session.step()["name"] when it runs',
         )
     return tracer

@@ -1,7 +1,8 @@
 """The compiler behind the plan cache: nothing is made that an earlier compilation has left.
 
-Functions take `cache`, None to do without, and say whether all came out of it. Modes do not matter
-to the cache, as all give the same plans. A worker's part is `lower.rank.plan_of_slice`.
+Functions take `cache`, None to do without, and say whether all came out of it. Entries do not name
+the mode that made them, as all give the same plans; who chose a mode does without the cache
+(`lower.compile.is_mode_chosen`). A worker's part is `lower.rank.plan_of_slice`.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ from plancompiler.boxing.text import format_boxing_graph, format_op_graph, forma
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.ir import Job
 from plancompiler.ir.task import require_rank_fits
+from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.lower.collector import collector_paused
-from plancompiler.lower.emit import emit_plan
-from plancompiler.lower.naive import expand_all_ranks
+from plancompiler.lower.naive import WholeGraph
+from plancompiler.lower.naive_plan import plan_of_part
 from plancompiler.lower.profile import timed
 from plancompiler.lower.rank import compile_rank
 from plancompiler.lower.rank_process import compile_in_processes
@@ -48,6 +49,7 @@ __all__ = [
     "build_graph",
     "compile_plans",
     "compile_rank",
+    "is_mode_chosen",
     "resolve_mode",
     "slice_for_rank",
     "with_chosen_regions",
@@ -66,6 +68,12 @@ def resolve_mode(mode: str | None = None, default: str = "rank_per_iter") -> str
             "unknown compile mode", got=repr(chosen), expected=f"one of {', '.join(MODES)}"
         )
     return chosen
+
+
+def is_mode_chosen(mode: str | None = None) -> bool:
+    """Whether a mode is asked for, by the caller or in the environment. Then plans are made in it,
+    whatever the plan cache holds: who names a mode wants to see what it makes."""
+    return bool(mode or os.environ.get(MODE_VARIABLE))
 
 
 @dataclass
@@ -247,14 +255,14 @@ def _compile_ranks(
 
     if mode == "naive":
         begin = time.perf_counter()
-        graphs = expand_all_ranks(graph)
-        shared = (time.perf_counter() - begin) / len(graphs)
+        whole = WholeGraph(graph)
+        shared = (time.perf_counter() - begin) / graph.world_size
         plans = {}
         for rank in slices:
             stages[rank]["expand"] = shared
             begin = time.perf_counter()
             with timed(stages[rank], "emit"):
-                plans[rank] = emit_plan(graphs[rank])
+                plans[rank] = plan_of_part(whole.part(rank))
             with timed(stages[rank], "verify"):
                 verify_plan(plans[rank])
             seconds[rank] = time.perf_counter() - begin + shared
@@ -268,5 +276,7 @@ def _compile_ranks(
 
 def _dump(folder: Path | None, name: str, text: Callable[[], str]) -> None:
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text())
+        path = folder / name
+        with naming_output(f"a dump ({DUMP_VARIABLE})", path):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, (text().encode(),))

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from plancompiler.errors import VerifyError
 from plancompiler.plan.order import StepOrder
 
 ALIGNMENT = 64
@@ -46,6 +47,8 @@ _SQUEAKY_WORK = 12_000
 """Requests × rounds of squeaky wheel optimisation."""
 _CLOSE_ENOUGH = 500
 """The search ends at this fraction of the lower bound above it."""
+_MOST_BYTES = 1 << 60
+"""Of all requests together: offsets are numbers of 64 bits."""
 
 Int = npt.NDArray[np.int64]
 Columns = Sequence[int] | Int
@@ -94,6 +97,13 @@ def plan_memory(
     `order` is over the tasks in plan order; `compute_stream` is the number of the stream on whose
     order windows are measured. The result depends on the arguments alone.
     """
+    total = sum(align(request.nbytes) for request in requests)
+    if total > _MOST_BYTES:
+        raise VerifyError(
+            "the registers of a rank are larger than any memory",
+            got=f"{total} bytes",
+            expected=f"at most {_MOST_BYTES} bytes",
+        )
     offsets: dict[int, int] = {}
     areas: dict[int, list[tuple[int, int, int, int]]] = {}
     dedicated = []

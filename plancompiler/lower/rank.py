@@ -6,6 +6,7 @@ import logging
 
 from plancompiler.boxing.graph import RankSlice
 from plancompiler.boxing.serde import slice_from_bytes
+from plancompiler.boxing.verify import verify_boxing_graph
 from plancompiler.cache.plan_cache import PlanCache
 from plancompiler.lower.collector import collector_paused
 from plancompiler.lower.emit import emit_plan
@@ -39,7 +40,9 @@ def plan_of_slice(data: bytes, rank: int, cache: PlanCache | None = None) -> tup
     if plan is not None:
         _log.info("plan of rank %d: cached", rank)
         return plan, True
-    plan = compile_rank(slice_from_bytes(data), rank)
+    rank_slice = slice_from_bytes(data)
+    verify_boxing_graph(rank_slice)
+    plan = compile_rank(rank_slice, rank)
     if cache is not None:
         cache.keep_plan(data, plan)
     _log.info("plan of rank %d: compiled", rank)

@@ -40,7 +40,14 @@ from plancompiler.ir.shard import (
     relative,
     shard_region,
 )
-from plancompiler.ir.task import CROSSING, Primitive, TaskKind, pack_register_id, pack_task_id
+from plancompiler.ir.task import (
+    CROSSING,
+    Primitive,
+    TaskKind,
+    format_id,
+    pack_register_id,
+    pack_task_id,
+)
 from plancompiler.lower.rank_task_graph import (
     HOST,
     RankRegister,
@@ -486,6 +493,14 @@ class _Builder:
         segment: int | None = None,
     ) -> None:
         for register in inputs:
+            if register not in self._registers and register not in self._remote:
+                raise VerifyError(
+                    "the slice lacks what makes an input of a task",
+                    op=name,
+                    source=source,
+                    rank=self._rank,
+                    got=format_id(register),
+                )
             self._consumers.setdefault(register, {})[task] = None
         known = self._family.get(family)
         late = known is not None and known.transfer is not None and known.transfer.late

@@ -1,6 +1,5 @@
 """The op table: one definition per op, one file per family. Importing this package fills it."""
 
-from plancompiler import blas_kernels as blas_kernels  # before NumPy
 from plancompiler.ops import (
     activation,
     attention,
@@ -53,6 +52,7 @@ from plancompiler.ops import (
     statistics,
     structural,
     unary,
+    where,
 )
 from plancompiler.ops.registry import (
     KernelContext,
@@ -131,4 +131,5 @@ __all__ = [
     "statistics",
     "structural",
     "unary",
+    "where",
 ]

@@ -14,7 +14,14 @@ import numpy as np
 from plancompiler.ops.check import FLOATS, expect_dtype, expect_inputs, expect_shape, only_attrs
 from plancompiler.ops.elementwise import register_unary, ufunc_kernel
 from plancompiler.ops.formula import by_slope
-from plancompiler.ops.kernel import Direct, blocks, in_float32, scratch, with_direct
+from plancompiler.ops.kernel import (
+    Direct,
+    blocks,
+    in_float32,
+    keep_where,
+    scratch,
+    with_direct,
+)
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -65,7 +72,7 @@ def _through(kind: str, of_output: bool) -> Callable[[Any, Any, Any], Any]:
 
 
 def _relu_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
-    zero = dtypes[0].type(0)
+    zero = np.zeros((), dtypes[0])  # NumPy makes an array of a number each time
     return lambda x: np.maximum(x, zero, order="C")
 
 
@@ -75,8 +82,9 @@ def _relu_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
 
 
 def _relu_grad_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
-    zero = dtypes[0].type(0)
-    return lambda y, dy: np.multiply(dy, y > zero, order="C")
+    zero, dtype = np.zeros((), dtypes[0]), dtypes[1]
+    whole = np.dtype(f"i{dtype.itemsize}")  # see `keep_where`
+    return lambda y, dy: np.multiply(dy.view(whole), y > zero, order="C").view(dtype)
 
 
 @with_direct(_relu_grad_direct)
@@ -86,7 +94,7 @@ def _relu_grad_kernel(
     for y, dy, dx in blocks(*inputs, *outputs):
         mask = scratch(context, "mask", y.shape, np.dtype(np.bool_))
         np.greater(y, 0, out=mask)
-        np.multiply(dy, mask, out=dx)
+        keep_where(dy, mask, dx)
 
 
 register_unary("relu", _relu_kernel, _through("relu_grad", True), doc="max(x, 0).")

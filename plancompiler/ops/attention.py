@@ -22,10 +22,9 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attention_formula import attention_formula, gradient_formula, mask_formula
-from plancompiler.ops.attention_tiles import Tiles
+from plancompiler.ops.attention_tiles import Tiles, causal_diagonal
 from plancompiler.ops.check import (
     FLOATS,
-    bool_attr,
     expect_dtype,
     expect_inputs,
     expect_same_dtype,
@@ -52,9 +51,7 @@ from plancompiler.ops.registry import (
 from plancompiler.ops.rule import Signature
 
 
-def check_attention(
-    kind: str, inputs: Types, attrs: AttrMap, causal: bool
-) -> tuple[TensorType, TensorType]:
+def check_attention(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, TensorType]:
     """Checks queries, keys and values; the types of the result and of the normalisers."""
     float_attr(attrs, "scale")
     query, key, value = inputs[:3]
@@ -78,11 +75,12 @@ def check_attention(
             f"{kind} needs a multiple of the heads of keys as heads of queries",
             got=f"{heads} and {shared}",
         )
-    if not keys or not width or (causal and length > keys):
+    first = causal_diagonal(attrs, length, keys)
+    if not keys or not width or (first is not None and first < 0):
         raise ShapeError(
             f"{kind} needs at least one key that each query may see",
             got=f"{length} queries and {keys} keys of {width} features"
-            + (", causal" if causal else ""),
+            + ("" if first is None else f", causal={attrs['causal']!r}"),
         )
     # A normaliser is the exponent of all weights of its query: 16 bits would be too coarse.
     kept = DType.FLOAT32 if query.dtype.is_half else query.dtype
@@ -98,7 +96,7 @@ def _check(kind: str, inputs: Types, attrs: AttrMap, given: int) -> tuple[Tensor
     """
     only_attrs(kind, attrs, "causal", "scale", "dropout", "key")
     expect_inputs(kind, inputs, given + len(inputs[given : given + 1]))
-    found = check_attention(kind, inputs, attrs, bool_attr(attrs, "causal", False))
+    found = check_attention(kind, inputs, attrs)
     float_attr(attrs, "dropout", 0.0, least=0.0, below=1.0)
     int_attr(attrs, "key", 0)
     if len(inputs) > given:
@@ -385,7 +383,7 @@ def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     query, _, value = inputs[:3]
     scores = element_count(query.shape[:3]) * value.shape[2]
     found = 2 * scores * (query.shape[3] + value.shape[3])
-    return found // 2 if bool_attr(attrs, "causal", False) else found
+    return found // 2 if attrs.get("causal", False) else found
 
 
 def default_scale(width: int) -> float:
@@ -406,9 +404,10 @@ register(
         flops=_flops,
         doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
         "logarithm of the softmax's sum). Each of the g heads of keys serves h / g heads of "
-        "queries; `causal` hides the keys after a query, the last query seeing all. A fourth input "
-        "is added to the scores [b, h, t, s]; each of its extents may be 1. Of the weights a share "
-        "of `dropout` is zeroed, the others scaled by 1 / (1 - dropout), by the bits that dropout "
+        'queries; with `causal` query i sees keys 0 to i, with "lower_right" the last query sees '
+        "all keys and each before it one fewer. A fourth input is added to the scores "
+        "[b, h, t, s]; each of its extents may be 1. Of the weights a share of `dropout` is "
+        "zeroed, the others scaled by 1 / (1 - dropout), by the bits that dropout "
         "with this `key` has for them. A query that sees no key gets 0.",
     )
 )

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.ops.check import bool_attr, float_attr, int_attr
+from plancompiler.ops.attention_tiles import causal_diagonal
+from plancompiler.ops.check import float_attr, int_attr
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.registry import AttrMap, apply
 
@@ -87,9 +88,10 @@ def _scores(attrs: AttrMap, query: Any, key: Any, masks: list[Any]) -> Any:
     for each in masks:
         scores = scores + each
     lowest = _lowest(scores)
-    if bool_attr(attrs, "causal", False):
+    diagonal = causal_diagonal(attrs, *shape[2:])
+    if diagonal is not None:
         ones = scores._full(shape[2:], scores.dtype, 1.0)  # noqa: SLF001  # every tensor's door
-        seen = apply("tril", ones, diagonal=shape[3] - shape[2]) > 0
+        seen = apply("tril", ones, diagonal=diagonal) > 0
         hidden = scores._full((), scores.dtype, lowest)  # noqa: SLF001  # as above
         scores = apply("where", seen, scores, hidden)
     return apply("maximum_scalar", scores, scalar=lowest)

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.errors import AttributeValueError
 from plancompiler.ops import kernel as blocking
-from plancompiler.ops.check import bool_attr, float_attr
+from plancompiler.ops.check import float_attr
 from plancompiler.ops.dropout import kept_in_rows, stream_of
-from plancompiler.ops.registry import Array, KernelContext
+from plancompiler.ops.registry import Array, AttrMap, KernelContext
 
 _TILE_BLOCKS = 2
 """Pieces' worth of bytes in a tile of scores."""
@@ -22,6 +23,29 @@ _TILE_KEYS = 512
 _CAUSAL_ROWS = 64
 """Queries of a tile of causal attention at most: half of what a tile has to either side of the
 diagonal is work for nothing, but products of few rows are slow."""
+LOWER_RIGHT = "lower_right"
+"""The alignment of causal attention in which the last query sees all keys."""
+
+
+def causal_diagonal(attrs: AttrMap, length: int, keys: int) -> int | None:
+    """Query i of `length` sees the keys up to i + this; None where it sees all.
+
+    The attribute `causal` is False, True (query i sees key i and those before it, whatever the
+    lengths) or "lower_right" (the last query sees the last key). AttributeValueError for others.
+    """
+    causal = attrs.get("causal", False)
+    if causal is False:
+        return None
+    if causal is True:
+        return 0
+    if causal == LOWER_RIGHT:
+        return keys - length
+    raise AttributeValueError(
+        "unknown alignment of causal attention",
+        got=repr(causal),
+        expected=f"False, True (query i sees keys 0 to i) or {LOWER_RIGHT!r} (the last query sees "
+        "all keys)",
+    )
 
 
 class Tiles:
@@ -50,12 +74,12 @@ class Tiles:
         self.pairs = key.shape[0] * self.groups
         self.heads = query.shape[1] // max(1, key.shape[1])
         self.length: int = query.shape[2]
-        self.causal = position is not None or bool_attr(context.attrs, "causal", False)
-        # Query i of the whole sequence sees the keys up to i + shift: where no position is given,
-        # the last one sees all.
-        if position is None:
-            position = self.keys - context.input_shapes[0][2]
-        self.shift: int = position + context.input_regions[0][2][0]
+        diagonal = position
+        if diagonal is None:
+            diagonal = causal_diagonal(context.attrs, context.input_shapes[0][2], self.keys)
+        self.causal = diagonal is not None
+        # Local query i sees the keys up to i + shift.
+        self.shift: int = (diagonal or 0) + context.input_regions[0][2][0]
         self.wide = min(_TILE_KEYS, self.keys)
         budget = _TILE_BLOCKS * blocking.BLOCK_BYTES // query.itemsize
         most = min(self.length, _CAUSAL_ROWS) if self.causal else self.length

@@ -20,6 +20,7 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.check import (
     FLOATS,
+    expect_accumulated,
     expect_dtype,
     expect_inputs,
     expect_ndim,
@@ -42,18 +43,29 @@ from plancompiler.ops.registry import (
     register,
 )
 
+_STATISTICS = ("mean", "variance", "gradient of the variance")
+
 
 def _check(kind: str, inputs: Types, count: int, *names: str) -> TensorType:
-    """Checks x and one number per channel for each of `names`; returns their type."""
+    """Checks x and one number per channel for each of `names`; returns the type of statistics.
+
+    Those made have at least float32: a variance may leave the range of 16 bits where what is
+    normalised by it does not.
+    """
     expect_inputs(kind, inputs, count)
     x = inputs[0]
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs)
     expect_ndim(kind, x, 2)
+    same = [x, *inputs[1 + len(names) :]]
     for tensor, name in zip(inputs[1:], names, strict=False):
         expect_shape(kind, tensor, x.shape[1:2], f"{name} (one per channel)")
-    return TensorType(x.shape[1:2], x.dtype)
+        if name in _STATISTICS:
+            expect_accumulated(kind, tensor, x.dtype, name)
+        else:
+            same.append(tensor)
+    expect_same_dtype(kind, tuple(same))
+    return TensorType(x.shape[1:2], x.dtype.accumulator)
 
 
 def _elements(kind: str, x: TensorType) -> None:
@@ -127,7 +139,8 @@ def _mean_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     (x,) = inputs
-    return (_per_channel(grads[0] * (1.0 / _count(x)), x),)
+    share = grads[0] * (1.0 / _count(x))
+    return (_per_channel(share if share.dtype is x.dtype else share.cast(x.dtype), x),)
 
 
 register(
@@ -139,7 +152,8 @@ register(
         gradient=_mean_gradient,
         linear=((0,),),
         flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
-        doc="The mean of each channel of x [n, c, ...] over batch and space: [c].",
+        doc="The mean of each channel of x [n, c, ...] over batch and space, in at least float32: "
+        "[c].",
     )
 )
 
@@ -176,9 +190,9 @@ def _variance_gradient(
 
 def _variance_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("channel_variance_grad", attrs)
-    found = _check("channel_variance_grad", inputs, 3, "mean", "gradient")
+    _check("channel_variance_grad", inputs, 3, "mean", "gradient of the variance")
     _elements("channel_variance_grad", inputs[0])
-    return inputs[0], found
+    return inputs[:2]
 
 
 def _variance_grad_kernel(
@@ -261,9 +275,9 @@ def _gradient(
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("batch_norm_grad", attrs, "eps")
     float_attr(attrs, "eps", least=0.0)
-    found = _check("batch_norm_grad", inputs, 5, "mean", "variance", "gamma")
+    _check("batch_norm_grad", inputs, 5, "mean", "variance", "gamma")
     expect_shape("batch_norm_grad", inputs[4], inputs[0].shape, "gradient")
-    return inputs[0], found, found, found, found
+    return *inputs[:4], inputs[3]
 
 
 def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

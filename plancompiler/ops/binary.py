@@ -27,7 +27,7 @@ from plancompiler.ops.elementwise import (
     ufunc_kernel,
     unary_infer,
 )
-from plancompiler.ops.gradient import over_positive, reduce_to
+from plancompiler.ops.gradient import nothing, over_positive, reduce_to
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -65,8 +65,10 @@ def _quotient(x: Any, y: Any, z: Any) -> Any:
 
 
 def _atan2_gradient(y: Any, x: Any, z: Any, dz: Any) -> tuple[Any, Any]:
-    scaled = dz / (x * x + y * y)
-    return scaled * x, -(scaled * y)
+    # x / (x * x + y * y), where squares do not underflow.
+    length = apply("hypot", x, y)
+    scaled = over_positive(dz, length)
+    return scaled * over_positive(x, length), -(scaled * over_positive(y, length))
 
 
 register_binary(
@@ -74,7 +76,8 @@ register_binary(
     np.arctan2,
     _atan2_gradient,
     dtypes=FLOATS,
-    doc="The angle in radians of the point (y, x), from the inputs y and x in this order.",
+    doc="The angle in radians of the point (y, x), from the inputs y and x in this order; its "
+    "gradient at the origin is zero.",
 )
 register_binary(
     "hypot",
@@ -92,26 +95,26 @@ register_binary(
 register_binary(
     "remainder",
     _checked(np.remainder),
-    lambda x, y, z, dz: (dz, -(dz * _quotient(x, y, z))),
+    lambda x, y, z, dz: (dz, -(dz * apply("floor_divide", x, y))),
     doc="What is left of x / y, with the sign of y, as Python's %.",
 )
 register_binary(
     "floor_divide",
     _checked(np.floor_divide),
-    lambda x, y, z, dz: (None, None),
+    lambda x, y, z, dz: (nothing(x), nothing(y)),
     doc="The greatest whole number up to x / y; its gradient is zero.",
 )
 register_binary(
     "logaddexp",
     np.logaddexp,
-    lambda x, y, z, dz: (dz * (x - z).exp(), dz * (y - z).exp()),
+    lambda x, y, z, dz: (dz * (x - y).sigmoid(), dz * (y - x).sigmoid()),
     dtypes=FLOATS,
     doc="log(exp(x) + exp(y)), without overflow.",
 )
 register_binary(
     "copysign",
     np.copysign,
-    lambda x, y, z, dz: (dz * apply("sign", x) * apply("sign", z), None),
+    lambda x, y, z, dz: (dz * apply("sign", x) * apply("sign", z), nothing(y)),
     dtypes=FLOATS,
     doc="The absolute value of x with the sign of y.",
 )

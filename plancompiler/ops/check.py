@@ -74,6 +74,11 @@ def expect_same_dtype(kind: str, inputs: Types) -> DType:
     return dtype
 
 
+def expect_accumulated(kind: str, tensor: TensorType, dtype: DType, what: str) -> None:
+    """A tensor holds what was added up of numbers of a dtype: in that, or in its accumulator."""
+    expect_dtype(kind, tensor, frozenset({dtype, dtype.accumulator}), what)
+
+
 def expect_shape(kind: str, tensor: TensorType, shape: tuple[int, ...], what: str) -> None:
     """A tensor has exactly this shape."""
     if tensor.shape != shape:

@@ -14,6 +14,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from plancompiler.errors import (
     AttributeValueError,
+    CustomOpError,
     ExecutionError,
     GradientError,
     PlanCompilerError,
@@ -31,6 +33,7 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue, SourceLine, TensorType
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.sbp import Reduction
+from plancompiler.ir.source import shown_path
 from plancompiler.ops.check import broadcast_shapes, describe
 from plancompiler.ops.registry import (
     Array,
@@ -154,7 +157,7 @@ def op(
                 gradient=None if gradient is None else _gradient_of(name, gradient),
                 linear=_linear(name, linear, parameters.count),
                 reduction=_reduction(name, reduction),
-                flops=flops,
+                flops=None if flops is None else partial(_called, name, "flops", flops),
                 doc=inspect.getdoc(function) or "A custom op.",
             )
             return CustomOp(function, definition, parameters)
@@ -162,6 +165,32 @@ def op(
             raise error.at(op=name, source=_line_of(function)) from None
 
     return decorate
+
+
+def _called(name: str, part: str, function: Function, *args: Any, **named: Any) -> Any:
+    """What a function of the user gives. CustomOpError, with its cause, for what it raises; who
+    calls knows the rank and the line of the op.
+    """
+    try:
+        return function(*args, **named)
+    except PlanCompilerError:
+        raise  # of our own functions, which say what is wrong
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            inner = trace.tb_next
+            if not shown_path(inner.tb_frame.f_code.co_filename):
+                break
+            trace = inner
+        at = ""
+        if trace is not None:
+            shown = shown_path(trace.tb_frame.f_code.co_filename)
+            at = f", at {shown}:{trace.tb_lineno}" if shown else ""
+        raise CustomOpError(
+            f"{part} of the custom op {name} raised an exception",
+            got=f"{type(error).__name__}: {error}{at}",
+            hint="the exception is this error's cause, where it was raised in this process",
+        ) from error
 
 
 # --- what is checked when an op is defined --------------------------------------------------------
@@ -423,7 +452,7 @@ class _Infer:
     def _own_types(self, inputs: Types, attrs: AttrMap, count: int) -> Types:
         if self.own is None:
             raise AttributeValueError(f"{self.name} has no function for its types")
-        given = self.own(*inputs, **attrs)
+        given = _called(self.name, "infer", self.own, *inputs, **attrs)
         found = (given,) if isinstance(given, TensorType) else given
         if not isinstance(found, (tuple, list)) or not all(
             isinstance(each, TensorType) for each in found
@@ -453,7 +482,8 @@ def _gradient_of(name: str, function: Function) -> Any:
             out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001
             for out, grad in zip(outputs, grads, strict=True)
         ]
-        found = function(tuple(inputs), tuple(outputs), tuple(complete), **attrs)
+        given = tuple(inputs), tuple(outputs), tuple(complete)
+        found = _called(name, "the gradient", function, *given, **attrs)
         if found is None or isinstance(found, TensorOperators):
             found = (found,)
         if not isinstance(found, (tuple, list)):
@@ -483,7 +513,7 @@ class _Kernel:
         self, context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
         more = {_CONTEXT: context} if self.wants_context else {}
-        given = self.function(*inputs, **context.attrs, **more)
+        given = _called(self.name, "the function", self.function, *inputs, **context.attrs, **more)
         found = given if isinstance(given, (tuple, list)) else (given,)
         if len(found) != len(outputs):
             raise ExecutionError(

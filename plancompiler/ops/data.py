@@ -126,6 +126,7 @@ register(
         kernel=_arrays_kernel,
         flops=_no_flops,
         source=True,
+        files=("paths",),
         doc="Rows start to stop of an array in npz files, one file after another, `batch` per "
         "step, epoch after epoch; shuffled anew each epoch on request.",
     )
@@ -180,6 +181,7 @@ register(
         kernel=_tokens_kernel,
         flops=_no_flops,
         source=True,
+        files=("path",),
         doc="`batch` sequences of `length` tokens from random places of a memory-mapped file, "
         "moved on by `shift` (0: the tokens, 1: their successors), as int64.",
     )

@@ -58,9 +58,12 @@ def parse_equation(equation: str) -> Equation:
             "a letter is repeated within one input of an einsum", "take pc.diagonal of it first"
         )
     if len(set(output)) != len(output):
-        raise refuse("a letter is repeated in the output of an einsum")
+        raise refuse("a letter is repeated in the output of an einsum", "name each letter once")
     if not set(output) <= set("".join(inputs)):
-        raise refuse("the output of an einsum has a letter that no input has")
+        raise refuse(
+            "the output of an einsum has a letter that no input has",
+            "leave out " + ", ".join(sorted(set(output) - set("".join(inputs)))),
+        )
     return inputs, output
 
 

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic: unary and binary ops, their forms with a Python scalar, where and cast.
+"""Elementwise arithmetic: unary and binary ops, their forms with a Python scalar, and cast.
 
 Binary ops broadcast as NumPy does and need both inputs in one dtype; a Python scalar keeps the
 tensor's dtype.
@@ -15,7 +15,7 @@ import numpy as np
 from plancompiler.errors import AttributeValueError, DTypeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
-from plancompiler.ir.sbp import PARTIAL_SUM, Partial, Reduction
+from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ops.check import (
     ANY,
     FLOATS,
@@ -30,8 +30,8 @@ from plancompiler.ops.check import (
     expect_same_dtype,
     only_attrs,
 )
-from plancompiler.ops.gradient import masked, reduce_to
-from plancompiler.ops.kernel import Direct, copy_unless_shared, with_direct
+from plancompiler.ops.gradient import masked, nothing, reduce_to
+from plancompiler.ops.kernel import Direct, with_direct
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -40,6 +40,7 @@ from plancompiler.ops.registry import (
     Infer,
     Kernel,
     KernelContext,
+    LinearIf,
     OpDef,
     Types,
     apply,
@@ -150,7 +151,11 @@ register_unary(
     doc="The absolute value; its gradient at zero is zero.",
 )
 register_unary(
-    "sign", ufunc_kernel(np.sign), None, dtypes=NUMBERS, doc="-1, 0 or 1; without a gradient."
+    "sign",
+    ufunc_kernel(np.sign),
+    lambda x, y, dy: nothing(dy),
+    dtypes=NUMBERS,
+    doc="-1, 0 or 1; its gradient is zero.",
 )
 register_unary("exp", ufunc_kernel(np.exp), lambda x, y, dy: dy * y, doc="e to the power of x.")
 register_unary("log", ufunc_kernel(np.log), lambda x, y, dy: dy / x, doc="The natural logarithm.")
@@ -167,6 +172,22 @@ register_unary(
     lambda x, y, dy: dy * x * 2,
     dtypes=NUMBERS,
     doc="x times x.",
+)
+
+
+def _zeros_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    outputs[0].fill(0)
+
+
+register_unary(
+    "zeros_like",
+    _zeros_kernel,
+    lambda x, y, dy: nothing(dy),
+    dtypes=NUMBERS,
+    linear=((0,),),
+    doc="Zeros, whatever x is.",
 )
 
 
@@ -242,17 +263,28 @@ def register_binary(
 
 
 def _pow_gradient(x: Any, y: Any, z: Any, dz: Any) -> tuple[Any, Any]:
-    # Where x <= 0 a real power has no derivative by its exponent: log(1) = 0 stands in there.
-    positive = x > 0
     one = apply_source(x, "fill", shape=(), dtype=str(x.dtype), value=1.0)
-    safe = apply("where", positive, x, one)
-    return dz * y * x ** (y - 1), masked(dz * z * safe.log(), positive)
+    zero = x.equal(0)
+    # By x: y x ** (y - 1), which is 0 times infinity at 0 ** 0, where the power is the constant 1.
+    constant = apply("logical_and", zero, y.equal(0))
+    varies = apply("logical_not", constant)
+    dx = masked(dz * y * apply("where", constant, one, x) ** (y - 1), varies)
+    # By y: z log x. A real power has no such derivative where x < 0, and it is 0 times infinity for
+    # 0 to a power that is not negative.
+    without = apply("logical_or", x < 0, apply("logical_and", zero, y >= 0))
+    safe = apply("where", without, one, x)
+    return dx, masked(dz * z * safe.log(), apply("logical_not", without))
 
 
-def _first_wins(takes_first: Callable[[Any, Any], Any]) -> BinaryGradient:
+def _of_extreme(loses: Callable[[Any, Any], Any]) -> BinaryGradient:
+    """The gradient of an extreme of two: all of it to the one that is taken, half on ties."""
+
     def gradient(x: Any, y: Any, z: Any, dz: Any) -> tuple[Any, Any]:
-        mask = takes_first(x, y)
-        return masked(dz, mask), masked(dz, apply("logical_not", mask))
+        share = apply("where", x.equal(y), dz * 0.5, dz)
+        return tuple(
+            masked(share, apply("logical_not", loses(one, other)))
+            for one, other in ((x, y), (y, x))
+        )
 
     return gradient
 
@@ -291,21 +323,21 @@ register_binary(
     np.power,
     _pow_gradient,
     dtypes=FLOATS,
-    doc="x to the power of y; no gradient flows to y where x <= 0.",
+    doc="x to the power of y; no gradient flows to y where x < 0, and none at all at 0 ** 0.",
 )
 register_binary(
     "maximum",
     np.maximum,
-    _first_wins(lambda x, y: x >= y),
+    _of_extreme(lambda x, y: x < y),
     extra=keeps(Reduction.MAX, 2),
-    doc="The greater of two; on ties the gradient goes to the first.",
+    doc="The greater of two; on ties they share the gradient equally.",
 )
 register_binary(
     "minimum",
     np.minimum,
-    _first_wins(lambda x, y: x <= y),
+    _of_extreme(lambda x, y: x > y),
     extra=keeps(Reduction.MIN, 2),
-    doc="The lesser of two; on ties the gradient goes to the first.",
+    doc="The lesser of two; on ties they share the gradient equally.",
 )
 
 
@@ -392,10 +424,13 @@ def _register_scalar(
     gradient: ScalarGradient,
     *,
     dtypes: Dtypes = NUMBERS,
-    linear: tuple[tuple[int, ...], ...] = (),
+    linear_if: LinearIf | None = None,
     extra: Extra | None = None,
     doc: str,
 ) -> None:
+    """Register an op of a tensor and a number. With `linear_if` it is linear in the tensor, where
+    that holds.
+    """
     name = f"{kind}_scalar"
 
     def gradients(
@@ -411,7 +446,8 @@ def _register_scalar(
             rule=UNARY_RULE,
             kernel=kernel,
             gradient=gradients,
-            linear=linear,
+            linear=() if linear_if is None else ((0,),),
+            linear_if=linear_if,
             extra=extra,
             inplace=((0, 0),),
             doc=doc,
@@ -419,11 +455,27 @@ def _register_scalar(
     )
 
 
-def _div_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
-    # Only x / s is linear; s / x is not.
+def _as_held(number: Any, dtype: DType) -> float:
+    """A number as a tensor of this dtype meets it: it may be infinite or zero only there."""
+    if not dtype.is_floating:
+        return float(number)
+    # The arithmetic of bfloat16 is that of float32, which has its range and more digits.
+    with np.errstate(over="ignore", under="ignore"):
+        held = np.dtype("float32" if dtype is DType.BFLOAT16 else str(dtype)).type(number)
+    return float(held)
+
+
+def _scales(inputs: Types, attrs: AttrMap) -> bool:
+    # Infinity and NaN make NaN of the zeros in a partial sum's parts.
+    return math.isfinite(_as_held(attrs["scalar"], inputs[0].dtype))
+
+
+def _divides(inputs: Types, attrs: AttrMap) -> bool:
+    # Only x / s is linear, s / x is not; and zero makes NaN of the zeros in a sum's parts.
     if attrs.get("swapped", False):
-        return ()
-    return (Signature((PARTIAL_SUM,), (PARTIAL_SUM,)),)
+        return False
+    held = _as_held(attrs["scalar"], inputs[0].dtype)
+    return math.isfinite(held) and held != 0
 
 
 def _pow_scalar_kernel(
@@ -447,8 +499,13 @@ def _pow_scalar_kernel(
 
 
 def _pow_scalar_gradient(x: Any, scalar: Any, z: Any, dz: Any, swapped: bool) -> Any:
-    if swapped:
-        return dz * z * (math.log(scalar) if scalar > 0 else 0.0)
+    if swapped and scalar > 0:
+        return dz * z * math.log(scalar)
+    if swapped and scalar == 0:
+        # 0 to a negative power is infinite, and falls from there.
+        return masked(dz * z * -math.inf, x < 0)
+    if swapped or scalar == 0:
+        return nothing(dz)
     if scalar == 1:
         return dz
     if scalar == 2:
@@ -472,23 +529,25 @@ _register_scalar(
     "mul",
     scalar_kernel(np.multiply),
     lambda x, s, z, dz, swapped: dz * s,
-    linear=((0,),),
-    doc="x * scalar.",
+    linear_if=_scales,
+    doc="x * scalar; linear where the scalar is finite.",
 )
 _register_scalar(
     "div",
     scalar_kernel(np.divide),
     lambda x, s, z, dz, swapped: -(dz * z / x) if swapped else dz / s,
     dtypes=FLOATS,
-    extra=_div_extra,
-    doc="x / scalar, or scalar / x where swapped.",
+    linear_if=_divides,
+    doc="x / scalar, or scalar / x where swapped; x / scalar is linear where the scalar is finite "
+    "and not zero.",
 )
 _register_scalar(
     "pow",
     _pow_scalar_kernel,
     _pow_scalar_gradient,
     dtypes=FLOATS,
-    doc="x to the power of scalar, or scalar to the power of x where swapped.",
+    doc="x to the power of scalar, or scalar to the power of x where swapped; no gradient flows "
+    "where the base is negative and x the exponent.",
 )
 _register_scalar(
     "maximum",
@@ -526,11 +585,9 @@ def _cast_gradient(
     return (grads[0].cast(inputs[0].dtype) if inputs[0].dtype.is_floating else None,)
 
 
-def _cast_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+def _casts_linearly(inputs: Types, attrs: AttrMap) -> bool:
     # To an integer or a truth value the parts would be cut off one by one.
-    if inputs[0].dtype.is_floating and outputs[0].dtype.is_floating:
-        return (Signature((PARTIAL_SUM,), (PARTIAL_SUM,)),)
-    return ()
+    return inputs[0].dtype.is_floating and dtype_attr(attrs).is_floating
 
 
 register(
@@ -540,54 +597,10 @@ register(
         rule=UNARY_RULE,
         kernel=_cast_kernel,
         gradient=_cast_gradient,
-        extra=_cast_extra,
+        linear=((0,),),
+        linear_if=_casts_linearly,
         inplace=((0, 0),),
         takes_bfloat16=True,
         doc="The same values as another dtype; linear between floating dtypes.",
-    )
-)
-
-
-# --- where ----------------------------------------------------------------------------------------
-
-
-def _where_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("where", inputs, 3)
-    only_attrs("where", attrs)
-    expect_dtype("where", inputs[0], frozenset({DType.BOOL}), "condition")
-    dtype = expect_same_dtype("where", inputs[1:])
-    return (TensorType(broadcast_shapes("where", [one.shape for one in inputs]), dtype),)
-
-
-def _where_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    condition, x, y = inputs
-    copy_unless_shared(y, outputs[0])
-    np.copyto(outputs[0], x, where=condition)
-
-
-def _where_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    condition, x, y = inputs
-    grad = grads[0]
-    return (
-        None,
-        reduce_to(masked(grad, condition), x.shape),
-        reduce_to(masked(grad, apply("logical_not", condition)), y.shape),
-    )
-
-
-register(
-    OpDef(
-        "where",
-        infer=_where_infer,
-        rule="..., ..., ... -> ...",
-        kernel=_where_kernel,
-        gradient=_where_gradient,
-        linear=((1, 2),),
-        inplace=((0, 2),),
-        doc="x where the condition holds, else y; all three broadcast.",
     )
 )

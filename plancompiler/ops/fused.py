@@ -48,7 +48,8 @@ BLOCK_BYTES = 1 << 18
 ELEMENTWISE = frozenset({
     "neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt", "square", "add", "sub", "mul", "div",
     "pow", "maximum", "minimum", "add_scalar", "sub_scalar", "mul_scalar", "div_scalar",
-    "pow_scalar", "maximum_scalar", "minimum_scalar", "cast", "where", "relu", "relu_grad",
+    "pow_scalar", "maximum_scalar", "minimum_scalar", "cast", "masked", "where", "zeros_like",
+    "relu", "relu_grad",
     "tanh", "tanh_grad", "sigmoid", "sigmoid_grad", "gelu", "gelu_grad", "atan2", "hypot",
     "fmod", "remainder", "floor_divide", "logaddexp", "copysign", "bitwise_and", "bitwise_or",
     "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "logical_and", "logical_or",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from plancompiler.errors import GradientError
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import AttrMap, Gradient, apply
 
 
 def reduce_to(grad: Any, shape: tuple[int, ...]) -> Any:
@@ -28,13 +29,50 @@ def expand_to(tensor: Any, shape: tuple[int, ...]) -> Any:
 
 
 def masked(grad: Any, mask: Any) -> Any:
-    """The gradient where the mask is true, zero elsewhere; linear, so a partial stays partial."""
-    return grad * mask.cast(grad.dtype)
+    """The gradient where the mask is true, zero elsewhere, where it may be infinite or NaN; linear,
+    so a partial stays partial.
+    """
+    return apply("masked", grad, mask)
+
+
+def widened(tensor: Any) -> Any:
+    """The tensor in the dtype in which its numbers are added up: float32 for those of 16 bits."""
+    wide = tensor.dtype.accumulator
+    return tensor if wide is tensor.dtype else tensor.cast(wide)
+
+
+def accumulated(gradient: Gradient) -> Gradient:
+    """The gradient, found in float32 where tensors have 16 bits and rounded once: what it adds up
+    or counts may leave their range.
+    """
+
+    def widely(
+        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
+        if not any(each.dtype.is_half for each in (*inputs, *outputs)):
+            return gradient(attrs, inputs, outputs, grads)
+        wide = [
+            [None if each is None else widened(each) for each in some]
+            for some in (inputs, outputs, grads)
+        ]
+        found = gradient(attrs, *wide)
+        return [
+            None if grad is None else grad.cast(tensor.dtype)
+            for grad, tensor in zip(found, inputs, strict=True)
+        ]
+
+    return widely
+
+
+def nothing(like: Any) -> Any:
+    """The gradient of what is piecewise constant: zeros like a tensor, in its layout."""
+    return apply("zeros_like", like)
 
 
 def over_positive(grad: Any, divisor: Any) -> Any:
-    """grad / divisor for a divisor that is never negative; grad where it is zero."""
-    return grad / (divisor + divisor.equal(0).cast(divisor.dtype))
+    """grad / divisor for a divisor that is never negative; zero where it is zero."""
+    zero = divisor.equal(0)
+    return masked(grad / (divisor + zero.cast(divisor.dtype)), apply("logical_not", zero))
 
 
 def only_first(kind: str, grads: Any) -> Any:

@@ -17,6 +17,7 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.check import (
     FLOATS,
+    expect_accumulated,
     expect_dtype,
     expect_inputs,
     expect_ndim,
@@ -45,7 +46,7 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
     x, gamma = inputs[0], inputs[1]
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs)
+    expect_same_dtype(kind, inputs[:2])
     expect_ndim(kind, x, 2)
     groups = int_attr(attrs, "groups", least=1)
     if x.shape[1] % groups or element_count(x.shape[1:]) == 0:
@@ -54,7 +55,7 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
             got=f"{x.shape} in {groups} groups",
         )
     expect_shape(kind, gamma, x.shape[1:2], "gamma (one per channel)")
-    return TensorType((x.shape[0], groups), x.dtype)
+    return TensorType((x.shape[0], groups), x.dtype.accumulator)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -62,6 +63,7 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("group_norm", attrs, "groups", "eps")
     float_attr(attrs, "eps", least=0.0)
     statistics = _check("group_norm", inputs, attrs)
+    expect_same_dtype("group_norm", inputs)
     expect_shape("group_norm", inputs[2], inputs[0].shape[1:2], "beta (one per channel)")
     return inputs[0], statistics, statistics
 
@@ -71,8 +73,10 @@ def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("group_norm_grad", attrs, "groups")
     x, gamma, mean, rstd, dy = inputs
     statistics = _check("group_norm_grad", inputs, attrs)
-    expect_shape("group_norm_grad", mean, statistics.shape, "mean")
-    expect_shape("group_norm_grad", rstd, statistics.shape, "rstd")
+    expect_same_dtype("group_norm_grad", (x, dy))
+    for tensor, name in ((mean, "mean"), (rstd, "rstd")):
+        expect_accumulated("group_norm_grad", tensor, x.dtype, name)
+        expect_shape("group_norm_grad", tensor, statistics.shape, name)
     expect_shape("group_norm_grad", dy, x.shape, "gradient")
     return x, gamma, gamma
 

@@ -103,6 +103,22 @@ def copy_unless_shared(source: Array, target: Array) -> None:
         np.copyto(target, source)
 
 
+_WHOLE: dict[int, np.dtype[Any]] = {
+    2: np.dtype(np.int16),
+    4: np.dtype(np.int32),
+    8: np.dtype(np.int64),
+}
+
+
+def keep_where(x: Array, mask: Array, out: Array) -> None:
+    """x where the mask is true, else 0, whatever x is there; arrays of floating numbers.
+
+    Bits are multiplied, as whole numbers: infinities and NaN times 0 would be NaN.
+    """
+    whole = _WHOLE[x.dtype.itemsize]
+    np.multiply(x.view(whole), mask, out=out.view(whole))
+
+
 def contiguous(kernel: Kernel) -> Kernel:
     """The kernel, with arrays of other layouts copied: what it reshapes then shares its memory."""
 

@@ -15,7 +15,7 @@ from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attention import attend, attention_line, check_attention, heads_of_keys
-from plancompiler.ops.attention_tiles import Tiles
+from plancompiler.ops.attention_tiles import LOWER_RIGHT, Tiles
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
@@ -99,7 +99,8 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "cached_attention"
     expect_inputs(kind, inputs, 4)
     only_attrs(kind, attrs, "scale")
-    found, _ = check_attention(kind, inputs[:3], attrs, causal=True)
+    # All new tokens are in the cache.
+    found, _ = check_attention(kind, inputs[:3], {**attrs, "causal": LOWER_RIGHT})
     check_position(kind, inputs[3])
     return (found,)
 

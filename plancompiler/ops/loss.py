@@ -5,6 +5,7 @@ Each gives one loss per element (or row); how they are averaged is the caller's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -175,7 +176,8 @@ def _bend_slope(width: float, slope: float, x: Array, target: Array, out: Array)
 
 
 def _bend_formula(width: float, slope: float, difference: Any) -> Any:
-    return apply("clip", difference, low=-width, high=width) * (slope / width)
+    bent = apply("clip", difference, low=-width, high=width, edges=False)
+    return bent * (slope / width)
 
 
 def _smooth_l1(attrs: AttrMap, x: Array, target: Array, out: Array, work: Array) -> None:
@@ -266,8 +268,16 @@ def _bce_formula(attrs: AttrMap, x: Any, target: Any) -> Any:
 
 
 def _bce_target(attrs: AttrMap, x: Any, target: Any, dloss: Any) -> Any:
-    log, other = (apply("maximum_scalar", each.log(), scalar=_LEAST_LOG) for each in (x, 1.0 - x))
+    log, other = (_bounded_log(each) for each in (x, 1.0 - x))
     return (other - log) * dloss
+
+
+def _bounded_log(x: Any) -> Any:
+    # Of 0 too the bound is a constant, where the slope of the logarithm is infinite.
+    low = x <= math.exp(_LEAST_LOG)
+    safe = apply("where", low, x._full((), x.dtype, 1.0), x)  # noqa: SLF001  # every tensor's door
+    least = x._full((), x.dtype, _LEAST_LOG)  # noqa: SLF001  # as above
+    return apply("where", low, least, safe.log())
 
 
 def _logits(attrs: AttrMap, x: Array, target: Array, out: Array, work: Array) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ir.shard import element_count, region_index, relative
 from plancompiler.ops.check import axis_attr, expect_inputs, only_attrs, str_attr
@@ -42,10 +43,19 @@ def _accumulate_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
     (part,), (total,) = inputs, outputs
-    if context.microbatch == 0:
+    reduction = Reduction(str_attr(context.attrs, "reduction"))
+    combine = ACCUMULATED[reduction]
+    if reduction in (Reduction.SUM, Reduction.PROD) and DType.parse(total.dtype).is_half:
+        # Numbers of 16 bits are added up in float32, as devices' parts are.
+        part = part.astype(np.float32)
+        if context.microbatch > 0:
+            combine(context.state.get("wide", total), part, out=part)
+        context.state["wide"] = part
+        np.copyto(total, part, casting="unsafe")
+    elif context.microbatch == 0:
         np.copyto(total, part)
     else:
-        ACCUMULATED[Reduction(str_attr(context.attrs, "reduction"))](total, part, out=total)
+        combine(total, part, out=total)
 
 
 def _keeps_own(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:

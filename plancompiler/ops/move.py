@@ -1,4 +1,5 @@
-"""Ops that move elements along each axis on its own: flip, roll, tile, pad and strided slices.
+"""Ops that move elements along each axis on its own: flip, roll, tile, pad, and strided slices
+read and written.
 
 Such an op is, per axis, a function from output indices to input indices (negative: none, so the
 output is filled there). The kernels take it for the boxes that a device holds, so both sides can be
@@ -17,11 +18,18 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
-from plancompiler.ir.sbp import PARTIAL_SUM
+from plancompiler.ir.sbp import PARTIAL_SUM, Partial, Reduction
 from plancompiler.ir.shard import Region
-from plancompiler.ops.check import axes_attr, expect_inputs, ints_attr, only_attrs, shape_attr
+from plancompiler.ops.check import (
+    axes_attr,
+    expect_inputs,
+    expect_same_dtype,
+    ints_attr,
+    only_attrs,
+    shape_attr,
+)
 from plancompiler.ops.elementwise import check_scalar
-from plancompiler.ops.kernel import of_box
+from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -31,6 +39,7 @@ from plancompiler.ops.registry import (
     Rule,
     Types,
     apply,
+    apply_source,
     register,
 )
 from plancompiler.ops.rule import Signature
@@ -281,6 +290,7 @@ def _pad_infer(inputs: Types, attrs: AttrMap) -> Types:
         raise AttributeValueError(
             "pad needs two extents per axis, of at least 0",
             got=f"low {low}, high {high} for shape {shape}",
+            expected=f"low and high of {len(shape)} extents each",
         )
     check_scalar("pad", inputs[0], attrs, "value")
     padded = tuple(sum(extents) for extents in zip(low, shape, high, strict=True))
@@ -455,5 +465,99 @@ register(
         linear=((0,),),
         flops=no_flops,
         doc="Elements put back where strided_slice took them from, into zeros of a shape.",
+    )
+)
+
+
+# --- slice_scatter --------------------------------------------------------------------------------
+
+
+def _slice_scatter_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("slice_scatter", inputs, 2)
+    only_attrs("slice_scatter", attrs, "starts", "stops", "steps")
+    expect_same_dtype("slice_scatter", inputs)
+    expected = _strided_shape(attrs, inputs[0].shape)
+    if inputs[1].shape != expected:
+        raise ShapeError(
+            "slice_scatter needs a value of the slice's shape",
+            got=inputs[1].shape,
+            expected=expected,
+        )
+    return inputs[:1]
+
+
+def _slice_scatter_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
+    """The value is whole along axes that are cut; there a device takes what falls into its box."""
+    own = set(_cut(inputs, inputs[1:], attrs))
+    axes = range(len(inputs[0].shape))
+    x = " ".join(f"a{axis}" for axis in axes) or "..."
+    value = " ".join(f"[v{axis}]" if axis in own else f"a{axis}" for axis in axes) or "..."
+    return f"{x}, {value} -> {x}"
+
+
+def _slice_scatter_extra(
+    inputs: Types, outputs: Types, attrs: AttrMap, parts: int
+) -> tuple[Signature, ...]:
+    return tuple(
+        Signature((Partial(reduction),) * 2, (Partial(reduction),))
+        for reduction in (Reduction.MAX, Reduction.MIN)
+    )
+
+
+def _written_box(context: KernelContext) -> tuple[_Index, _Index]:
+    """Where in this device's box of the tensor the slice lies, and what of the value that takes."""
+    shape, small = context.input_shapes
+    target: list[slice | EllipsisType] = []
+    source: list[slice | EllipsisType] = []
+    bounds = zip(_strided(context.attrs, shape), context.input_regions[0], strict=True)
+    for axis, ((start, _, step), (low, high)) in enumerate(bounds):
+        if shape[axis] == small[axis]:
+            target.append(slice(None))
+            source.append(slice(None))
+            continue
+        first = max(0, -((start - low) // step))
+        last = min(small[axis], -((start - high) // step))
+        begin = start + first * step - low
+        count = max(0, last - first)
+        target.append(slice(begin, begin + count * step, step) if count else slice(0, 0))
+        source.append(slice(first, first + count))
+    return (*target, ...), (*source, ...)
+
+
+def _slice_scatter_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    (x, value), (out,) = inputs, outputs
+    box = context.input_regions[0]
+    target, source = of_box(context, "written", box, lambda: _written_box(context))
+    copy_unless_shared(x, out)
+    place = out[target]
+    np.copyto(place, value[source])
+
+
+def _slice_scatter_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    (grad,), value = grads, inputs[1]
+    zeros = apply_source(grad, "fill", shape=value.shape, dtype=str(value.dtype), value=0.0)
+    return (
+        apply("slice_scatter", grad, zeros, **attrs),
+        apply("strided_slice", grad, **attrs),
+    )
+
+
+register(
+    OpDef(
+        "slice_scatter",
+        infer=_slice_scatter_infer,
+        rule=_slice_scatter_rule,
+        kernel=_slice_scatter_kernel,
+        gradient=_slice_scatter_gradient,
+        linear=((0, 1),),
+        extra=_slice_scatter_extra,
+        flops=no_flops,
+        inplace=((0, 0),),
+        doc="The first tensor with the second in the place of every step-th element from start to "
+        "stop along each axis: what a change in place of a slice makes of the whole.",
     )
 )

@@ -12,6 +12,7 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.check import (
     FLOATS,
+    expect_accumulated,
     expect_dtype,
     expect_inputs,
     expect_ndim,
@@ -34,17 +35,19 @@ from plancompiler.ops.registry import (
 )
 
 
-def _check(kind: str, inputs: Types) -> tuple[int, ...]:
-    """Checks x and gamma; returns the shape of the statistics."""
+def _check(kind: str, inputs: Types) -> TensorType:
+    """Checks x and gamma; returns the type of the statistics. To compute with a mean of 16 bits
+    would lose what is near it.
+    """
     x, gamma = inputs[0], inputs[1]
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs)
+    expect_same_dtype(kind, inputs[:2])
     expect_ndim(kind, x, 1)
     if x.shape[-1] == 0:
         raise ShapeError(f"{kind} over an empty axis has no value", got=x.shape)
     expect_shape(kind, gamma, x.shape[-1:], "gamma")
-    return (*x.shape[:-1], 1)
+    return TensorType((*x.shape[:-1], 1), x.dtype.accumulator)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -52,7 +55,8 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("layer_norm", attrs, "eps")
     float_attr(attrs, "eps", least=0.0)
     x, _, beta = inputs
-    statistics = TensorType(_check("layer_norm", inputs), x.dtype)
+    statistics = _check("layer_norm", inputs)
+    expect_same_dtype("layer_norm", inputs)
     expect_shape("layer_norm", beta, x.shape[-1:], "beta")
     return x, statistics, statistics
 
@@ -83,8 +87,10 @@ def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("layer_norm_grad", attrs)
     x, gamma, mean, rstd, dy = inputs
     statistics = _check("layer_norm_grad", inputs)
-    expect_shape("layer_norm_grad", mean, statistics, "mean")
-    expect_shape("layer_norm_grad", rstd, statistics, "rstd")
+    expect_same_dtype("layer_norm_grad", (x, dy))
+    for tensor, name in ((mean, "mean"), (rstd, "rstd")):
+        expect_accumulated("layer_norm_grad", tensor, x.dtype, name)
+        expect_shape("layer_norm_grad", tensor, statistics.shape, name)
     expect_shape("layer_norm_grad", dy, x.shape, "gradient")
     return x, gamma, gamma
 
@@ -149,7 +155,7 @@ register(
         flops=lambda inputs, outputs, attrs: 7 * element_count(inputs[0].shape),
         inplace=((0, 0),),
         doc="(x, gamma, beta) -> (y, mean, 1 / standard deviation) over the last axis, which stays "
-        "whole.",
+        "whole; statistics in at least float32.",
     )
 )
 register(

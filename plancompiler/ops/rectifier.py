@@ -24,7 +24,7 @@ from plancompiler.ops.check import (
 from plancompiler.ops.elementwise import BINARY_RULE, UNARY_RULE
 from plancompiler.ops.erf import WORK, erf
 from plancompiler.ops.formula import by_slope
-from plancompiler.ops.kernel import blocks, in_float32, scratch
+from plancompiler.ops.kernel import blocks, in_float32, keep_where, scratch
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -311,7 +311,7 @@ def _leaky_relu_grad(work: Work, x: Array, dy: Array, dx: Array, slope: float) -
 
 def _scaled_elu_slope(x: Any, scale: float, alpha: float) -> Any:
     above = (x > 0).cast(x.dtype)
-    below = apply("minimum_scalar", x, scalar=0.0).exp() * alpha
+    below = apply("clip", x, high=0.0, edges=False).exp() * alpha
     return (above + (1.0 - above) * below) * scale
 
 
@@ -363,7 +363,7 @@ def _hardsigmoid_grad(work: Work, x: Array, dy: Array, dx: Array) -> None:
     np.absolute(x, out=size)
     np.less(size, 3, out=inside)
     np.multiply(dy, 1 / 6, out=dx)
-    np.multiply(dx, inside, out=dx)
+    keep_where(dx, inside, dx)
 
 
 def _hardswish(work: Work, x: Array, y: Array) -> None:
@@ -374,14 +374,14 @@ def _hardswish(work: Work, x: Array, y: Array) -> None:
 
 def _hardswish_grad(work: Work, x: Array, dy: Array, dx: Array) -> None:
     # (2 x + 3) / 6 between -3 and 3, 0 below and 1 above.
-    slope, outside = work("share"), work("outside", _BOOL)
+    slope, mask = work("share"), work("outside", _BOOL)
     np.multiply(x, 1 / 3, out=slope)
     np.add(slope, 0.5, out=slope)
-    np.greater_equal(x, 3, out=outside)
-    np.copyto(slope, 1, where=outside)
-    np.less_equal(x, -3, out=outside)
-    np.copyto(slope, 0, where=outside)
+    np.greater_equal(x, 3, out=mask)
+    np.copyto(slope, 1, where=mask)
+    np.greater(x, -3, out=mask)
     np.multiply(slope, dy, out=dx)
+    keep_where(dx, mask, dx)
 
 
 def _softsign(work: Work, x: Array, y: Array) -> None:

@@ -13,6 +13,7 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.check import (
+    ANY,
     NUMBERS,
     axes_attr,
     axis_attr,
@@ -21,7 +22,7 @@ from plancompiler.ops.check import (
     expect_inputs,
     only_attrs,
 )
-from plancompiler.ops.gradient import expand_to, masked
+from plancompiler.ops.gradient import accumulated, expand_to, masked
 from plancompiler.ops.kernel import Direct, in_float32, with_direct
 from plancompiler.ops.registry import (
     Array,
@@ -43,17 +44,33 @@ def reduced_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -
     return tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
 
 
+def total_dtype(dtype: DType) -> DType:
+    """The dtype of sums and products of a dtype: int64 for whole numbers and bool, else its own."""
+    return dtype if dtype.is_floating else DType.INT64
+
+
+def keeps_dtype(inputs: Types, attrs: AttrMap) -> bool:
+    """Whether totals have the dtype of what they are made of. In a wider one the parts of what
+    wraps around add up to another number than the whole.
+    """
+    return inputs[0].dtype is total_dtype(inputs[0].dtype)
+
+
+def _same(dtype: DType) -> DType:
+    return dtype
+
+
 def reduction_infer(
     kind: str,
     empty: bool,
     dtypes: frozenset[DType] = NUMBERS,
-    result: DType | None = None,
+    result: Callable[[DType], DType] = _same,
     more: tuple[str, ...] = (),
 ) -> Infer:
     """One input reduced over the attribute `axes`; with `keepdims` they stay, with extent 1.
 
-    `empty` says whether a reduction over no elements has a value, `result` is the output's dtype
-    (the input's by default), `more` names further attributes.
+    `empty` says whether a reduction over no elements has a value, `result` gives the output's dtype
+    for the input's, `more` names further attributes.
     """
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -65,7 +82,7 @@ def reduction_infer(
         if not empty and any(shape[axis] == 0 for axis in axes):
             raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
         reduced = reduced_shape(shape, axes, bool_attr(attrs, "keepdims", False))
-        return (TensorType(reduced, result or inputs[0].dtype),)
+        return (TensorType(reduced, result(inputs[0].dtype)),)
 
     return infer
 
@@ -132,13 +149,14 @@ def _sum_gradient(
 register(
     OpDef(
         "sum",
-        infer=reduction_infer("sum", empty=True),
+        infer=reduction_infer("sum", empty=True, dtypes=ANY, result=total_dtype),
         rule=reduction_rule,
         kernel=in_float32(_sum_kernel),
         gradient=_sum_gradient,
         linear=((0,),),
+        linear_if=keeps_dtype,
         flops=input_flops,
-        doc="The sum over axes, in the dtype of the input.",
+        doc="The sum over axes, in the dtype of the input; of whole numbers and bool in int64.",
     )
 )
 
@@ -165,9 +183,11 @@ def _extreme_gradient(
 
 
 def keeps_partial(reduction: Reduction) -> Extra:
-    """A partial of the op's own reduction passes through."""
+    """A partial of the op's own reduction passes through, unless in a wider dtype."""
 
     def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
+        if inputs[0].dtype is not outputs[0].dtype:
+            return ()
         return (Signature((Partial(reduction),), (Partial(reduction),)),)
 
     return extra
@@ -195,7 +215,7 @@ def _register_extreme(
             infer=reduction_infer(kind, empty=False),
             rule=reduction_rule,
             kernel=kernel,
-            gradient=_extreme_gradient,
+            gradient=accumulated(_extreme_gradient),
             reduction=reduction,
             extra=keeps_partial(reduction),
             flops=input_flops,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class KernelContext:
     """Scratch that a kernel keeps between calls (an open file, a work buffer)."""
     arrays: Any = np
     """The namespace that makes arrays (`empty`, `arange`, …) like those the kernel is given."""
+    rates: Callable[[int, int], float | None] | None = None
+    """The learning rate of (optimizer, step) as it is fed; None for the job's own."""
 
 
 class Infer(Protocol):
@@ -94,6 +97,12 @@ class Extra(Protocol):
     ) -> Sequence[Signature]: ...
 
 
+class LinearIf(Protocol):
+    """Whether an op is linear as it says, with inputs of these types and these attributes."""
+
+    def __call__(self, inputs: Types, attrs: AttrMap) -> bool: ...
+
+
 class Legal(Protocol):
     """Whether a combination of 1-D signatures is legal on a whole mesh (nested splits)."""
 
@@ -119,6 +128,8 @@ class OpDef:
     linear: tuple[tuple[int, ...], ...] = ()
     """Sets of inputs in which the op is linear together: `((0, 1),)` for add, `((0,), (1,))` for
     matmul."""
+    linear_if: LinearIf | None = None
+    """Where `linear` holds only for some dtypes or attributes; None means always."""
     reduction: Reduction | None = Reduction.SUM
     """How outputs combine when a summed-away factor is split; None forbids it."""
     extra: Extra | None = None
@@ -140,6 +151,8 @@ class OpDef:
     and what it makes is rounded (`ops.kernel.kernel_for`)."""
     source: bool = False
     """Makes data from outside the job (inputs, data files): may run ahead of the step."""
+    files: tuple[str, ...] = ()
+    """Attributes that name files to read: a path, or a tuple of paths."""
     doc: str = ""
 
 
@@ -177,6 +190,11 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z
 def is_import_path(kind: str) -> bool:
     """Whether a kind is `module:function`, as custom ops are named."""
     return _IMPORT_PATH.fullmatch(kind) is not None
+
+
+def is_custom(kind: str) -> bool:
+    """Whether an op kind is a user's own."""
+    return kind not in _TABLE
 
 
 def register_custom(definition: OpDef) -> OpDef:
@@ -288,10 +306,23 @@ def axis_signatures(
     line = definition.rule
     if not isinstance(line, str):
         line = line(inputs, outputs, named)
-    found = signatures_of_line(line, inputs, outputs, definition.linear, definition.reduction)
+    linear = definition.linear if _is_linear(definition, inputs, named) else ()
+    found = signatures_of_line(line, inputs, outputs, linear, definition.reduction)
     if definition.extra is None:
         return found
     return tuple(dict.fromkeys((*found, *definition.extra(inputs, outputs, named, parts))))
+
+
+def _is_linear(definition: OpDef, inputs: Types, attrs: AttrMap) -> bool:
+    # Infinities and NaN among the constants make NaN of the zeros in a partial sum's parts.
+    constants = (
+        number
+        for value in attrs.values()
+        for number in (value if isinstance(value, tuple) else (value,))
+    )
+    if any(isinstance(number, float) and not math.isfinite(number) for number in constants):
+        return False
+    return definition.linear_if is None or definition.linear_if(inputs, attrs)
 
 
 @lru_cache(maxsize=16384)

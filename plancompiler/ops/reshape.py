@@ -71,7 +71,9 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     wanted, size = ints_attr(attrs, "shape"), prod(inputs[0].shape)
     if wanted.count(-1) > 1 or any(extent < -1 for extent in wanted):
         raise AttributeValueError(
-            "reshape needs extents of at least 0, with at most one -1", got=wanted
+            "reshape needs extents of at least 0, with at most one -1",
+            got=wanted,
+            expected=f"extents whose product is {size}",
         )
     shape = wanted
     if -1 in wanted:
@@ -86,6 +88,7 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
         raise ShapeError(
             "reshape must keep the number of elements",
             got=f"{inputs[0].shape} ({size} elements) to {wanted} ({prod(shape)} elements)",
+            expected=f"extents whose product is {size}",
         )
     return (TensorType(shape, inputs[0].dtype),)
 

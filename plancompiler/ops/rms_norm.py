@@ -12,6 +12,7 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.check import (
     FLOATS,
+    expect_accumulated,
     expect_dtype,
     expect_inputs,
     expect_ndim,
@@ -39,12 +40,12 @@ def _check(kind: str, inputs: Types) -> TensorType:
     x, gamma = inputs[0], inputs[1]
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs)
+    expect_same_dtype(kind, inputs[:2])
     expect_ndim(kind, x, 1)
     if x.shape[-1] == 0:
         raise ShapeError(f"{kind} over an empty axis has no value", got=x.shape)
     expect_shape(kind, gamma, x.shape[-1:], "gamma")
-    return TensorType((*x.shape[:-1], 1), x.dtype)
+    return TensorType((*x.shape[:-1], 1), x.dtype.accumulator)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -102,6 +103,8 @@ def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("rms_norm_grad", attrs)
     x, gamma, rstd, dy = inputs
     statistics = _check("rms_norm_grad", inputs)
+    expect_same_dtype("rms_norm_grad", (x, dy))
+    expect_accumulated("rms_norm_grad", rstd, x.dtype, "rstd")
     expect_shape("rms_norm_grad", rstd, statistics.shape, "rstd")
     expect_shape("rms_norm_grad", dy, x.shape, "gradient")
     return x, gamma
@@ -137,7 +140,7 @@ register(
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
         inplace=((0, 0),),
         doc="(x, gamma) -> (x / sqrt(mean x² + eps) * gamma, 1 / root mean square) over the last "
-        "axis, which stays whole.",
+        "axis, which stays whole; the latter in at least float32.",
     )
 )
 register(

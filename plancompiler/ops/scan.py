@@ -10,6 +10,7 @@ import numpy as np
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.check import (
+    ANY,
     FLOATS,
     NUMBERS,
     axis_attr,
@@ -23,6 +24,7 @@ from plancompiler.ops.check import (
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import only_first
 from plancompiler.ops.kernel import in_float32
+from plancompiler.ops.reduce import keeps_dtype, total_dtype
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -53,10 +55,10 @@ def _reversed(array: Array, axis: int, reverse: bool) -> Array:
 def _cumsum_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("cumsum", inputs, 1)
     only_attrs("cumsum", attrs, "axis", "reverse")
-    expect_dtype("cumsum", inputs[0], NUMBERS)
+    expect_dtype("cumsum", inputs[0], ANY)
     axis_attr(attrs, len(inputs[0].shape))
     bool_attr(attrs, "reverse", False)
-    return inputs
+    return (TensorType(inputs[0].shape, total_dtype(inputs[0].dtype)),)
 
 
 def _cumsum_kernel(
@@ -83,8 +85,9 @@ register(
         kernel=in_float32(_cumsum_kernel),
         gradient=_cumsum_gradient,
         linear=((0,),),
+        linear_if=keeps_dtype,
         doc="The sum of all elements up to each along an axis, from its end where `reverse`; in "
-        "the dtype of the input.",
+        "the dtype of the input, of whole numbers and bool in int64.",
     )
 )
 
@@ -95,9 +98,9 @@ register(
 def _cumprod_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("cumprod", inputs, 1)
     only_attrs("cumprod", attrs, "axis")
-    expect_dtype("cumprod", inputs[0], NUMBERS)
+    expect_dtype("cumprod", inputs[0], ANY)
     axis_attr(attrs, len(inputs[0].shape))
-    return inputs
+    return (TensorType(inputs[0].shape, total_dtype(inputs[0].dtype)),)
 
 
 def _cumprod_kernel(
@@ -123,10 +126,14 @@ def _cumprod_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[:1]
 
 
-def _sum_of_rest(x: Array, dy: Array) -> Array:
-    """For each element the sum, from it to the end, of dy times the running product of x."""
+def _sum_of_rest(x: Array, dy: Array, zero: Array | None = None) -> Array:
+    """For each element the sum, from it to the end, of dy times the running product of x, which is
+    0 where `zero` says so, also behind what overflows.
+    """
     found: Array = np.multiply.accumulate(x, axis=-1)
     np.multiply(found, dy, out=found)
+    if zero is not None:
+        np.copyto(found, 0, where=zero)
     return np.add.accumulate(found[..., ::-1], axis=-1)[..., ::-1]
 
 
@@ -145,8 +152,9 @@ def _cumprod_grad_kernel(
     first = zeros.copy()
     first[..., 1:] &= ~seen[..., :-1]
     safe = np.where(first, 1, x)
-    at_first = _sum_of_rest(safe, dy)
-    before = np.divide(_sum_of_rest(x, dy), np.where(zeros, 1, x))
+    again = seen & (np.add.accumulate(zeros, axis=-1, dtype=np.int64) > 1)
+    at_first = _sum_of_rest(safe, dy, again)
+    before = np.divide(_sum_of_rest(x, dy, seen), np.where(zeros, 1, x))
     np.copyto(dx, np.where(first, at_first, np.where(seen, 0, before)))
 
 
@@ -176,7 +184,8 @@ register(
         rule=axis_rule,
         kernel=in_float32(_cumprod_kernel),
         gradient=_cumprod_gradient,
-        doc="The product of all elements up to each along an axis, in the dtype of the input.",
+        doc="The product of all elements up to each along an axis, in the dtype of the input; of "
+        "whole numbers and bool in int64.",
     )
 )
 register(

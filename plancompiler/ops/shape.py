@@ -150,7 +150,7 @@ register(
 def _concat_infer(inputs: Types, attrs: AttrMap) -> Types:
     only_attrs("concat", attrs, "axis")
     if not inputs:
-        raise ShapeError("concat needs at least one input")
+        raise ShapeError("concat needs at least one input", got="none", expected="one or more")
     dtype = expect_same_dtype("concat", inputs)
     first = inputs[0].shape
     axis = axis_attr(attrs, len(first))

@@ -14,6 +14,7 @@ from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
     axis_attr,
+    expect_accumulated,
     expect_dtype,
     expect_inputs,
     expect_ndim,
@@ -228,7 +229,8 @@ def _check_classes(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
     expect_shape(kind, labels, logits.shape[:-1], "labels (one per row of the logits)")
     if logits.shape[-1] == 0:
         raise ShapeError(f"{kind} needs at least one class", got=logits.shape)
-    return TensorType(logits.shape[:-1], logits.dtype)
+    # Losses are added up: those of many rows leave the range of 16 bits.
+    return TensorType(logits.shape[:-1], logits.dtype.accumulator)
 
 
 def _cross_entropy_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -239,7 +241,7 @@ def _cross_entropy_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _cross_entropy_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("cross_entropy_grad", inputs, 3)
     loss = _check_classes("cross_entropy_grad", inputs, attrs)
-    expect_dtype("cross_entropy_grad", inputs[2], frozenset({loss.dtype}), "gradient")
+    expect_accumulated("cross_entropy_grad", inputs[2], inputs[0].dtype, "gradient")
     expect_shape("cross_entropy_grad", inputs[2], loss.shape, "gradient")
     return (inputs[0],)
 
@@ -315,8 +317,8 @@ register(
         kernel=in_float32(contiguous(_cross_entropy_kernel)),
         gradient=_cross_entropy_gradient,
         flops=_flops,
-        doc="Minus the log-softmax of each row of logits at its label; zero where the label is "
-        "`ignore_index`.",
+        doc="Minus the log-softmax of each row of logits at its label, in at least float32; zero "
+        "where the label is `ignore_index`.",
     )
 )
 register(

@@ -21,6 +21,7 @@ from plancompiler.ops.check import (
     ANY,
     FLOATS,
     INTEGERS,
+    expect_accumulated,
     expect_dtype,
     expect_inputs,
     expect_ndim,
@@ -30,6 +31,7 @@ from plancompiler.ops.check import (
     only_attrs,
 )
 from plancompiler.ops.formula import by_formula
+from plancompiler.ops.gradient import widened
 from plancompiler.ops.kernel import (
     contiguous,
     copy_unless_shared,
@@ -83,7 +85,9 @@ register(
 
 
 def _check(kind: str, inputs: Types, attrs: AttrMap, names: Sequence[str]) -> TensorType:
-    """Checks logits, labels and one number per row for each of `names`; returns their type."""
+    """Checks logits, labels, and one number per row for each of `names`: the shift, and what is of
+    the type that is returned, in which sums over many classes fit.
+    """
     expect_inputs(kind, inputs, 2 + len(names))
     only_attrs(kind, attrs, "ignore_index")
     int_attr(attrs, "ignore_index", IGNORE_INDEX)
@@ -96,8 +100,10 @@ def _check(kind: str, inputs: Types, attrs: AttrMap, names: Sequence[str]) -> Te
         raise ShapeError(f"{kind} needs at least one class", got=logits.shape)
     for tensor, name in zip(rows, names, strict=True):
         expect_shape(kind, tensor, labels.shape, f"{name} (one per row of the logits)")
-    expect_same_dtype(kind, (logits, *rows))
-    return TensorType(labels.shape, logits.dtype)
+    expect_same_dtype(kind, (logits, *rows[:1]))
+    for tensor, name in zip(rows[1:], names[1:], strict=True):
+        expect_accumulated(kind, tensor, logits.dtype, name)
+    return TensorType(labels.shape, logits.dtype.accumulator)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -133,13 +139,15 @@ def _gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     logits, labels, shift = inputs
+    wide = outputs[0].dtype
     dtotal, dtarget = (
-        shift._full(shift.shape, shift.dtype, 0.0) if grad is None else grad  # noqa: SLF001
+        shift._full(shift.shape, wide, 0.0) if grad is None else grad  # noqa: SLF001
         for grad in grads
     )
     dlogits = apply("class_sums_grad", logits, labels, shift, dtotal, dtarget, **attrs)
-    counted = labels.not_equal(int_attr(attrs, "ignore_index", IGNORE_INDEX)).cast(logits.dtype)
-    return dlogits, None, -(outputs[0] * dtotal) - counted * dtarget
+    counted = labels.not_equal(int_attr(attrs, "ignore_index", IGNORE_INDEX)).cast(wide)
+    dshift = -(outputs[0] * dtotal) - counted * dtarget
+    return dlogits, None, dshift if wide is shift.dtype else dshift.cast(shift.dtype)
 
 
 def _grad_formula(
@@ -181,8 +189,8 @@ register(
         gradient=_gradient,
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         doc="(logits [..., v], labels, shift) -> per row the sum of exp(logits - shift), and the "
-        "logit of the label minus shift (zero where the label is `ignore_index`). Both are partial "
-        "with the classes split.",
+        "logit of the label minus shift (zero where the label is `ignore_index`), in at least "
+        "float32. Both are partial with the classes split.",
     )
 )
 register(
@@ -205,7 +213,8 @@ register(
 
 
 def split_cross_entropy(logits: Any, labels: Any, ignore_index: int = IGNORE_INDEX) -> Any:
-    """One loss per row, as `cross_entropy`, for logits whose classes may be split over devices.
+    """One loss per row, as the op `cross_entropy`, for logits whose classes may be split over
+    devices.
 
     Three numbers per row are reduced over the devices; the logits and their gradients are not.
     """
@@ -219,25 +228,32 @@ def split_softmax_with_cross_entropy(
     further reduction.
     """
     losses, level = _with_level(logits, labels, ignore_index)
-    return losses, (logits - level.reshape((*labels.shape, 1))).exp()
+    shares = (widened(logits) - level.reshape((*labels.shape, 1))).exp()
+    return losses, _as(logits, shares)
 
 
 def _with_level(logits: Any, labels: Any, ignore_index: int) -> tuple[Any, Any]:
     """Losses, and the logarithm of each row's sum of exponentials."""
     shift = apply("stop_gradient", logits.max(-1))
     total, target = apply("class_sums", logits, labels, shift, ignore_index=ignore_index)
-    counted = labels.not_equal(ignore_index).cast(logits.dtype)
+    counted = labels.not_equal(ignore_index).cast(total.dtype)
     lifted = total.log()
-    return (lifted - target) * counted, lifted + shift
+    return (lifted - target) * counted, lifted + widened(shift)
+
+
+def _as(like: Any, tensor: Any) -> Any:
+    return tensor if tensor.dtype is like.dtype else tensor.cast(like.dtype)
 
 
 def split_softmax(x: Any, axis: int) -> Any:
     """Softmax along an axis that may be split over devices."""
-    powers = (x - apply("stop_gradient", x.max(axis, keepdims=True))).exp()
-    return powers / powers.sum(axis, keepdims=True)
+    wide = widened(x)
+    powers = (wide - apply("stop_gradient", wide.max(axis, keepdims=True))).exp()
+    return _as(x, powers / powers.sum(axis, keepdims=True))
 
 
 def split_log_softmax(x: Any, axis: int) -> Any:
     """The logarithm of softmax along an axis that may be split over devices."""
-    lowered = x - apply("stop_gradient", x.max(axis, keepdims=True))
-    return lowered - lowered.exp().sum(axis, keepdims=True).log()
+    wide = widened(x)
+    lowered = wide - apply("stop_gradient", wide.max(axis, keepdims=True))
+    return _as(x, lowered - lowered.exp().sum(axis, keepdims=True).log())

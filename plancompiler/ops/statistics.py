@@ -12,7 +12,7 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ops.check import ANY, FLOATS, axes_attr, bool_attr, float_attr
-from plancompiler.ops.gradient import expand_to, masked, over_positive
+from plancompiler.ops.gradient import accumulated, expand_to, masked, over_positive
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import (
     input_flops,
@@ -20,6 +20,7 @@ from plancompiler.ops.reduce import (
     kept_axes,
     reduction_infer,
     reduction_rule,
+    total_dtype,
     whole_reduction_rule,
 )
 from plancompiler.ops.registry import (
@@ -51,8 +52,9 @@ def _prod_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
     # The product of the others: that of all nonzero ones without x, times the zeros among them.
-    # One such zero is kept as what it is, an element, for second derivatives go through it; of two
-    # the product is taken as constant, which only third derivatives would see.
+    # One such zero is kept as what it is, an element, for second derivatives go through it (unless
+    # the other product overflows: 0 times infinity is no number); of two the product is taken as
+    # constant, which only third derivatives would see.
     x = inputs[0]
     axes = axes_attr(attrs, x.ndim)
     is_zero = x.equal(0)
@@ -61,23 +63,24 @@ def _prod_gradient(
     product = apply("prod", safe, axes=axes, keepdims=True)
     count = is_zero.cast(x.dtype)
     others = count.sum(axes, keepdims=True) - count
-    kept = masked(zeros.sum(axes, keepdims=True) - zeros, others.equal(1))
-    kept = kept + others.equal(0).cast(x.dtype)
+    rest = product / safe
+    by_one = apply("logical_and", others.equal(1), apply("isfinite", rest))
+    kept = masked(rest, by_one) * (zeros.sum(axes, keepdims=True) - zeros)
     grad = expand_to(kept_axes(grads[0], attrs, x), x.shape)
-    return (grad * (product / safe) * kept,)
+    return (grad * (masked(rest, others.equal(0)) + kept),)
 
 
 register(
     OpDef(
         "prod",
-        infer=reduction_infer("prod", empty=True),
+        infer=reduction_infer("prod", empty=True, dtypes=ANY, result=total_dtype),
         rule=reduction_rule,
         kernel=in_float32(_prod_kernel),
-        gradient=_prod_gradient,
+        gradient=accumulated(_prod_gradient),
         reduction=Reduction.PROD,
         extra=keeps_partial(Reduction.PROD),
         flops=input_flops,
-        doc="The product over axes, in the dtype of the input.",
+        doc="The product over axes, in the dtype of the input; of whole numbers and bool in int64.",
     )
 )
 
@@ -119,7 +122,9 @@ def _count_kernel(
 register(
     OpDef(
         "count_nonzero",
-        infer=reduction_infer("count_nonzero", empty=True, dtypes=ANY, result=DType.INT64),
+        infer=reduction_infer(
+            "count_nonzero", empty=True, dtypes=ANY, result=lambda _: DType.INT64
+        ),
         rule=reduction_rule,
         kernel=_count_kernel,
         flops=input_flops,
@@ -169,7 +174,9 @@ def _abs_sum_kernel(
 ) -> None:
     (x,), (out,) = inputs, outputs
     axes, keepdims = _axes(context, x)
-    np.add.reduce(np.absolute(x), axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
+    # Widened first: the least number of a narrow dtype has no absolute value in it.
+    sizes = np.absolute(x.astype(out.dtype, copy=False))
+    np.add.reduce(sizes, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
 def _abs_sum_gradient(
@@ -182,12 +189,12 @@ def _abs_sum_gradient(
 register(
     OpDef(
         "abs_sum",
-        infer=reduction_infer("abs_sum", empty=True),
+        infer=reduction_infer("abs_sum", empty=True, result=total_dtype),
         rule=reduction_rule,
         kernel=in_float32(_abs_sum_kernel),
         gradient=_abs_sum_gradient,
         flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
-        doc="The sum of absolute values over axes: the 1-norm.",
+        doc="The sum of absolute values over axes, the 1-norm; of whole numbers in int64.",
     )
 )
 
@@ -217,7 +224,7 @@ register(
         infer=reduction_infer("abs_max", empty=True),
         rule=reduction_rule,
         kernel=_abs_max_kernel,
-        gradient=_abs_max_gradient,
+        gradient=accumulated(_abs_max_gradient),
         reduction=Reduction.MAX,
         flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
         doc="The greatest absolute value over axes: the maximum norm; equal ones share the "
@@ -258,7 +265,7 @@ register(
         infer=reduction_infer("logsumexp", empty=False, dtypes=FLOATS),
         rule=whole_reduction_rule,
         kernel=in_float32(_logsumexp_kernel),
-        gradient=_logsumexp_gradient,
+        gradient=accumulated(_logsumexp_gradient),
         flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),
         doc="log(sum(exp(x))) over axes, which stay whole; without overflow.",
     )
@@ -323,7 +330,7 @@ def _register_spread(
             infer=infer,
             rule=whole_reduction_rule,
             kernel=in_float32(kernel),
-            gradient=gradient,
+            gradient=accumulated(gradient),
             flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),
             doc=doc,
         )

@@ -15,6 +15,7 @@ import mmap
 import os
 import struct
 import threading
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ Version = tuple[int, int, int, int]
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Of a member of a zip archive: its mark, and the lengths of its name and of what follows that."""
+_MOST_UNPACKED = 1040
+"""Bytes that a byte of the deflate format can stand for."""
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -121,6 +124,7 @@ class StoredArray:
                 raise DataError(
                     f"a data file has no array {key!r}",
                     got=f"{file.path} with {', '.join(names) or 'no arrays'}",
+                    expected=f"an array of the name {key!r}",
                 )
             member = archive.infolist()[names.index(key)]
             with archive.open(member) as stream:
@@ -132,6 +136,12 @@ class StoredArray:
             # Pickled objects stay refused: reading data must never run code.
             if self.dtype.hasobject:
                 raise ValueError(f"array {key!r} holds Python objects")
+            if min(self.shape, default=0) < 0:
+                raise ValueError(f"array {key!r} has a negative extent")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"array {key!r} is packed in another way than NumPy's")
+            if member.file_size > _MOST_UNPACKED * min(member.compress_size, file.size):
+                raise ValueError(f"array {key!r} cannot unpack to {member.file_size} bytes")
             count = 1
             for extent in self.shape:
                 count *= extent
@@ -158,8 +168,21 @@ class StoredArray:
                     )
                 with zipfile.ZipFile(opened) as archive:
                     yield opened, archive
-        # RuntimeError: encrypted, or packed in a way that this Python does not know.
-        except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # RuntimeError: encrypted, or packed in a way that this Python does not know. SyntaxError
+        # and TokenError: NumPy reads the header of an array as Python's literals.
+        except (
+            ArithmeticError,
+            EOFError,
+            LookupError,
+            RuntimeError,
+            SyntaxError,
+            TypeError,
+            ValueError,
+            struct.error,
+            tokenize.TokenError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise DataError(
                 "a data file is no readable npz archive",
                 got=f"{path}: {error}",

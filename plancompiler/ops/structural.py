@@ -19,6 +19,7 @@ from plancompiler.errors import (
     ExecutionError,
     NonFiniteError,
     ShapeError,
+    UsageError,
 )
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
@@ -318,14 +319,15 @@ register(
 
 # --- learning rate --------------------------------------------------------------------------------
 
-SCHEDULES = ("constant", "linear", "cosine")
+SCHEDULES = ("constant", "linear", "cosine", "fed")
 
 
 def learning_rate_at(step: int, attrs: AttrMap) -> float:
     """The learning rate of a step.
 
     It rises linearly to `base` over the first `warmup` steps; `linear` and `cosine` then take it
-    to `final` at step `total`, and it stays there.
+    to `final` at step `total`, and it stays there. UsageError for `fed`, which says that rates come
+    from who runs the op (`KernelContext.rates`).
     """
     base = float_attr(attrs, "base")
     warmup = int_attr(attrs, "warmup", 0)
@@ -334,6 +336,13 @@ def learning_rate_at(step: int, attrs: AttrMap) -> float:
     schedule = str_attr(attrs, "schedule", among=SCHEDULES)
     if schedule == "constant":
         return base
+    if schedule == "fed":
+        raise UsageError(
+            "the learning rate is a function of the user's, and nobody has fed its value",
+            got=f"step {step}",
+            hint="pc.run(job) and Client.open(job) feed it; elsewhere use pc.optim.constant, "
+            "linear or cosine",
+        )
     final, total = float_attr(attrs, "final", 0.0), int_attr(attrs, "total")
     progress = min(1.0, (step - warmup) / (total - warmup))
     if schedule == "cosine":
@@ -343,12 +352,14 @@ def learning_rate_at(step: int, attrs: AttrMap) -> float:
 
 def _learning_rate_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("learning_rate", inputs, 0)
-    only_attrs("learning_rate", attrs, "schedule", "base", "warmup", "total", "final")
+    names = ("schedule", "base", "warmup", "total", "final", "optimizer")
+    only_attrs("learning_rate", attrs, *names)
+    int_attr(attrs, "optimizer", 0, least=0)
     schedule = str_attr(attrs, "schedule", among=SCHEDULES)
     float_attr(attrs, "base", least=0.0)
     float_attr(attrs, "final", 0.0, least=0.0)
     warmup = int_attr(attrs, "warmup", 0, least=0)
-    if schedule != "constant":
+    if schedule in ("linear", "cosine"):
         int_attr(attrs, "total", least=warmup + 1)
     else:
         int_attr(attrs, "total", 0)
@@ -358,7 +369,10 @@ def _learning_rate_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _learning_rate_kernel(
     context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
-    outputs[0].fill(learning_rate_at(context.step, context.attrs))
+    rate = None
+    if context.rates is not None:
+        rate = context.rates(int_attr(context.attrs, "optimizer", 0), context.step)
+    outputs[0].fill(learning_rate_at(context.step, context.attrs) if rate is None else rate)
 
 
 register(
@@ -368,6 +382,6 @@ register(
         rule=_free_rule,
         kernel=_learning_rate_kernel,
         flops=no_flops,
-        doc="The learning rate of the step, by a schedule.",
+        doc="The learning rate of the step, by a schedule or as it is fed.",
     )
 )

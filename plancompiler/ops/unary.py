@@ -15,7 +15,14 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
-from plancompiler.ops.check import FLOATS, NUMBERS, expect_dtype, expect_inputs, only_attrs
+from plancompiler.ops.check import (
+    FLOATS,
+    NUMBERS,
+    bool_attr,
+    expect_dtype,
+    expect_inputs,
+    only_attrs,
+)
 from plancompiler.ops.elementwise import (
     UNARY_RULE,
     check_scalar,
@@ -24,7 +31,7 @@ from plancompiler.ops.elementwise import (
     unary_infer,
 )
 from plancompiler.ops.erf import WORK, erf
-from plancompiler.ops.gradient import masked
+from plancompiler.ops.gradient import masked, nothing
 from plancompiler.ops.kernel import blocks, copy_unless_shared, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -158,28 +165,28 @@ register_unary(
 register_unary(
     "floor",
     ufunc_kernel(np.floor),
-    None,
+    lambda x, y, dy: nothing(dy),
     extra=monotone,
     doc="The greatest whole number up to x; its gradient is zero.",
 )
 register_unary(
     "ceil",
     ufunc_kernel(np.ceil),
-    None,
+    lambda x, y, dy: nothing(dy),
     extra=monotone,
     doc="The least whole number from x on; its gradient is zero.",
 )
 register_unary(
     "round",
     ufunc_kernel(np.rint),
-    None,
+    lambda x, y, dy: nothing(dy),
     extra=monotone,
     doc="The nearest whole number, of two the even one; its gradient is zero.",
 )
 register_unary(
     "trunc",
     ufunc_kernel(np.trunc),
-    None,
+    lambda x, y, dy: nothing(dy),
     extra=monotone,
     doc="x without its fraction; its gradient is zero.",
 )
@@ -226,7 +233,8 @@ _register_predicate("isfinite", np.isfinite, "True where x is a finite number.")
 
 def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("clip", inputs, 1)
-    only_attrs("clip", attrs, "low", "high")
+    only_attrs("clip", attrs, "low", "high", "edges")
+    bool_attr(attrs, "edges", True)
     expect_dtype("clip", inputs[0], NUMBERS)
     given = [name for name in ("low", "high") if name in attrs]
     for name in given:
@@ -247,7 +255,15 @@ def _clip_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
 def _clip_gradient(
     attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
 ) -> Sequence[Any]:
-    return (masked(grads[0], inputs[0].equal(outputs[0])),)
+    (x,) = inputs
+    if bool_attr(attrs, "edges", True):
+        return (masked(grads[0], x.equal(outputs[0])),)
+    grad = grads[0]
+    if "low" in attrs:
+        grad = masked(grad, x > attrs["low"])
+    if "high" in attrs:
+        grad = masked(grad, x < attrs["high"])
+    return (grad,)
 
 
 register(
@@ -260,7 +276,7 @@ register(
         extra=monotone,
         inplace=((0, 0),),
         doc="x, but not below `low` nor above `high` (numbers; one may be absent). Elements that "
-        "stay as they are pass the gradient on.",
+        "stay as they are pass the gradient on, those at a bound unless `edges` is False.",
     )
 )
 

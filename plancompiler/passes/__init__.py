@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from plancompiler import blas_kernels as blas_kernels  # before NumPy
 from plancompiler.ir import Job, verify_job
 from plancompiler.ir.config import Config
 from plancompiler.passes.base import Pass, PassRecord, PassResult

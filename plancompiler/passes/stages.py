@@ -172,7 +172,7 @@ class _Chunks:
         forward = {self.of[op.name] for op in self.ops if op.name not in self._backward}
         missing = next(chunk for chunk in range(len(forward) + 1) if chunk not in forward)
         if missing < self.count:
-            op = next(op for op in self.ops if self.of[op.name] > missing)
+            op = next(op for op in self.ops if self.of[op.name] >= missing)
             raise MicrobatchError(
                 f"stage {missing} has no op that works on micro-batches",
                 op=op.name,

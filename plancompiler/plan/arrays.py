@@ -14,7 +14,7 @@ from plancompiler.ir import DType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_DTYPES = {
+DTYPES = {
     "BOOL": DType.BOOL,
     "U8": DType.UINT8,
     "I8": DType.INT8,
@@ -27,7 +27,7 @@ _DTYPES = {
     "BF16": DType.BFLOAT16,
 }
 """Dtypes by the names of the format."""
-_NAMES = {dtype.value: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype.value: name for name, dtype in DTYPES.items()}
 _PIECE_BYTES = 8 << 20
 
 
@@ -74,7 +74,7 @@ def arrays_from_bytes(data: bytes) -> dict[str, Array]:
     file, KeyError for a dtype that no tensor of ours has.
     """
     return {
-        name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]].numpy).reshape(entry["shape"])
+        name: np.frombuffer(entry["data"], DTYPES[entry["dtype"]].numpy).reshape(entry["shape"])
         # The library's compiled reader has no types.
         for name, entry in deserialize(data)  # type: ignore[no-untyped-call]
     }

@@ -8,16 +8,23 @@ compares them.
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from plancompiler.errors import DigestMismatchError
+from plancompiler.errors import DigestMismatchError, MixedKernelsError
 from plancompiler.ir.task import family_of, format_id, rank_of
 from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc, RemoteRegister
 from plancompiler.plan.text import format_plan, format_shape
 
 _HINT = "all ranks must compile the same job with the same version"
 PRODUCER, CONSUMER, MEMBER = "producer", "consumer", "member"
+ALLOW_MIXED_KERNELS = "PLANCOMPILER_ALLOW_MIXED_KERNELS"
+_SHOWN_RANKS = 8
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +51,8 @@ def text_digest(text: str) -> str:
 
 
 def plan_digest(plan: Plan) -> str:
-    """sha256 of the plan's text form, in hexadecimal."""
-    return text_digest(format_plan(plan))
+    """sha256 of the plan's text form without source lines, in hexadecimal."""
+    return text_digest(format_plan(plan, sources=False))
 
 
 def combine_digests(digests: Mapping[int, str]) -> str:
@@ -140,6 +147,42 @@ def _rate_text(register: RegisterDesc | RemoteRegister, microbatches: int) -> st
         return ""
     each = "each" if register.per_microbatch else "all"
     return f" for {each} of {microbatches} micro-batches"
+
+
+def check_kernels(kernels_by_rank: Mapping[int, str], allowed: bool | None = None) -> None:
+    """Compare what ranks compute with (`blas.numeric_kernels`), as they say it; those that compute
+    nothing say nothing.
+
+    Raises MixedKernelsError, which names ranks and kernels, where they differ; where that is
+    allowed, by the caller or by PLANCOMPILER_ALLOW_MIXED_KERNELS, it is a warning in the log.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, kernels in sorted(kernels_by_rank.items()):
+        if kernels:
+            ranks_of.setdefault(kernels, []).append(rank)
+    if len(ranks_of) < 2:
+        return
+    groups = [f"{_ranks_text(ranks)}: {kernels}" for kernels, ranks in ranks_of.items()]
+    error = MixedKernelsError(
+        "ranks compute with other kernels, whose results differ in their last bits",
+        rank=next(islice(ranks_of.values(), 1, None))[0],
+        got="; ".join(groups),
+        expected="the same on all ranks",
+        hint="install the same versions everywhere and set OPENBLAS_CORETYPE to a kernel set that "
+        "all hosts have; or allow it with --allow-mixed-kernels or "
+        f"{ALLOW_MIXED_KERNELS}=1",
+    )
+    if allowed is None:
+        allowed = os.environ.get(ALLOW_MIXED_KERNELS, "0") not in ("", "0")
+    if not allowed:
+        raise error
+    _log.warning("%s", error)
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
+    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
 def check_cross_rank_facts(facts_by_rank: Mapping[int, Sequence[CrossRankFact]]) -> None:

@@ -31,13 +31,6 @@ def check_sizes(index: PlanIndex) -> None:
                 got=f"{register.nbytes} bytes",
                 expected=f"{needed} bytes for {register.dtype}{format_shape(register.shape)}",
             )
-        if register.register_count < 1:
-            raise index.broken(
-                f"register {register.name!r} has no slot",
-                register=register,
-                got=f"{register.register_count} slots",
-                expected="1 slot or more",
-            )
         block = blocks[register.block]
         end = register.offset + register.nbytes * register.register_count
         if register.offset < 0 or register.offset % ALIGNMENT or end > block.nbytes:

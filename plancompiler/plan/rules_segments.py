@@ -230,9 +230,18 @@ def check_segment_ends(index: PlanIndex) -> None:
 
 
 def check_register_counts(index: PlanIndex) -> None:
-    """What a segment makes for a later one has a slot for each micro-batch that is in between;
-    else its producer would wait for a slot that becomes free only after itself."""
+    """Every register has a slot, and what a segment makes for a later one has a slot for each
+    micro-batch in between; else its producer would wait for a slot that becomes free only after
+    itself, or never."""
     plan = index.plan
+    for register in plan.registers:
+        if register.register_count < 1:
+            raise index.broken(
+                f"register {register.name!r} has no slot: its producer would wait for one for ever",
+                register=register,
+                got=f"{register.register_count} slots",
+                expected="1 slot or more",
+            )
     needed: dict[tuple[int, int], int] = {}
     carried = [
         [one for one in members if one.per_microbatch]

@@ -104,10 +104,15 @@ def _is_box(region: Region, shape: tuple[int, ...], local: tuple[int, ...]) -> b
 
 
 def check_communicators(index: PlanIndex) -> None:
-    """A group of ranks, this one among them, has one communicator with its collectives in order."""
+    """A group of ranks, this one among them, has one communicator with its collectives in order.
+
+    One stream runs them: members meet in the order in which each of them comes, and streams come in
+    any order.
+    """
     plan = index.plan
     groups: set[tuple[int, ...]] = set()
     families: list[list[int]] = [[] for _ in plan.communicators]
+    first: dict[int, Task] = {}
     for task in plan.tasks:
         if not isinstance(task.spec, CollectiveSpec):
             continue
@@ -119,6 +124,15 @@ def check_communicators(index: PlanIndex) -> None:
                 expected=f"one of {len(families)}",
             )
         families[task.spec.communicator].append(family_of(task.id))
+        other = first.setdefault(task.spec.communicator, task)
+        if task.stream is not other.stream:
+            raise index.broken(
+                f"{other.name!r} and {task.name!r} are collectives of communicator "
+                f"{task.spec.communicator} on different streams",
+                task=task,
+                got=f"streams {other.stream} and {task.stream}",
+                expected="one stream for all collectives of a communicator",
+            )
     for number, communicator in enumerate(plan.communicators):
         ranks = communicator.ranks
         if plan.rank not in ranks or len(set(ranks)) != len(ranks) or ranks in groups:

@@ -1,4 +1,4 @@
-"""The text form of a plan: what a person reads, and what a plan's identity is.
+"""The text form of a plan: what a person reads, and, but for source lines, a plan's identity.
 
 Everything that matters in a `Plan` appears, so two plans are the same if and only if their texts
 are. Registers are `%name` and tasks their name where that is unique on the rank, else with their
@@ -63,9 +63,13 @@ _LETTERS = {
 }
 
 
-def format_plan(plan: Plan) -> str:
-    """The plan as text, deterministic and complete; it ends with a newline."""
-    return "\n".join(_PlanText(plan).lines()) + "\n"
+def format_plan(plan: Plan, *, sources: bool = True) -> str:
+    """The plan as text, deterministic and complete; it ends with a newline.
+
+    Without `sources`, the user's source lines are left out: what remains does not depend on where
+    the user's files lie, nor on the folder from which they are named.
+    """
+    return "\n".join(_PlanText(plan, sources).lines()) + "\n"
 
 
 def format_name(name: str) -> str:
@@ -106,8 +110,9 @@ def format_bytes(nbytes: int) -> str:
 class _PlanText:
     """Lines of one plan; strings that occur often are made once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, sources: bool) -> None:
         self.plan = plan
+        self.sources = sources
         registers: list[RegisterDesc | RemoteRegister] = [*plan.registers, *plan.remote_registers]
         self.registers = _labels("%", [(register.id, register.name) for register in registers])
         self.tasks = _labels("", [(task.id, task.name) for task in plan.tasks])
@@ -182,7 +187,8 @@ class _PlanText:
     def task_lines(self, index: int, task: Task) -> Iterator[str]:
         spec = task.spec
         head = f"  [{index}] {format_id(task.id)} {task.kind} {format_name(task.name)}"
-        source = f"  # {task.source}" if task.source.file or task.source.line else ""
+        known = self.sources and (task.source.file or task.source.line)
+        source = f"  # {task.source}" if known else ""
         yield f"{head}{self.spec(task)}{source}"
         inputs, outputs = [""] * len(task.inputs), [""] * len(task.outputs)
         if isinstance(spec, ComputeSpec):

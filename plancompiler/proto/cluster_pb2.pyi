@@ -35,35 +35,75 @@ class ErrorReport(_message.Message):
     def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., op: _Optional[str] = ..., source: _Optional[str] = ..., rank: _Optional[int] = ..., got: _Optional[str] = ..., expected: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("data", "compression", "raw_bytes", "wire_bytes", "digest")
+    __slots__ = ("data", "compression", "raw_bytes", "wire_bytes", "digest", "checksum")
     DATA_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     compression: Compression
     raw_bytes: int
     wire_bytes: int
     digest: bytes
-    def __init__(self, data: _Optional[bytes] = ..., compression: _Optional[_Union[Compression, str]] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    checksum: int
+    def __init__(self, data: _Optional[bytes] = ..., compression: _Optional[_Union[Compression, str]] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class ChallengeRequest(_message.Message):
+    __slots__ = ("nonce", "key")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    key: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
+
+class ChallengeReply(_message.Message):
+    __slots__ = ("nonce", "proof")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    proof: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class ProveRequest(_message.Message):
+    __slots__ = ("nonce", "key", "challenge", "proof")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    key: bytes
+    challenge: bytes
+    proof: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., key: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class ProveReply(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    def __init__(self, session: _Optional[bytes] = ...) -> None: ...
 
 class JobRequest(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
-    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+    check: int
+    def __init__(self, job_id: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("header", "chunk")
+    __slots__ = ("header", "chunk", "check")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     header: SubmitHeader
     chunk: Chunk
-    def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    check: int
+    def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +114,7 @@ class SubmitHeader(_message.Message):
     SAVE_EVERY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    ANOMALY_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
@@ -84,50 +125,61 @@ class SubmitHeader(_message.Message):
     save_every: int
     deadline: float
     record: bool
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ...) -> None: ...
+    anomaly: bool
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
-    __slots__ = ("job_id", "world_size")
+    __slots__ = ("job_id", "world_size", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     world_size: int
-    def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+    check: int
+    def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("job_id", "steps", "chunk")
+    __slots__ = ("job_id", "steps", "chunk", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     steps: int
     chunk: Chunk
-    def __init__(self, job_id: _Optional[int] = ..., steps: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    check: int
+    def __init__(self, job_id: _Optional[int] = ..., steps: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
-    __slots__ = ("job_id", "directory", "background")
+    __slots__ = ("job_id", "directory", "background", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     directory: str
     background: bool
-    def __init__(self, job_id: _Optional[int] = ..., directory: _Optional[str] = ..., background: _Optional[bool] = ...) -> None: ...
+    check: int
+    def __init__(self, job_id: _Optional[int] = ..., directory: _Optional[str] = ..., background: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
 class OperationReply(_message.Message):
-    __slots__ = ("ticket",)
+    __slots__ = ("ticket", "check")
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     ticket: int
-    def __init__(self, ticket: _Optional[int] = ...) -> None: ...
+    check: int
+    def __init__(self, ticket: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class CancelReply(_message.Message):
-    __slots__ = ("cancelled",)
+    __slots__ = ("cancelled", "check")
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     cancelled: bool
-    def __init__(self, cancelled: _Optional[bool] = ...) -> None: ...
+    check: int
+    def __init__(self, cancelled: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive", "shipped", "timeline")
+    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive", "shipped", "timeline", "waiting", "steps_failed", "check")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +189,9 @@ class JobEvent(_message.Message):
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     phase: PhaseChange
     compiled: Compiled
     outputs: StepOutputs
@@ -146,7 +201,28 @@ class JobEvent(_message.Message):
     alive: bool
     shipped: Shipped
     timeline: RankTimeline
-    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., timeline: _Optional[_Union[RankTimeline, _Mapping]] = ...) -> None: ...
+    waiting: Waiting
+    steps_failed: StepsFailed
+    check: int
+    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("rank", "count", "seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    count: int
+    seconds: float
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class StepsFailed(_message.Message):
+    __slots__ = ("ticket", "error")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    error: ErrorReport
+    def __init__(self, ticket: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
 class PhaseChange(_message.Message):
     __slots__ = ("phase", "seconds", "error")
@@ -227,7 +303,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "phase", "seconds", "error", "fetched_ranks", "sent_bytes")
+    __slots__ = ("job_id", "name", "phase", "seconds", "error", "fetched_ranks", "sent_bytes", "queued_seconds")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +311,7 @@ class JobStatus(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FETCHED_RANKS_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     name: str
     phase: str
@@ -242,10 +319,11 @@ class JobStatus(_message.Message):
     error: ErrorReport
     fetched_ranks: int
     sent_bytes: int
-    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    queued_seconds: float
+    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., queued_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline")
+    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline", "run_failed", "check")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +336,8 @@ class WorkerMessage(_message.Message):
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     register: Register
     heartbeat: Heartbeat
     facts: Facts
@@ -270,7 +350,9 @@ class WorkerMessage(_message.Message):
     fetched: Fetched
     written: OperationDone
     timeline: TimelineOf
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline: _Optional[_Union[TimelineOf, _Mapping]] = ...) -> None: ...
+    run_failed: RunFailed
+    check: int
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline: _Optional[_Union[TimelineOf, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback")
@@ -293,6 +375,22 @@ class Register(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
+    __slots__ = ("stopped", "cpu_seconds")
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    stopped: bool
+    cpu_seconds: float
+    def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ...) -> None: ...
+
+class BeatRequest(_message.Message):
+    __slots__ = ("token", "heartbeat")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    heartbeat: Heartbeat
+    def __init__(self, token: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class BeatReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -333,16 +431,18 @@ class Facts(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., sync_id: _Optional[_Iterable[int]] = ..., register: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., role: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[int]] = ..., rank: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompileDone(_message.Message):
-    __slots__ = ("job_id", "digest", "reports", "cached")
+    __slots__ = ("job_id", "digest", "reports", "cached", "kernels")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     digest: str
     reports: bool
     cached: bool
-    def __init__(self, job_id: _Optional[int] = ..., digest: _Optional[str] = ..., reports: _Optional[bool] = ..., cached: _Optional[bool] = ...) -> None: ...
+    kernels: str
+    def __init__(self, job_id: _Optional[int] = ..., digest: _Optional[str] = ..., reports: _Optional[bool] = ..., cached: _Optional[bool] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class JobDone(_message.Message):
     __slots__ = ("job_id",)
@@ -376,6 +476,16 @@ class OperationDone(_message.Message):
     ticket: int
     def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ...) -> None: ...
 
+class RunFailed(_message.Message):
+    __slots__ = ("job_id", "ticket", "error")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    ticket: int
+    error: ErrorReport
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
+
 class JobFailed(_message.Message):
     __slots__ = ("job_id", "error")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -385,7 +495,7 @@ class JobFailed(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "index", "collect", "finish", "abort", "timeline")
+    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "index", "collect", "finish", "abort", "timeline", "check")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +508,7 @@ class MasterMessage(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     refused: ErrorReport
     heartbeat: Heartbeat
@@ -406,23 +517,26 @@ class MasterMessage(_message.Message):
     run: Run
     save: Save
     index: Save
-    collect: OperationDone
+    collect: Collect
     finish: JobDone
     abort: JobFailed
     timeline: OperationDone
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[OperationDone, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., timeline: _Optional[_Union[OperationDone, _Mapping]] = ...) -> None: ...
+    check: int
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Registered(_message.Message):
-    __slots__ = ("rank", "world_size", "silence_seconds", "token")
+    __slots__ = ("rank", "world_size", "silence_seconds", "token", "peer_key")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PEER_KEY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     silence_seconds: float
     token: bytes
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., token: _Optional[bytes] = ...) -> None: ...
+    peer_key: bytes
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., token: _Optional[bytes] = ..., peer_key: _Optional[bytes] = ...) -> None: ...
 
 class Compile(_message.Message):
     __slots__ = ("job_id", "mode", "world_size", "cache", "digest", "share", "copy")
@@ -443,7 +557,7 @@ class Compile(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job_id", "transport_token", "restore", "far", "save", "deadline", "record")
+    __slots__ = ("job_id", "transport_token", "restore", "far", "save", "deadline", "record", "open", "anomaly")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +565,8 @@ class Prepare(_message.Message):
     SAVE_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    ANOMALY_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     transport_token: str
     restore: str
@@ -458,7 +574,9 @@ class Prepare(_message.Message):
     save: str
     deadline: float
     record: bool
-    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ...) -> None: ...
+    open: bool
+    anomaly: bool
+    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., open: _Optional[bool] = ..., anomaly: _Optional[bool] = ...) -> None: ...
 
 class PeerAddress(_message.Message):
     __slots__ = ("rank", "address")
@@ -483,16 +601,28 @@ class Run(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., steps: _Optional[int] = ..., fed: _Optional[bool] = ..., feeds: _Optional[bytes] = ...) -> None: ...
 
 class Save(_message.Message):
-    __slots__ = ("job_id", "ticket", "directory", "background")
+    __slots__ = ("job_id", "ticket", "directory", "background", "before")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     ticket: int
     directory: str
     background: bool
-    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., directory: _Optional[str] = ..., background: _Optional[bool] = ...) -> None: ...
+    before: bool
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., directory: _Optional[str] = ..., background: _Optional[bool] = ..., before: _Optional[bool] = ...) -> None: ...
+
+class Collect(_message.Message):
+    __slots__ = ("job_id", "ticket", "before")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    ticket: int
+    before: bool
+    def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., before: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("token", "job_id", "ticket", "digest", "offset")

@@ -25,6 +25,133 @@ if _version_not_supported:
     )
 
 
+class SignInStub:
+    """--- who calls -------------------------------------------------------------------------------------
+
+    Clients and workers begin with it: both sides prove that they know a secret, which never crosses the wire.
+    Every other call, health checking apart, carries the session in its metadata.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Challenge = channel.unary_unary(
+                '/plancompiler.proto.SignIn/Challenge',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.ChallengeRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.ChallengeReply.FromString,
+                _registered_method=True)
+        self.Prove = channel.unary_unary(
+                '/plancompiler.proto.SignIn/Prove',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.ProveRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.ProveReply.FromString,
+                _registered_method=True)
+
+
+class SignInServicer:
+    """--- who calls -------------------------------------------------------------------------------------
+
+    Clients and workers begin with it: both sides prove that they know a secret, which never crosses the wire.
+    Every other call, health checking apart, carries the session in its metadata.
+    """
+
+    def Challenge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prove(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SignInServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Challenge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Challenge,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.ChallengeRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.ChallengeReply.SerializeToString,
+            ),
+            'Prove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prove,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.ProveRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.ProveReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'plancompiler.proto.SignIn', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('plancompiler.proto.SignIn', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class SignIn:
+    """--- who calls -------------------------------------------------------------------------------------
+
+    Clients and workers begin with it: both sides prove that they know a secret, which never crosses the wire.
+    Every other call, health checking apart, carries the session in its metadata.
+    """
+
+    @staticmethod
+    def Challenge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plancompiler.proto.SignIn/Challenge',
+            plancompiler_dot_proto_dot_cluster__pb2.ChallengeRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.ChallengeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plancompiler.proto.SignIn/Prove',
+            plancompiler_dot_proto_dot_cluster__pb2.ProveRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.ProveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class ClientStub:
     """--- clients ---------------------------------------------------------------------------------------
 
@@ -431,6 +558,11 @@ class WorkerStub:
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.UploadReply.FromString,
                 _registered_method=True)
+        self.Beat = channel.unary_unary(
+                '/plancompiler.proto.Worker/Beat',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.BeatRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.BeatReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -452,6 +584,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Beat(self, request, context):
+        """What the process beside a worker says of it while the worker itself says nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -464,6 +603,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.UploadReply.SerializeToString,
+            ),
+            'Beat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Beat,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.BeatRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.BeatReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -522,6 +666,33 @@ class Worker:
             '/plancompiler.proto.Worker/Upload',
             plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.SerializeToString,
             plancompiler_dot_proto_dot_cluster__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Beat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plancompiler.proto.Worker/Beat',
+            plancompiler_dot_proto_dot_cluster__pb2.BeatRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.BeatReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,28 +39,56 @@ def losses(session: pc.Session) -> list[Any]:
     return [outputs["loss"] for outputs in session.run(3)]
 
 
-@pytest.mark.parametrize("first", MODES)
-def test_a_second_run_compiles_nothing_in_any_mode(
-    first: str, cache_folder: Path, work: Counter[str]
-) -> None:
+def test_a_second_run_compiles_nothing(cache_folder: Path, work: Counter[str]) -> None:
     job = mlp(layout="dp_tp", ranks=4)
-    with pc.run(job, mode=first, cache=False) as session:
+    with pc.run(job, cache=False) as session:
         assert not session.cached
         fresh, digest = losses(session), session.digest
     assert not cache_folder.exists()
-    with pc.run(job, mode=first) as session:
+    with pc.run(job) as session:
         assert not session.cached
         assert (losses(session), session.digest) == (fresh, digest)
     assert work.keys() >= {"run_passes", "infer_sbp", "build_boxing_task_graph"}
     work.clear()
-    for mode in MODES:
-        with pc.run(mlp(layout="dp_tp", ranks=4), mode=mode) as session:
-            assert session.cached
-            assert (losses(session), session.digest) == (fresh, digest)
+    with pc.run(mlp(layout="dp_tp", ranks=4)) as session:
+        assert session.cached
+        assert (losses(session), session.digest) == (fresh, digest)
     assert work == Counter()
-    with pc.run(job, mode=first, cache=False) as session:
+    with pc.run(job, cache=False) as session:
         assert not session.cached
     assert work["infer_sbp"] > 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "mode"), [("environment", "naive"), *(("argument", mode) for mode in MODES)]
+)
+def test_who_chooses_a_mode_gets_what_it_makes(
+    chosen: str,
+    mode: str,
+    cache_folder: Path,
+    work: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever plans the cache has; and it keeps them, though another mode was asked."""
+    job = mlp(layout="dp_tp", ranks=4)
+    with pc.run(job) as session:
+        digest = session.digest
+    kept = {path: path.read_bytes() for path in cache_folder.rglob("*") if path.is_file()}
+    work.clear()
+    if chosen == "environment":
+        monkeypatch.setenv("PLANCOMPILER_COMPILE_MODE", mode)
+    with pc.run(job, mode=mode if chosen == "argument" else None) as session:
+        assert (session.mode, session.cached) == (mode, False)
+        assert session.digest == digest
+    made = {
+        "naive": "plan_of_part",
+        "rank_per_process": "compile_in_processes",
+        "rank_per_iter": "emit_plan",
+        "rank_per_thread": "emit_plan",
+    }
+    assert work["infer_sbp"] == 1
+    assert work[made[mode]] > 0
+    assert kept == {path: path.read_bytes() for path in cache_folder.rglob("*") if path.is_file()}
 
 
 def test_kept_plans_are_the_compiled_plans(cache_folder: Path) -> None:

@@ -93,7 +93,7 @@ def test_clearing_removes_entries_and_nothing_else(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write(KEY, "slices", {}, b"1")
     store.write(OTHER, "rank_3", {}, b"22")
-    (tmp_path / KEY / ".unfinished-1-ab").write_bytes(b"left by a killed process")
+    (tmp_path / KEY / "slices.ab.partial").write_bytes(b"left by a killed process")
     (tmp_path / "thesis.tex").write_text("years of work")
     (tmp_path / OTHER / "notes").write_text("more work")
     (tmp_path / "photos").mkdir()
@@ -110,7 +110,7 @@ def test_files_of_killed_writers_go(tmp_path: Path) -> None:
     store = Store(tmp_path, limit=1 << 20)
     folder = tmp_path / KEY
     folder.mkdir()
-    old, fresh = folder / ".unfinished-1-ab", folder / ".unfinished-2-cd"
+    old, fresh = folder / "slices.ab.partial", folder / "rank_0.cd.partial"
     for path in (old, fresh):
         path.write_bytes(b"half")
     os.utime(old, (0, 0))

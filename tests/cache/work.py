@@ -17,7 +17,7 @@ STAGES = (
     (whole, "build_boxing_task_graph"),
     (whole, "slice_to_bytes"),
     (cached, "slice_to_bytes"),
-    (whole, "emit_plan"),
+    (whole, "plan_of_part"),
     (whole, "compile_in_processes"),
     (rank, "rebuild_rank_task_graph"),
     (rank, "emit_plan"),

@@ -1,12 +1,15 @@
 """Which of OpenBLAS's kernel sets is chosen, by whom, and what is said about it."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from plancompiler import blas, blas_kernels
 from plancompiler.blas_kernels import AVX512, Cpu, kernel_set_for
+from plancompiler.worker_processes import worker_environment
 
 FLAGS = AVX512 | {"avx2", "fma"}
 ZEN_5 = Cpu("AuthenticAMD", 26, FLAGS)
@@ -117,3 +120,54 @@ def test_slower_kernels_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pools[0]["architecture"] = "Haswell"
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     assert blas.faster_kernels() is None
+
+
+THREADS_AND_PROCESSES = """
+import os
+os.environ["OPENBLAS_CORETYPE"] = "{loaded}"
+import numpy as np
+del os.environ["OPENBLAS_CORETYPE"]
+import plancompiler as pc
+from tests.examples import mlp
+
+if __name__ == "__main__":
+    found = []
+    for backend in ("threads", "processes"):
+        with pc.run(mlp(ranks=2, hidden=48), backend=backend) as session:
+            found.append([outputs["loss"] for outputs in session.run(40)])
+    print(found[0] == found[1], pc.blas.numeric_kernels())
+"""
+
+
+def test_ranks_as_threads_and_as_processes_have_the_same_kernels(tmp_path: Path) -> None:
+    """Also where NumPy was loaded before plancompiler, with kernels that nobody would choose."""
+    script = tmp_path / "both.py"
+    script.write_text(THREADS_AND_PROCESSES.format(loaded="Nehalem"))
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment.pop("OPENBLAS_CORETYPE", None)
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        cwd=root,
+        timeout=120,
+    )
+    assert done.stdout.startswith("True NumPy ")
+    if "openblas" in done.stdout and blas_kernels.this_cpu() is not None:
+        assert "with Nehalem kernels" in done.stdout
+
+
+def test_workers_are_given_the_kernels_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"user_api": "blas", "internal_api": "openblas", "architecture": "Zen"}
+    own |= {"filepath": "/x/numpy.libs/libopenblas.so", "version": "0.3"}
+    other = {**own, "filepath": "/x/scipy.libs/libopenblas.so", "architecture": "Haswell"}
+    monkeypatch.setattr(blas.threadpoolctl, "threadpool_info", lambda: [other, own])
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    assert blas.kernel_environment() == {"OPENBLAS_CORETYPE": "Zen"}
+    assert worker_environment()["OPENBLAS_CORETYPE"] == "Zen"
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "SkylakeX")
+    assert blas.kernel_environment() == {}
+    assert worker_environment()["OPENBLAS_CORETYPE"] == "SkylakeX"

@@ -104,16 +104,32 @@ def test_exit_codes_of_the_program(start: Start, mlp: str) -> None:
     assert start("run", mlp, "--steps", "1", "--restore", "none").wait(WAIT) == 1
 
 
+ODD = """
+import plancompiler as pc
+
+
+class OddJob(pc.Job):
+    @property
+    def world_size(self):
+        raise RuntimeError("nobody could know this")
+
+
+def build():
+    with pc.job("odd") as job:
+        pc.output("x", pc.ones((2,), "float32", pc.Placement("cpu", [0])))
+    return OddJob(job.name, job.ops)
+"""
+
+
 def test_an_unforeseen_error_is_one_paragraph_and_shows_its_traceback_on_demand(
-    start: Start, mlp: str, tmp_path: Path
+    start: Start, write: Callable[..., str]
 ) -> None:
-    (tmp_path / "taken").write_text("a file, not a folder")
-    command = ("compile", mlp, "--out", str(tmp_path / "taken" / "plans"))
+    command = ("compile", write(ODD, "odd.py"))
     child = start(*command)
     _, errors = child.communicate(timeout=WAIT)
     assert child.returncode == 1
     assert "Traceback" not in errors
-    assert "NotADirectoryError" in errors
+    assert "RuntimeError: nobody could know this" in errors
     assert "PLANCOMPILER_LOG=debug" in errors
     child = start(*command, PLANCOMPILER_LOG="debug")
     _, errors = child.communicate(timeout=WAIT)
@@ -182,14 +198,15 @@ def test_a_master_two_workers_and_a_client(start: Start, mlp: str, tmp_path: Pat
     master = start("master", "--listen", "127.0.0.1:0", "--ranks", "2", "--json")
     assert master.stdout is not None
     address = json.loads(master.stdout.readline())["address"]
-    workers = [start("worker", "--master", address, "--json") for _ in range(2)]
+    allowed = ("--allow-path", str(tmp_path))
+    workers = [start("worker", "--master", address, *allowed, "--json") for _ in range(2)]
 
     alone = start("run", mlp, "--ranks", "2", "--steps", "8", "--json")
     client = start("submit", mlp, "--master", address, "--steps", "8", "--json")
     report = json.loads(client.communicate(timeout=WAIT)[0])
     expected = json.loads(alone.communicate(timeout=WAIT)[0])
     assert client.returncode == alone.returncode == 0
-    assert list(report) == list(expected)
+    assert list(report) == [*expected, "queued_seconds"]
     assert report["ranks"] == 2
     assert report["backend"] == "cluster"
     assert report["steps"] == len(report["losses"]) == 8
@@ -203,7 +220,7 @@ def test_a_master_two_workers_and_a_client(start: Start, mlp: str, tmp_path: Pat
     endless.send_signal(signal.SIGINT)
     endless.communicate(timeout=WAIT)
     assert endless.returncode == 130
-    saved = start("submit", mlp, "--master", address, "--steps", "4", "--save", folder)
+    saved = start("submit", mlp, "--master", address, "--steps", "4", "--anomaly", "--save", folder)
     saved.communicate(timeout=WAIT)
     assert saved.returncode == 0
     restored = start(

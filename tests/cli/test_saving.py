@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -45,18 +46,18 @@ class Disk:
         self.reached = threading.Event()
         self.go = threading.Event()
         self.indices: list[int] = []
-        write, index = checkpoint._write, checkpoint.write_index
+        write, index = checkpoint.write_whole, checkpoint.write_index
 
-        def slow(*arguments: Any) -> None:
+        def slow(*arguments: Any, **named: Any) -> None:
             self.reached.set()
             assert self.go.wait(ENOUGH)
-            write(*arguments)
+            write(*arguments, **named)
 
         def noted(folder: Path, world_size: int, step: int, tag: str = "") -> None:
             index(folder, world_size, step, tag)
             self.indices.append(step)
 
-        monkeypatch.setattr(checkpoint, "_write", slow)
+        monkeypatch.setattr(checkpoint, "write_whole", slow)
         monkeypatch.setattr(session_module, "write_index", noted)
 
 
@@ -257,8 +258,9 @@ def test_what_is_given_up_leaves_no_trace_and_the_older_one_stays(
 
     def write(keep_going: Callable[[], None]) -> None:
         def slowly() -> None:
-            begun.set()
-            assert stopped.wait(ENOUGH)
+            if any(path.suffix == ".partial" for path in (tmp_path / "model").iterdir()):
+                begun.set()
+                assert stopped.wait(ENOUGH)
             keep_going()
 
         checkpoint.save_shards(tmp_path / "model", plan, arrays, 7, keep_going=slowly)
@@ -287,7 +289,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_older_one(
         session.save(tmp_path / "next")
     shutil.copy(tmp_path / "next" / "step3-rank00000.safetensors", folder)
     half = (tmp_path / "next" / "step3-rank00001.safetensors").read_bytes()[:100]
-    (folder / "step3-rank00001.safetensors.partial").write_bytes(half)
+    (folder / "step3-rank00001.safetensors.ab.partial").write_bytes(half)
     with pc.run(job, cache=False, restore=folder) as session:
         for name, value in session.variables().items():
             np.testing.assert_array_equal(value, kept[name])
@@ -297,3 +299,36 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_older_one(
         "step2-rank00000.safetensors",
         "step2-rank00001.safetensors",
     ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_flipped_bit_in_a_shard_is_refused_unless_nobody_looks(
+    backend: str, job: pc.Job, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    with pc.run(job, cache=False) as session:
+        list(session.run(1))
+        session.save(folder)
+        kept = session.variables()
+    path = folder / "step1-rank00000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="not those that were written"):
+        pc.run(job, backend=backend, restore=folder, cache=False)
+    with pc.run(job, backend=backend, restore=folder, cache=False, check_restore=False) as session:
+        found = session.variables()
+    assert sum(not np.array_equal(found[name], value) for name, value in kept.items()) == 1
+
+
+def test_boxes_that_overlap_leave_no_memory_that_nobody_wrote(job: pc.Job, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pc.run(job, cache=False) as session:
+        session.save(folder)
+    index = json.loads((folder / INDEX).read_text())
+    for variable in index["variables"].values():
+        if len(variable["boxes"]) == 2:
+            variable["boxes"][1] = variable["boxes"][0]
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"the boxes of variable .*overlap"):
+        pc.run(job, restore=folder, cache=False)

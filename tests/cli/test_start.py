@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.blas_kernels import VARIABLE, kernel_set_for, this_cpu
+from plancompiler.blas_kernels import VARIABLE, this_cpu
 from plancompiler.cli.program import COMMANDS, load_command
 from tests.cli.conftest import Invoke
 
@@ -86,49 +86,44 @@ def first_own_import(path: Path) -> str:
     return ""
 
 
-def test_the_kernels_are_chosen_before_numpy_is_loaded() -> None:
-    """In whatever module a program starts: each room, and each module of no room, sees to it.
-
-    The commands are loaded by the program, which sees to it for them.
-    """
-    chooser = "plancompiler.blas_kernels"
-    package = ROOT / "plancompiler"
-    rooms = [
-        room
-        for room in package.iterdir()
-        if room.name != "cli" and any(map(numpy_imports, room.resolve().rglob("*.py")))
-    ]
-    assert {"ops", "executor", "eager"} <= {room.name for room in rooms}
-    for room in rooms:
-        assert first_own_import(room / "__init__.py") == chooser, room.name
-    for path in filter(numpy_imports, package.glob("*.py")):
-        assert first_own_import(path) == chooser, path.name
-        first = next(
-            node
-            for node in ast.parse(path.read_text()).body
-            if isinstance(node, ast.ImportFrom) and node.module == "plancompiler"
-        )
-        assert first.lineno < numpy_imports(path)[0].lineno, path.name
-
-
 @pytest.mark.parametrize(
     "code",
     [
+        "import plancompiler; import numpy",
         "import plancompiler.session",
         "import plancompiler.executor.comm.base",
         "from plancompiler.cli.program import load_command; load_command('run')",
     ],
 )
 def test_a_program_may_start_in_any_module(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are chosen when NumPy is imported, by whomever; here for a CPU that has a choice."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport plancompiler as pc\nprint(pc.blas_kernels.CHOSEN)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=WAIT,
+    script = (
+        "import os, plancompiler as pc\n"
+        "pc.blas_kernels.this_cpu = lambda: pc.blas_kernels.Cpu('AuthenticAMD', 25, "
+        "pc.blas_kernels.AVX512)\n"
+        f"{code}\n"
+        f"print(pc.blas_kernels.CHOSEN, os.environ.get({VARIABLE!r}))\n"
+        "print(pc.blas.describe())\n"
     )
-    assert done.stdout.strip() == str(kernel_set_for(this_cpu(), {}))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=WAIT
+    )
+    chosen, said = done.stdout.splitlines()
+    assert chosen == "Haswell None"
+    if "openblas" in said and {"avx2", "fma"} <= cpu_flags():
+        assert "Haswell kernels (chosen by plancompiler)" in said
+
+
+def cpu_flags() -> frozenset[str]:
+    cpu = this_cpu()
+    return frozenset() if cpu is None else cpu.flags
+
+
+def test_importing_the_package_loads_next_to_nothing() -> None:
+    ours = [name for name in loaded_by("import plancompiler") if name.startswith("plancompiler")]
+    assert ours == ["plancompiler"]
+    assert not {"numpy", "dataclasses", "platform"} & set(loaded_by("import plancompiler"))
 
 
 # --- signals before a command has begun -----------------------------------------------------------

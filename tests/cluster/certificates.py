@@ -8,8 +8,13 @@ from pathlib import Path
 from plancompiler.cluster.channel import TlsFiles
 
 CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-SIGNED = {"ca": ("server", "client", "elsewhere"), "other": ("stranger",)}
+SIGNED = {
+    "ca": ("server", "client", "elsewhere", "only_server", "only_client", "expired"),
+    "other": ("stranger",),
+}
 """Certificates by the authority that signs them."""
+USES = {"only_server": "serverAuth", "only_client": "clientAuth"}
+"""What a certificate is for, where it is not for everything."""
 
 
 def make_certificates(folder: Path) -> None:
@@ -23,11 +28,13 @@ def make_certificates(folder: Path) -> None:
                 "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
         for name in names:
             host = "DNS:elsewhere" if name == "elsewhere" else "IP:127.0.0.1,DNS:localhost"
-            (folder / "san.txt").write_text(f"subjectAltName={host}")
+            use = f"\nextendedKeyUsage={USES[name]}" if name in USES else ""
+            (folder / "san.txt").write_text(f"subjectAltName={host}{use}")
+            days = "-1" if name == "expired" else "2"
             openssl("req", *CURVE, "-subj", f"/CN={name}", "-keyout", f"{name}.key",
                     "-out", f"{name}.csr")  # fmt: skip
             openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem",
-                    "-CAkey", f"{authority}.key", "-days", "2", "-extfile", "san.txt",
+                    "-CAkey", f"{authority}.key", "-days", days, "-extfile", "san.txt",
                     "-out", f"{name}.pem")  # fmt: skip
 
 

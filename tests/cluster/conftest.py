@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
+from plancompiler.cluster.channel import SessionChannel, connect_master
 from plancompiler.errors import PlanCompilerError
 from plancompiler.master.server import MasterServer
 from plancompiler.worker.agent import run_worker
 from tests.cluster.certificates import make_certificates
 
 JOIN_SECONDS = 30.0
+
+
+def signed_in(address: str) -> SessionChannel:
+    """A channel to a master of this user, for calls that no client and no worker would make."""
+    return connect_master(address, None, None, JOIN_SECONDS)
 
 
 class WorkerThread:

@@ -27,6 +27,7 @@ from plancompiler.cluster.messages import (
     Recorded,
     Register,
     Run,
+    RunFailed,
     Save,
     SendTimeline,
     WorkerMessage,
@@ -99,8 +100,17 @@ class SimulatedWorker:
     silent: bool = False
     """Hangs: neither reads nor writes nor works."""
     facts: tuple[CrossRankFact, ...] = ()
+    kernels: str = "kernels"
+    steps_done: dict[int, int] = field(default_factory=dict)
+    """By job."""
+    reported: int | None = None
+    """How many steps it reports of each run, where that is another number than it should."""
     fail_at: type | None = None
     """The work at which this worker fails; Written: writing beside other work."""
+    not_finite: ErrorReport | None = None
+    """What it says of its runs, in place of reporting their steps."""
+    collected: list[Collect] = field(default_factory=list)
+    """The commands to upload that it has begun with."""
 
 
 class SimulatedCluster:
@@ -252,6 +262,8 @@ class SimulatedCluster:
                     elif isinstance(work, Save):
                         assert worker.beside is None, "two checkpoints at a time"
                         worker.saves.append(work)
+                    elif isinstance(work, Collect):
+                        worker.collected.append(work)
                 case worker_events.StartBeside(order):
                     assert worker.beside is None, "an index before its shards"
                     worker.beside = order
@@ -290,11 +302,17 @@ class SimulatedCluster:
         if worker.interrupted is not None:
             error = AbortedError("stopped").report
             self._tell_worker(worker, worker_events.WorkFailed(work.job_id, error))
+        elif isinstance(work, Run) and worker.not_finite is not None:
+            failed = RunFailed(work.job_id, work.ticket, worker.not_finite)
+            self._tell_worker(worker, worker_events.WorkDone(work.job_id, failed))
         elif worker.fail_at is type(work):
             self._tell_worker(worker, worker_events.WorkFailed(work.job_id, BROKEN))
         else:
             if isinstance(work, Run) and worker.state.rank == 0:
-                for step in range(work.steps):
+                first = worker.steps_done.get(work.job_id, 0)
+                worker.steps_done[work.job_id] = first + work.steps
+                reported = work.steps if worker.reported is None else worker.reported
+                for step in range(first, first + reported):
                     worker.to_master.append(Outputs(work.job_id, step, b""))
             if isinstance(work, SendTimeline):
                 worker.to_master.append(Recorded(work.job_id, b"times"))
@@ -307,7 +325,8 @@ class SimulatedCluster:
     def _reply(self, worker: SimulatedWorker, work: worker_events.Work) -> WorkerMessage:
         match work:
             case Compile(job_id):
-                return Compiled(job_id, "digest", worker.state.rank == 0, worker.facts)
+                reports = worker.state.rank == 0
+                return Compiled(job_id, "digest", reports, worker.facts, kernels=worker.kernels)
             case Prepare(job_id):
                 return Prepared(job_id)
             case Run(job_id, ticket) | Save(job_id, ticket) | WriteIndex(job_id, ticket):

@@ -45,21 +45,31 @@ def submit(
     return losses, handle.digest, handle.cached
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_the_second_submission_compiles_nothing(
-    mode: str, client: Client, work: Counter[str], cache_folder: Path
+    client: Client, work: Counter[str], cache_folder: Path
 ) -> None:
-    fresh, digest, cached = submit(client, mlp(ranks=2), mode, cache=False)
+    fresh, digest, cached = submit(client, mlp(ranks=2), cache=False)
     assert not cached
     assert not cache_folder.exists()
-    assert submit(client, mlp(ranks=2), mode) == (fresh, digest, False)
+    assert submit(client, mlp(ranks=2)) == (fresh, digest, False)
     assert work["infer_sbp"] == 2
     work.clear()
-    for each in MODES:
-        assert submit(client, mlp(ranks=2), each) == (fresh, digest, True)
+    assert submit(client, mlp(ranks=2)) == (fresh, digest, True)
     assert work == Counter()
-    assert submit(client, mlp(ranks=2), mode, cache=False) == (fresh, digest, False)
+    assert submit(client, mlp(ranks=2), cache=False) == (fresh, digest, False)
     assert work["infer_sbp"] == 1
+
+
+def test_who_chooses_a_mode_gets_what_it_makes(
+    client: Client, work: Counter[str], cache_folder: Path
+) -> None:
+    fresh, digest, _ = submit(client, mlp(ranks=2))
+    work.clear()
+    for number, mode in enumerate(MODES, start=1):
+        assert submit(client, mlp(ranks=2), mode) == (fresh, digest, False)
+        assert work["infer_sbp"] == number
+    assert work["plan_of_part"] == 2  # both by `naive`, on the master
+    assert work["rebuild_rank_task_graph"] > 2
 
 
 def test_a_changed_job_is_compiled(client: Client) -> None:

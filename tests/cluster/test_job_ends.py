@@ -28,7 +28,9 @@ from plancompiler.errors import (
 )
 from plancompiler.master.events import CancelAsked, FromWorker, Limits, StepAsked, Stopping, Tick
 from plancompiler.plan.digest import CrossRankFact
+from plancompiler.time_limits import DEADLINE
 from plancompiler.worker import events
+from plancompiler.worker.state import MASTER_SILENCES
 from tests.cluster.simulated import ALL_GOOD, BROKEN, SimulatedCluster, cluster_of, drop_work, until
 
 
@@ -106,7 +108,7 @@ def test_a_silent_worker_is_lost() -> None:
     error = cluster.error(job)
     assert error is not None
     assert error.code == WorkerLostError.code
-    assert "said nothing for 5 s" in error.what
+    assert f"said nothing for {cluster.limits.silence:g} s" in error.what
     assert cluster.busy() == {0: 0}
 
 
@@ -116,9 +118,12 @@ def test_a_silent_master_is_lost() -> None:
     until(cluster, job, Phase.RUNNING)
     worker = workers[0]
     worker.to_worker.clear()
-    for _ in range(20):
+    for _ in range(round(2 * MASTER_SILENCES * cluster.limits.silence)):
         cluster.now += 0.5
+        assert not worker.exited
         cluster._tell_worker(worker, events.Tick())
+    cluster.now += 1.0
+    cluster._tell_worker(worker, events.Tick())
     while worker.work is not None or worker.closing is not None:
         cluster._work_ends(worker) if worker.work is not None else cluster._closes(worker)
     assert worker.exited
@@ -206,6 +211,49 @@ def test_cancelling(phase: Phase) -> None:
     assert error.code == JobCancelledError.code
     assert cluster.phases(job)[-1] is Phase.CANCELLED
     assert cluster.busy() == dict.fromkeys((0, 1), blocker or 0)
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPILING, Phase.PREPARING, Phase.RUNNING])
+def test_a_worker_that_is_stopped_is_named(phase: Phase) -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, phase)
+    cluster.tell_master(FromWorker(workers[1].connection, Heartbeat(stopped=True)))
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == WorkerLostError.code
+    assert error.rank == 1
+    assert "in state T, stopped by a signal" in error.what
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPILING, Phase.PREPARING, Phase.RUNNING])
+def test_a_worker_that_works_is_waited_for(phase: Phase) -> None:
+    """For many limits; and when it does not work any longer, it is named within two of them."""
+    cluster = SimulatedCluster(2, Limits(compiling=20, preparing=20, progress=20))
+    workers = [cluster.add_worker() for _ in range(2)]
+    cluster.run()
+    job = cluster.submit(JobRequest(2))
+    until(cluster, job, phase)
+    if phase is Phase.COMPILING:
+        cluster._master_compiles()
+    cluster.choices = list  # type: ignore[method-assign]  # nobody gets anything done
+    used = 0.0
+
+    def pass_time(seconds: int, share: float) -> None:
+        nonlocal used
+        for _ in range(seconds):
+            cluster.now += 1.0
+            used += share
+            for worker in workers:
+                cluster.tell_master(FromWorker(worker.connection, Heartbeat(False, used)))
+            cluster.tell_master(Tick())
+
+    pass_time(200, 0.05)
+    assert cluster.error(job) is None
+    pass_time(round(2 * DEADLINE), 0.005)
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == DeadlineError.code
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPILING, Phase.PREPARING, Phase.RUNNING])

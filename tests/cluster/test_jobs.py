@@ -56,6 +56,17 @@ def fed_job(scale: float = 1.0, rows: int = 4) -> pc.Job:
     return job
 
 
+def growing_job() -> pc.Job:
+    """Each step multiplies its parameters by -999, until their squares are infinite."""
+    mesh = pc.Placement("cpu", [0, 1], axes=("dp",))
+    with pc.job("growing") as job:
+        weight = pc.nn.Parameter((4,), init="ones", name="w").place(mesh, "S(0)").value
+        loss = (weight * weight).sum()
+        pc.optim.SGD(lr=500.0).minimize(loss)
+        pc.output("loss", loss)
+    return job
+
+
 def batch(step: int, rows: int = 4) -> np.ndarray:
     return np.random.default_rng(step).standard_normal((rows, 600)).astype("float32")
 
@@ -96,6 +107,12 @@ def test_submissions_that_cannot_run(client: Client) -> None:
         client.submit(mlp(ranks=2), 1, mode="fast")
     with pytest.raises(UsageError):
         client.submit(mlp(ranks=2), -1)
+    with pc.job("called") as job:
+        weight = pc.nn.Parameter((1,)).place(pc.Placement("cpu", [0]))
+        pc.optim.SGD(lambda step: 0.1).minimize(weight.value.sum())
+        pc.output("loss", weight.value.sum())
+    with pytest.raises(UsageError, match="no cluster calls it"):
+        client.submit(job, 1)
     assert client.status().jobs == ()
 
 
@@ -117,6 +134,14 @@ def test_a_session_goes_step_by_step(client: Client) -> None:
         with pytest.raises(FeedError):
             list(session.run(1))
         assert session.step(x=batch(0))["loss"] < first["loss"]
+        assert session.lr == 0.0001
+        session.lr = 0.0  # beside a step's feeds
+        kept = session.step(x=batch(0))["loss"]
+        assert session.step(x=batch(0))["loss"] == kept
+        session.lr = lambda step: step * 0.0001
+        session.step(x=batch(0))
+        assert session.lr == 5 * 0.0001
+        assert session.step(x=batch(0))["loss"] != kept
         variables = session.variables()
         assert variables["weight"].shape == (500, 600)
     assert session.phase is Phase.FINISHED
@@ -207,6 +232,46 @@ def test_a_failing_step_fails_the_job_and_not_the_cluster(client: Client) -> Non
         with pytest.raises(NonFiniteError):
             session.step(x=batch(0))
     assert client.submit(mlp(ranks=2), 1).result()["step"] == 0
+
+
+@pytest.mark.parametrize("anomaly", [False, True])
+def test_an_open_job_is_saved_after_a_value_that_is_not_finite(
+    client: Client, tmp_path: Path, anomaly: bool
+) -> None:
+    """Ranks are at one step, before the failing one where `anomaly` keeps that."""
+    with client.open(growing_job(), anomaly=anomaly) as session:
+        good = []
+        with pytest.raises(NonFiniteError) as first:
+            good.extend(float(each["loss"]) for each in session.run(1000))
+        assert np.isfinite(good).all()
+        report = first.value.report
+        assert report.rank is not None
+        assert "test_jobs.py" in str(report.source)
+        kept = session.variables()
+        session.save(tmp_path)
+        with pytest.raises(NonFiniteError) as again:
+            next(session.run(1))
+        assert str(again.value) == str(first.value)
+    step = read_index(tmp_path)["step"]
+    if anomaly:
+        assert step == len(good)
+        assert all(np.isfinite(each).all() for each in kept.values())
+    else:
+        assert step > len(good)
+    assert client.status().jobs[-1].phase is Phase.FAILED
+    with client.open(growing_job(), restore=tmp_path) as session:
+        for name, value in session.variables().items():
+            np.testing.assert_array_equal(value, kept[name])
+
+
+def test_a_submitted_job_names_the_op_and_keeps_its_checkpoint(
+    client: Client, tmp_path: Path
+) -> None:
+    handle = client.submit(growing_job(), 1000, save=tmp_path, save_every=1, anomaly=True)
+    with pytest.raises(NonFiniteError, match="made the first") as caught:
+        handle.result()
+    assert "test_jobs.py" in str(caught.value.report.source)
+    assert read_index(tmp_path)["step"] > 0
 
 
 def test_cancelling(client: Client) -> None:

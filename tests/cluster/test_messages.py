@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plancompiler.cluster import messages as m
-from plancompiler.cluster.channel import is_loopback, split_address
+from plancompiler.cluster.address import is_loopback, split_address
 from plancompiler.cluster.chunks import (
     CHUNK_BYTES,
     Assembler,
+    Reservation,
+    UploadBudget,
     arrays_from_bytes,
     arrays_to_bytes,
     from_chunks,
@@ -31,12 +36,19 @@ from plancompiler.cluster.serde import (
     status_to_proto,
     worker_message_to_protos,
 )
-from plancompiler.errors import CATALOG, ErrorReport, PlanCompilerError, WireFormatError
+from plancompiler.errors import (
+    CATALOG,
+    ErrorReport,
+    LimitError,
+    PlanCompilerError,
+    WireFormatError,
+)
 from plancompiler.ir import DType, Job
 from plancompiler.master.job_channel import JobChannel
 from plancompiler.plan.digest import CrossRankFact
 from plancompiler.proto import cluster_pb2 as pb
 
+SECONDS = 60.0
 BARE = ErrorReport("E190", "it broke")
 FULL = ErrorReport("E190", "it broke", "op", "file.py:3", 7, "this", "that", "do so")
 LARGE = bytes(np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 5))
@@ -57,17 +69,19 @@ WORKER_MESSAGES: list[m.WorkerMessage] = [
     m.Compiled(1, "digest", True, ()),
     m.Compiled(1 << 40, "", False, FACTS),
     m.Compiled(2, "digest", False, (), cached=True),
+    m.Compiled(2, "digest", False, (), kernels="NumPy 2, openblas 0.3 with Zen kernels"),
     m.Prepared(2),
     m.Outputs(3, 4, LARGE),
     m.Outputs(3, 4, b""),
     m.Recorded(4, LARGE),
     m.OperationDone(5, 6),
+    m.RunFailed(5, 6, FULL),
     m.Written(5, 7),
     m.Failed(7, FULL),
     m.Idle(8),
 ]
 MASTER_MESSAGES: list[m.MasterMessage] = [
-    m.Registered(3, 4, 5.5, b"token"),
+    m.Registered(3, 4, 5.5, b"token", b"key"),
     m.Refused(BARE),
     m.Heartbeat(),
     m.Compile(1, "naive", 2),
@@ -79,11 +93,15 @@ MASTER_MESSAGES: list[m.MasterMessage] = [
     m.Run(4, 5, 6, True, b"feeds"),
     m.Prepare(3, "token", "", save="folder"),
     m.Prepare(3, "token", "", deadline=0.25, record=True),
+    m.Prepare(3, "token", "", open=True),
+    m.Prepare(3, "token", "", anomaly=True),
     m.Save(7, 8, "folder"),
     m.Save(7, 8, "folder", background=True),
+    m.Save(7, 8, "folder", before=True),
     m.WriteIndex(9, 10, "folder"),
     m.WriteIndex(9, 10, "folder", background=True),
     m.Collect(11, 12),
+    m.Collect(11, 12, before=True),
     m.SendTimeline(12, 13),
     m.Finish(13),
     m.Abort(14, FULL),
@@ -91,6 +109,7 @@ MASTER_MESSAGES: list[m.MasterMessage] = [
 EVENTS: list[m.JobEvent] = [
     *(m.PhaseChanged(phase, 1.5) for phase in m.Phase),
     m.PhaseChanged(m.Phase.FAILED, 0.0, FULL),
+    m.Waiting((1, 3), 2, 5.5),
     m.CompileFinished("digest", 2.5),
     m.CompileFinished("digest", 0.5, cached=True),
     m.Shipped(3, 4, 1 << 40),
@@ -98,6 +117,7 @@ EVENTS: list[m.JobEvent] = [
     m.RankTimeline(4, LARGE),
     m.StepDone(5),
     m.TicketDone(6),
+    m.StepsFailed(6, FULL),
     m.StepsDropped(7),
 ]
 
@@ -156,7 +176,7 @@ def test_status() -> None:
         3,
         (m.WorkerStatus(0, "host", "cpu", "1.2", 4),),
         (
-            m.JobStatus(4, "job", m.Phase.RUNNING, 5.0, None, 3, 1 << 40),
+            m.JobStatus(4, "job", m.Phase.RUNNING, 5.0, None, 3, 1 << 40, 2.5),
             m.JobStatus(5, "job", m.Phase.FAILED, 6.0, FULL),
         ),
     )
@@ -212,6 +232,46 @@ def test_chunks_that_lie_are_refused_before_memory_is_taken() -> None:
             from_chunks(stream, "it", 16 << 20)
 
 
+def test_memory_grows_with_what_has_come_and_not_with_what_is_announced() -> None:
+    raw = 256 << 20
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(raw))
+    announced = pb.Chunk(data=bomb, wire_bytes=len(bomb), raw_bytes=raw, compression=1)
+    never_sent = pb.Chunk(data=b"x", wire_bytes=raw, raw_bytes=raw)
+    budget = UploadBudget(3 * CHUNK_BYTES)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireFormatError, match="unpacks to more"):
+            Assembler("it", raw, Reservation(budget)).add(announced)
+        held = Reservation(budget)
+        assert Assembler("it", raw, held).add(never_sent) is None
+        assert budget.held == 1
+        held.close()
+        held.take(10)  # of whoever still unpacks
+        assert budget.held == 0
+        assert tracemalloc.get_traced_memory()[1] < 4 * CHUNK_BYTES
+    finally:
+        tracemalloc.stop()
+    # What would be packed too tightly is sent as it is.
+    tight = to_chunks(bytes(8 << 20), compress=True)
+    assert from_chunks(tight, "it", 16 << 20) == bytes(8 << 20)
+    assert sum(len(chunk.data) for chunk in tight) == 8 << 20
+
+
+def test_all_uploads_together_have_a_budget() -> None:
+    budget = UploadBudget(3 * CHUNK_BYTES)
+    packed = to_chunks(bytes(2 * CHUNK_BYTES), compress=True)
+    first, second = Reservation(budget), Reservation(budget)
+    assert Assembler("it", len(LARGE), first).add(packed[0]) == bytes(2 * CHUNK_BYTES)
+    assert budget.held == 2 * CHUNK_BYTES + len(packed[0].data)
+    with pytest.raises(LimitError, match="--max-upload-bytes"):
+        Assembler("it", len(LARGE), second).add(packed[0])
+    first.keep(10)
+    second.close()
+    assert budget.held == 10
+    first.close()
+    assert budget.held == 0
+
+
 @given(
     data=st.lists(st.binary(max_size=20), max_size=4), sizes=st.tuples(*[st.integers(0, 50)] * 2)
 )
@@ -259,19 +319,49 @@ def test_cut_arrays_are_refused(cut: int) -> None:
 
 
 def read_all(channel: JobChannel) -> list[m.JobEvent | None]:
-    return list(channel.read(lambda: True))
+    async def read() -> list[m.JobEvent | None]:
+        return [event async for event in channel.read()]
+
+    return asyncio.run(asyncio.wait_for(read(), SECONDS))
 
 
 def test_every_reader_gets_all_events() -> None:
     channel = JobChannel(Job("j", ()), m.JobRequest(1))
     for event in EVENTS:
-        if not isinstance(event, m.PhaseChanged):
+        if not isinstance(event, m.PhaseChanged | m.Waiting):
             channel.publish(event)
     channel.publish(m.PhaseChanged(m.Phase.FINISHED, 1.0))
-    expected = [event for event in EVENTS if not isinstance(event, m.PhaseChanged)]
+    expected = [event for event in EVENTS if not isinstance(event, m.PhaseChanged | m.Waiting)]
     for _ in range(2):
         assert read_all(channel)[:-1] == expected
-    assert list(channel.read(lambda: False)) == []
+    assert channel.readers == 0
+
+
+def test_of_what_is_missing_readers_get_the_latest() -> None:
+    queued, compiling = (
+        m.PhaseChanged(phase, 0.0) for phase in (m.Phase.QUEUED, m.Phase.COMPILING)
+    )
+    missing = [m.Waiting((rank,), 1, float(rank)) for rank in range(4)]
+
+    async def follow() -> list[m.JobEvent | None]:
+        channel = JobChannel(Job("j", ()), m.JobRequest(1))
+        channel.publish(queued)
+        channel.publish(missing[0])
+        channel.publish(missing[1])
+        events = channel.read()
+        found = [await anext(events), await anext(events)]
+        channel.publish(missing[2])
+        found.append(await anext(events))
+        channel.publish(missing[3])
+        channel.publish(compiling)
+        found.append(await anext(events))
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        channel.wake()
+        return [*found, await waiting]
+
+    found = asyncio.run(asyncio.wait_for(follow(), SECONDS))
+    assert found == [queued, missing[1], missing[2], compiling, None]
 
 
 def test_a_slow_reader_misses_the_oldest_steps_and_is_told() -> None:

@@ -128,5 +128,5 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path, cluster: MasterServer) -
         data = recorded_bytes(recording.folder, 0)
     (timeline,) = timelines_from_bytes([data])
     assert timeline.job == job.name
-    with pytest.raises(WireFormatError, match="no timeline"):
+    with pytest.raises(WireFormatError, match="no valid 'first_step'"):
         timelines_from_bytes([data.replace(b"first_step", b"other_name")])

@@ -18,6 +18,7 @@ from plancompiler.cluster.chunks import MAX_JOB_BYTES, to_chunks
 from plancompiler.errors import (
     ClusterError,
     DeviceError,
+    LimitError,
     MasterUnreachableError,
     PlanCompilerError,
     RankError,
@@ -29,14 +30,16 @@ from plancompiler.errors import (
 )
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
+from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub, TransferStub, WorkerStub
 from plancompiler.worker.agent import run_worker
 from tests.cluster.certificates import tls
-from tests.cluster.conftest import Workers
+from tests.cluster.conftest import Workers, signed_in
+from tests.examples import mlp
 
 SECONDS = 30.0
-SERVICES = ("Client", "Worker", "Transfer")
+SERVICES = ("Client", "Worker", "Transfer", "SignIn")
 
 
 def closed_port() -> int:
@@ -121,7 +124,7 @@ def test_the_master_going_away_ends_its_workers(workers: Workers) -> None:
 
 def test_a_worker_that_falls_silent_is_lost() -> None:
     with MasterServer(ranks=1, limits=Limits(silence=0.5)) as server:
-        with grpc.insecure_channel(server.address) as channel:
+        with signed_in(server.address) as channel:
             ended = threading.Event()
 
             def messages() -> Iterator[pb.WorkerMessage]:
@@ -141,6 +144,7 @@ def test_health_and_reflection(server: MasterServer) -> None:
         for name in ("", *(f"plancompiler.proto.{each}" for each in SERVICES)):
             reply = check(health_pb2.HealthCheckRequest(service=name), timeout=SECONDS)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    with signed_in(server.address) as channel:
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         (reply,) = stub.ServerReflectionInfo(iter([ask]), timeout=SECONDS)
@@ -149,7 +153,7 @@ def test_health_and_reflection(server: MasterServer) -> None:
 
 
 def submit_raw(address: str, *messages: pb.SubmitRequest) -> None:
-    with grpc.insecure_channel(address) as channel:
+    with signed_in(address) as channel:
         try:
             ClientStub(channel).Submit(iter(messages), timeout=SECONDS)
         except grpc.RpcError as error:
@@ -182,14 +186,38 @@ def test_submissions_that_are_not_what_they_claim(server: MasterServer) -> None:
     assert UnknownModeError.exit_code == 2
 
 
+def test_uploads_give_back_what_they_hold_and_the_queue_has_an_end() -> None:
+    data = job_to_bytes(mlp(ranks=1))
+    header = pb.SubmitRequest(header=pb.SubmitHeader(version=software_version(), steps=1))
+    job = pb.SubmitRequest(chunk=to_chunks(data)[0])
+    with MasterServer(max_upload_bytes=len(data) + 10, max_queue=1) as server:
+        for _ in range(3):
+            with pytest.raises(WireFormatError):
+                submit_raw(server.address, header, pb.SubmitRequest(chunk=to_chunks(b"bad")[0]))
+        assert server._budget.held == 0
+        submit_raw(server.address, header, job)  # it waits, as no worker comes
+        assert server._budget.held == len(data)
+        with pytest.raises(LimitError, match="--max-upload-bytes"):
+            submit_raw(server.address, header, job)
+        with Client(server.address) as client:
+            assert client.cancel(1)
+            assert server._budget.held == 0
+            submit_raw(server.address, header, job)
+            server._budget.limit *= 3
+            with pytest.raises(LimitError, match="--max-queue"):
+                client.submit(mlp(ranks=1), 1)
+            assert server._budget.held == len(data)
+    assert server._budget.held == 0
+
+
 def test_a_message_over_the_limit_is_refused_before_it_is_read(server: MasterServer) -> None:
     header = pb.SubmitRequest(header=pb.SubmitHeader(version="x" * (MAX_MESSAGE_BYTES + 1)))
-    with pytest.raises(ClusterError, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(LimitError, match=r"RESOURCE_EXHAUSTED.*at most 4194304 bytes"):
         submit_raw(server.address, header)
 
 
 def test_only_registered_workers_may_fetch(server: MasterServer) -> None:
-    with grpc.insecure_channel(server.address) as channel:
+    with signed_in(server.address) as channel:
         stub = WorkerStub(channel)
         request = pb.FetchRequest(token=b"guess", job_id=1)
         with pytest.raises(grpc.RpcError, match="only registered workers"):

@@ -7,8 +7,10 @@ import random
 import pytest
 
 from plancompiler.cluster.messages import (
+    MISSING_SHOWN,
     Compile,
     Compiled,
+    CompileFinished,
     JobRequest,
     OperationDone,
     Outputs,
@@ -22,13 +24,17 @@ from plancompiler.cluster.messages import (
     Run,
     Save,
     StepDone,
+    StepsFailed,
     TicketDone,
+    Waiting,
     Written,
 )
 from plancompiler.errors import (
+    AbortedError,
     ClusterError,
     DeadlineError,
     FeedError,
+    NonFiniteError,
     PlanCompilerError,
     RankError,
     RegistrationError,
@@ -204,6 +210,67 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_job(rank: int) -> None:
     assert cluster.phases(after) == ALL_GOOD
 
 
+NOT_FINITE = NonFiniteError("output 'loss' is not finite", rank=0).report
+STOPPED = AbortedError("rank 0 failed").report
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_open_job_can_be_saved_after_a_value_that_is_not_finite(rank: int) -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(0, open=True))
+    cluster.run()
+    workers[rank].not_finite = NOT_FINITE
+    workers[1 - rank].not_finite = STOPPED
+    cluster.tell_master(StepAsked(job, 1, 3, False))
+    cluster.tell_master(StepAsked(job, 2, 1, False))  # before the client knows
+    cluster.tell_master(SaveAsked(job, 3, "a"))
+    cluster.run()
+    told = [each for each in cluster.events[job] if isinstance(each, (StepsFailed, TicketDone))]
+    assert told == [StepsFailed(1, NOT_FINITE), StepsFailed(2, NOT_FINITE), TicketDone(3)]
+    cluster.tell_master(CollectAsked(job, 4))
+    cluster.run()
+    assert all(save.before for worker in workers for save in worker.saves)
+    assert all(each.before for worker in workers for each in worker.collected)
+    assert [len(worker.saves) + len(worker.collected) for worker in workers] == [2, 2]
+    with pytest.raises(NonFiniteError):
+        cluster.tell_master(StepAsked(job, 5, 1, False))
+    cluster.tell_master(FinishAsked(job))
+    cluster.run()
+    assert cluster.phases(job)[-1] is Phase.FAILED
+    assert cluster.error(job) == NOT_FINITE
+    assert cluster.busy() == {0: 0, 1: 0}
+    for worker in workers:
+        worker.not_finite = None
+    after = cluster.submit(JobRequest(1))
+    cluster.run()
+    assert cluster.phases(after) == ALL_GOOD
+
+
+def test_a_job_that_nobody_saves_ends_with_what_was_not_finite() -> None:
+    cluster, workers = cluster_of(2)
+    workers[0].not_finite = NOT_FINITE
+    job = cluster.submit(JobRequest(0, open=True))
+    cluster.run()
+    cluster.tell_master(StepAsked(job, 1, 1, False))
+    cluster.run()
+    assert cluster.phases(job)[-1] is Phase.RUNNING
+    cluster.tell_master(CancelAsked(job, "its client went away"))
+    cluster.run()
+    assert cluster.phases(job)[-1] is Phase.FAILED
+    assert cluster.error(job) == NOT_FINITE
+
+
+def test_only_a_value_that_is_not_finite_leaves_a_job_open() -> None:
+    cluster, workers = cluster_of(2)
+    workers[0].not_finite = workers[1].not_finite = STOPPED  # and nobody says by whom
+    job = cluster.submit(JobRequest(0, open=True))
+    cluster.run()
+    cluster.tell_master(StepAsked(job, 1, 1, False))
+    cluster.run()
+    assert cluster.phases(job)[-1] is Phase.FAILED
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
 def test_jobs_run_one_after_another() -> None:
     cluster, _ = cluster_of(2)
     first, second = cluster.submit(JobRequest(1)), cluster.submit(JobRequest(1))
@@ -358,6 +425,7 @@ def test_any_order_of_events_ends_well(seed: int) -> None:
                 rng.choice(living).fail_at = rng.choice([Compile, Prepare, Run, Save, Written])
             case 2 if living:
                 rng.choice(living).fail_at = None
+                rng.choice(living).not_finite = rng.choice([None, NOT_FINITE, STOPPED])
             case 3 if jobs:
                 cluster.tell_master(CancelAsked(rng.choice(jobs), "chance"))
             case 4 | 5:
@@ -396,3 +464,66 @@ def test_any_order_of_events_ends_well(seed: int) -> None:
     assert set(cluster.busy().values()) <= {0}
     for worker in cluster.workers:
         assert worker.exited or (worker.state.job_id is None and worker.work is None)
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def told(cluster: SimulatedCluster, job: int) -> list[Waiting]:
+    return [event for event in cluster.events[job] if isinstance(event, Waiting)]
+
+
+def test_whoever_waits_hears_at_once_and_again_which_ranks_are_missing() -> None:
+    cluster = SimulatedCluster(3)
+    cluster.add_worker(1)
+    cluster.run()
+    first = cluster.submit(JobRequest(1))
+    assert [(each.ranks, each.count, each.seconds) for each in told(cluster, first)] == [
+        ((0, 2), 2, 0.0)
+    ]
+    cluster.pass_time(11.0)
+    assert len(told(cluster, first)) == 3
+    second = cluster.submit(JobRequest(1))
+    assert told(cluster, second)[0].ranks == (0, 2)
+    cluster.add_worker(0)
+    cluster.run()
+    assert told(cluster, first)[-1].ranks == told(cluster, second)[-1].ranks == (2,)
+    count = len(told(cluster, first))
+    cluster.add_worker(2)
+    cluster.run()
+    cluster.pass_time(20.0)
+    assert cluster.phases(first)[-1] is cluster.phases(second)[-1] is Phase.FINISHED
+    assert len(told(cluster, first)) == count
+
+
+def test_of_very_many_missing_ranks_the_first_are_told() -> None:
+    cluster = SimulatedCluster(1000)
+    (waiting,) = told(cluster, cluster.submit(JobRequest(1)))
+    assert waiting.ranks == tuple(range(MISSING_SHOWN))
+    assert waiting.count == 1000
+
+
+def test_the_queue_counts_apart_and_a_jobs_time_ends_with_it() -> None:
+    cluster, _ = cluster_of(2)
+    first, second = (cluster.submit(JobRequest(1)) for _ in range(2))
+    until(cluster, first, Phase.COMPILING)
+    cluster.now += 7.0
+    cluster.run()
+    ends = {job.job_id: job for job in cluster.master.status(cluster.now).jobs}
+    assert ends[first].phase is ends[second].phase is Phase.FINISHED
+    assert ends[first].queued_seconds == 0.0
+    assert ends[first].seconds == ends[second].queued_seconds == 7.0
+    cluster.now += 100.0
+    assert {job.job_id: job for job in cluster.master.status(cluster.now).jobs} == ends
+    compiled = {
+        job: next(each for each in cluster.events[job] if isinstance(each, CompileFinished))
+        for job in (first, second)
+    }
+    assert compiled[first].seconds == 7.0
+    assert compiled[second].seconds == 0.0
+    waiting = cluster.submit(JobRequest(1))
+    cluster.master.handle(CancelAsked(waiting, "enough"), cluster.now + 3.0)
+    status = next(
+        job for job in cluster.master.status(cluster.now + 9.0).jobs if job.job_id == waiting
+    )
+    assert status.seconds == 3.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.client import Client
 from plancompiler.cluster import messages as m
-from plancompiler.cluster.channel import open_channel, software_version
+from plancompiler.cluster.channel import software_version
 from plancompiler.cluster.chunks import (
     CHUNK_BYTES,
     MAX_JOB_BYTES,
@@ -30,7 +31,6 @@ from plancompiler.cluster.serde import master_message_from_proto, worker_message
 from plancompiler.errors import (
     AbortedError,
     ClusterError,
-    DeadlineError,
     MasterUnreachableError,
     UsageError,
     WireFormatError,
@@ -42,7 +42,7 @@ from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
 from plancompiler.worker.local_copy import OfferedCopy, read_copy
 from plancompiler.worker.transfer import Interruption, Transfers
-from tests.cluster.conftest import Workers
+from tests.cluster.conftest import Workers, signed_in
 from tests.examples import mlp
 
 SECONDS = 60.0
@@ -54,26 +54,26 @@ M = TypeVar("M", bound=m.MasterMessage)
 
 
 def test_the_gate_lets_so_many_in() -> None:
-    gate = Gate(2)
-    inside: SimpleQueue[int] = SimpleQueue()
-    leave = threading.Event()
+    async def check() -> None:
+        gate = Gate(2)
+        inside: asyncio.Queue[int] = asyncio.Queue()
+        leave = asyncio.Event()
 
-    def enter(number: int) -> None:
-        with gate.place(lambda: True):
-            inside.put(number)
-            leave.wait(SECONDS)
+        async def enter(number: int) -> None:
+            async with gate.place():
+                inside.put_nowait(number)
+                await leave.wait()
 
-    threads = [threading.Thread(target=enter, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    first = {inside.get(timeout=SECONDS), inside.get(timeout=SECONDS)}
-    with pytest.raises(DeadlineError, match="given up"), gate.place(lambda: False):
-        pass
-    assert inside.empty()
-    leave.set()
-    assert first | {inside.get(timeout=SECONDS)} == {0, 1, 2}
-    for thread in threads:
-        thread.join(SECONDS)
+        tasks = [asyncio.create_task(enter(number)) for number in range(4)]
+        assert [await inside.get(), await inside.get()] == [0, 1]
+        tasks[2].cancel()  # given up before its turn
+        await asyncio.wait(tasks[2:3])
+        assert inside.empty()
+        leave.set()
+        assert await inside.get() == 3
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(check(), SECONDS))
     with pytest.raises(UsageError, match="at least one"):
         MasterServer(transfers=0)
 
@@ -84,10 +84,11 @@ class LightWorker:
     def __init__(self, address: str, rank: int | None = None, host: str = "host") -> None:
         self.address = address
         self._outbox: SimpleQueue[m.WorkerMessage | None] = SimpleQueue()
-        self._channel = open_channel(address)
+        self._channel = signed_in(address)
         self._messages = WorkerStub(self._channel).Connect(self._requests(), timeout=SECONDS)
         self.interruption = Interruption()
-        self.transfers = Transfers(address, None, self.interruption)
+        self.session = self._channel.session
+        self.transfers = Transfers(address, None, self.interruption, self.session)
         self.send(m.Register(rank, host, "cpu", software_version()))
         registered = self.next(m.Registered)
         self.token, self.rank = registered.token, registered.rank
@@ -124,23 +125,21 @@ class CountingGate(Gate):
     def __init__(self, places: int) -> None:
         super().__init__(places)
         self.inside = self.most = self.total = 0
-        self.meeting: threading.Barrier | None = None
-        self._lock = threading.Lock()
+        self.meeting: asyncio.Barrier | None = None
 
-    @contextmanager
-    def place(self, is_wanted: Callable[[], bool]) -> Iterator[None]:
-        with super().place(is_wanted):
-            with self._lock:
-                self.inside += 1
-                self.total += 1
-                self.most = max(self.most, self.inside)
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        async with super().place():
+            self.inside += 1
+            self.total += 1
+            self.most = max(self.most, self.inside)
             try:
                 if self.meeting is not None:
-                    self.meeting.wait(SECONDS)
+                    async with asyncio.timeout(SECONDS):
+                        await self.meeting.wait()
                 yield
             finally:
-                with self._lock:
-                    self.inside -= 1
+                self.inside -= 1
 
 
 @contextmanager
@@ -199,7 +198,7 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
             once = {each.digest: sum(map(len, each.messages)) for each in parcels.values()}
             assert job.sent_bytes == sum(once.values())
             # Now all of them fetch from the master at once, four by four.
-            gate.meeting = threading.Barrier(4)
+            gate.meeting = asyncio.Barrier(4)
             slices = list(
                 pool.map(lambda each: each.fetch(job.job_id, digests[each.rank]), workers)
             )
@@ -295,7 +294,7 @@ Offered = tuple[MasterServer, LightWorker, int, Parcel]
 
 
 def through(proxy: CuttingProxy, worker: LightWorker) -> Transfers:
-    return Transfers(proxy.address, None, worker.interruption)
+    return Transfers(proxy.address, None, worker.interruption, worker.session)
 
 
 @pytest.mark.parametrize("ticket", [0, 7])
@@ -407,7 +406,7 @@ def test_a_call_that_begins_while_it_is_interrupted_frees_its_turn(offered: Offe
     server, worker, job_id, _ = offered
     parcel = pack(LARGE * 16, checked=True)  # more than connections hold on the way
     server._edge.channel(job_id).parcels = {0: parcel}
-    early = Transfers(worker.address, None, InterruptedAtOnce())
+    early = Transfers(worker.address, None, InterruptedAtOnce(), worker.session)
     request = pb.FetchRequest(token=worker.token, job_id=job_id, digest=parcel.digest)
     # The error is kept, and with it the call: nothing but cancelling ends that.
     with pytest.raises(AbortedError, match="too early") as kept:

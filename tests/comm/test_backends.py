@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from plancompiler.eager import current_world, spawn
+from plancompiler.eager.launch_variables import Launched
 from plancompiler.eager.transports import ADDRESSES, SECRET, TLS, TRANSPORT, open_boards
 from plancompiler.errors import SecurityError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
@@ -60,7 +61,7 @@ def test_streams_with_certificates(tls):
 
     def run(rank):
         environment = {ADDRESSES: addresses, SECRET: "secret of this test", **tls}
-        boards = open_boards("grpc", rank, 2, "", 60.0, environment)
+        boards = open_boards("grpc", Launched(None, rank, 2, ""), 60.0, 60.0, environment)
         comm = CommContextManager(boards)
         found[rank] = comm.context((0, 1)).all_gather(np.array([rank + 5])).tolist()
         comm.close()
@@ -108,7 +109,7 @@ def test_settings_that_make_no_sense(name):
     if transport is None:
         environment = {**environment, TRANSPORT: "grpc"}
     with pytest.raises(error, match=message):
-        open_boards(transport, 0, 2, "run", 5.0, environment)
+        open_boards(transport, Launched(None, 0, 2, "run"), 5.0, 5.0, environment)
 
 
 def test_mpi(record_property):

@@ -76,14 +76,13 @@ def test_plain_arrays_beside_tensors():
         pc.concat([x, np.ones(3)], 0)
 
 
-def test_changes_in_place_that_would_change_the_layout():
+def test_changes_in_place_that_would_change_shape_or_dtype():
     def rank():
         x = pc.tensor(np.ones((4, 4)), PAIR, "S(0)")
         column = pc.tensor(np.ones((4, 4)), PAIR, "S(1)")
         whole = pc.tensor(np.ones((4, 4)), PAIR, "B")
         for change in (
-            lambda: whole.__iadd__(x),
-            lambda: pc.eager.into(whole, pc.add, x, x),
+            lambda: pc.eager.into(whole, pc.greater, x, x),
             lambda: x.__iadd__(pc.tensor(np.ones((2, 4, 4)), PAIR)),
             lambda: x.matmul_(x) if hasattr(pc.DistTensor, "matmul") else x.reshape_(2, 8),
             lambda: x.cast_("float32"),
@@ -96,10 +95,11 @@ def test_changes_in_place_that_would_change_the_layout():
             assert "on cpu:0..1" in str(report.expected)
             np.testing.assert_array_equal(whole.numpy(), before[0])
             np.testing.assert_array_equal(x.numpy(), before[1])
-        x += column  # which can come as x lies
-        return str(x.sbp)
+        x += column  # what comes in another layout is brought into that of x
+        whole += x
+        return str(x.sbp), str(whole.sbp), whole.numpy().tolist()
 
-    assert spawn(rank, 2) == ["[S(0)]"] * 2
+    assert spawn(rank, 2) == [("[S(0)]", "[B]", [[3.0] * 4] * 4)] * 2
 
 
 def test_backward_from_what_is_no_scalar():
@@ -290,9 +290,7 @@ def test_a_rank_that_asks_for_another_layout(check, monkeypatch):
     lines = r"rank 0: all_gather axis 0; rank 1: all_to_all axes 1 and 0; rank 2: all_gather axis 0"
     if check == "1":
         at = r".* at .*test_bad_input.py:\d+"
-        lines = (
-            rf"rank 0: all_gather axis 0{at}; rank 1: all_to_all axes 1 and 0{at}; rank 2: .*{at}"
-        )
+        lines = rf"rank 0: float64.* as \[B\]{at}; rank 1: float64.* as \[S\(1\)\]{at}"
     errors = errors_by_rank(run)
     assert set(errors) == {0, 1, 2}
     for error in errors.values():

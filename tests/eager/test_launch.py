@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.eager.launcher import read_launcher
+from plancompiler.eager.launch_variables import read_launcher
 from plancompiler.errors import UsageError
 
 SCRIPT = """
@@ -31,6 +31,22 @@ sys.stdout.flush()
 if "wait" in sys.argv:
     import threading
     threading.Event().wait()
+"""
+
+RAISING = """
+import signal, sys, threading
+from plancompiler.errors import AbortedError
+
+
+def end(*_):
+    raise AbortedError("rank 0 went away")
+
+
+signal.signal(signal.SIGTERM, end)
+# One write, so that lines of ranks do not mix.
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+threading.Event().wait()
 """
 
 
@@ -71,6 +87,20 @@ def test_the_first_failure_is_shown_first(script):
     assert "E190" in done.stderr.splitlines()[-1]
 
 
+def test_a_program_without_init_is_told_to_call_it(tmp_path):
+    path = tmp_path / "alone.py"
+    path.write_text(
+        "import numpy as np, plancompiler as pc\n"
+        "mesh = pc.Placement('cpu', [0, 1])\n"
+        "print(pc.tensor(np.ones((4, 2), 'f4'), mesh, 'S(0)').sum().item())\n"
+    )
+    done = launch("-n", 2, path)
+    assert done.returncode == 1
+    assert "call pc.init() at the start of the program" in done.stderr
+    assert "rank 1 of 2" in done.stderr
+    assert "start more ranks" not in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(script, number):
     process = subprocess.Popen(
@@ -100,15 +130,33 @@ def test_nothing_is_left_behind(script, number):
     ],
 )
 def test_variables_of_launchers(environment, expected):
-    assert read_launcher(environment)[:2] == expected
+    launched = read_launcher(environment)
+    assert (launched.rank, launched.size) == expected
 
 
 def test_runs_of_one_launcher_are_told_apart():
     names = {
-        read_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": job})[2]
+        read_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": job}).run
         for job in ("1", "2")
     }
     assert len(names) == 2
+
+
+def test_an_interrupt_shows_no_consequences(tmp_path):
+    """Ranks that are ended may raise what they like: the user knows why they end."""
+    script = tmp_path / "raising.py"
+    script.write_text(RAISING)
+    process = subprocess.Popen(
+        command("-n", 2, script), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "plancompiler: interrupted; everything it started has been stopped.\n"
 
 
 @pytest.mark.parametrize(

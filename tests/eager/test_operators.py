@@ -168,7 +168,101 @@ def test_numbers_of_another_kind():
         operator.imod(pc.tensor(WHOLE[1], ALONE), whole)
 
 
+IDS = np.array([1, 2, 0, 0])
+FEATURES = np.array([1.5, -2.0, 3.0, 4.0], np.float32)
+MASKS = {
+    "==": lambda i, f: i == 0,
+    "== tensor": lambda i, f: i == i * i,
+    "number == ": lambda i, f: 0 == i,  # noqa: SIM300
+    "NumPy's number ==": lambda i, f: np.int64(0) == i,
+    "!=": lambda i, f: i != 0,
+    "!= tensor": lambda i, f: i != i * i,
+    "added": lambda i, f: (i == 0) * -1e9,
+    "number *": lambda i, f: 1.0 * (i == 0),
+    "scores": lambda i, f: f + (i == 0) * -1e9,
+    "tensor * mask": lambda i, f: f * (i != 0),
+    "mask * tensor": lambda i, f: (i != 0) * f,
+    "1 - mask": lambda i, f: 1 - (i == 0),
+    "whole": lambda i, f: i * (i != 1),
+    "counted": lambda i, f: (i == 0) * 2,
+    "of two": lambda i, f: (i == 0) * (i != 1),
+    "either": lambda i, f: (i == 0) + (i == 1),
+    "compared": lambda i, f: (i == 0) == 0,
+    "two compared": lambda i, f: (i == 0) != (f > 0),
+    "divided": lambda i, f: f / (i == i),
+    "halved": lambda i, f: (i == 0) / 2,
+    "remainder": lambda i, f: (i == 0) % 2,
+    "mean": lambda i, f: (i == 0).mean(0, keepdims=True),
+    "both equal": lambda i, f: (f == f).mean(0, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_count_as_zeros_and_ones_in_all_three_ways(name):
+    use = MASKS[name]
+    wanted = np.asarray(use(IDS, FEATURES))
+    if wanted.dtype == np.float64:  # numbers are of single precision here
+        wanted = wanted.astype(np.float32)
+    ids, features = pc.tensor(IDS, ALONE), pc.tensor(FEATURES, ALONE)
+    with pc.job("masks") as job:
+        i, f = pc.input("i", (4,), "int64", ALONE), pc.input("f", (4,), "float32", ALONE)
+        pc.output("out", use(i, f))
+    ways = [
+        use(ids, features).numpy(),
+        pc.compile(use)(ids, features).numpy(),
+        DenseRun(job).step(i=IDS, f=FEATURES)["out"],
+    ]
+    for found in ways:
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_mask_chooses_and_passes_gradients():
+    ids, x = pc.tensor(IDS, ALONE), pc.tensor(FEATURES, ALONE, requires_grad=True)
+    assert pc.where(ids == 0, x, 0.0).numpy().tolist() == [0.0, 0.0, 3.0, 4.0]
+    (x * (ids != 0)).sum().backward()
+    assert x.grad.numpy().tolist() == [1.0, 1.0, 0.0, 0.0]
+    x = pc.tensor(FEATURES, ALONE)
+    x *= ids != 0
+    assert x.numpy().tolist() == [1.5, -2.0, 0.0, 0.0]
+    scores = pc.tensor(np.zeros((1, 4), np.float32), ALONE)
+    found = pc.softmax(scores + (ids == 0) * -1e9, -1)
+    assert found.numpy().tolist() == [[0.5, 0.5, 0.0, 0.0]]
+
+
+def test_what_equals_no_tensor():
+    x, same = pc.tensor(IDS, ALONE), pc.tensor(IDS, ALONE)
+    assert (x == None) is False  # noqa: E711
+    assert (x != None) is True  # noqa: E711
+    assert (x == "text") is False
+    assert {x: 1, same: 2}[x] == 1  # told apart by identity
+    assert len({x, same}) == 2
+    for ask in (lambda: bool(x == same), lambda: x in [same]):
+        with pytest.raises(PlanCompilerError, match="no truth value") as raised:
+            ask()
+        assert "pc.all" in str(raised.value)
+    assert x in [same, x][1:]
+    assert bool(pc.all(x == same))
+    with pytest.raises(DTypeError):
+        x == 0.5  # noqa: B015
+    for other in (IDS, [1, 2, 0, 0], pc.nn.Parameter((4,), "int64"), 1j):
+        with pytest.raises(UsageError, match="equal cannot combine"):
+            x == other  # noqa: B015
+    assert x != object()
+    with pc.job("equal"):
+        value = pc.input("x", (4,), "int64", ALONE)
+        pc.output("x", value)
+        assert (value == None) is False  # noqa: E711
+        assert (value == "text") is False
+        assert {value: 1}[value] == 1
+        with pytest.raises(TracingError, match="no truth value"):
+            bool(value == 0)
+        with pytest.raises(TracingError, match="equal cannot combine"):
+            value == IDS  # noqa: B015
+
+
 LEFT = {
+    "==": operator.eq, "!=": operator.ne,
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
     "**": operator.pow, "@": operator.matmul, "%": operator.mod, "//": operator.floordiv,
     "&": operator.and_, "|": operator.or_, "^": operator.xor, "<<": operator.lshift,

@@ -194,6 +194,7 @@ def test_every_function_of_tensors_takes_out():
         "default_generator",
         "from_local",
         "gradients",
+        "detect_anomaly",
         "implicit_broadcast",
         "init",
         "input",
@@ -257,20 +258,18 @@ def test_the_value_is_that_of_the_plain_call(name, sbp):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_out_keeps_shape_dtype_and_layout():
+def test_out_keeps_shape_dtype_and_placement():
     def rank():
         x = pc.tensor(np.arange(24.0).reshape(4, 6), PAIR, "S(0)")
         refused = [
-            (pc.add, (x, x), pc.tensor(np.zeros((4, 6)), PAIR, "S(1)")),
-            (pc.add, (x, x), pc.tensor(np.zeros((4, 6)), PAIR)),
             (pc.add, (x, x), pc.tensor(np.zeros((2, 4, 6)), PAIR, "S(1)")),
             (pc.relu, (x,), pc.tensor(np.zeros((4, 6), np.float32), PAIR, "S(0)")),
             (pc.relu, (x,), pc.tensor(np.zeros((4, 6)), TURNED, "S(0)")),
-            (pc.sum, (x,), pc.tensor(np.zeros(()), PAIR)),
+            (pc.sum, (x,), pc.tensor(np.zeros(1), PAIR)),
         ]
         for function, args, out in refused:
             before = out.local.copy()
-            with pytest.raises(InplaceError, match="shape, dtype or layout") as raised:
+            with pytest.raises(InplaceError, match="shape, dtype or placement") as raised:
                 function(*args, out=out)
             assert raised.value.report.expected == str(out.spec)
             assert "test_out.py" in raised.value.report.source
@@ -287,7 +286,7 @@ def test_no_tensor_has_changed_where_one_is_refused():
         (values, pc.tensor(np.zeros(3), ALONE)),
         (values, pc.tensor(np.zeros(2, np.int64), ALONE)),
     ):
-        with pytest.raises(InplaceError, match="shape, dtype or layout"):
+        with pytest.raises(InplaceError, match="shape, dtype or placement"):
             pc.sort(x, out=out)
         assert values.numpy().tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(InplaceError, match="an expanded tensor cannot be changed"):

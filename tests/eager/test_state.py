@@ -50,7 +50,6 @@ def test_training_goes_on_on_another_layout(tmp_path):
     def second(placement, sbp, layout):
         pc.manual_seed(99)
         net, optimizer = parts(placement, layout)
-        losses(net, optimizer, placement, sbp, 1)  # so that the optimizer has states to fill
         found = pc.eager.load(folder, everything(net, optimizer))
         optimizer.load_state_dict(found["optimizer"])
         pc.default_generator().load_state(found["generator"])
@@ -67,33 +66,193 @@ def test_training_goes_on_on_another_layout(tmp_path):
             np.testing.assert_allclose(found, expected, 1e-4)
 
 
-def test_a_checkpoint_of_a_job_is_read_eagerly_and_back(tmp_path):
-    net, optimizer = parts(ONE, {})
+OPTIMIZERS = {
+    "SGD": lambda **more: pc.optim.SGD(0.05, **more),
+    "momentum": lambda **more: pc.optim.SGD(0.05, momentum=0.9, **more),
+    "schedule": lambda **more: pc.optim.Adam(pc.optim.cosine(0.05, 2, 8), **more),
+    "function": lambda **more: pc.optim.Adam(lambda step: 0.05 / (step + 1), **more),
+    "AdamW": lambda **more: pc.optim.AdamW(0.05, **more),
+    "Lion": lambda **more: pc.optim.Lion(0.01, **more),
+    "LAMB": lambda **more: pc.optim.LAMB(0.05, **more),
+    "Adafactor": lambda **more: pc.optim.Adafactor(0.05, **more),
+    "DistributedFusedLamb": lambda **more: pc.optim.DistributedFusedLamb(0.05, **more),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_checkpoint_of_a_job_is_read_eagerly_and_back(name, tmp_path):
+    """By a fresh model and optimizer, on another layout and number of ranks."""
+
+    def made(placement, layout):
+        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).place(placement, layout)
+        return net, OPTIMIZERS[name]()
+
+    net, optimizer = made(PAIR, {"0.weight": "S(0)"})
     with pc.job("net", seed=5) as job:
-        x, y = pc.input("x", X.shape, "float32", ONE), pc.input("y", Y.shape, "int64", ONE)
-        net.eval()
+        x, y = (
+            pc.input(name, value.shape, str(value.dtype), PAIR, "S(0)")
+            for name, value in (("x", X), ("y", Y))
+        )
         loss = pc.cross_entropy(net(x), y)
         optimizer.minimize(loss)
         pc.output("loss", loss)
     with pc.run(job, cache=False) as session:
-        session.step(x=X, y=Y)
+        for _ in range(2):
+            session.step(x=X, y=Y)
         session.save(tmp_path / "job")
-        expected = session.step(x=X, y=Y)["loss"]
+        expected = [session.step(x=X, y=Y)["loss"] for _ in range(2)]
 
-    def eager():
-        pc.manual_seed(77)
-        other, adam = parts(PAIR, {"0.weight": "S(0)"})
-        other.eval()
-        losses(other, adam, PAIR, "S(0)", 1)
-        states = {name: each for name, each in adam.state_dict().items() if name != "step"}
-        pc.eager.load(tmp_path / "job", {**other.state_dict(), **states})
-        adam.load_state_dict({**states, "step": 1})
-        pc.eager.save(tmp_path / "eager", {**other.state_dict(), **states}, step=1)
-        return losses(other, adam, PAIR, "S(0)", 1)[0]
-
-    np.testing.assert_allclose(spawn(eager, 2), [expected] * 2, 1e-5)
+    other, fresh = made(ONE, {})
+    _, state = pc.eager.load(tmp_path / "job", [other.state_dict(), fresh.state_dict()])
+    assert state["step"] == 2
+    fresh.load_state_dict(state)
+    pc.eager.save(tmp_path / "eager", [other.state_dict(), fresh.state_dict()], step=2)
+    np.testing.assert_allclose(losses(other, fresh, ONE, "B", 2), expected, 1e-4)
     with pc.run(job, restore=tmp_path / "eager", cache=False) as session:
-        np.testing.assert_allclose(session.step(x=X, y=Y)["loss"], expected, 1e-5)
+        again = [session.step(x=X, y=Y)["loss"] for _ in range(2)]
+    np.testing.assert_allclose(again, expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_program_that_resumes_goes_on_exactly(name, tmp_path):
+    """A fresh model and optimizer, made after other layers, read all that was saved."""
+
+    def trained(net, optimizer, compiled=False):
+        def step(x, y):
+            loss = pc.cross_entropy(net(x), y)
+            optimizer.minimize(loss)
+            return loss
+
+        run = pc.compile(step) if compiled else step
+        x, y = pc.tensor(X, PAIR, "S(0)"), pc.tensor(Y, PAIR, "S(0)")
+        return [run(x, y).item() for _ in range(3)]
+
+    def rank():
+        found = []
+        for compiled in (False, True):
+            folder = tmp_path / f"{compiled}"
+            pc.manual_seed(3)
+            layers = nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+            net = nn.Sequential(*layers).place(PAIR, {"0.weight": "S(0)"})
+            optimizer = OPTIMIZERS[name]()
+            trained(net, optimizer, compiled)
+            pc.eager.save(folder, {"model": net.state_dict(), "opt": optimizer.state_dict()})
+            rows = [trained(net, optimizer, compiled)]
+            for given in (False, True):
+                pc.manual_seed(99)
+                other = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+                other.place(PAIR, {"0.weight": "S(0)"})
+                if not given:
+                    del net, optimizer, layers
+                fresh = OPTIMIZERS[name](**({"parameters": other.parameters()} if given else {}))
+                state = {"model": other.state_dict(), "opt": fresh.state_dict()}
+                state = pc.eager.load(folder, state)
+                assert state["opt"]["step"] == 3
+                fresh.load_state_dict(state["opt"])
+                rows.append(trained(other, fresh, compiled))
+                net = optimizer = layers = None
+                del other, fresh, state
+            found.append(rows)
+        return found
+
+    for rows in spawn(rank, 2)[0]:
+        assert rows[0] == rows[1] == rows[2]
+        assert rows[0][0] != rows[0][2]
+
+
+def test_rates_and_loss_scales_are_kept(tmp_path):
+    def made():
+        return nn.Linear(2, 1).place(ONE), pc.optim.SGD(0.1), pc.eager.LossScale(4.0, 2)
+
+    def state():
+        return {"net": net.state_dict(), "sgd": sgd.state_dict(), "scale": scale.state()}
+
+    net, sgd, scale = made()
+    sgd.lr = 0.25
+    for _ in range(3):
+        scale.backward(net(pc.tensor(np.ones((1, 2), np.float32), ONE)).sum())
+        scale.step(sgd, net.parameters())
+    pc.eager.save(tmp_path, state())
+    net, sgd, scale = made()
+    found = pc.eager.load(tmp_path, state())
+    sgd.load_state_dict(found["sgd"])
+    scale.load_state(found["scale"])
+    assert (sgd.lr, sgd.state_dict()["step"]) == (0.25, 3)
+    assert (scale.scale, scale.good_steps) == (8.0, 1)
+
+
+def test_the_loss_scale_of_a_job_is_read_as_numbers(tmp_path):
+    net, adam = nn.Linear(4, 1).place(ONE), pc.optim.Adam(0.1)
+    with pc.job("half", config=pc.Config(precision="float16")) as job:
+        x = pc.input("x", (8, 4), "float32", ONE)
+        loss = net(x).mean()
+        adam.minimize(loss)
+        pc.output("loss", loss)
+    with pc.run(job, cache=False) as session:
+        session.step(x=np.ones((8, 4), np.float32))
+        session.save(tmp_path)
+        kept = session.variables()
+    fresh = pc.optim.Adam(0.1, parameters=net.parameters())
+    with pytest.raises(CheckpointError, match="more than the state asks for") as caught:
+        pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict()])
+    assert "loss_scale float32[], loss_scale.good_steps int32[]" in str(caught.value)
+    scale = {"loss_scale": 0.0, "loss_scale.good_steps": 0}
+    *_, found = pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict(), scale])
+    assert found == {name: kept[name] for name in scale}
+
+
+def test_what_a_checkpoint_holds_is_restored_or_refused(tmp_path):
+    def step(optimizer, *nets, **more):
+        value = pc.tensor(np.ones((2, 3), np.float32), ONE)
+        for net in nets:
+            value = net(value)
+        optimizer.minimize(value.sum(), **more)
+
+    first, second, adam = nn.Linear(3, 3).place(ONE), nn.Linear(3, 3).place(ONE), pc.optim.Adam(0.1)
+    step(adam, first, second, parameters=second.parameters())
+    assert sorted(adam.state_dict()) == [
+        *("bias.adam_m", "bias.adam_v", "step", "weight.adam_m", "weight.adam_v")
+    ]
+    pc.eager.save(tmp_path, {"net": second.state_dict(), "adam": adam.state_dict()})
+
+    # Neither left out nor asked for too much.
+    with pytest.raises(CheckpointError, match="more than the state asks for") as caught:
+        pc.eager.load(tmp_path, {"net": second.state_dict()})
+    assert "adam.bias.adam_m float32[3]" in str(caught.value)
+    pc.eager.load(tmp_path, {"net": second.state_dict()}, strict=False)
+    wider = pc.optim.Adam(0.1, parameters=[*first.parameters(), *second.parameters()])
+    with pytest.raises(CheckpointError, match="no variable") as caught:
+        pc.eager.load(tmp_path, {"net": second.state_dict(), "adam": wider.state_dict()})
+    assert "adam.linear_1.weight.adam_m float32[3, 3]" in str(caught.value)
+
+    # Of which of two models it is, a fresh optimizer has to be told.
+    state = {"net": second.state_dict(), "adam": pc.optim.Adam(0.1).state_dict()}
+    with pytest.raises(UsageError, match="cannot be told which parameters"):
+        pc.eager.load(tmp_path, state)
+    told = pc.optim.Adam(0.1, parameters=second.parameters())
+    state = pc.eager.load(tmp_path, {"net": second.state_dict(), "adam": told.state_dict()})
+    told.load_state_dict(state["adam"])
+    found, kept = told.state_dict(), adam.state_dict()
+    assert found.keys() == kept.keys()
+    assert found["weight.adam_m"].numpy().tolist() == kept["weight.adam_m"].numpy().tolist()
+
+    # An optimizer of both has the names of both, whatever else the process has made.
+    nn.Linear(3, 3).place(ONE).state_dict()
+    both = pc.optim.Adam(0.1)
+    step(both, first, second)
+    assert "linear_1.weight.adam_m" in both.state_dict()
+    for unlike, part in ((pc.optim.SGD(0.1), "adam_m"), (pc.optim.Lion(0.1), "lion_m")):
+        step(unlike, second, parameters=second.parameters())
+        with pytest.raises(UsageError, match="not the state of this optimizer") as caught:
+            unlike.load_state_dict(kept)
+        assert part in str(caught.value)
+    before = kept["bias.adam_m"].numpy().tolist()
+    with pytest.raises(UsageError, match="not the state of this optimizer") as caught:
+        adam.load_state_dict({**kept, "bias.adam_m": kept["weight.adam_m"], "step": 9})
+    assert "bias.adam_m float32[3, 3]" in caught.value.report.got
+    assert "bias.adam_m float32[3]" in caught.value.report.expected
+    found = adam.state_dict()
+    assert (found["step"], found["bias.adam_m"].numpy().tolist()) == (1, before)
 
 
 def test_states_move_between_modules_of_other_layouts():
@@ -114,8 +273,12 @@ def test_states_that_do_not_fit(tmp_path):
     net = nn.Linear(4, 6).place(ONE)
     with pytest.raises(UsageError, match="state of another module"):
         net.load_state_dict({"weight": net.weight.value, "scale": net.weight.value})
-    with pytest.raises(UsageError, match="does not fit 'weight'"):
-        net.load_state_dict({**net.state_dict(), "weight": pc.tensor(np.ones((6, 4)), ONE)})
+    before = net.weight.value.numpy().tolist()
+    for name, other in (("weight", np.ones((6, 4))), ("bias", np.ones(7, np.float32))):
+        given = {each: value * 0.0 for each, value in net.state_dict().items()}
+        with pytest.raises(UsageError, match=f"does not fit '{name}'"):
+            net.load_state_dict({**given, name: pc.tensor(other, ONE)})
+        assert net.weight.value.numpy().tolist() == before
     with pytest.raises(UsageError, match="not the state of this optimizer"):
         pc.optim.AdamW(lr=0.1).load_state_dict({"step": 1, "nobody.m": net.weight.value})
     with pytest.raises(UsageError, match="tensors and numbers"):

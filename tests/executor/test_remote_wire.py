@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import numpy as np
@@ -180,6 +180,7 @@ class Listener:
     def __init__(self) -> None:
         self.frames: list[tuple[int, bytes]] = []
         self.losses: list[int] = []
+        self.reasons: list[str] = []
 
     def receive(self, rank: int, frame: bytes) -> bool:
         self.frames.append((rank, frame))
@@ -187,6 +188,7 @@ class Listener:
 
     def lost(self, rank: int, reason: str) -> None:
         self.losses.append(rank)
+        self.reasons.append(reason)
 
 
 @pytest.fixture
@@ -197,6 +199,12 @@ def server() -> Iterator[PeerServer]:
 
 
 def say(server: PeerServer, frames: list[bytes]) -> bytes:
+    """The greeting, and all others with their checks."""
+    checked = [wire.with_check([frame], place) for place, frame in enumerate(frames)]
+    return say_as_is(server, [*frames[:1], *checked[1:]])
+
+
+def say_as_is(server: PeerServer, frames: list[bytes]) -> bytes:
     with plain_channel(f"127.0.0.1:{server.port}") as channel:
         call = channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
         return call(iter(frames), timeout=30)
@@ -213,6 +221,37 @@ def test_a_stream_reaches_its_rank(server):
     assert listener.losses == [0]
     with pytest.raises(TransportError, match="started twice"):
         server.attach(TOKEN, listener)
+
+
+def flipped(frame: bytes, at: int) -> bytes:
+    return bytes([*frame[:at], frame[at] ^ 4, *frame[at + 1 :]])
+
+
+DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "a header": lambda frames: [*frames[:2], flipped(frames[2], 9), *frames[3:]],
+    "a number": lambda frames: [*frames[:2], flipped(frames[2], -20), *frames[3:]],
+    "a check": lambda frames: [*frames[:2], flipped(frames[2], -1), *frames[3:]],
+    "twice": lambda frames: [*frames[:3], *frames[2:]],
+    "lost": lambda frames: [*frames[:2], *frames[3:]],
+    "exchanged": lambda frames: [frames[0], frames[1], frames[3], frames[2], frames[4]],
+    "cut": lambda frames: [*frames[:2], frames[2][:-1], *frames[3:]],
+    "short": lambda frames: [*frames[:2], b"abc", *frames[3:]],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("nbytes", [64, 1 << 18])
+def test_frames_that_are_not_what_was_sent_end_a_stream(nbytes, damage, server):
+    listener = Listener()
+    server.attach(TOKEN, listener)
+    data = wire.pack_data(1, 0, ((0, nbytes),), True) + bytes(nbytes)
+    frames = [wire.pack_barrier(0, 1), data, data[:-1] + b"x", bytes([wire.GOODBYE])]
+    sent = [wire.with_check([frame], place) for place, frame in enumerate(frames, start=1)]
+    say_as_is(server, DAMAGES[damage]([wire.pack_hello(TOKEN, 0, 1), *sent]))
+    assert listener.losses == [0]
+    assert "was damaged, repeated or lost on its way" in listener.reasons[0]
+    came = 2 if damage == "twice" else 1
+    assert [bytes(frame) for _, frame in listener.frames] == frames[:came]
 
 
 @pytest.mark.parametrize(

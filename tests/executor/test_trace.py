@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import select
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -279,3 +283,36 @@ def test_shares_add_up() -> None:
     nothing = replace(timeline, begins=begins[:0], ends=ends[:0])
     assert rank_shares([nothing]) == ()
     assert task_shares([nothing]) == ()
+
+
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+def test_the_folder_goes_with_a_process_that_is_killed(backend, tmp_path) -> None:
+    program = (
+        "import sys, plancompiler as pc; from tests.integration.tiny_jobs import regression; "
+        "session = pc.run(regression(2), backend=sys.argv[1], record=True); session.step(); "
+        "print('recording', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, backend],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"recording\n"
+        (folder,) = tmp_path.glob("plancompiler-trace-*")
+        assert list(folder.iterdir())
+        children = [
+            os.pidfd_open(int(pid))
+            for task in Path(f"/proc/{process.pid}/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        ]
+    finally:
+        process.kill()
+        process.communicate()
+    for child in children:
+        ended, _, _ = select.select([child], [], [], 60.0)
+        os.close(child)
+        assert ended, "what the process has started stays"
+    assert not folder.exists()

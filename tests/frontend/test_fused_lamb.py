@@ -273,6 +273,15 @@ def test_a_state_is_whole_after_an_update_only():
         update.state_dict()
     with pytest.raises(UsageError):
         update.load_state_dict({"step": 4, "nobody.lamb_m": model.bias.value})
+    for _ in range(3):
+        update.minimize(model(pc.tensor(DATA[0], mesh)))
+    state = update.state_dict()
+    # As a job has it: sums of gradients, zero after an update.
+    sums = {"weight.lamb_gradient": model.weight.value * 0.0}
+    update.load_state_dict({**state, **sums})
+    sums["weight.lamb_gradient"] += 1.0
+    with pytest.raises(UsageError, match="between two updates"):
+        update.load_state_dict({**state, **sums})
 
 
 # --- what a job exchanges and holds ---------------------------------------------------------------

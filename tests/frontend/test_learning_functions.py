@@ -281,16 +281,21 @@ def test_attention_equals_causal_attention(layout):
     assert not any(name == "all_reduce" for name, _ in counts)
 
 
-def test_grouped_heads_and_split_queries():
+@pytest.mark.parametrize(("causal", "diagonal"), [(True, 0), ("lower_right", 2)])
+def test_grouped_heads_and_split_queries(causal, diagonal):
     arrays = real(1, 6, 5, 4), real(1, 3, 7, 4), real(1, 3, 7, 2)
 
     def function(q, k, v):
-        return pc.scaled_dot_product_attention(q, k, v, causal=True, scale=0.3)
+        return pc.scaled_dot_product_attention(q, k, v, causal=causal, scale=0.3)
 
     by_heads, _ = check(function, arrays, ("S(1)", "S(1)", "S(1)"), wrt=(0, 1, 2))
     by_queries, _ = check(function, arrays, ("S(2)", "B", "B"), wrt=(0, 1, 2))
     for name in by_heads:
         np.testing.assert_allclose(by_heads[name], by_queries[name], err_msg=name)
+    query, key, value = (np.repeat(each, 6 // each.shape[1], axis=1) for each in arrays)
+    weights = np.exp(0.3 * query @ key.swapaxes(2, 3)) * np.tri(5, 7, diagonal)
+    weights /= weights.sum(3, keepdims=True)
+    np.testing.assert_allclose(by_heads["y0"], weights @ value, 1e-7)
 
 
 def test_rotary_positions_count_over_the_whole_sequence():

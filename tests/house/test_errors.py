@@ -65,6 +65,13 @@ def test_a_report_crosses_processes_as_the_same_class(cls: type[PlanCompilerErro
     )
 
 
+def test_an_error_within_an_error_ends_with_one_full_stop() -> None:
+    inner = PlanCompilerError("rank 1 broke", rank=1)
+    outer = PlanCompilerError("the run was stopped", got=str(inner), hint="see above.")
+    assert ".." not in str(outer)
+    assert str(outer).endswith("Where: on rank 1. What to do: see above.")
+
+
 def test_an_unknown_code_becomes_the_base_class() -> None:
     report = PlanCompilerError("from a newer version").report
     rebuilt = PlanCompilerError.from_report(dataclasses.replace(report, code="E999"))

@@ -30,7 +30,8 @@ def tree_files() -> Iterator[Path]:
         )
         for file in sorted(files):
             path = Path(folder, file)
-            if not path.is_symlink():
+            # `.git` is a file in a linked checkout.
+            if not path.is_symlink() and file != ".git":
                 yield path
 
 

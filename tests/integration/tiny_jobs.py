@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -38,6 +39,14 @@ def stopping(x, *, step, context):
     """x; in one step the processes of all ranks but the first stop themselves."""
     if context.input_regions[0][0][0] > 0 and context.step == step:
         os.kill(os.getpid(), signal.SIGSTOP)
+    return x
+
+
+@pc.op(rule="n ... -> n ...", linear=0)
+def hogging(x, *, seconds, context):
+    """x; in the first step all ranks but the first hold their interpreter for some seconds."""
+    if context.input_regions[0][0][0] > 0 and context.step == 0:
+        ctypes.PyDLL(None).sleep(seconds)  # unlike CDLL it keeps other threads from running
     return x
 
 

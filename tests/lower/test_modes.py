@@ -14,9 +14,10 @@ import pytest
 import plancompiler as pc
 from plancompiler.boxing.build import build_boxing_task_graph
 from plancompiler.boxing.infer_sbp import infer_sbp
+from plancompiler.cli.job_file import load_job
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.lower.compile import MODES, compile_plans, resolve_mode
-from tests.examples import gpt, mlp
+from tests.examples import EXAMPLES, gpt, mlp
 
 JOBS = {
     "mlp dp": lambda: mlp(layout="dp", ranks=3),
@@ -57,6 +58,24 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         for seed in ("0", "1", "2", "3")
     }
     assert len(digests) == 1
+
+
+def test_digests_do_not_depend_on_the_folder_from_which_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests, sources = set(), set()
+    for folder, file in (
+        (EXAMPLES.parent, "examples/mlp.py"),
+        (EXAMPLES, "mlp.py"),
+        (tmp_path, str(EXAMPLES / "mlp.py")),
+    ):
+        monkeypatch.chdir(folder)
+        compilation = compile_plans(load_job(file, {"hidden": 30, "batch": 30}), 2)
+        digests.add(compilation.digest)
+        sources |= {task.source.file for task in compilation.plans[0].tasks}
+    assert len(digests) == 1
+    # Lines are shown as one who stands in the folder would name them.
+    assert {"examples/mlp.py", "mlp.py"} <= sources
 
 
 def collectives(job: pc.Job) -> Counter[str]:

@@ -27,9 +27,9 @@ class Sample:
 
 
 class Maker:
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, seed: int = 20240229) -> None:
         self.dtype = DType.parse(dtype).numpy
-        self.rng = np.random.default_rng(20240229)
+        self.rng = np.random.default_rng(seed)
 
     def real(self, *shape: int) -> np.ndarray:
         """Distinct numbers away from zero and from each other, so that no kink is near."""

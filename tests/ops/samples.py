@@ -27,9 +27,9 @@ BINARY = ("add", "sub", "mul", "maximum", "minimum")
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 
 
-def samples(directory: Path, dtype: str = "float64") -> list[Sample]:
+def samples(directory: Path, dtype: str = "float64", seed: int = 20240229) -> list[Sample]:
     """All calls, with floating inputs of `dtype`; data files are written to `directory`."""
-    make = _Maker(dtype)
+    make = _Maker(dtype, seed)
     plain = [
         *_elementwise(make),
         *_matrix(make),
@@ -90,6 +90,9 @@ def _elementwise(make: _Maker) -> list[Sample]:
     found += [
         Sample("where", (make.truth(5, 3), real(5, 3), real(5, 3))),
         Sample("where", (make.truth(3), real(5, 1), real())),
+        Sample("masked", (real(5, 3), make.truth(5, 3))),
+        Sample("masked", (real(5, 1), make.truth(2, 1, 3))),
+        Sample("zeros_like", (real(5, 3),)),
         Sample("cast", (real(5, 3),), {"dtype": "float64"}),
         Sample("cast", (real(5, 3),), {"dtype": "float32"}, differentiable=False),
         Sample("cast", (real(5, 3),), {"dtype": "int32"}, differentiable=False),

@@ -166,10 +166,21 @@ def _reductions(make: Maker) -> list[Sample]:
         Sample("count_nonzero", (truth(5, 2),), {"axes": (1,)}, differentiable=False),
         Sample("all", (truth(5, 3) | True,), whole_tensor, differentiable=False),
         Sample("any", (truth(5, 3) & False,), whole_tensor, differentiable=False),
+        *(
+            Sample(kind, (array,), {"axes": (0,)}, differentiable=False)
+            for kind in ("sum", "prod")
+            for array in (_narrow(make), _narrow(make).view(np.int8), truth(5, 3))
+        ),
+        Sample("abs_sum", (_narrow(make).view(np.int8),), whole_tensor, differentiable=False),
         Sample("argmin", (whole(3, 5, 4),), {"axis": 0}, differentiable=False),
         Sample("argmin", (whole(3, 5, 4),), {"axis": 1, "keepdims": True}, differentiable=False),
     ]
     return found
+
+
+def _narrow(make: Maker) -> np.ndarray:
+    """Whole numbers of 8 bits whose totals need more."""
+    return (make.whole(56, 5, 3) + 200).astype(np.uint8)
 
 
 def _scans(make: Maker) -> list[Sample]:
@@ -191,6 +202,11 @@ def _scans(make: Maker) -> list[Sample]:
     found += [
         Sample("cumprod", (zeros,), {"axis": 0}),
         Sample("cumsum", (whole(9, 5, 2),), {"axis": 0}, differentiable=False),
+        *(
+            Sample(kind, (array,), {"axis": 0}, differentiable=False)
+            for kind in ("cumsum", "cumprod")
+            for array in (_narrow(make), _narrow(make).view(np.int8), make.truth(5, 3))
+        ),
         Sample("cummax", (whole(3, 5, 2),), {"axis": 0}, differentiable=False),
         Sample("cummin", (whole(3, 2, 5),), {"axis": 1}, differentiable=False),
     ]

@@ -11,6 +11,7 @@ def samples(make: Maker) -> list[Sample]:
     """All calls of this file."""
     return [
         *_moves(make),
+        *_slices_written(),
         *_diagonals(make),
         *_indexing(make),
         *_sources(make),
@@ -41,6 +42,25 @@ def _moves(make: Maker) -> list[Sample]:
         Sample("strided_slice_grad", (real(2, 3),), {"shape": (7, 3), **strided}),
         Sample("strided_slice_grad", (real(3, 2),), {"shape": (6, 5), **both}),
     ]
+
+
+def _slices_written() -> list[Sample]:
+    def ramp(*shape: int) -> np.ndarray:
+        return np.linspace(-1.0, 2.0, int(np.prod(shape))).reshape(shape)
+
+    found = []
+    for shape, starts, stops, steps in (
+        ((7, 3), (1, 0), (7, 3), (3, 1)),
+        ((6, 5), (0, 1), (6, 5), (2, 3)),
+        ((4,), (2,), (2,), (2,)),
+        ((5, 2, 2), (3, 0, 1), (5, 2, 2), (1, 1, 1)),
+    ):
+        bounds = {"starts": starts, "stops": stops, "steps": steps}
+        small = [len(range(*each)) for each in zip(starts, stops, steps, strict=True)]
+        found.append(Sample("slice_scatter", (ramp(*shape), ramp(*small) ** 2), bounds))
+    whole = (np.arange(9), np.arange(3) - 5)
+    bounds = {"starts": (1,), "stops": (9,), "steps": (3,)}
+    return [*found, Sample("slice_scatter", whole, bounds, False)]
 
 
 def _diagonals(make: Maker) -> list[Sample]:

@@ -99,6 +99,7 @@ def _losses(make: Maker) -> list[Sample]:
 ATTENTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]], ...] = (
     ((2, 3, 3, 2), (2, 3, 3, 2), 2, {"causal": True, "scale": 0.7}),
     ((1, 4, 2, 2), (1, 2, 3, 2), 3, {"causal": True, "scale": 1.0}),
+    ((1, 2, 3, 2), (1, 2, 4, 2), 2, {"causal": "lower_right", "scale": 1.0}),
     ((2, 2, 3, 1), (2, 1, 2, 1), 1, {"causal": False, "scale": 0.5}),
     ((3, 2, 5, 2), (3, 2, 5, 2), 2, {"scale": 1.0}),
 )

@@ -38,7 +38,8 @@ def plain(query, key, value, mask, attrs):
     scores = attrs["scale"] * query @ key.swapaxes(2, 3) + mask
     if attrs.get("causal"):
         length, keys = scores.shape[2:]
-        scores = np.where(np.tri(length, keys, keys - length, dtype=bool), scores, -np.inf)
+        diagonal = keys - length if attrs["causal"] == "lower_right" else 0
+        scores = np.where(np.tri(length, keys, diagonal, dtype=bool), scores, -np.inf)
     top = scores.max(3, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = weights.sum(3, keepdims=True)
@@ -49,7 +50,16 @@ def plain(query, key, value, mask, attrs):
 MASKS = [(2, "h", "t", "s"), (1, 1, "t", "s"), (2, 1, 1, "s"), (1, "h", "t", 1), (1, 1, 1, 1)]
 
 
-@pytest.mark.parametrize("extra", [{}, {"causal": True}, DROPOUT, {"causal": True, **DROPOUT}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"causal": True},
+        DROPOUT,
+        {"causal": True, **DROPOUT},
+        {"causal": "lower_right", **DROPOUT},
+    ],
+)
 @pytest.mark.parametrize(("heads", "shared"), [(2, 2), (4, 2)])
 @pytest.mark.parametrize(("length", "keys"), [(7, 7), (4, 8)])
 def test_masks_and_dropout_in_tiles(length, keys, heads, shared, extra, small_tiles):

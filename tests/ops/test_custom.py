@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.errors import (
     AttributeValueError,
+    CustomOpError,
     DTypeError,
     ExecutionError,
     GradientError,
@@ -416,6 +418,82 @@ def test_what_the_function_raises_names_the_op():
     ):
         world.step({"x": np.ones(4, np.float32)})
     assert caught.value.report.op == "fails_0"
+
+
+BROKEN = {
+    "kernel": {},
+    "infer": {"infer": lambda x: 1 // 0},
+    "gradient": {"gradient": lambda inputs, outputs, grads: {}["no"]},
+    "flops": {"flops": lambda inputs, outputs, attrs: 1 // 0},
+}
+
+
+def broken(part):
+    """An op of which one function raises an exception that is none of ours."""
+
+    def function(x):
+        if part == "kernel":
+            raise ZeroDivisionError("no luck")
+        return x * 2.0
+
+    return pc.op(rule="a -> a", **BROKEN[part])(function)
+
+
+def use(op, x, part):
+    y = op(x)
+    if part == "gradient":
+        y.sum().backward()
+    return y
+
+
+PARTS = ["kernel", "infer", "gradient"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("wrap", [lambda f: f, pc.compile], ids=["eager", "compiled"])
+def test_exceptions_of_users_functions_are_errors_with_a_cause(part, wrap):
+    op = broken(part)
+
+    def function(x):
+        return use(op, x, part)
+
+    x = pc.tensor(np.ones(4), pc.Placement("cpu", [0]), requires_grad=True)
+    with pytest.raises(CustomOpError, match="of the custom op") as caught:
+        wrap(function)(x)
+    report = caught.value.report
+    assert "test_custom.py" in report.source
+    assert report.op == op.kind or re.fullmatch(r"function(#\d+)?_0", report.op)
+    assert report.rank == 0
+    assert "test_custom.py" in report.got
+    cause = caught.value.__cause__
+    assert isinstance(cause, (ZeroDivisionError, KeyError))
+    assert type(cause).__name__ in report.got
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_exceptions_of_users_functions_in_jobs(part):
+    op = broken(part)
+    line = 0
+
+    def build():
+        nonlocal line
+        with pc.job("j") as job:
+            x = pc.input("x", (4,), "float64", pc.Placement("cpu", [0]))
+            line = inspect.currentframe().f_lineno + 1
+            y = op(x)
+            if part == "gradient":
+                (y,) = pc.gradients(y.sum(), [x])
+            pc.output("y", y)
+        return job
+
+    with pytest.raises(CustomOpError, match="of the custom op") as caught:  # noqa: SIM117
+        with pc.run(build(), cache=False) as session:
+            session.step(x=np.ones(4))
+    report = caught.value.report
+    assert report.source.endswith(f"test_custom.py:{line}")
+    assert re.fullmatch(r"function(#\d+)?_0", report.op)
+    assert part != "kernel" or report.rank == 0
+    assert isinstance(caught.value.__cause__, (ZeroDivisionError, KeyError))
 
 
 # --- where the code is ----------------------------------------------------------------------------

@@ -148,14 +148,22 @@ def plain_attention(query, key, value, scale, causal):
     scores = scale * query @ key.swapaxes(2, 3)
     if causal:
         length, keys = scores.shape[2:]
-        scores = np.where(np.tri(length, keys, keys - length, dtype=bool), scores, -np.inf)
+        diagonal = keys - length if causal == "lower_right" else 0
+        scores = np.where(np.tri(length, keys, diagonal, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(3, keepdims=True))
     return (weights / weights.sum(3, keepdims=True)) @ value
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("length", "keys", "causal"),
+    [
+        (length, keys, causal)
+        for length, keys in ((7, 7), (1, 9), (4, 7), (7, 4))
+        for causal in (False, True, "lower_right")
+        if causal != "lower_right" or length <= keys
+    ],
+)
 @pytest.mark.parametrize(("heads", "shared"), [(2, 2), (4, 2), (3, 1)])
-@pytest.mark.parametrize(("length", "keys"), [(7, 7), (1, 9), (4, 7)])
 def test_attention_in_tiles_is_attention(length, keys, heads, shared, causal, monkeypatch):
     monkeypatch.setattr(attention_tiles, "_TILE_KEYS", 3)
     monkeypatch.setattr(attention_tiles.blocking, "BLOCK_BYTES", 100)
@@ -339,7 +347,14 @@ WRONG = [
     ("attention", (HEADS, f32(2, 3, 5, 8), f32(2, 3, 5, 8)), {"scale": 1.0}, ShapeError),
     ("attention", (HEADS, f32(2, 4, 5, 7), HEADS), {"scale": 1.0}, ShapeError),
     ("attention", (HEADS, *[f32(2, 4, 0, 8)] * 2), {"scale": 1.0}, ShapeError),
-    ("attention", (HEADS, *[f32(2, 4, 4, 8)] * 2), {"scale": 1.0, "causal": True}, ShapeError),
+    (
+        "attention",
+        (HEADS, *[f32(2, 4, 4, 8)] * 2),
+        {"scale": 1.0, "causal": "lower_right"},
+        ShapeError,
+    ),
+    ("attention", (HEADS,) * 3, {"scale": 1.0, "causal": "upper_left"}, AttributeValueError),
+    ("attention", (HEADS,) * 3, {"scale": 1.0, "causal": 1}, AttributeValueError),
     ("attention", (f32(4, 5, 8),) * 3, {"scale": 1.0}, ShapeError),
     ("attention", (HEADS,) * 3, {}, AttributeValueError),
     ("rotary_embedding", (f32(5, 3),), {"base": 10.0}, ShapeError),

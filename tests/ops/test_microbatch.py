@@ -47,6 +47,17 @@ def test_parts_are_combined_in_the_order_of_micro_batches(reduction: str, dtype:
     np.testing.assert_array_equal(total.astype("float64"), expected)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parts_of_16_bits_add_up_in_float32(dtype: str) -> None:
+    kind = DType.parse(dtype).numpy
+    kernel = kernel_for(op_def("accumulate"), [kind, kind])
+    total, kept = np.zeros(SHAPE, kind), context({"reduction": "sum"}, WHOLE, WHOLE)
+    # Where the numbers lie 2 apart (16 in bfloat16), each 1 is lost if it is added alone.
+    for kept.microbatch, number in enumerate([2048.0] + 16 * [1.0]):
+        kernel(kept, [np.full(SHAPE, number, kind)], [total])
+    np.testing.assert_array_equal(total.astype("float64"), 2064.0)
+
+
 def test_pieces_are_put_together_and_taken() -> None:
     whole = np.random.default_rng(1).normal(size=SHAPE)
     found = np.full(SHAPE, np.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import prod
 
 import numpy as np
@@ -52,36 +53,68 @@ def test_every_kind_has_a_sample(calls):
     assert {sample.kind for sample in calls} == set(op_table())
 
 
+def prove(sample, rng):
+    """Prove all signatures of a call; their number."""
+    proved = 0
+    state = {"value": local_feed(sample.attrs)} if sample.kind == "input" else {}
+    dense = run_dense(sample.kind, sample.inputs, sample.attrs, seed=5, step=2, state=state)
+    for hierarchy in MESHES:
+        for signature in signatures_on(sample, hierarchy):
+            label = f"{sample} on {hierarchy}: {signature}"
+            try:
+                found = run_sharded(
+                    sample.kind,
+                    sample.inputs,
+                    sample.attrs,
+                    signature,
+                    hierarchy,
+                    rng,
+                    seed=5,
+                    step=2,
+                )
+            except Exception as error:
+                raise AssertionError(label) from error
+            for got, expected in zip(found, dense, strict=True):
+                bound = tolerance(expected)
+                np.testing.assert_allclose(got, expected, bound, bound, err_msg=label)
+            proved += 1
+    return proved
+
+
 def test_every_signature_gives_the_dense_result(calls, record_property):
     rng = np.random.default_rng(1)
-    proved = 0
-    for sample in calls:
-        state = {"value": local_feed(sample.attrs)} if sample.kind == "input" else {}
-        dense = run_dense(sample.kind, sample.inputs, sample.attrs, seed=5, step=2, state=state)
-        for hierarchy in MESHES:
-            for signature in signatures_on(sample, hierarchy):
-                label = f"{sample} on {hierarchy}: {signature}"
-                try:
-                    found = run_sharded(
-                        sample.kind,
-                        sample.inputs,
-                        sample.attrs,
-                        signature,
-                        hierarchy,
-                        rng,
-                        seed=5,
-                        step=2,
-                    )
-                except Exception as error:
-                    raise AssertionError(label) from error
-                for got, expected in zip(found, dense, strict=True):
-                    bound = tolerance(expected)
-                    np.testing.assert_allclose(got, expected, bound, bound, err_msg=label)
-                proved += 1
+    proved = sum(prove(sample, rng) for sample in calls)
     record_property("signatures_proved_against_dense", proved)
     print(f"{proved} signatures of {len(op_table())} op kinds proved")
     assert proved >= LEAST_SIGNATURES
 
+
+def test_constants_that_are_infinite_zero_or_no_number():
+    """Parts of a sum are added up first, for 0 * inf is no number: also where a constant is
+    infinite or zero only in the dtype of the tensor.
+    """
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(5, 3))
+    constants = {
+        "mul_scalar": [*SPECIAL, 1e39, 0.0],
+        "div_scalar": [*SPECIAL, 0.0, -0.0, -1e-46],
+        "maximum_scalar": SPECIAL,
+        "minimum_scalar": SPECIAL,
+        "add_scalar": SPECIAL,
+        "pow_scalar": [*SPECIAL, 0.0],
+    }
+    with np.errstate(all="ignore"):
+        for kind, numbers in constants.items():
+            for scalar in numbers:
+                for dtype in ("float32", "float16"):
+                    prove(Sample(kind, (x.astype(dtype),), {"scalar": scalar}), rng)
+        for value in SPECIAL:
+            prove(Sample("pad", (x,), {"low": (1, 0), "high": (0, 2), "value": value}), rng)
+            prove(Sample("leaky_relu_grad", (x, x[::-1]), {"slope": value}), rng)
+        prove(Sample("clip", (x,), {"low": -math.inf, "high": math.inf}), rng)
+
+
+SPECIAL = [math.inf, -math.inf, math.nan]
 
 IN_BFLOAT16 = (
     "add",
@@ -170,6 +203,11 @@ def test_matmul_has_the_four_classic_signatures():
         ("cast", {"dtype": "int32"}, False),
         ("relu", {}, False),
         ("neg", {}, True),
+        ("mul_scalar", {"scalar": math.inf}, False),
+        ("mul_scalar", {"scalar": math.nan}, False),
+        ("mul_scalar", {"scalar": 1e39}, False),
+        ("div_scalar", {"scalar": 0.0}, False),
+        ("div_scalar", {"scalar": 1e-46}, False),
         ("sum", {"axes": (0,)}, True),
         ("max", {"axes": (0,)}, False),
         ("softmax", {"axis": 0}, False),

@@ -37,7 +37,7 @@ WRONG = [
     ("elu", (f32(2),), {"slope": 0.1}, AttributeValueError),
     ("silu_grad", (f32(2), f32(3)), {}, ShapeError),
     # Reductions.
-    ("prod", (boolean(2),), {"axes": (0,)}, DTypeError),
+    ("square_sum", (boolean(2),), {"axes": (0,)}, DTypeError),
     ("all", (f32(2),), {"axes": (0,)}, DTypeError),
     ("any", (boolean(2),), {"axes": (1,)}, AttributeValueError),
     ("logsumexp", (f32(2, 0),), {"axes": (1,)}, ShapeError),
@@ -62,6 +62,7 @@ WRONG = [
     ("strided_slice", (f32(3),), {**SLICE, "steps": (0,)}, AttributeValueError),
     ("strided_slice", (f32(3),), {**SLICE, "stops": (4,)}, AttributeValueError),
     ("strided_slice_grad", (f32(2),), {**SLICE, "shape": (3,)}, ShapeError),
+    ("slice_scatter", (f32(4), f32(2)), SLICE, ShapeError),
     ("diagonal", (f32(3),), {"offset": 0}, ShapeError),
     ("diag_embed", (f32(3),), {"rows": 2, "columns": 3, "offset": 0}, ShapeError),
     ("tril", (f32(3),), {"diagonal": 0}, ShapeError),

@@ -195,7 +195,7 @@ def test_gathers_of_zero_3_stay_in_the_segment_that_reads_them() -> None:
     segment = {op.name: segment_of(job, op) for op in job.ops}
     ahead = 0
     for op in gathers:
-        readers = [each for each in job.ops if op.outputs[0] in each.inputs]
+        readers = [each for each in job.ops if any(op.outputs[0] is value for value in each.inputs)]
         assert readers
         assert {segment[each.name] for each in readers} == {segment[op.name]}
         if op.attr("late"):

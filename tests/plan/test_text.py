@@ -11,7 +11,7 @@ import pytest
 
 from plancompiler.ir import DType, SourceLine
 from plancompiler.ir.pipeline import WHOLE_STEP, Segment, SegmentKind, Slot
-from plancompiler.plan.digest import combine_digests, digest_of_plans, plan_digest
+from plancompiler.plan.digest import combine_digests, digest_of_plans, plan_digest, text_digest
 from plancompiler.plan.plan import Communicator, Plan, Stream
 from plancompiler.plan.text import format_bytes, format_name, format_plan, format_slot
 from tests.plan.builder import (
@@ -152,6 +152,20 @@ def test_text_does_not_depend_on_how_the_plan_was_made() -> None:
     assert format_plan(pair_plan(0)) == format_plan(pair_plan(0))
     assert plan_digest(pair_plan(0)) == plan_digest(pair_plan(0))
     assert plan_digest(pair_plan(0)) != plan_digest(pair_plan(1))
+
+
+def test_the_digest_of_a_plan_leaves_out_source_lines_and_nothing_else() -> None:
+    plan = pair_plan(0)
+    moved = edit_task(plan, "relu", source=SourceLine("elsewhere/job.py", 99))
+    assert plan_digest(moved) == plan_digest(plan)
+    assert format_plan(moved) != format_plan(plan)
+    lines = format_plan(plan).splitlines()
+    bare = [line.split("  # ")[0] for line in lines]
+    assert bare == format_plan(plan, sources=False).splitlines() != lines
+    assert plan_digest(plan) == text_digest("\n".join([*bare, ""]))
+    digests = {plan_digest(edit(plan)) for edit in EDITS}
+    assert len(digests) == len(EDITS)
+    assert plan_digest(plan) in digests  # one of the edits is of a source line
 
 
 def test_the_digest_of_plans_is_over_ranks_in_order() -> None:

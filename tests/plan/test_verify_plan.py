@@ -10,8 +10,8 @@ import pytest
 
 from plancompiler.errors import MemoryOverlapError, VerifyError
 from plancompiler.ir import DType, NdSbp, Placement, Reduction, Split
-from plancompiler.ir.task import TaskKind, pack_register_id
-from plancompiler.plan.plan import Communicator, Plan, Stream, VariableDesc
+from plancompiler.ir.task import CONTROL_SLOT, TaskKind, pack_register_id
+from plancompiler.plan.plan import Communicator, Plan, RegisterDesc, Stream, VariableDesc
 from plancompiler.plan.verify import PLAN_RULES, verify_plan
 from tests.plan.builder import (
     WHOLE,
@@ -80,6 +80,24 @@ def late_collective_reader(plan: Plan) -> Plan:
         input_shapes=((8, 4),),
         input_regions=(((0, 8), (0, 4)),),
     )
+
+
+def with_control(plan: Plan, **changes: object) -> Plan:
+    """`sgd` also waits for the collective by a control register."""
+    control = task_id("g all_reduce") + CONTROL_SLOT
+    plan = edit_task(plan, "g all_reduce", controls_out=(control,))
+    plan = edit_task(plan, "sgd", controls_in=(control,))
+    added = RegisterDesc(
+        id=control,
+        name="g all_reduce:control",
+        shape=(),
+        dtype=DType.UINT8,
+        sbp=NdSbp(()),
+        producer=task_id("g all_reduce"),
+        consumers=(task_id("sgd"),),
+        block=-1,
+    )
+    return replace(plan, registers=(*plan.registers, replace(added, **changes)))  # type: ignore[arg-type]
 
 
 def plan_loss(plan: Plan) -> tuple[int, ...]:
@@ -240,6 +258,11 @@ CASES = [
         ("'g all_reduce'", "communicator 3"),
     ),
     Broken(
+        "communicators list their collectives in plan order",
+        lambda p: edit_task(p, "s all_reduce", stream=Stream.COPY),
+        ("'g all_reduce' and 's all_reduce'", "streams collective and copy"),
+    ),
+    Broken(
         "collectives fit their registers",
         lambda p: edit_spec(p, "g all_reduce", reduction=None),
         ("'g all_reduce'", "reduction None"),
@@ -306,9 +329,14 @@ CASES = [
         ("'g'", "block 0", "768 bytes"),
     ),
     Broken(
-        "registers fit their block",
+        "slots suffice for the micro-batches in between",
         lambda p: edit_register(p, "g", register_count=0),
-        ("'g'", "0 slots"),
+        ("'g' has no slot", "0 slots", "1 slot or more"),
+    ),
+    Broken(
+        "slots suffice for the micro-batches in between",
+        lambda p: with_control(p, register_count=0),
+        ("'g all_reduce:control' has no slot", "0 slots", "1 slot or more"),
     ),
     Broken(
         "registers fit their block",
@@ -409,6 +437,11 @@ CASES = [
 def test_the_plan_keeps_all_rules() -> None:
     for rank in (0, 1):
         verify_plan(pair_plan(rank))
+
+
+def test_control_registers_keep_all_rules() -> None:
+    verify_plan(with_control(pair_plan(0)))
+    verify_plan(with_control(pair_plan(0), register_count=2))
 
 
 def test_every_rule_is_broken_by_some_case() -> None:

@@ -91,6 +91,8 @@ _EXPRESSIONS: dict[str, str] = {
     "minimum": "({0} != {0} || {0} < {1} ? {0} : {1})",
     "lerp": "({0} + {2} * ({1} - {0}))",
     "where": "({0} ? {1} : {2})",
+    "masked": "({1} ? {0} : T(0))",
+    "zeros_like": "T(0)",
     "cast": "{0}",
     "add_scalar": "({0} + {s})",
     "mul_scalar": "({0} * {s})",

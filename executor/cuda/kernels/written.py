@@ -19,6 +19,7 @@ from plancompiler.executor.cuda.kernels.products import product
 from plancompiler.executor.cuda.kernels.transformer import TRANSFORMER_KERNELS
 from plancompiler.executor.cuda.kernels.updates import UPDATE_KERNELS
 from plancompiler.ops import random
+from plancompiler.ops.attention_tiles import causal_diagonal
 from plancompiler.ops.check import axes_attr, axis_attr, bool_attr, float_attr, int_attr
 from plancompiler.ops.dropout import kept_in_rows, stream_of
 from plancompiler.ops.kernel import (
@@ -197,19 +198,23 @@ def _dropout(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _folded(context: KernelContext, query: Array, key: Array) -> tuple[int, int, int]:
-    """Pairs of batch and heads of keys, heads of queries for each, and how far queries see."""
+def _folded(context: KernelContext, query: Array, key: Array) -> tuple[int, int, int | None]:
+    """Pairs of batch and heads of keys, heads of queries for each, and how far queries see: query i
+    the keys up to i + this, all where it is None.
+    """
     pairs = key.shape[0] * key.shape[1]
     heads = query.shape[1] // key.shape[1]
-    shift = key.shape[2] - context.input_shapes[0][2] + context.input_regions[0][2][0]
-    return pairs, heads, shift
+    diagonal = causal_diagonal(context.attrs, context.input_shapes[0][2], key.shape[2])
+    if diagonal is None:
+        return pairs, heads, None
+    return pairs, heads, diagonal + context.input_regions[0][2][0]
 
 
 def _scores(
     context: KernelContext,
     query: Array,
     key: Array,
-    shift: int,
+    shift: int | None,
     rows: slice,
     heads: int,
     mask: Arrays,
@@ -225,7 +230,7 @@ def _scores(
     scaled = scaled.reshape(pairs, heads * count, query.shape[3])
     found = product(context, scaled, key.swapaxes(-1, -2))
     found = found.astype(_wide(found.dtype), copy=False)
-    if bool_attr(context.attrs, "causal", False):
+    if shift is not None:
         last = context.arrays.arange(rows.start, rows.stop) + shift
         hidden = context.arrays.arange(keys) > last[:, None]
         np.copyto(found.reshape(pairs, heads, count, keys), -math.inf, where=hidden)
@@ -308,8 +313,10 @@ def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     key, value, dkey, dvalue = (
         array.reshape(pairs, *array.shape[2:]) for array in (key, value, *outputs[1:])
     )
-    dkey.fill(0)
-    dvalue.fill(0)
+    # Sums over tiles of queries, added up in float32 where inputs are halves.
+    by_key, by_value = (
+        context.arrays.zeros(each.shape, _wide(each.dtype)) for each in (dkey, dvalue)
+    )
     for rows in _tiles(pairs, heads, length, keys):
         count = rows.stop - rows.start
         below = (pairs, heads * count)
@@ -322,7 +329,7 @@ def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
         np.exp(weights, out=weights)
         kept = _kept(context, rows, heads, keys)
         narrow = (weights * kept).astype(dy.dtype, copy=False)
-        np.add(dvalue, product(context, narrow.swapaxes(-1, -2), dy), out=dvalue)
+        np.add(by_value, product(context, narrow.swapaxes(-1, -2), dy), out=by_value)
         slopes = product(context, dy, value.swapaxes(-1, -2)).astype(wide, copy=False) * kept
         pull = (dy.astype(wide, copy=False) * y.astype(wide, copy=False)).sum(
             axis=-1, keepdims=True
@@ -333,7 +340,9 @@ def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
         back = product(context, slopes, key)
         np.copyto(dquery[:, :, rows], back.reshape(pairs, heads, count, key.shape[2]))
         piece = query[:, :, rows].copy().reshape(*below, key.shape[2])
-        np.add(dkey, product(context, slopes.swapaxes(-1, -2), piece), out=dkey)
+        np.add(by_key, product(context, slopes.swapaxes(-1, -2), piece), out=by_key)
+    np.copyto(dkey, by_key, casting="same_kind")
+    np.copyto(dvalue, by_value, casting="same_kind")
 
 
 # --- positions ------------------------------------------------------------------------------------

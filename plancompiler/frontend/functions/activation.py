@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from plancompiler.frontend.functional import Tensor
-from plancompiler.frontend.functions.elementwise import clip
 from plancompiler.frontend.out import takes_out
 from plancompiler.ops.registry import apply
 
@@ -59,14 +58,15 @@ def leaky_relu(x: Tensor, slope: float = 0.01, *, out: Tensor | None = None) -> 
 def hardtanh(
     x: Tensor, low: float = -1.0, high: float = 1.0, *, out: Tensor | None = None
 ) -> Tensor:
-    """x, but not below `low` nor above `high`."""
-    return clip(x, low, high)
+    """x, but not below `low` nor above `high`; no gradient flows at either."""
+    found: Tensor = apply("clip", x, low=float(low), high=float(high), edges=False)
+    return found
 
 
 @takes_out
 def relu6(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x, but not below 0 nor above 6."""
-    return clip(x, 0.0, 6.0)
+    """x, but not below 0 nor above 6; no gradient flows at either."""
+    return hardtanh(x, 0.0, 6.0)
 
 
 @takes_out

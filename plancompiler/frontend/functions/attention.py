@@ -15,7 +15,7 @@ def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    causal: bool = False,
+    causal: bool | str = False,
     scale: float | None = None,
     mask: Tensor | None = None,
     dropout: float = 0.0,
@@ -25,8 +25,10 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(scale q kᵀ) v of q [b, h, t, d], k [b, g, s, d] and v [b, g, s, e]: [b, h, t, e].
 
-    Each of the g heads of keys serves h / g neighbouring heads of queries. With `causal`, a query
-    sees no keys after it, and the last query sees all (t <= s). `scale` is 1 / sqrt(d) by default.
+    Each of the g heads of keys serves h / g neighbouring heads of queries. With `causal=True` query
+    i sees keys 0 to i, whatever t and s, as PyTorch's `is_causal` means it. With
+    `causal="lower_right"` query i sees keys 0 to i + s - t, so that the last one sees all (t <= s):
+    what queries of new tokens see of all tokens so far. `scale` is 1 / sqrt(d) by default.
     `mask` is added to the scores: its shape broadcasts to [b, h, t, s], -inf hides a key, and a
     query that sees no key gets 0. Weights are dropped with probability `dropout`, by the bits that
     `pc.dropout` with that key has for them. Scores are made in tiles, so memory grows with the

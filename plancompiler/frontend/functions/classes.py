@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, UsageError
-from plancompiler.frontend.functional import Tensor, maximum
+from plancompiler.frontend.functional import Tensor, reduce_rows
 from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import Value
@@ -164,8 +164,10 @@ def c_softmax_with_cross_entropy(
     """
     attrs = {} if ignore_index is None else {"ignore_index": ignore_index}
     if return_softmax:
-        return split_softmax.split_softmax_with_cross_entropy(logits, labels, **attrs)
-    return split_softmax.split_cross_entropy(logits, labels, **attrs)
+        losses, softmax = split_softmax.split_softmax_with_cross_entropy(logits, labels, **attrs)
+        return reduce_rows(losses, labels, "none", ignore_index, logits.dtype), softmax
+    losses = split_softmax.split_cross_entropy(logits, labels, **attrs)
+    return reduce_rows(losses, labels, "none", ignore_index, logits.dtype)
 
 
 @takes_out
@@ -213,9 +215,5 @@ def margin_cross_entropy(
         losses, softmax = split_softmax.split_softmax_with_cross_entropy(logits, labels, **ignored)
     else:
         losses = split_softmax.split_cross_entropy(logits, labels, **ignored)
-    if reduction == "sum" or (reduction == "mean" and ignore_index is None):
-        losses = losses.sum() if reduction == "sum" else losses.mean()
-    elif reduction == "mean":
-        counted = labels.not_equal(ignore_index).cast(losses.dtype).sum()
-        losses = losses.sum() / maximum(counted, 1.0)
+    losses = reduce_rows(losses, labels, reduction, ignore_index, cosines.dtype)
     return losses if softmax is None else (losses, softmax)

@@ -6,7 +6,7 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functional import Tensor, full_like, rsqrt
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.arguments import real_number
-from plancompiler.ops.gradient import expand_to
+from plancompiler.ops.gradient import expand_to, widened
 from plancompiler.ops.registry import apply
 
 
@@ -20,12 +20,14 @@ def data_norm(
     `data_norm_update` keeps them. ShapeError for statistics of another shape.
     """
     _check("data_norm", x, count, total, square)
-    mean, variance = total / count, square / count
+    mean, variance = (widened(each) / widened(count) for each in (total, square))
+    found: Tensor
     if count.ndim == 1:
-        one, zero = full_like(count, 1.0), full_like(count, 0.0)
-        found: Tensor = apply("batch_norm", x, mean, variance, one, zero, eps=0.0)
-        return found
-    return (x - _by_row(mean, x)) * _by_row(rsqrt(variance), x)
+        one, zero = (full_like(x, number, count.shape) for number in (1.0, 0.0))
+        found = apply("batch_norm", x, mean, variance, one, zero, eps=0.0)
+    else:
+        found = (widened(x) - _by_row(mean, x)) * _by_row(rsqrt(variance), x)
+    return found if found.dtype is x.dtype else found.cast(x.dtype)
 
 
 def data_norm_update(
@@ -51,15 +53,17 @@ def data_norm_update(
             got=f"decay={decay}, eps={eps}",
             expected="0 < decay <= 1 and eps >= 0",
         )
-    mean = total / count
+    mean = widened(total) / widened(count)
     first: Tensor
     second: Tensor
     if count.ndim == 1:
         first, second = apply("channel_mean", x), apply("channel_variance", x, mean)
     else:
+        x = widened(x)
         centred = x - _by_row(mean, x)
         first, second = (_by_group(each, count.shape[0]) for each in (x, centred * centred))
-    changes = (full_like(count, 1.0), first, second + least)
+    seen = (full_like(count, 1.0), first, second + least)
+    changes = [each if each.dtype is count.dtype else each.cast(count.dtype) for each in seen]
     # All changes are there before the first state takes one.
     updated: list[Tensor] = [
         apply("decayed_sum_update", state, change, decay=kept)

@@ -37,7 +37,7 @@ def fused_attention(
     pre_norm: Sequence[Tensor] | None = None,
     post_norm: Sequence[Tensor] | None = None,
     mask: Tensor | None = None,
-    causal: bool = False,
+    causal: bool | str = False,
     scale: float | None = None,
     rotary_base: float | None = None,
     attention_dropout: float = 0.0,

@@ -6,28 +6,32 @@
 from __future__ import annotations
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.frontend.functional import Tensor, maximum
+from plancompiler.frontend.functional import Tensor, reduce_rows
 from plancompiler.frontend.out import takes_out
+from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply
 
 
-def _reduced(losses: Tensor, reduction: str, kind: str, *more: str) -> Tensor:
-    if reduction == "mean":
-        return losses.mean()
-    if reduction == "sum":
-        return losses.sum()
+def _pointwise(
+    name: str, kind: str, x: Tensor, target: Tensor, reduction: str, *more: str, **attrs: float
+) -> Tensor:
+    """Losses of elements by op `kind`, reduced. Of 16 bits, those that are added up are float32:
+    an element may leave their range where the mean does not.
+    """
     if reduction == "none":
-        return losses
-    raise AttributeValueError(
-        f"unknown reduction of {kind}",
-        got=repr(reduction),
-        expected=", ".join(("mean", "sum", "none", *more)),
-    )
-
-
-def _pointwise(kind: str, x: Tensor, target: Tensor, **attrs: float) -> Tensor:
-    found: Tensor = apply(kind, x, target, **attrs)
-    return found
+        plain: Tensor = apply(kind, x, target, **attrs)
+        return plain
+    if reduction not in ("mean", "sum", *more):
+        raise AttributeValueError(
+            f"unknown reduction of {name}",
+            got=repr(reduction),
+            expected=", ".join(("mean", "sum", "none", *more)),
+        )
+    losses: Tensor = apply(kind, widened(x), widened(target), **attrs)
+    found = losses.mean() if reduction == "mean" else losses.sum()
+    if reduction == "batchmean":
+        found = found * (1.0 / max(1, losses.shape[0]))
+    return found if found.dtype is x.dtype else found.cast(x.dtype)
 
 
 @takes_out
@@ -35,7 +39,7 @@ def mse_loss(
     prediction: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
 ) -> Tensor:
     """(prediction - target)², of tensors of one shape."""
-    return _reduced(_pointwise("mse_loss", prediction, target), reduction, "mse_loss")
+    return _pointwise("mse_loss", "mse_loss", prediction, target, reduction)
 
 
 @takes_out
@@ -43,7 +47,7 @@ def l1_loss(
     prediction: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
 ) -> Tensor:
     """|prediction - target|, of tensors of one shape."""
-    return _reduced(_pointwise("l1_loss", prediction, target), reduction, "l1_loss")
+    return _pointwise("l1_loss", "l1_loss", prediction, target, reduction)
 
 
 @takes_out
@@ -56,8 +60,8 @@ def smooth_l1_loss(
     out: Tensor | None = None,
 ) -> Tensor:
     """With d = |prediction - target|: d² / (2 beta) where d < beta, else d - beta / 2."""
-    losses = _pointwise("smooth_l1_loss", prediction, target, beta=float(beta))
-    return _reduced(losses, reduction, "smooth_l1_loss")
+    kind = "smooth_l1_loss"
+    return _pointwise(kind, kind, prediction, target, reduction, beta=float(beta))
 
 
 @takes_out
@@ -72,8 +76,8 @@ def huber_loss(
     """With d = |prediction - target|: d² / 2 where d < delta, else delta (d - delta / 2) (P. J.
     Huber, 1964).
     """
-    losses = _pointwise("huber_loss", prediction, target, delta=float(delta))
-    return _reduced(losses, reduction, "huber_loss")
+    kind = "huber_loss"
+    return _pointwise(kind, kind, prediction, target, reduction, delta=float(delta))
 
 
 @takes_out
@@ -81,7 +85,7 @@ def binary_cross_entropy(
     prediction: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
 ) -> Tensor:
     """-(target log p + (1 - target) log(1 - p)) of probabilities p; logarithms not below -100."""
-    return _reduced(_pointwise("bce_loss", prediction, target), reduction, "binary_cross_entropy")
+    return _pointwise("binary_cross_entropy", "bce_loss", prediction, target, reduction)
 
 
 @takes_out
@@ -89,8 +93,8 @@ def binary_cross_entropy_with_logits(
     logits: Tensor, target: Tensor, reduction: str = "mean", *, out: Tensor | None = None
 ) -> Tensor:
     """Binary cross-entropy of sigmoid(logits), computed without overflow."""
-    losses = _pointwise("bce_with_logits", logits, target)
-    return _reduced(losses, reduction, "binary_cross_entropy_with_logits")
+    name = "binary_cross_entropy_with_logits"
+    return _pointwise(name, "bce_with_logits", logits, target, reduction)
 
 
 @takes_out
@@ -101,10 +105,8 @@ def kl_div(
     `target`; zero where these are. `reduction` may also be "batchmean": the sum over the extent of
     the first axis.
     """
-    losses = _pointwise("kl_div", log_probabilities, target)
-    if reduction == "batchmean" and losses.ndim:
-        return losses.sum() * (1.0 / losses.shape[0])
-    return _reduced(losses, reduction, "kl_div", "batchmean")
+    more = ("batchmean",) if log_probabilities.ndim else ()
+    return _pointwise("kl_div", "kl_div", log_probabilities, target, reduction, *more)
 
 
 @takes_out
@@ -123,9 +125,9 @@ def nll_loss(
     the run.
     """
     attrs = {} if ignore_index is None else {"ignore_index": ignore_index}
+    if reduction not in ("mean", "sum", "none"):
+        raise AttributeValueError(
+            "unknown reduction of nll_loss", got=repr(reduction), expected="mean, sum, none"
+        )
     losses: Tensor = apply("nll_loss", log_probabilities, labels, **attrs)
-    if reduction != "mean" or ignore_index is None:
-        return _reduced(losses, reduction, "nll_loss")
-    counted = labels.not_equal(ignore_index).cast(losses.dtype).sum()
-    found: Tensor = losses.sum() / maximum(counted, 1.0)
-    return found
+    return reduce_rows(losses, labels, reduction, ignore_index, losses.dtype)

@@ -54,7 +54,8 @@ def instance_norm(
 def batch_statistics(
     x: Tensor, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel of x [n, c, *spatial] over batch and space: [c] each.
+    """Mean and variance of each channel of x [n, c, *spatial] over batch and space: [c] each, in at
+    least float32.
 
     Both are means over the whole batch on any layout: where batch or space are split, devices hold
     partial sums, which are reduced.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.frontend.functional import Axes, Tensor
+from plancompiler.frontend.functional import Axes, Tensor, full_like
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.operators import normalize_axes
+from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply
 
 
@@ -22,8 +23,11 @@ def _reduce(kind: str, x: Tensor, axis: Axes, keepdims: bool, **attrs: float) ->
 def prod(
     x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Product over axes, in the dtype of x."""
-    return _reduce("prod", x, axis, keepdims)
+    """Product over axes, in the dtype of x; of whole numbers and bool in int64."""
+    # In float32 the product of a part of the axis may be out of the range that the whole is in.
+    wide: Tensor = widened(x)
+    found = _reduce("prod", wide, axis, keepdims)
+    return found if wide is x else found.cast(x.dtype)
 
 
 @takes_out
@@ -95,23 +99,32 @@ def norm(
 ) -> Tensor:
     """The p-norm over axes, for p > 0: sum(|x| ** p) ** (1 / p), or the maximum for infinite p.
 
-    Axes that are split leave partial sums, so no shard is gathered. For p of 1, 2 and infinity a
-    norm that is zero has a gradient of zeros. AttributeValueError for p <= 0.
+    Axes that are split leave partial sums, so no shard is gathered. Where an element or the norm is
+    zero, its gradient is. AttributeValueError for p <= 0.
     """
     if not p > 0:
         raise AttributeValueError("a norm needs a positive p", got=p, expected="1, 2 or math.inf")
     if p == 1:
         return _reduce("abs_sum", x, axis, keepdims)
-    if p == 2:
-        squares = _reduce("square_sum", x, axis, keepdims)
-        # The square root has no slope at zero: one is put there and taken off again, so that the
-        # gradient of a norm that is zero is zero.
-        empty = squares.equal(0).cast(squares.dtype)
-        return (squares + empty).sqrt() - empty
     if math.isinf(p):
         return _reduce("abs_max", x, axis, keepdims)
-    sizes: Tensor = apply("abs", x)
-    return (sizes ** float(p)).sum(axis, keepdims) ** (1.0 / p)
+    wide: Tensor = widened(x)
+    if p == 2:
+        found = _unless_zero(
+            _reduce("square_sum", wide, axis, keepdims), lambda total: total.sqrt()
+        )
+    else:
+        powers = _unless_zero(apply("abs", wide), lambda size: size ** float(p))
+        found = _unless_zero(powers.sum(axis, keepdims), lambda total: total ** (1.0 / p))
+    return found if wide is x else found.cast(x.dtype)
+
+
+def _unless_zero(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """The function of x, and zero without a slope where x is zero: roots have none there."""
+    zero = x.equal(0)
+    safe: Tensor = apply("where", zero, full_like(x, 1.0, shape=()), x)
+    found: Tensor = apply("masked", function(safe), apply("logical_not", zero))
+    return found
 
 
 @takes_out
@@ -131,14 +144,16 @@ def _axis(x: Tensor, axis: int) -> int:
 def cumsum(
     x: Tensor, axis: int = -1, reverse: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Sum of all elements up to each along an axis; from its end where `reverse`."""
+    """Sum of all elements up to each along an axis, from its end where `reverse`; of whole numbers
+    and bool in int64.
+    """
     found: Tensor = apply("cumsum", x, axis=_axis(x, axis), reverse=reverse)
     return found
 
 
 @takes_out
 def cumprod(x: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
-    """Product of all elements up to each along an axis."""
+    """Product of all elements up to each along an axis; of whole numbers and bool in int64."""
     found: Tensor = apply("cumprod", x, axis=_axis(x, axis))
     return found
 

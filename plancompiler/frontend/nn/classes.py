@@ -10,6 +10,7 @@ from plancompiler.frontend.functions.classes import (
 )
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.ir import DType, Value
+from plancompiler.ops.gradient import widened
 
 
 class PartialFC(Module):
@@ -57,7 +58,9 @@ class PartialFC(Module):
 
 def _unit(x: Value) -> Value:
     """Rows of length 1."""
-    return x * rsqrt(square(x).sum(-1, keepdims=True) + _LEAST_SQUARE)
+    wide = widened(x)
+    unit: Value = wide * rsqrt(square(wide).sum(-1, keepdims=True) + _LEAST_SQUARE)
+    return unit if wide is x else unit.cast(x.dtype)
 
 
 _LEAST_SQUARE = 1e-12

@@ -56,7 +56,7 @@ class FusedAttention(_TensorParallel):
         heads: int,
         kv_heads: int | None = None,
         *,
-        causal: bool = True,
+        causal: bool | str = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         norm: str | None = "layer",

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Self
+from operator import index
+from typing import Any, Self, SupportsIndex
 from weakref import WeakKeyDictionary
 
-from plancompiler.errors import PlacementError, PlanCompilerError, UsageError
+from plancompiler.errors import PlacementError, PlanCompilerError, ShapeError, UsageError
 from plancompiler.frontend.trace import (
     JobBuilder,
     current_builder,
@@ -48,6 +49,15 @@ class Parameter:
         name: str = "parameter",
     ) -> None:
         self.shape = tuple(shape)
+        if not all(
+            isinstance(extent, SupportsIndex) and index(extent) >= 0 for extent in self.shape
+        ):
+            raise ShapeError(
+                "a parameter cannot have this shape",
+                source=user_line(),
+                got=self.shape,
+                expected="whole numbers of at least 0",
+            )
         self.dtype = DType.parse(dtype)
         self.init = init
         self.init_args = tuple(float(argument) for argument in init_args)
@@ -305,10 +315,11 @@ class Module:
             raise UsageError(
                 f"the state of another module was given to {type(self).__name__}",
                 source=user_line(),
-                got=", ".join(each for each in unlike if each in state) or "none besides its own",
-                expected="besides those that were given: "
-                + (", ".join(each for each in unlike if each in own) or "none"),
+                got=_with_types(unlike, state) or "none besides its own",
+                expected="besides those that were given: " + (_with_types(unlike, own) or "none"),
             )
+        for name, tensor in own.items():  # all, before any changes
+            check_fits(name, tensor, state)
         for name, tensor in own.items():
             take_over(name, tensor, state)
 
@@ -331,6 +342,8 @@ class _Names:
     placements: list[Placement] = field(default_factory=list)
     eager: bool = False
     """Whether they are those of tensors that live as long as their parameters do."""
+    told_apart: bool = False
+    """Whether a name had to be numbered, as another parameter has it."""
 
     @property
     def input_placement(self) -> Placement | None:
@@ -366,6 +379,7 @@ class _Names:
         number = 0
         while any(prefix + name in self.taken for name, _ in new):
             number += 1
+            self.told_apart = True
             prefix = f"{_snake_case(type(root).__name__)}_{number}."
         self.prefixes[root] = prefix
         for name, parameter in new:
@@ -375,6 +389,7 @@ class _Names:
         found, number = name, 0
         while found in self.taken:
             number += 1
+            self.told_apart = True
             found = f"{name}_{number}"
         return found
 
@@ -400,14 +415,30 @@ def eager_parameters(world: Any) -> list[Any]:
     return [value for parameter, value in _names(world).values.items() if parameter.trainable]
 
 
-def eager_names(world: Any) -> dict[str, Any]:
-    """The eager tensors of all trainable parameters that were read outside of jobs, by name."""
-    names = _names(world)
-    return {
-        names.names[parameter]: value
-        for parameter, value in names.values.items()
-        if parameter.trainable and parameter in names.names
-    }
+def parameters_read(recorder: Any) -> list[Parameter]:
+    """The trainable parameters that a job, or an eager world, has read so far."""
+    return [parameter for parameter in _names(recorder).values if parameter.trainable]
+
+
+def parameters_of(world: Any, tensors: Sequence[Any]) -> list[Parameter | None]:
+    """The parameters whose eager tensors these are; None for other tensors."""
+    found = {id(value): parameter for parameter, value in _names(world).values.items()}
+    return [found.get(id(tensor)) for tensor in tensors]
+
+
+def names_of(parameters: Sequence[Parameter | None]) -> tuple[list[str], bool]:
+    """Names by the structure of the parameters' modules alone, whatever else there is; and whether
+    modules had to be told apart by the order in which they are given. None is a tensor of no
+    parameter.
+    """
+    names, others, found = _Names(), 0, []
+    for parameter in parameters:
+        if parameter is None:
+            found.append(f"tensor_{others}")
+            others += 1
+        else:
+            found.append(names.name_of(parameter))
+    return found, others > 1 or names.told_apart
 
 
 def check_state(state: object) -> None:
@@ -422,23 +453,38 @@ def check_state(state: object) -> None:
         )
 
 
-def take_over(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
-    """Let an eager tensor take the value of the same name, which may lie in any layout."""
+def type_text(value: Any) -> str:
+    """Dtype and shape of a tensor, such as `float32[3, 4]`; of a number itself."""
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else repr(value)
+
+
+def _with_types(names: Sequence[str], state: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {type_text(state[name])}" for name in names if name in state)
+
+
+def check_fits(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
+    """Refuse a state whose value of this name a tensor cannot take."""
     value = state.get(name)
     if value is not None and not hasattr(value, "redistribute"):
         raise UsageError(
             f"a state does not fit {name!r}",
             source=user_line(),
             got=type(value).__name__,
-            expected=f"a tensor {tensor.dtype}{list(tensor.shape)}",
+            expected=f"a tensor {type_text(tensor)}",
         )
     if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
         raise UsageError(
             f"a state does not fit {name!r}",
             source=user_line(),
-            got="nothing" if value is None else f"{value.dtype}{list(value.shape)}",
-            expected=f"{tensor.dtype}{list(tensor.shape)}",
+            got="nothing" if value is None else type_text(value),
+            expected=type_text(tensor),
         )
+
+
+def take_over(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
+    """Let an eager tensor take the value of the same name, which may lie in any layout."""
+    check_fits(name, tensor, state)
+    value = state[name]
     with eager_world().no_grad():
         tensor.copy_(value.redistribute(tensor.placement, tensor.sbp))
 

@@ -95,7 +95,9 @@ class _BatchNorm(Module):
             # The variance of a batch is around its own mean, and so too small by this factor.
             unbiased = variance * (count / max(1, count - 1))
             for kept, new in ((self.running_mean, mean), (self.running_variance, unbiased)):
-                moving_average_update(kept.value, new, decay=1.0 - self.momentum)
+                state = kept.value
+                seen = new if new.dtype is state.dtype else new.cast(state.dtype)
+                moving_average_update(state, seen, decay=1.0 - self.momentum)
 
 
 def refuse_second_update(state: Value, kind: str) -> None:

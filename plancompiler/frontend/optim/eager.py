@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, proxy
+from weakref import proxy, ref
 
 from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.functions.training import clip_by_global_norm
 from plancompiler.frontend.nn.module import (
     Parameter,
     check_state,
-    eager_names,
     eager_parameters,
+    names_of,
+    parameters_of,
     take_over,
+    type_text,
 )
+from plancompiler.frontend.optim.schedule import fed_rate, rate_at
+from plancompiler.ir import SourceLine
 from plancompiler.ir.source import user_line
 
 if TYPE_CHECKING:
@@ -22,6 +28,43 @@ if TYPE_CHECKING:
 
 Tensor = Any
 """An eager tensor."""
+Parameters = Iterable[Parameter | Tensor]
+
+_log = logging.getLogger("plancompiler.optim")
+
+
+class _ByTensor:
+    """What is kept per tensor for as long as it lives. A dict of tensors would compare them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[ref[Tensor], list[Tensor]]] = {}
+
+    def get(self, tensor: Tensor) -> list[Tensor] | None:
+        """What is kept of a tensor."""
+        found = self._kept.get(id(tensor))
+        return None if found is None else found[1]
+
+    def keep(self, tensor: Tensor, value: list[Tensor]) -> None:
+        """Keep this, and nothing else of the tensor."""
+        key, kept = id(tensor), self._kept
+        kept[key] = ref(tensor, lambda _: kept.pop(key, None)), value
+
+    def tensors(self) -> list[Tensor]:
+        """Those that live, in the order in which they came."""
+        return [tensor for each, _ in list(self._kept.values()) if (tensor := each()) is not None]
+
+
+class OptimizerState(dict[str, Any]):
+    """The state of an optimizer. It may not know yet which parameters it is to update: then what a
+    checkpoint holds says which states there are.
+    """
+
+    def __init__(self, as_saved: Callable[[Collection[str]], dict[str, Any]]) -> None:
+        super().__init__()
+        self.as_saved = as_saved
+        """The state to read a checkpoint into that has these names."""
+        self.optimizer: object = None
+        """Whose state it is, kept for `as_saved`."""
 
 
 class EagerSteps:
@@ -32,13 +75,11 @@ class EagerSteps:
         """Steps so far."""
         self._optimizer: Any = proxy(optimizer)  # which holds this object
         self._world: Any = proxy(world)
-        self._states: WeakKeyDictionary[Tensor, list[Tensor]] = WeakKeyDictionary()
+        self._states = _ByTensor()
+        self._said = False
 
     def minimize(
-        self,
-        loss: Tensor,
-        parameters: Iterable[Parameter | Tensor] | None,
-        clip_norm: float | None,
+        self, loss: Tensor, parameters: Parameters | None, clip_norm: float | None
     ) -> list[Tensor]:
         """Differentiate and update; returns the gradients that the updates used."""
         if not hasattr(loss, "backward"):
@@ -48,23 +89,30 @@ class EagerSteps:
                 source=user_line(),
                 got=type(loss).__name__,
             )
+        if parameters is None:
+            parameters = self._optimizer.parameters
         tensors = self._chosen(parameters)
         self.zero_grad(tensors)
-        loss.backward()
-        for tensor in tensors:
-            if tensor.grad is None and parameters is not None:
+        if parameters is None:
+            loss.backward()
+            return self.step(None, clip_norm)
+        # Those of others are not touched: another optimizer may be adding them up.
+        for tensor, grad in zip(tensors, self._world.gradients(loss, tensors), strict=True):
+            if grad is None:
                 raise GradientError(
                     "a parameter does not influence the loss",
                     source=user_line(),
                     got=str(tensor),
                     hint="freeze it, or leave it out of `parameters`",
                 )
+            tensor.grad = grad
         return self.step(tensors, clip_norm)
 
-    def step(
-        self, parameters: Iterable[Parameter | Tensor] | None, clip_norm: float | None
-    ) -> list[Tensor]:
+    def step(self, parameters: Parameters | None, clip_norm: float | None) -> list[Tensor]:
         """Update every parameter that has a gradient; returns the gradients used."""
+        optimizer = self._optimizer
+        if parameters is None:
+            parameters = optimizer.parameters
         tensors = [each for each in self._chosen(parameters) if each.grad is not None]
         if not tensors:
             raise UsageError(
@@ -72,18 +120,19 @@ class EagerSteps:
                 source=user_line(),
                 hint="call loss.backward() before the step",
             )
-        world, optimizer = self._world, self._optimizer
+        world = self._world
+        if parameters is None and not self._said:
+            self._said = True
+            if world.rank == 0:
+                updated = parameters_of(world, tensors)
+                say_what_moves([each for each in updated if each is not None])
         recording, world.recording = world.recording, False
         try:
             grads = self._gradients(tensors)
             if clip_norm is not None:
                 grads, _ = clip_by_global_norm(grads, clip_norm)
             world.step = self.done
-            rates = {
-                placement: world.source(placement, "learning_rate", optimizer.schedule.attrs)[0]
-                for placement in {tensor.placement: None for tensor in tensors}
-            }
-            self._update(tensors, grads, rates)
+            self._update(tensors, grads, self._rates(tensors))
         finally:
             world.recording = recording
         if world.tracing is None:
@@ -91,6 +140,21 @@ class EagerSteps:
         else:
             world.tracing.stepped(self)
         return grads
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return rate_at(self._optimizer.schedule, self.done)
+
+    def _rates(self, tensors: Sequence[Tensor]) -> dict[Any, Tensor]:
+        """The learning rate on every placement; of a compiled function that of the call."""
+        world = self._world
+        places = {tensor.placement: None for tensor in tensors}
+        if world.tracing is None:
+            rate = self.rate
+            return {place: world.number(rate, place) for place in places}
+        attrs = fed_rate(len(world.tracing.steps))
+        return {place: world.source(place, "learning_rate", attrs)[0] for place in places}
 
     def _gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The gradients, laid out as their parameters are."""
@@ -114,61 +178,131 @@ class EagerSteps:
 
     def zero_grad(self, parameters: Iterable[Parameter | Tensor] | None) -> None:
         """Forget gradients."""
-        for tensor in self._chosen(parameters):
+        given = self._optimizer.parameters if parameters is None else parameters
+        for tensor in self._chosen(given):
             tensor.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """`step`, and the states of all parameters so far as `NAME.SUFFIX`, as a job names them."""
-        found: dict[str, Any] = {"step": self.done}
-        for name, tensor in self._named().items():
-            if tensor in self._states:
-                found.update(zip(self._names(name, tensor), self._states[tensor], strict=True))
+    # --- what is kept -----------------------------------------------------------------------------
+
+    def state_dict(self) -> OptimizerState:
+        """`step`, and the states of its parameters as `NAME.SUFFIX`, as a job names them; `lr`
+        where it was set to a number.
+
+        Its parameters are those that it was given, else those that it has updated so far. Of the
+        latter there are none before the first step; `pc.eager.load` finds out which there are.
+        """
+        found = OptimizerState(self._as_saved)
+        found["step"] = self.done
+        if self._optimizer.rate_to_save is not None:
+            found["lr"] = self._optimizer.rate_to_save
+        found.update(self._states_by_name(self._named(self._own()), ()))
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the steps and states of `state_dict`, from any layout."""
         check_state(state)
-        known = {"step"}
-        for name, tensor in self._named().items():
-            names = self._names(name, tensor)
-            if not any(each in state for each in names):
-                continue
-            known.update(names)
-            for each, kept in zip(names, self._states_of(tensor), strict=True):
-                take_over(each, kept, state)
-        unknown = sorted(state.keys() - known)
-        if unknown or "step" not in state:
+        holders = self._holders(state)
+        wanted = self._states_by_name(holders, state)
+        own = {name: type_text(kept) for name, kept in wanted.items()}
+        given = {name: type_text(value) for name, value in state.items()}
+        lacking = [f"{name} {kind}" for name, kind in own.items() if given.get(name) != kind]
+        other = [
+            f"{name} {kind}"
+            for name, kind in given.items()
+            if own.get(name) != kind and name not in ("step", "lr")
+        ]
+        if "step" not in state:
+            lacking.append("step")
+        if lacking or other:
             raise UsageError(
-                "not the state of this optimizer and the parameters that were read so far",
+                "not the state of this optimizer and its parameters",
                 source=user_line(),
-                got=", ".join(unknown) or "no step",
-                hint="read the parameters first: module.state_dict()",
+                got="what it does not have: " + (", ".join(sorted(other)) or "nothing"),
+                expected="what it has: " + (", ".join(sorted(lacking)) or "nothing else"),
+                hint="give the optimizer its parameters, pc.optim.SGD(0.1, "
+                "parameters=model.parameters()), or read them first with model.state_dict()",
             )
+        for name, kept in wanted.items():
+            take_over(name, kept, state)
+        self._taken_over(holders, wanted)
         self.done = int(state["step"])
+        if "lr" in state:
+            self._optimizer.lr = float(state["lr"])
+
+    def _as_saved(self, names: Collection[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {"step": self.done}
+        if "lr" in names:
+            found["lr"] = self.rate
+        return {**found, **self._states_by_name(self._holders(names), names)}
+
+    def _own(self) -> list[Tensor]:
+        """The tensors that were given, else those that have been updated, in that order."""
+        given = self._optimizer.parameters
+        return self._states.tensors() if given is None else self._chosen(given)
+
+    def _named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        names, _ = names_of(parameters_of(self._world, tensors))
+        return dict(zip(names, tensors, strict=True))
+
+    def _holders(self, states: Collection[str]) -> dict[str, Tensor]:
+        """The tensors that states of these names belong to, by the names of their parameters.
+
+        UsageError where that cannot be told.
+        """
+        own = self._own()
+        if self._optimizer.parameters is not None:
+            return self._named(own)
+        others = self._others(own)
+        _, told_apart = names_of(parameters_of(self._world, [*own, *others]))
+        if told_apart and others:
+            gc.collect()  # modules and their parts refer to each other, and so outlive their use
+            others = self._others(own)
+        names, told_apart = names_of(parameters_of(self._world, [*own, *others]))
+        found = dict(zip(names, own, strict=False))
+        saved = {
+            name: tensor
+            for name, tensor in zip(names[len(own) :], others, strict=True)
+            if any(each in states for each in self._names(name, tensor))
+        }
+        if saved and told_apart and len(saved) < len(others):
+            raise UsageError(
+                "it cannot be told which parameters this state is of: several models have some of "
+                "the same names",
+                source=user_line(),
+                got=", ".join(sorted(saved)),
+                hint="give the optimizer its parameters: pc.optim.SGD(0.1, "
+                "parameters=model.parameters())",
+            )
+        return {**found, **saved}
+
+    def _others(self, own: Sequence[Tensor]) -> list[Tensor]:
+        known = {id(tensor) for tensor in own}
+        return [each for each in eager_parameters(self._world) if id(each) not in known]
+
+    def _states_by_name(
+        self, named: Mapping[str, Tensor], saved: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The states of tensors by name; `saved` are the names that a state has which is to be
+        taken over.
+        """
+        return {
+            each: kept
+            for name, tensor in named.items()
+            for each, kept in zip(self._names(name, tensor), self._states_of(tensor), strict=True)
+        }
+
+    def _taken_over(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
+        """The states of these tensors have been taken over."""
 
     def _names(self, name: str, tensor: Tensor) -> list[str]:
         """What the states of a parameter are called."""
         return [f"{name}.{each}" for each, _, _ in self._optimizer.states_of(tensor, tensor.sbp)]
 
-    def _named(self) -> dict[str, Tensor]:
-        """Tensors that have states or could have, by the names of their parameters."""
-        found = eager_names(self._world)
-        known = {id(tensor) for tensor in found.values()}
-        others = [tensor for tensor in self._states if id(tensor) not in known]
-        return {**found, **{f"tensor_{at}": tensor for at, tensor in enumerate(others)}}
-
-    def _chosen(self, parameters: Iterable[Parameter | Tensor] | None) -> list[Tensor]:
+    def _chosen(self, parameters: Parameters | None) -> list[Tensor]:
         if parameters is None:
             return eager_parameters(self._world)
-        if not isinstance(parameters, Iterable) or isinstance(parameters, (str, Mapping)):
-            raise UsageError(
-                "an optimizer takes a list of parameters",
-                source=user_line(),
-                got=type(parameters).__name__,
-                hint="module.parameters(), or [tensor]",
-            )
         found = []
-        for each in parameters:
+        for each in listed(parameters):
             tensor: Tensor = each
             if isinstance(each, Parameter):
                 if not each.trainable:
@@ -186,10 +320,11 @@ class EagerSteps:
     def _states_of(self, tensor: Tensor) -> Sequence[Tensor]:
         found = self._states.get(tensor)
         if found is None:
-            found = self._states[tensor] = [
+            found = [
                 self._variable(suffix, shape, str(tensor.dtype), tensor.placement, sbp)
                 for suffix, shape, sbp in self._optimizer.states_of(tensor, tensor.sbp)
             ]
+            self._states.keep(tensor, found)
         return found
 
     def _variable(
@@ -205,3 +340,39 @@ class EagerSteps:
             "trainable": False,
         }
         return self._world.add("variable", (), attrs, placement, sbp)[0]
+
+
+def listed(parameters: Parameters) -> list[Parameter | Tensor]:
+    """Parameters as a list. UsageError for what is no list of them."""
+    if not isinstance(parameters, Iterable) or isinstance(parameters, (str, Mapping)):
+        raise UsageError(
+            "an optimizer takes a list of parameters",
+            source=user_line(),
+            got=type(parameters).__name__,
+            hint="module.parameters(), or [tensor]",
+        )
+    return list(parameters)
+
+
+def say_what_moves(parameters: Sequence[Parameter]) -> None:
+    """Say so, once for each line of the user's, where an optimizer that was given no parameters
+    updates those of several models.
+    """
+    roots = list(dict.fromkeys(id(each.root) for each in parameters if each.root is not None))
+    source = user_line()
+    if len(roots) > 1 and source not in _said:
+        _said.add(source)
+        models = dict.fromkeys(type(each.root).__name__ for each in parameters if each.root)
+        _log.warning(
+            "%s: an optimizer without a list of parameters updates all that were read: %d "
+            "parameters of %d models (%s); where that is not meant, give it "
+            "parameters=model.parameters()",
+            source,
+            len(parameters),
+            len(roots),
+            ", ".join(models),
+        )
+
+
+_said: set[SourceLine] = set()
+"""Lines of which it was said."""

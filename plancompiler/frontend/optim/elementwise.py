@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from plancompiler.errors import UsageError
+from plancompiler.frontend.optim.eager import Parameters
 from plancompiler.frontend.optim.optimizer import ElementwiseOptimizer
-from plancompiler.frontend.optim.schedule import Schedule
+from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.ir import AttrValue
 from plancompiler.ir.arguments import number_pair, real_number
 
@@ -17,15 +18,20 @@ class SGD(ElementwiseOptimizer):
 
     def __init__(
         self,
-        lr: float | Schedule,
+        lr: Rate,
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
+        parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay)
+        super().__init__(lr, weight_decay, parameters)
         self.momentum = real_number("momentum", momentum)
+        if self.momentum < 0.0:
+            raise UsageError("momentum is negative", got=momentum, expected="at least 0")
         if nesterov and self.momentum == 0.0:
-            raise UsageError("Nesterov's method needs a momentum", got="momentum=0")
+            raise UsageError(
+                "Nesterov's method needs a momentum", got="momentum=0", expected="above 0"
+            )
         self.nesterov = nesterov
         self.states = ("momentum",) if self.momentum else ()
 
@@ -47,12 +53,13 @@ class Adam(ElementwiseOptimizer):
 
     def __init__(
         self,
-        lr: float | Schedule,
+        lr: Rate,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay)
+        super().__init__(lr, weight_decay, parameters)
         self.betas = number_pair("betas", betas)
         self.eps = real_number("eps", eps)
 
@@ -75,12 +82,13 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        lr: float | Schedule,
+        lr: Rate,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, betas, eps, weight_decay)
+        super().__init__(lr, betas, eps, weight_decay, parameters)
 
 
 class Lion(ElementwiseOptimizer):
@@ -92,11 +100,12 @@ class Lion(ElementwiseOptimizer):
 
     def __init__(
         self,
-        lr: float | Schedule,
+        lr: Rate,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay)
+        super().__init__(lr, weight_decay, parameters)
         self.betas = number_pair("betas", betas)
 
     def update_op(self) -> tuple[str, dict[str, AttrValue]]:

@@ -8,7 +8,7 @@ small all-reduces and one all-gather, however many parameters there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,9 @@ import numpy as np
 from plancompiler.errors import AttributeValueError, UsageError
 from plancompiler.frontend.functional import concat
 from plancompiler.frontend.functions.training import beside, square_sum_of_all, square_sums
-from plancompiler.frontend.nn.module import take_over
-from plancompiler.frontend.optim.eager import EagerSteps
+from plancompiler.frontend.optim.eager import EagerSteps, OptimizerState, Parameters
 from plancompiler.frontend.optim.optimizer import State, Update
-from plancompiler.frontend.optim.schedule import Schedule
+from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.optim.whole import LAMB
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import BROADCAST, AttrValue, NdSbp, Partial, Phase, Split, Value
@@ -51,15 +50,16 @@ class DistributedFusedLamb(LAMB):
 
     def __init__(
         self,
-        lr: float | Schedule,
+        lr: Rate,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         max_norm: float | None = None,
         clip: str = "after",
         accumulate: int = 1,
+        parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, betas, eps, weight_decay)
+        super().__init__(lr, betas, eps, weight_decay, parameters)
         if clip not in ("after", "before"):
             raise AttributeValueError(
                 "gradients are clipped after or before their reduction",
@@ -78,7 +78,7 @@ class DistributedFusedLamb(LAMB):
         found = list(super().states_of(value, sbp))
         # Outside of jobs gradients are added up as they lie, before their reduction.
         if self.accumulate > 1 and isinstance(value, Value):
-            found.append(("lamb_gradient", value.shape, sbp))
+            found.append((_SUM, value.shape, sbp))
         return found
 
     def append_updates(self, builder: JobBuilder, updates: Iterable[Update]) -> None:
@@ -87,7 +87,7 @@ class DistributedFusedLamb(LAMB):
             self.check_layout(value, builder.producer(value).sbp)
         first = every[0][0]
         attrs: dict[str, AttrValue] = {
-            "name": f"{builder.producer(first).attr('name')}.lamb_count",
+            "name": f"{builder.producer(first).attr('name')}.{_COUNT}",
             "shape": (),
             "dtype": "int32",
             "init": "zeros",
@@ -184,8 +184,9 @@ class DistributedFusedLamb(LAMB):
 _STATES = 3
 """States of a parameter whose gradients are added up."""
 _MOMENTS = ("lamb_m", "lamb_v")
+_SUM = "lamb_gradient"
 _COUNT = "lamb_count"
-"""Updates so far, in a state dict."""
+"""Updates so far: a state that is named after the first parameter."""
 
 
 class _Flat:
@@ -289,7 +290,7 @@ class _FlatSteps(EagerSteps):
             layout = tensors[places[0]].sbp if flat is None else flat.moments[0].sbp
             reduced[key] = self._totals.pop(key).redistribute(sbp=layout)
         if self._count is None:
-            self._count = self._variable("lamb_count", (), "int32", tensors[0].placement)
+            self._count = self._variable(_COUNT, (), "int32", tensors[0].placement)
         control = lamb.control(square_sum_of_all(list(reduced.values())), self._count)
         for key, places in groups.items():
             tensor, flat = tensors[places[0]], self._groups.get(key)
@@ -307,7 +308,7 @@ class _FlatSteps(EagerSteps):
 
     # --- what is kept -----------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> OptimizerState:
         """See `EagerSteps.state_dict`; moments are those of each parameter, in its shape."""
         if self._totals:
             raise UsageError(
@@ -316,50 +317,68 @@ class _FlatSteps(EagerSteps):
                 got=f"{self.done} steps, accumulate={self._optimizer.accumulate}",
                 hint="save after an update",
             )
-        found = super().state_dict()
-        names = {id(tensor): name for name, tensor in self._named().items()}
+        return super().state_dict()
+
+    def _own(self) -> list[Tensor]:
+        if self._optimizer.parameters is not None:
+            return super()._own()
+        grouped = [tensor for flat in self._groups.values() for tensor in flat.tensors]
+        return [*grouped, *super()._own()]
+
+    def _states_by_name(
+        self, named: Mapping[str, Tensor], saved: Collection[str]
+    ) -> dict[str, Tensor]:
+        whole = {name: tensor for name, tensor in named.items() if _is_whole(tensor)}
+        rest = {name: tensor for name, tensor in named.items() if name not in whole}
+        found = super()._states_by_name(rest, saved)
+        moments: dict[tuple[int, str], Tensor] = {}
         with self._world.no_grad():
             for flat in self._groups.values():
                 for suffix, buffer in zip(_MOMENTS, flat.moments, strict=True):
                     for tensor, value in flat.parts(buffer):
-                        found[f"{names[id(tensor)]}.{suffix}"] = value
-        if self._count is not None:
-            found[_COUNT] = self._count
+                        moments[id(tensor), suffix] = value
+        for name, tensor in whole.items():
+            for suffix in _MOMENTS:
+                kept = moments.get((id(tensor), suffix))
+                found[f"{name}.{suffix}"] = self._blank(tensor) if kept is None else kept
+        for name, tensor in named.items():
+            # A job's sums of gradients over steps.
+            if f"{name}.{_SUM}" in saved:
+                found[f"{name}.{_SUM}"] = self._blank(tensor)
+        if named:
+            first = next((each for each in named if f"{each}.{_COUNT}" in saved), next(iter(named)))
+            if self._count is None:
+                self._count = self._variable(_COUNT, (), "int32", named[first].placement)
+            found[f"{first}.{_COUNT}"] = self._count
         return found
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `EagerSteps.load_state_dict`."""
-        rest, kept = dict(state), {}
-        for name, tensor in self._named().items():
-            names = [f"{name}.{suffix}" for suffix in _MOMENTS]
-            if _is_whole(tensor) and all(each in state for each in names):
-                kept[name] = tensor
-                for each in names:
-                    del rest[each]
-            # Sums of gradients, of a job's checkpoint: there are none after an update.
-            rest.pop(f"{name}.lamb_gradient", None)
-        count = rest.pop(_COUNT, None)
-        super().load_state_dict(rest)
+    def _blank(self, tensor: Tensor) -> Tensor:
+        """Zeros like a tensor."""
+        return self._variable(
+            "state", tensor.shape, str(tensor.dtype), tensor.placement, tensor.sbp
+        )
+
+    def _taken_over(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
+        for name, state in states.items():
+            summed = name.endswith(f".{_SUM}") and state.spec.inside
+            if summed and abs(state).max().item() > 0:
+                raise UsageError(
+                    "the state was saved between two updates, and gradients that are being added "
+                    "up are no part of it here",
+                    source=user_line(),
+                    got=name,
+                    hint="save the job after an update",
+                )
+        kept = [(name, tensor) for name, tensor in holders.items() if _is_whole(tensor)]
         self._groups.clear()
         self._totals.clear()
-        named, tensors = list(kept), list(kept.values())
+        tensors = [tensor for _, tensor in kept]
         with self._world.no_grad():
             for key, places in _grouped(tensors).items():
                 flat = self._groups[key] = self._new_group([tensors[place] for place in places])
                 for suffix, moment in zip(_MOMENTS, flat.moments, strict=True):
-                    values = []
-                    for place in places:
-                        name, tensor = f"{named[place]}.{suffix}", tensors[place]
-                        value = self._variable(
-                            suffix, tensor.shape, str(tensor.dtype), tensor.placement
-                        )
-                        take_over(name, value, state)
-                        values.append(value)
-                    moment.copy_(flat.joined(values))
-        self._count = None
-        if count is not None:
-            self._count = self._variable("lamb_count", (), "int32", count.placement)
-            take_over(_COUNT, self._count, state)
+                    values = [states[f"{kept[place][0]}.{suffix}"] for place in places]
+                    moment.copy_(flat.joined(values).redistribute(sbp=moment.sbp))
 
 
 def _grouped(tensors: Sequence[Tensor]) -> dict[object, list[int]]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABCMeta, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from plancompiler.errors import GradientError, JobError, UsageError
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.functions.training import clip_by_global_norm
-from plancompiler.frontend.nn.module import Parameter
-from plancompiler.frontend.optim.eager import EagerSteps
-from plancompiler.frontend.optim.schedule import Schedule, constant
+from plancompiler.frontend.nn.module import Parameter, parameters_read
+from plancompiler.frontend.optim.eager import EagerSteps, Parameters, listed, say_what_moves
+from plancompiler.frontend.optim.schedule import Rate, Schedule, fed_rate, rate_at, schedule_of
 from plancompiler.frontend.trace import JobBuilder, current_builder, current_recorder
 from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
 from plancompiler.ir.arguments import real_number
+from plancompiler.ir.source import user_line
 from plancompiler.ir.value import eager_world
 from plancompiler.ops.registry import op_def
 
@@ -25,16 +26,64 @@ Update = tuple[Value, Value, Sequence[Value], Value]
 """Parameter, gradient, states and learning rate."""
 
 
-class Optimizer(ABC):
-    """Base of the optimizers. `lr` is a number or a schedule."""
+class _Sealed(ABCMeta):
+    """Makes objects that take no other attributes once they are made."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__call__(*args, **kwargs)
+        object.__setattr__(made, "_sealed", True)
+        return made
+
+
+class Optimizer(metaclass=_Sealed):
+    """Base of the optimizers. `lr` is a number, a schedule, or any function of the step.
+
+    `parameters` are what it updates where `minimize` and `step` name none; without, these update
+    all that were read so far. `lr` may be set between steps; everything else stays as it was made.
+    """
 
     eager_steps: type[EagerSteps] = EagerSteps
     """What does the steps outside of jobs."""
+    _sealed = False
 
-    def __init__(self, lr: float | Schedule, weight_decay: float = 0.0) -> None:
-        self.schedule = lr if isinstance(lr, Schedule) else constant(lr)
+    def __init__(
+        self, lr: Rate, weight_decay: float = 0.0, parameters: Parameters | None = None
+    ) -> None:
+        self.schedule: Callable[[int], float] = schedule_of(lr)
+        """The learning rate as a function of the step."""
         self.weight_decay = real_number("weight_decay", weight_decay)
+        self.parameters = None if parameters is None else listed(parameters)
+        self._rate_was_set = False
         self._eager: WeakKeyDictionary[Any, EagerSteps] = WeakKeyDictionary()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self._sealed and name != "lr" and not name.startswith("_"):
+            raise UsageError(
+                f"{type(self).__name__} has no attribute {name!r} that can be set",
+                source=user_line(),
+                got=f"{name} = {value!r}"[:80],
+                expected="lr, the learning rate",
+                hint="make another optimizer for other numbers; state_dict() takes its state along",
+            )
+        object.__setattr__(self, name, value)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next eager step. Set it to a number, a schedule or a function of
+        the step: the next step uses it, eager or compiled by `pc.compile`. A job keeps the rate
+        that it was traced with; `Session.lr` changes that.
+        """
+        return rate_at(self.schedule, self._steps_of(eager_world()).done)
+
+    @lr.setter
+    def lr(self, rate: Rate) -> None:
+        object.__setattr__(self, "schedule", schedule_of(rate))
+        self._rate_was_set = isinstance(self.schedule, Schedule) and not callable(rate)
+
+    @property
+    def rate_to_save(self) -> float | None:
+        """The number that `lr` was set to; a schedule belongs to the program, not to its state."""
+        return self.schedule(0) if self._rate_was_set else None
 
     def minimize(
         self,
@@ -45,7 +94,8 @@ class Optimizer(ABC):
         """Append the gradients of `loss` and the update of each parameter; returns the gradients
         that the updates use.
 
-        `parameters` defaults to all trainable parameters that the job has read so far. With
+        `parameters` defaults to those of the optimizer, without such to all trainable parameters
+        that the job has read so far; the gradients of others are left alone. With
         `clip_norm` all gradients together are scaled down to that 2-norm where theirs is greater,
         whatever placements they live on.
 
@@ -59,7 +109,11 @@ class Optimizer(ABC):
         if not isinstance(recorder, JobBuilder):
             return self._steps_of(recorder).minimize(loss, parameters, clip_norm)
         builder = recorder
+        if parameters is None:
+            parameters = self.parameters
         variables = _variables(builder, parameters)
+        if parameters is None:
+            say_what_moves(parameters_read(builder))
         found: list[Value] = []
         for value, grad in zip(variables, gradients(loss, variables), strict=True):
             op = builder.producer(value)
@@ -112,13 +166,24 @@ class Optimizer(ABC):
         self, builder: JobBuilder, variables: Sequence[Value], gradients: Sequence[Value]
     ) -> Iterator[Update]:
         """What each update takes; its states and learning rate are made as they are asked for."""
+        attrs = self._rate_attrs(builder)
         for value, grad in zip(variables, gradients, strict=True):
-            rate = builder.source(value.placement, "learning_rate", self.schedule.attrs)[0]
+            rate = builder.source(value.placement, "learning_rate", attrs)[0]
             states = [
                 _state_variable(builder, value, *state)
                 for state in self.states_of(value, builder.producer(value).sbp)
             ]
             yield value, grad, states, rate
+
+    def _rate_attrs(self, builder: JobBuilder) -> dict[str, AttrValue]:
+        """The attributes of the op that gives the learning rate in a job."""
+        numbers = builder.attachments.setdefault(Optimizer, {})
+        assert isinstance(numbers, dict)
+        number = numbers.setdefault(self, len(numbers))
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.attrs | ({"optimizer": number} if number else {})
+        builder.rates[number] = self.schedule
+        return fed_rate(number)
 
     # Outside of jobs.
 
@@ -127,8 +192,9 @@ class Optimizer(ABC):
     ) -> None:
         """Update eager parameters by the gradients that `backward` has left in them, all at once.
 
-        `parameters` defaults to all trainable parameters that were read outside of jobs so far and
-        have a gradient. Partial gradients are reduced here, once. `clip_norm` as in `minimize`.
+        `parameters` defaults to those of the optimizer, without such to all trainable parameters
+        that were read outside of jobs so far, as far as they have a gradient. Partial gradients are
+        reduced here, once. `clip_norm` as in `minimize`.
         """
         self._steps_of(eager_world()).step(parameters, clip_norm)
 
@@ -137,12 +203,20 @@ class Optimizer(ABC):
         self._steps_of(eager_world()).zero_grad(parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """What its eager steps have left: their number, and the states of parameters by name."""
-        return self._steps_of(eager_world()).state_dict()
+        """What its eager steps have left: their number, and the states of its parameters by name.
+
+        Names follow from the parameters' modules alone. Without `parameters` its parameters are
+        those that it has updated; before the first step `pc.eager.load` takes the states that the
+        checkpoint holds.
+        """
+        found = self._steps_of(eager_world()).state_dict()
+        found.optimizer = self
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`, whose tensors may lie in any layout. The parameters must have
-        been read before. Raises UsageError for names that no parameter has.
+        """Go on from a `state_dict`, whose tensors may lie in any layout; the parameters must have
+        been read before. UsageError where a state is missing, or belongs to no parameter, and where
+        models have parameters of one name and the optimizer was not given its own.
         """
         self._steps_of(eager_world()).load_state_dict(state)
 
@@ -250,5 +324,10 @@ def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | No
             expected=DType.FLOAT32,
         )
     if not found:
-        raise UsageError("there is no trainable parameter to update", source=builder.source_line())
+        raise UsageError(
+            "there is no trainable parameter to update",
+            source=builder.source_line(),
+            expected="a loss of at least one parameter",
+            hint="compute the loss with a module or pc.nn.Parameter of this job",
+        )
     return found

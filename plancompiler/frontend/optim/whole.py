@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from plancompiler.frontend.functions.training import adafactor_update, lamb_update
+from plancompiler.frontend.optim.eager import Parameters
 from plancompiler.frontend.optim.optimizer import Optimizer, State
-from plancompiler.frontend.optim.schedule import Schedule
+from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import BROADCAST, NdSbp, Sbp, Split, Value
 from plancompiler.ir.arguments import number_pair, real_number
@@ -21,12 +22,13 @@ class LAMB(Optimizer):
 
     def __init__(
         self,
-        lr: float | Schedule,
+        lr: Rate,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
+        parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay)
+        super().__init__(lr, weight_decay, parameters)
         self.betas = number_pair("betas", betas)
         self.eps = real_number("eps", eps)
 
@@ -51,14 +53,15 @@ class Adafactor(Optimizer):
 
     def __init__(
         self,
-        lr: float | Schedule,
+        lr: Rate,
         decay_power: float = 0.8,
         clip: float = 1.0,
         relative: bool = True,
         eps: tuple[float, float] = (1e-30, 1e-3),
         weight_decay: float = 0.0,
+        parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay)
+        super().__init__(lr, weight_decay, parameters)
         self.decay_power = real_number("decay_power", decay_power)
         self.clip = real_number("clip", clip)
         self.relative = relative

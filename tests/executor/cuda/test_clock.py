@@ -86,8 +86,7 @@ def test_each_stream_of_a_device_has_a_row(layout, tmp_path):
     for device in devices.values():
         device.close()
     file = tmp_path / "run.json"
-    with file.open("w") as open_file:
-        write_trace(open_file, timelines)
+    write_trace(file, timelines)
     events = json.loads(file.read_text())["traceEvents"]
     assert events == list(chrome_events(timelines))
     for timeline in timelines:

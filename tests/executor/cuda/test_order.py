@@ -168,12 +168,40 @@ def test_outputs_are_those_of_their_step_and_variables_come_back():
         np.testing.assert_allclose(variables["cuda"][name], value, rtol=1e-2, atol=1e-5)
 
 
-def test_an_output_that_is_not_finite_fails_the_run():
+def not_finite():
     with pc.job("not finite") as job:
         x = pc.input("x", (2,), "float32", placement=pc.Placement("cuda", [0]))
         pc.output("loss", (x / 0.0).sum(), finite=True)
-    plan = compile_plans(job, 1).plans[0]
-    with runtime(plan, LateDevice()) as run:
+    return compile_plans(job, 1).plans[0]
+
+
+def test_after_an_output_that_is_not_finite_a_device_can_be_saved():
+    with pc.job("roots") as job:
+        x = pc.input("x", (2,), "float32", placement=pc.Placement("cuda", [0]))
+        w = pc.nn.Parameter((2,), init="ones", name="w").place(pc.Placement("cuda", [0])).value
+        pc.optim.SGD(lr=0.5).minimize((x * w).sum())
+        pc.output("loss", (x * w).sum() / 0.0)
+    with runtime(compile_plans(job, 1).plans[0], LateDevice(3), keep=True) as run:
+        run.prepare()
+        run.feed({"x": np.ones(2, np.float32)})
+        with pytest.raises(NonFiniteError, match="'loss' is not finite in step 0") as caught:
+            run.run(1)
+        assert "test_order.py" in caught.value.report.source
+        assert run.can_be_saved
+        (values,), steps = [*run.state()[0].values()], run.state()[1]
+        np.testing.assert_array_equal(values, [0.5, 0.5])
+        assert steps == 1
+        with pytest.raises(NonFiniteError):
+            run.run(1)
+
+
+def test_anomaly_detection_is_refused_on_devices():
+    with pytest.raises(DeviceError, match="memory of the host"):
+        runtime(not_finite(), LateDevice(), anomaly=True)
+
+
+def test_an_output_that_is_not_finite_fails_the_run():
+    with runtime(not_finite(), LateDevice()) as run:
         run.prepare()
         run.feed({"x": np.ones(2, np.float32)})
         with pytest.raises(NonFiniteError, match="'loss' is not finite in step 0"):
@@ -226,3 +254,11 @@ def test_local_devices(monkeypatch):
     for wrong in ("cuda:4", "cuda", "tpu:0", "cuda:x"):
         with pytest.raises(DeviceError):
             local_device(0, wrong)
+
+
+@pytest.mark.parametrize("wrong", ["abacus", "tpu:0", "cuda:", "cuda:x", "cuda:²"])
+def test_a_misspelt_device_is_not_for_want_of_cupy(wrong):
+    """With CuPy or without: the name is what is wrong."""
+    with pytest.raises(DeviceError, match="no such device") as failure:
+        local_device(0, wrong)
+    assert failure.value.report.got == repr(wrong)

@@ -1,0 +1,204 @@
+"""Who is let in: every call shows a session of the right role, and streams are counted.
+
+A call that is refused ends before anything of it is read, and the master logs it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from plancompiler.cluster.channel import SESSION_KEY, TRANSFER_SERVICE, refuse
+from plancompiler.cluster.token import OPERATE, ROLES, SUBMIT, WORKER, Challenger, Credential
+from plancompiler.errors import LimitError, PlanCompilerError, SecurityError
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto import cluster_pb2_grpc as pb_grpc
+
+CLIENT_SERVICE = "plancompiler.proto.Client"
+WORKER_SERVICE = "plancompiler.proto.Worker"
+SIGN_IN_SERVICE = "plancompiler.proto.SignIn"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+_OPEN = (SIGN_IN_SERVICE, HEALTH_SERVICE)
+"""Anyone may call these: the first is the way to a session, the other tells only that it serves."""
+_NEEDS = {
+    CLIENT_SERVICE: (SUBMIT, OPERATE),
+    WORKER_SERVICE: (WORKER,),
+    TRANSFER_SERVICE: (WORKER,),
+}
+"""By service: one of these roles. Of any other service any role will do."""
+
+_STREAMS_PER_RANK = 4
+"""A worker's own stream, its fetches and uploads, one of them perhaps broken."""
+_SPARE_STREAMS = 64
+"""For those that try to register and cannot."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+CALLER: ContextVar[Credential] = ContextVar("caller")
+"""Whose call this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How many streams may be open at once."""
+
+    total: int = 8192
+    """`--max-streams`; those of workers are not among them, but have a limit of their own."""
+    peer: int = 1024
+    """`--max-streams-per-peer`: of one connection."""
+
+
+class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
+    """Wraps every method that the server has."""
+
+    def __init__(self, challenger: Challenger, limits: StreamLimits, ranks: int) -> None:
+        self._challenger = challenger
+        self._limits = limits
+        self._of_workers = 0
+        self._max_of_workers = _STREAMS_PER_RANK * ranks + _SPARE_STREAMS
+        self._open = 0
+        self._of_peer: Counter[str] = Counter()
+        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """The method, behind what is asked of its callers."""
+        method = handler_call_details.method
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler: Any = await continuation(handler_call_details)
+            if handler is None:  # there is no such method
+                return None  # type: ignore[return-value]
+            wrapped = self._wrapped[method] = self._wrap(method, handler)
+        return wrapped
+
+    def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        service = method.split("/")[1]
+        streams = handler.request_streaming or handler.response_streaming
+        kinds = (
+            (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+            (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+            (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+            (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+        )
+        answer, make = next((inner, make) for inner, make in kinds if inner is not None)
+
+        async def admitted(request: Any, context: Context) -> Any:
+            try:
+                self._admit(service, context)
+                if streams:
+                    with self._counted(service, context.peer()):
+                        return await _answer(answer, request, context)
+            except PlanCompilerError as error:
+                await refuse(context, error)
+            return await _answer(answer, request, context)
+
+        return make(admitted, handler.request_deserializer, handler.response_serializer)
+
+    def _admit(self, service: str, context: Context) -> None:
+        """Say whose call it is; SecurityError where it is nobody's, or not allowed."""
+        if service in _OPEN:
+            return
+        metadata: Any = context.invocation_metadata() or ()
+        session = next((value for key, value in metadata if key == SESSION_KEY), b"")
+        caller = self._challenger.credential_of(session)
+        needed = _NEEDS.get(service, ROLES)
+        if caller.roles.isdisjoint(needed):
+            raise SecurityError(
+                f"{caller.name} may not do this: the token lacks a role",
+                got=", ".join(sorted(caller.roles)),
+                expected=" or ".join(needed),
+            )
+        CALLER.set(caller)
+
+    @contextmanager
+    def _counted(self, service: str, peer: str) -> Iterator[None]:
+        """Hold one of the places of streams; LimitError where there is none."""
+        if service in (WORKER_SERVICE, TRANSFER_SERVICE):
+            with self._counted_worker():
+                yield
+            return
+        for count, limit, option, whose in (
+            (self._of_peer[peer], self._limits.peer, "--max-streams-per-peer", "this connection"),
+            (self._open, self._limits.total, "--max-streams", "all clients"),
+        ):
+            if count >= limit:
+                raise LimitError(
+                    f"the master has too many open streams of {whose}",
+                    got=count + 1,
+                    expected=f"at most {limit}",
+                    hint=f"close some, or start the master with a larger {option}",
+                )
+        self._of_peer[peer] += 1
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._of_peer[peer] -= 1
+            if not self._of_peer[peer]:
+                del self._of_peer[peer]
+
+    @contextmanager
+    def _counted_worker(self) -> Iterator[None]:
+        """The same for workers, of whom there are as many as ranks."""
+        if self._of_workers >= self._max_of_workers:
+            raise LimitError(
+                "the master has too many open streams of workers",
+                got=self._of_workers + 1,
+                expected=f"at most {self._max_of_workers}",
+                hint="start no more workers than the master has --ranks",
+            )
+        self._of_workers += 1
+        try:
+            yield
+        finally:
+            self._of_workers -= 1
+
+
+async def _answer(answer: Any, request: Any, context: Context) -> Any:
+    """What a method answers, be it a coroutine or a generator."""
+    result = answer(request, context)
+    if not hasattr(result, "__aiter__"):
+        return await result
+    async for message in result:
+        await context.write(message)
+    return None
+
+
+class SignInService(pb_grpc.SignInServicer):
+    """The way to a session."""
+
+    def __init__(self, challenger: Challenger) -> None:
+        self._challenger = challenger
+
+    async def Challenge(  # noqa: N802  # as in cluster.proto
+        self, request: pb.ChallengeRequest, context: Context
+    ) -> pb.ChallengeReply:
+        try:
+            nonce, proof = self._challenger.challenge(request.nonce, request.key)
+        except PlanCompilerError as error:
+            await refuse(context, error)
+        return pb.ChallengeReply(nonce=nonce, proof=proof)
+
+    async def Prove(  # noqa: N802  # as in cluster.proto
+        self, request: pb.ProveRequest, context: Context
+    ) -> pb.ProveReply:
+        try:
+            session = self._challenger.session(
+                request.nonce, request.key, request.challenge, request.proof
+            )
+        except PlanCompilerError as error:
+            await refuse(context, error)
+        return pb.ProveReply(session=session)

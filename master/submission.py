@@ -1,0 +1,23 @@
+"""Pure: which submissions a master refuses at once."""
+
+from __future__ import annotations
+
+from plancompiler.errors import FeedError, RankError
+from plancompiler.master.events import JobSubmitted
+
+
+def check_submission(event: JobSubmitted, world_size: int) -> None:
+    """RankError for a job that does not fit the world, FeedError for one that nobody would feed."""
+    if event.needs > world_size:
+        raise RankError(
+            f"job {event.name!r} uses more ranks than this master has",
+            got=f"rank {event.needs - 1}",
+            expected=f"ranks 0 to {world_size - 1}",
+            hint=f"start the master with --ranks {event.needs} or place the job on fewer",
+        )
+    if event.inputs and not event.request.open:
+        raise FeedError(
+            f"job {event.name!r} has inputs that nobody would feed",
+            got=", ".join(map(repr, event.inputs)),
+            hint="read the data inside the job with pc.data, or feed it step by step in a session",
+        )

@@ -1,0 +1,109 @@
+"""Whether ranks call the same: with `PLANCOMPILER_COMM_CHECK=1` they compare every op, and all that
+must be equal, before it is used. The first difference is named with its rank and its line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from plancompiler.eager.dispatch import Dispatcher, OpPlan
+from plancompiler.eager.spec import TensorSpec
+from plancompiler.errors import TransportError
+from plancompiler.ir import AttrValue, Broadcast, NdSbp, Placement
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array
+
+if TYPE_CHECKING:
+    from plancompiler.eager.world import World
+
+Said = Mapping[str, object]
+"""What a rank says of a call: by what it is, a text or a number."""
+
+
+def compare(world: World, ranks: tuple[int, ...], call: str, said: Said) -> None:
+    """Raise a TransportError on all of these ranks unless all of them call this, and say the same.
+
+    They call it together; a rank that is none of them does nothing.
+    """
+    if len(ranks) == 1 or world.rank not in ranks:
+        return
+    parts = {"call": call, **{name: str(value) for name, value in said.items()}}
+    own = json.dumps([parts, str(user_line())]).encode()
+    group = world.comm.context(ranks)
+    sizes = group.all_gather(np.array([len(own)], np.int64))
+    every = np.split(group.all_gather(np.frombuffer(own, np.uint8)), sizes.cumsum()[:-1])
+    rows = [json.loads(each.tobytes()) for each in every]
+    first = rows[0][0]
+    for row, rank in zip(rows, ranks, strict=True):
+        other = row[0]
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                raise TransportError(
+                    f"the ranks disagree about the {name} of {call}"
+                    if name != "call"
+                    else "the ranks make different calls",
+                    op=call,
+                    source=user_line(),
+                    rank=world.rank,
+                    got="; ".join(
+                        f"rank {each}: {rows[place][0].get(name, 'none')} at {rows[place][1]}"
+                        for place, each in ((0, ranks[0]), (ranks.index(rank), rank))
+                    ),
+                    expected="the same on all ranks",
+                    hint="all ranks run one program: let nothing in it depend on the rank but the "
+                    "parts given to pc.from_local",
+                )
+
+
+def compare_value(world: World, array: Array, placement: Placement, call: str) -> None:
+    """The same for an array that all ranks of a placement give alike."""
+    if world.rank in placement:
+        compare(world, placement.rank_list, call, _described(array))
+
+
+def compare_copies(world: World, array: Array, placement: Placement, sbp: NdSbp, call: str) -> None:
+    """The same for this rank's part of a tensor: ranks that hold the same part give the same."""
+    if world.rank not in placement:
+        return
+    copied = [axis for axis, entry in enumerate(sbp) if isinstance(entry, Broadcast)]
+    if copied:
+        compare(world, placement.group(world.rank, tuple(copied)), call, _described(array))
+
+
+class ComparingDispatcher(Dispatcher):
+    """Has ranks compare each op before its plan is looked up."""
+
+    def plan(
+        self,
+        kind: str,
+        inputs: tuple[TensorSpec, ...],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement | None = None,
+        sbp: NdSbp | None = None,
+    ) -> OpPlan:
+        """See `Dispatcher.plan`."""
+        world = self._world
+        where: Any = inputs[0].placement if placement is None and inputs else placement
+        if isinstance(where, Placement) and world.rank in where:
+            said: dict[str, object] = {
+                f"input {slot}": f"{spec.dtype}{list(spec.shape)} as {spec.sbp}"
+                for slot, spec in enumerate(inputs)
+            }
+            said |= {name: repr(value) for name, value in sorted(attrs.items())}
+            if "key" in attrs or kind == "variable":
+                seed, step = world.forced or (world.generator.seed, world.generator.step)
+                said |= {"seed": seed, "step": step}
+            compare(world, where.rank_list, kind, said)
+        return super().plan(kind, inputs, attrs, placement, sbp)
+
+
+def _described(array: Array) -> dict[str, object]:
+    host = array if isinstance(array, np.ndarray) else array.get()
+    raw = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
+    digest = xxhash.xxh3_64_hexdigest(raw.data)
+    return {"dtype": host.dtype, "shape": host.shape, "numbers": f"digest {digest}"}

@@ -1,0 +1,153 @@
+"""Views that cannot share memory: copies of a part of their base that are kept up to date.
+
+A slice along an axis that is split, or a reshape that moves elements between ranks, has its
+elements on other ranks than the base has them. Such a view holds a copy. It is made again when it
+is read after its base was changed, and a change of the view is written into the base at once. Both
+may exchange data between the ranks, which all come there in the order of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from plancompiler.eager.tensor import DistTensor
+from plancompiler.errors import InplaceError
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array, apply
+
+_HELD: Any = vars(DistTensor)["local"]
+
+
+class MaterializedView(DistTensor):
+    """A view with memory of its own."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, source: DistTensor, plan: Any, array: Array) -> MaterializedView:
+        """A view of a tensor, by the plan of the op that has just made the array; without a plan
+        the same tensor once more.
+        """
+        spec = source.spec if plan is None else plan.outputs[0]
+        found = cls(spec, array)
+        found.view_of(source, plan)
+        root = found.root
+        assert found.more is not None
+        # Who counts the references to the base's memory, to find out whether others share it, finds
+        # this view, too.
+        found.more |= {"seen": root.changed, "memory": root.local}
+        return found
+
+    @property  # over the attribute of the base, which holds the copy
+    def local(self) -> Array:
+        more = self.more
+        if more is not None:
+            changed = more["base"].changed
+            if changed > more["seen"]:
+                more["seen"] = changed
+                _HELD.__set__(self, self._made())
+        found: Array = _HELD.__get__(self)
+        return found
+
+    @local.setter
+    def local(self, array: Array) -> None:
+        _HELD.__set__(self, array)
+
+    @property
+    def held(self) -> Array:
+        """The copy as it is, which may be older than the base."""
+        found: Array = _HELD.__get__(self)
+        return found
+
+    def _made(self) -> Array:
+        plan, source = (self.more or {})["by"], self.source
+        assert source is not None
+        found: Array = source.local if plan is None else plan.again(source)
+        return found
+
+    def written(self) -> None:
+        """See `DistTensor.written`: what is held now is written into the base."""
+        world, more, source = self.spec.world, self.more, self.source
+        assert more is not None
+        assert source is not None
+        if world.tracing is not None:
+            super().written()
+            return
+        before, world.recording = world.recording, False
+        try:
+            write(source, DistTensor(self.spec, self.held), more["by"])
+        finally:
+            world.recording = before
+        super().written()
+        more["seen"] = more["base"].changed
+
+    def __repr__(self) -> str:
+        """What is held, and whether that is old: one rank alone may ask."""
+        more = self.more
+        old = more is not None and more["base"].changed > more["seen"]
+        shown = repr(DistTensor(self.spec, self.held))
+        return f"{shown[:-1]}, from before its base was changed)" if old else shown
+
+    def detach(self) -> DistTensor:
+        """See `DistTensor.detach`."""
+        return MaterializedView.of(self, None, self.local)
+
+    def __copy__(self) -> DistTensor:
+        """See `DistTensor.__copy__`."""
+        found = self.detach()
+        found.node = self.node
+        if found.node is not None:
+            found.slot = getattr(self, "slot", 0)
+        return found
+
+
+def write(source: DistTensor, value: DistTensor, plan: Any) -> None:
+    """Write what a view has become into what it is a view of, by the plan that made the view."""
+    if plan is not None and plan.kind in ("slice", "strided_slice"):
+        scatter = _scatter_plan(source, value, plan)
+        if scatter.moves[0] is None and scatter.outputs[0] is source.spec:
+            x, move = source.local, scatter.moves[1]
+            part = value.local if move is None else value.moved(scatter.used[1], move)
+            scatter.kernel(scatter.context, (x, part), (x,))
+            source.written()
+            return
+    np.copyto(source.local, replaced(source, value, plan).local)
+    source.written()
+
+
+def replaced(source: DistTensor, value: DistTensor, plan: Any) -> DistTensor:
+    """What a tensor becomes where a view of it, made by a plan, becomes `value`: in its layout."""
+    made = value
+    if plan is None:
+        if source.spec.type != value.spec.type or source.placement != value.placement:
+            raise InplaceError(
+                "a rank's part of a view that has no memory of its own cannot be changed in place",
+                source=user_line(),
+                got=str(value.spec),
+                hint="change the view itself, or take the part of a copy: x * 1",
+            )
+    elif plan.kind in ("slice", "strided_slice"):
+        made = apply("slice_scatter", source, value, **slice_bounds(plan.attrs, source.ndim))
+    elif plan.kind == "transpose":
+        axes = plan.attrs["axes"]
+        made = value.transpose([axes.index(axis) for axis in range(len(axes))])
+    elif plan.kind == "reshape":
+        made = value.reshape(source.shape)
+    return made.redistribute(sbp=source.sbp)
+
+
+def slice_bounds(attrs: Any, ndim: int) -> dict[str, tuple[int, ...]]:
+    """Starts, stops and steps of a slice."""
+    return {
+        "starts": attrs["starts"],
+        "stops": attrs["stops"],
+        "steps": attrs.get("steps", (1,) * ndim),
+    }
+
+
+def _scatter_plan(source: DistTensor, value: DistTensor, plan: Any) -> Any:
+    bounds = slice_bounds(plan.attrs, source.ndim)
+    dispatcher = source.spec.world.dispatcher
+    return dispatcher.plan("slice_scatter", (source.spec, value.spec), bounds)

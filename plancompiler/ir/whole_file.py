@@ -1,0 +1,139 @@
+"""Files that are whole or absent, written where others may have write access too.
+
+A file is written under an unpredictable name that must not exist, in the folder of its target, and
+then renamed. So a reader sees all of it or nothing, and a link that somebody planted is never
+written through: one under the temporary name makes creation fail, one under the target's name is
+replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from plancompiler.errors import OutputError
+
+UNFINISHED = ".partial"
+"""How the temporary names end: the target's name, a random number and this."""
+_CREATE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def create_file(path: Path, mode: int = 0o666) -> BinaryIO:
+    """A new file, open for reading and writing.
+
+    FileExistsError where anything is there under this name, a dangling link too.
+    """
+    return os.fdopen(os.open(path, os.O_RDWR | _CREATE, mode), "w+b")
+
+
+def replace_file(path: Path, mode: int = 0o666) -> BinaryIO:
+    """A new file in place of what had this name: for files that are written where they lie."""
+    path.unlink(missing_ok=True)
+    return create_file(path, mode)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, lasting: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write to, which takes its name when the block ends and nothing when it fails.
+
+    `lasting` makes it survive a power failure right after. Raises the OSErrors of writing.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+    file = create_file(temporary, mode)
+    try:
+        with file:
+            yield file
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if lasting:
+        _sync_folder(path.parent)
+
+
+def write_whole(
+    path: Path,
+    pieces: Iterable[bytes | memoryview],
+    *,
+    lasting: bool = False,
+    mode: int = 0o666,
+    keep_going: Callable[[], None] | None = None,
+) -> None:
+    """Write a file of these pieces; what `keep_going` raises between two of them ends it."""
+    with whole_file(path, lasting=lasting, mode=mode) as file:
+        for piece in pieces:
+            if keep_going is not None:
+                keep_going()
+            file.write(piece)
+
+
+def make_writable_folder(path: Path) -> None:
+    """Make a folder where there is none, and show that files can be made in it."""
+    path.mkdir(parents=True, exist_ok=True)
+    probe = path / f"{secrets.token_hex(8)}{UNFINISHED}"
+    create_file(probe).close()
+    probe.unlink()
+
+
+@contextlib.contextmanager
+def named_file(path: Path) -> Iterator[BinaryIO]:
+    """`whole_file` for a path that the user wrote down, which may be a device or a pipe: what is
+    none of the disk's files is written in place.
+    """
+    if not is_stream(path):
+        with whole_file(path) as file:
+            yield file
+        return
+    with path.open("wb") as file:
+        yield file
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is a terminal, a pipe, `/dev/null`, `/dev/stdout` or the like.
+
+    Links are followed in the system's own folders only: elsewhere anybody may have put them.
+    """
+    folder = str(Path.cwd() / path.parent)
+    if folder in ("/dev", "/dev/fd") or folder.startswith("/proc/"):
+        return path.exists()
+    with contextlib.suppress(OSError):
+        mode = path.lstat().st_mode
+        return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+    return False
+
+
+@contextlib.contextmanager
+def naming_output(what: str, path: Path | str) -> Iterator[None]:
+    """Turn an OSError of writing `what` to a path into an OutputError that names both."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(what, path, error) from error
+
+
+def output_error(what: str, path: Path | str, error: OSError) -> OutputError:
+    """The error that says that `what` could not be written, where to, and why."""
+    return OutputError(
+        f"{what} cannot be written",
+        got=f"{path}: {error.strerror or error}",
+        expected="a place with room, in which files may be made",
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder as lasting as the files, where its file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""Elements by a condition: `where`, and `masked`, which is linear in what it masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import TensorType
+from plancompiler.ops.check import (
+    FLOATS,
+    broadcast_shapes,
+    expect_dtype,
+    expect_inputs,
+    expect_same_dtype,
+    only_attrs,
+)
+from plancompiler.ops.elementwise import BINARY_RULE
+from plancompiler.ops.gradient import masked, reduce_to
+from plancompiler.ops.kernel import copy_unless_shared, keep_where
+from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, apply, register
+
+
+def _masked_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("masked", inputs, 2)
+    only_attrs("masked", attrs)
+    expect_dtype("masked", inputs[0], FLOATS)
+    expect_dtype("masked", inputs[1], frozenset({DType.BOOL}), "mask")
+    shape = broadcast_shapes("masked", [one.shape for one in inputs])
+    return (TensorType(shape, inputs[0].dtype),)
+
+
+def _masked_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    keep_where(inputs[0], inputs[1], outputs[0])
+
+
+def _masked_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    return reduce_to(masked(grads[0], inputs[1]), inputs[0].shape), None
+
+
+register(
+    OpDef(
+        "masked",
+        infer=_masked_infer,
+        rule=BINARY_RULE,
+        kernel=_masked_kernel,
+        gradient=_masked_gradient,
+        linear=((0,),),
+        inplace=((0, 0),),
+        takes_bfloat16=True,
+        doc="(x, mask) -> x where the mask is true, else 0, whatever x is there; they broadcast.",
+    )
+)
+
+
+def _where_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_inputs("where", inputs, 3)
+    only_attrs("where", attrs)
+    expect_dtype("where", inputs[0], frozenset({DType.BOOL}), "condition")
+    dtype = expect_same_dtype("where", inputs[1:])
+    return (TensorType(broadcast_shapes("where", [one.shape for one in inputs]), dtype),)
+
+
+def _where_kernel(
+    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    condition, x, y = inputs
+    copy_unless_shared(y, outputs[0])
+    np.copyto(outputs[0], x, where=condition)
+
+
+def _where_gradient(
+    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
+) -> Sequence[Any]:
+    condition, x, y = inputs
+    grad = grads[0]
+    return (
+        None,
+        reduce_to(masked(grad, condition), x.shape),
+        reduce_to(masked(grad, apply("logical_not", condition)), y.shape),
+    )
+
+
+register(
+    OpDef(
+        "where",
+        infer=_where_infer,
+        rule="..., ..., ... -> ...",
+        kernel=_where_kernel,
+        gradient=_where_gradient,
+        linear=((1, 2),),
+        inplace=((0, 2),),
+        doc="x where the condition holds, else y; all three broadcast.",
+    )
+)

@@ -1,0 +1,86 @@
+"""Which learning rates the steps of a session have: those of its job, until others are set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from plancompiler.errors import UsageError
+from plancompiler.executor.fed_rates import Rates
+from plancompiler.frontend.optim.schedule import Rate, rate_at, schedule_of
+from plancompiler.ir import Job
+from plancompiler.ir.source import user_line
+from plancompiler.ops.structural import learning_rate_at
+
+
+class SessionRates:
+    """The learning rates of a job's optimizers over the steps of a session.
+
+    Rates that a job computes itself are left to it. What was set, and what is a function of the
+    user's, is evaluated here, and fed. `first_step` gives the number of the first step.
+    """
+
+    def __init__(self, job: Job, first_step: Callable[[], int]) -> None:
+        self._first_step = first_step
+        self._done = 0
+        """Steps of this session."""
+        self._own: dict[int, Callable[[int], float]] = {}
+        """What the job's ops compute."""
+        self._fed: dict[int, Callable[[int], float]] = dict(job.rates)
+        for op in job.ops:
+            if op.kind == "learning_rate":
+                number, attrs = op.attr("optimizer", 0), dict(op.attrs)
+                assert isinstance(number, int)
+                self._own[number] = partial(learning_rate_at, attrs=attrs)
+
+    @property
+    def lr(self) -> float | tuple[float, ...]:
+        """The rate of the next step; of several optimizers that of each, in the order in which they
+        were used. UsageError for a job without an optimizer.
+        """
+        step = self._next_step()
+        found = tuple(
+            rate_at(self._fed.get(number, own), step) for number, own in sorted(self._own.items())
+        )
+        self._checked(found)
+        return found[0] if len(found) == 1 else found
+
+    @lr.setter
+    def lr(self, rate: Rate | Sequence[Rate]) -> None:
+        numbers = sorted(self._own)
+        self._checked(numbers)
+        every: list[Any] = [rate] * len(numbers)
+        if isinstance(rate, (list, tuple)):
+            every = list(rate)
+        if len(every) != len(numbers):
+            raise UsageError(
+                "a learning rate is set for all optimizers of the job, or for each of them",
+                source=user_line(),
+                got=f"{len(every)} rates",
+                expected=f"1 or {len(numbers)}",
+            )
+        self._fed = {number: schedule_of(each) for number, each in zip(numbers, every, strict=True)}
+
+    def of_next(self, steps: int) -> Rates:
+        """The rates to feed for the next steps, by optimizer; of those that were set."""
+        if not self._fed:
+            return {}
+        first = self._next_step()
+        return {
+            number: [rate_at(schedule, step) for step in range(first, first + steps)]
+            for number, schedule in self._fed.items()
+        }
+
+    def advance(self, steps: int) -> None:
+        """So many steps were made."""
+        self._done += steps
+
+    def _next_step(self) -> int:
+        return self._first_step() + self._done
+
+    def _checked(self, optimizers: Sequence[object]) -> None:
+        if not optimizers:
+            raise UsageError(
+                "the job has no optimizer, and so no learning rate", op="lr", source=user_line()
+            )

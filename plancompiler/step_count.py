@@ -1,0 +1,48 @@
+"""The steps of a job as a client counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from plancompiler.errors import ClusterError
+
+
+class StepCount:
+    """Counts a job's steps as their outputs come: each once, in order, none without an output.
+
+    `names` are the outputs of a step; a job without any says nothing of its steps.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+        self._next: int | None = None
+        """The step that must come; None until the first one has."""
+        self._count = 0
+
+    def came(self, step: int, outputs: Collection[str]) -> None:
+        """A step is done, with these outputs."""
+        missing = ", ".join(map(repr, sorted(self._names.difference(outputs))))
+        if missing or self._next not in (None, step):
+            raise ClusterError(
+                "outputs of steps were lost or repeated on their way",
+                got=f"step {step}" + (f" without {missing}" if missing else ""),
+                expected=f"step {step if self._next is None else self._next} with all outputs",
+            )
+        self._next = step + 1
+        self._count += 1
+
+    def dropped(self, count: int) -> None:
+        """The master says that so many steps were not read in time."""
+        self._count += count
+        if self._next is not None:
+            self._next += count
+
+    def expect(self, count: int) -> None:
+        """So many steps are said to be done."""
+        if self._names and self._count != count:
+            raise ClusterError(
+                "the job has done another number of steps than it was asked for, or outputs were "
+                "lost or repeated on their way",
+                got=f"outputs of {self._count} steps",
+                expected=f"{count} steps",
+            )

@@ -1,0 +1,190 @@
+"""A job of a master as its client sees it: its stream of events, and calls about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from plancompiler.cluster.channel import (
+    CALL_SECONDS,
+    call_error,
+)
+from plancompiler.cluster.checked import Received, Sent
+from plancompiler.cluster.chunks import (
+    Array,
+    arrays_from_bytes,
+)
+from plancompiler.cluster.messages import (
+    CompileFinished,
+    JobEvent,
+    Phase,
+    PhaseChanged,
+    RankOutputs,
+    RankTimeline,
+    StepDone,
+    StepsDropped,
+    Waiting,
+)
+from plancompiler.cluster.serde import EventReader
+from plancompiler.errors import (
+    ClusterError,
+    PlanCompilerError,
+)
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import ClientStub
+from plancompiler.step_count import StepCount
+
+OnPhase = Callable[[Phase, float], None]
+"""Takes a phase that a job entered and the seconds since its submission."""
+OnWaiting = Callable[[Waiting], None]
+"""Takes which ranks a job waits for: at once, and every few seconds while it does."""
+
+_log = logging.getLogger(__name__)
+
+
+class WatchedJob:
+    """A job seen through its stream of events. `names` are the outputs of its steps."""
+
+    def __init__(
+        self,
+        stub: ClientStub,
+        address: str,
+        job_id: int,
+        on_phase: OnPhase | None,
+        on_waiting: OnWaiting | None,
+        names: Collection[str],
+    ) -> None:
+        self.job_id = job_id
+        self.phase = Phase.QUEUED
+        self.digest: str | None = None
+        """One hash over the text form of all plans, once they are compiled."""
+        self.compile_seconds: float | None = None
+        """From the job's turn to checked plans on all ranks."""
+        self.queued_seconds: float | None = None
+        """From the submission to the job's turn, once that has come."""
+        self.missing_ranks: tuple[int, ...] = ()
+        """Ranks that no worker has come for, as last heard, while the job waits for them; of very
+        many the first ones.
+        """
+        self.cached: bool | None = None
+        """Whether all plans came from plan caches, once they are there."""
+        self._stub = stub
+        self._address = address
+        self._on_phase = on_phase
+        self._on_waiting = on_waiting
+        self._error: PlanCompilerError | None = None
+        self._outputs: dict[int, dict[str, Array]] = {}
+        """Step -> outputs of the ranks heard so far."""
+        self._recorded: list[bytes] = []
+        """Timelines of ranks."""
+        self._reader = EventReader()
+        self._received = Received("the master", required=True)
+        self._steps = StepCount(names)
+        self._stream: Any = stub.Watch(job_request(job_id))
+
+    def _next_event(self) -> JobEvent | None:
+        """The next event; None when the job has finished. Raises the job's error."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self.phase.is_end:
+                return None
+            event = self._read()
+            if isinstance(event, PhaseChanged):
+                self._entered(event)
+            elif isinstance(event, Waiting):
+                self.missing_ranks = event.ranks
+                if self._on_waiting is not None:
+                    self._on_waiting(event)
+                continue
+            elif isinstance(event, CompileFinished):
+                self.digest, self.compile_seconds = event.digest, event.seconds
+                self.cached = event.cached
+            elif isinstance(event, RankOutputs):
+                outputs = self._outputs.setdefault(event.step, {})
+                outputs.update(arrays_from_bytes(event.arrays))
+                continue
+            elif isinstance(event, RankTimeline):
+                self._recorded.append(event.timeline)
+                continue
+            elif isinstance(event, (StepDone, StepsDropped)):
+                self._count(event)
+            return event
+
+    def _count(self, event: StepDone | StepsDropped) -> None:
+        if isinstance(event, StepsDropped):
+            _log.warning("outputs of %d steps were not read in time", event.count)
+            self._steps.dropped(event.count)
+            return
+        with self._ending_on_loss():
+            self._steps.came(event.step, self._outputs.get(event.step, ()))
+
+    @contextmanager
+    def _ending_on_loss(self) -> Iterator[None]:
+        """An error within the block is the job's, as far as it can be seen from here."""
+        try:
+            yield
+        except PlanCompilerError as error:
+            self._stream.cancel()
+            self._error = error
+            raise
+
+    def _read(self) -> JobEvent:
+        try:
+            for message in self._stream:
+                with self._ending_on_loss():
+                    event = self._reader.read(self._received(message))
+                if event is not None:
+                    return event
+        except grpc.RpcError as error:
+            self._error = call_error(error, self._address)
+        else:
+            self._error = ClusterError("the master went away before the job ended")
+        raise self._error
+
+    def _entered(self, event: PhaseChanged) -> None:
+        self.phase = event.phase
+        self.missing_ranks = ()
+        if event.phase is Phase.COMPILING:
+            self.queued_seconds = event.seconds
+        if event.error is not None:
+            self._error = PlanCompilerError.from_report(event.error)
+        if self._on_phase is not None:
+            self._on_phase(event.phase, event.seconds)
+
+    def _take_outputs(self, step: int) -> dict[str, Array]:
+        outputs = self._outputs.pop(step, {})
+        for older in [each for each in self._outputs if each < step]:
+            del self._outputs[older]
+        return outputs
+
+    def cancel(self) -> bool:
+        """Stop the job; False where it had already ended."""
+        return cancel_job(self._stub, self._address, self.job_id)
+
+    def _stop_watching(self) -> None:
+        self._stream.cancel()
+
+
+def call(
+    address: str, method: Callable[..., Any], request: object, timeout: float = CALL_SECONDS
+) -> Any:
+    """One call to the master, within a deadline."""
+    try:
+        reply = method(request, timeout=timeout)
+    except grpc.RpcError as error:
+        raise call_error(error, address) from error
+    return Received("the master")(reply) if "check" in reply.DESCRIPTOR.fields_by_name else reply
+
+
+def job_request(job_id: int) -> pb.JobRequest:
+    return Sent()(pb.JobRequest(job_id=job_id))
+
+
+def cancel_job(stub: ClientStub, address: str, job_id: int) -> bool:
+    reply = call(address, stub.Cancel, job_request(job_id))
+    return bool(reply.cancelled)

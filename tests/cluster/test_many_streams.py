@@ -1,0 +1,116 @@
+"""Very many calls at the same time: those that wait cost no thread, those that say nothing end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from plancompiler.client import Client
+from plancompiler.cluster.channel import SESSION_KEY, call_error
+from plancompiler.cluster.messages import Phase
+from plancompiler.errors import DeadlineError
+from plancompiler.master.events import Limits
+from plancompiler.master.server import MasterServer
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import ClientStub, WorkerStub
+from tests.cluster.conftest import Workers, signed_in
+from tests.examples import mlp
+
+SECONDS = 60.0
+ANSWER_SECONDS = 30.0
+"""A bound on a hang of `status` and `cancel` beside all the others."""
+JOBS, READERS, SILENT, CONNECTIONS = 20, 50, 1000, 10
+
+
+class Crowd:
+    """Clients in one event loop, over a few connections."""
+
+    def __init__(self, address: str) -> None:
+        with signed_in(address) as channel:
+            self.call: Any = {
+                "timeout": SECONDS,
+                "metadata": ((SESSION_KEY, channel.session),),
+            }
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self.channels = [
+            grpc.aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)
+        ]
+
+    def stub(self, number: int) -> ClientStub:
+        return ClientStub(self.channels[number % CONNECTIONS])
+
+    async def follow(self, number: int, job_id: int, begun: asyncio.Semaphore) -> str:
+        """The last phase of a job, as a client that waits for it hears."""
+        phase = ""
+        async for event in self.stub(number).Watch(pb.JobRequest(job_id=job_id), **self.call):
+            if not phase:
+                begun.release()
+            if event.HasField("phase"):
+                phase = event.phase.phase
+        return phase
+
+    async def say_nothing(self, number: int) -> str:
+        """Open a stream and leave it at that; what the master says."""
+        stub = self.stub(number)
+        if number % 30 == 0:  # of workers there are fewer, whose streams have a limit of their own
+            call = WorkerStub(self.channels[number % CONNECTIONS]).Upload(**self.call)
+        elif number % 2:
+            call = stub.Submit(**self.call)
+        else:
+            call = stub.Step(**self.call)
+        with pytest.raises(grpc.RpcError) as failure:
+            await call
+        return str(call_error(failure.value, "the master"))
+
+    async def close(self) -> None:
+        for channel in self.channels:
+            await channel.close(None)
+
+
+def test_waiting_clients_are_served_and_silent_streams_end(workers: Workers) -> None:
+    with MasterServer(ranks=1, limits=Limits(stream=2.0)) as server, Client(server.address) as own:
+        job = mlp(ranks=1)
+        handles = [own.submit(job, 1) for _ in range(JOBS)]
+        running = {each.name for each in threading.enumerate()}
+        seen: dict[str, object] = {}
+
+        def ask() -> None:
+            """Beside the crowd, as any other client."""
+            with Client(server.address) as client:
+                seen["jobs"] = len(client.status().jobs)
+                seen["cancelled"] = client.cancel(handles[-1].job_id)
+            seen["threads"] = {each.name for each in threading.enumerate()} - running
+
+        async def crowd() -> tuple[list[str], list[str]]:
+            clients = Crowd(server.address)
+            begun = asyncio.Semaphore(0)
+            watching = [
+                asyncio.create_task(clients.follow(number, handles[number % JOBS].job_id, begun))
+                for number in range(JOBS * READERS)
+            ]
+            for _ in watching:
+                await begun.acquire()
+            silent = [asyncio.create_task(clients.say_nothing(each)) for each in range(SILENT)]
+            await asyncio.wait_for(asyncio.to_thread(ask), ANSWER_SECONDS)
+            workers(server.address)
+            try:
+                return await asyncio.gather(*watching), await asyncio.gather(*silent)
+            finally:
+                await clients.close()
+
+        phases, said = asyncio.run(crowd())
+        for handle in handles[:-1]:
+            assert handle.result()["step"] == 0
+        for worker in workers.started:
+            worker.stop()
+    assert phases.count(str(Phase.FINISHED)) == (JOBS - 1) * READERS
+    assert phases.count(str(Phase.CANCELLED)) == READERS
+    assert seen["jobs"] == JOBS
+    assert seen["cancelled"] is True
+    assert not {name for name in seen["threads"] if name.startswith("plancompiler")}
+    assert len(said) == SILENT
+    assert all(DeadlineError.code in each and "--stream-silence" in each for each in said), said[0]

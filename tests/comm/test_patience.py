@@ -1,0 +1,109 @@
+"""How long a rank waits for others: by a clock that is set, and for threads that really work."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.eager.world import current_world
+from plancompiler.errors import DeadlineError
+from plancompiler.executor.comm.patience import Patience
+from plancompiler.time_limits import BUSY_SHARE
+
+
+class Ranks:
+    """Ranks whose use of their processors is set, as the time is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.used: dict[int, float | None] = {1: 0.0, 2: 0.0}
+
+    def patience(self, deadline: float) -> Patience:
+        return Patience(deadline, self.used.__getitem__, lambda: self.now)
+
+    def waits(self, patience: Patience, seconds: float, share: float = 0.0) -> bool:
+        """Whether the wait is over within some seconds, in which rank 2 works a share."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += patience.pause
+            if self.used[2] is not None:
+                self.used[2] += share * patience.pause
+            if patience.is_over([1, 2]):
+                return True
+        return False
+
+
+def test_ranks_that_stand_still_have_the_deadline() -> None:
+    ranks = Ranks()
+    patience = ranks.patience(30.0)
+    assert not ranks.waits(patience, 29.0)
+    assert ranks.waits(patience, 1.5)
+
+
+def test_ranks_that_cannot_be_seen_have_the_deadline() -> None:
+    ranks = Ranks()
+    ranks.used = {1: None, 2: None}
+    patience = ranks.patience(30.0)
+    assert not ranks.waits(patience, 29.0)
+    assert ranks.waits(patience, 1.5)
+
+
+def test_one_that_works_is_waited_for_and_what_it_did_before_counts_no_longer() -> None:
+    ranks = Ranks()
+    patience = ranks.patience(30.0)
+    assert not ranks.waits(patience, 3000.0, 2 * BUSY_SHARE)
+    assert not ranks.waits(patience, 28.0)
+    assert ranks.waits(patience, 2.5)
+
+
+def test_waiting_costs_less_than_work() -> None:
+    ranks = Ranks()
+    assert ranks.waits(ranks.patience(30.0), 31.0, BUSY_SHARE / 2)
+
+
+def test_time_without_looks_does_not_count() -> None:
+    """As when the process that waits was itself stopped."""
+    ranks = Ranks()
+    patience = ranks.patience(30.0)
+    ranks.now += 1000.0
+    assert not patience.is_over([1, 2])
+
+
+def test_a_thread_that_works_for_longer_than_the_deadline() -> None:
+    deadline = 0.2
+
+    def program() -> float:
+        world = current_world()
+        group = world.comm.context([0, 1])
+        group.barrier()
+        if world.rank == 1:
+            # CPU time, so that a busy machine makes it longer and never shorter.
+            end = time.thread_time() + 3 * deadline
+            numbers = np.ones(1 << 16, np.float32)
+            while time.thread_time() < end:
+                numbers.sum()
+        return float(group.all_reduce(np.ones(1))[0])
+
+    assert pc.eager.spawn(program, 2, deadline=deadline) == [2.0, 2.0]
+
+
+def test_a_thread_that_stands_still_for_longer() -> None:
+    ended = threading.Event()
+
+    def program() -> None:
+        world = current_world()
+        group = world.comm.context([0, 1])
+        group.barrier()
+        if world.rank == 1:
+            ended.wait()
+        try:
+            group.barrier()
+        finally:
+            ended.set()
+
+    with pytest.raises(DeadlineError, match=r"did not work either.*not entered: \[1\]"):
+        pc.eager.spawn(program, 2, deadline=0.2)
