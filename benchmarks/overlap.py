@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 
 import plancompiler as pc
-from plancompiler.blas import one_thread_environment
+from plancompiler.blas.threads import one_thread_environment
 from plancompiler.cli.job_file import load_job
 from plancompiler.executor.comm.host import HostTransport
 from plancompiler.executor.runtime import Runtime

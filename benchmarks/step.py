@@ -40,7 +40,8 @@ from pathlib import Path
 from typing import Any
 
 import plancompiler as pc
-from plancompiler.blas import describe, measured_gflops, one_thread_environment
+from plancompiler.blas.loaded_library import describe, measured_gflops
+from plancompiler.blas.threads import one_thread_environment
 from plancompiler.cli.job_file import load_job
 from plancompiler.ops.registry import flops_of
 

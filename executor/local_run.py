@@ -20,8 +20,8 @@ from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.memory import Array
 from plancompiler.executor.runtime import LEAVE_SECONDS, Runtime
 from plancompiler.executor.stream import SIGNAL_CHECK
+from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.plan.plan import Plan
-from plancompiler.time_limits import DEADLINE
 
 T = TypeVar("T")
 _Work = Callable[[], None]

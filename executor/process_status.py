@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from plancompiler import time_limits
+from plancompiler.limits import time_limits
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")

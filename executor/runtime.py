@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from plancompiler import time_limits
 from plancompiler.errors import (
     AbortedError,
     DeviceError,
@@ -40,9 +39,10 @@ from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
 from plancompiler.executor.trace import Recorder
 from plancompiler.executor.watchdog import Sight, Watchdog
 from plancompiler.ir import UNKNOWN_SOURCE
+from plancompiler.limits import time_limits
+from plancompiler.limits.time_limits import DEADLINE, at_start, on_devices
 from plancompiler.ops.initializer import initialize
 from plancompiler.plan.plan import CollectiveSpec, Plan, Task, VariableDesc
-from plancompiler.time_limits import DEADLINE, at_start, on_devices
 
 LEAVE_SECONDS = time_limits.TASK_LEAVE
 """How long after a failure a stream may still be in its task; then it is left behind."""

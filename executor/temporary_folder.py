@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from plancompiler import time_limits
+from plancompiler.limits import time_limits
 
 _REMOVE_SECONDS = time_limits.REMOVING
 """How long processes that this one has started may still put files into the folder."""

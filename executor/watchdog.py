@@ -16,7 +16,6 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from plancompiler import time_limits
 from plancompiler.errors import DeadlineError, WireFormatError
 from plancompiler.executor.comm.departures import stopped_rank
 from plancompiler.executor.comm.patience import LONGEST_LOOK, LOOKS
@@ -31,7 +30,8 @@ from plancompiler.executor.standing import (
     judge,
     unpack_note,
 )
-from plancompiler.time_limits import BUSY_SHARE
+from plancompiler.limits import time_limits
+from plancompiler.limits.time_limits import BUSY_SHARE
 
 SHORTEST_ANSWER, LONGEST_ANSWER = time_limits.SHORTEST_ANSWER, time_limits.LONGEST_ANSWER
 """Seconds that a rank has for its answer: a quarter of the deadline, within these."""

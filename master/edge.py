@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from plancompiler import time_limits
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import report_of
 from plancompiler.cluster.chunks import Parcel, Reservation, pack
@@ -38,6 +37,7 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.ir import Job
+from plancompiler.limits import time_limits
 from plancompiler.lower.cached import plans_of_job, slices_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
 from plancompiler.master.events import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plancompiler import time_limits
 from plancompiler.cluster.messages import JobEvent, JobRequest, MasterMessage, WorkerMessage
 from plancompiler.errors import ErrorReport
+from plancompiler.limits import time_limits
 
 
 @dataclass(frozen=True, slots=True)

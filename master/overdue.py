@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 from plancompiler.cluster.messages import Phase
 from plancompiler.errors import DeadlineError
+from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.master.events import Limits
 from plancompiler.master.records import Job, Worker
-from plancompiler.time_limits import DEADLINE
 
 
 def somebody_works(job: Job, workers: Mapping[int, Worker], now: float) -> bool:

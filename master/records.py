@@ -20,11 +20,11 @@ from plancompiler.cluster.messages import (
     WriteIndex,
 )
 from plancompiler.errors import ErrorReport
+from plancompiler.limits.time_limits import BUSY_SHARE, TELL
 from plancompiler.master.saving import Operation, Saving
 from plancompiler.master.shipping import Shipping
 from plancompiler.master.step_counts import StepCounts
 from plancompiler.plan.digest import CrossRankFact
-from plancompiler.time_limits import BUSY_SHARE, TELL
 
 _TELL_SECONDS = TELL
 """How often whoever waits hears which ranks are missing."""

@@ -19,7 +19,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from plancompiler import time_limits
 from plancompiler.cluster.address import split_address
 from plancompiler.cluster.channel import (
     SERVER_OPTIONS,
@@ -34,6 +33,7 @@ from plancompiler.cluster.chunks import UploadBudget
 from plancompiler.cluster.messages import JobEvent
 from plancompiler.cluster.token import Challenger, TokenFile, new_credential, read_token_file
 from plancompiler.errors import ClusterError, UsageError
+from plancompiler.limits import time_limits
 from plancompiler.lower.compile import resolve_mode
 from plancompiler.master.admission import (
     CLIENT_SERVICE,

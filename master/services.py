@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from plancompiler import time_limits
 from plancompiler.cluster.channel import refuse, software_version
 from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.chunks import (
@@ -48,6 +47,7 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.ir import Job, verify_job
+from plancompiler.limits import time_limits
 from plancompiler.master.admission import CALLER
 from plancompiler.master.edge import Connection, MasterEdge
 from plancompiler.master.events import (

@@ -21,6 +21,8 @@ import importlib
 import importlib.machinery
 import sys
 
+from plancompiler.hooks.eager_world import set_eager_world
+
 TYPE_CHECKING = False  # type checkers take it as true, by its name; `typing` need not be loaded
 if TYPE_CHECKING:
     from typing import Any
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class _NumPyFinder:
-    """Finds NumPy, once, so that its BLAS is loaded with the kernels that `blas_kernels` chooses,
-    whoever imports it."""
+    """Finds NumPy, once, so that its BLAS is loaded with the kernels that
+    `blas.kernel_choice` chooses, whoever imports it."""
 
     @classmethod
     def find_spec(
@@ -43,12 +45,22 @@ class _NumPyFinder:
             return None
         sys.meta_path.remove(cls)
         spec: importlib.machinery.ModuleSpec | None
-        spec = importlib.import_module(f"{__name__}.blas_kernels").numpy_spec()
+        spec = importlib.import_module(f"{__name__}.blas.kernel_choice").numpy_spec()
         return spec
 
 
 if "numpy" not in sys.modules:
     sys.meta_path.insert(0, _NumPyFinder)
+
+
+def _eager_world() -> Any:
+    """The current eager world; from the second time on without asking for the package."""
+    current_world = importlib.import_module(f"{__name__}.eager").current_world
+    set_eager_world(current_world)
+    return current_world()
+
+
+set_eager_world(_eager_world)
 
 
 def __getattr__(name: str) -> Any:

@@ -91,13 +91,10 @@ from plancompiler.frontend.trace import (
     zeros,
 )
 from plancompiler.ir import Config, DType, Job, NdSbp, Placement, Sbp, TensorType, Value
-from plancompiler.ir.value import set_eager_world
 from plancompiler.ops.custom import CustomOp, op
 
 if TYPE_CHECKING:
     from plancompiler import eager
-    from plancompiler.client import Client
-    from plancompiler.compiled import compile
     from plancompiler.eager import (
         DistTensor,
         Generator,
@@ -112,15 +109,17 @@ if TYPE_CHECKING:
         using_generator,
     )
     from plancompiler.eager.creation import tensor  # not the module of that name
-    from plancompiler.session import Session, run
+    from plancompiler.jit.compile import compile
+    from plancompiler.running.client import Client
+    from plancompiler.running.session import Session, run
 
     __version__: str
 
 _LATER = {
-    "run": "plancompiler.session",
-    "Session": "plancompiler.session",
-    "compile": "plancompiler.compiled",
-    "Client": "plancompiler.client",
+    "run": "plancompiler.running.session",
+    "Session": "plancompiler.running.session",
+    "compile": "plancompiler.jit.compile",
+    "Client": "plancompiler.running.client",
     "eager": "plancompiler.eager",
     **dict.fromkeys(
         (
@@ -140,16 +139,6 @@ _LATER = {
         "plancompiler.eager",
     ),
 }
-
-
-def _eager_world() -> Any:
-    """The current world; from the second time on without asking for the module."""
-    current_world = importlib.import_module("plancompiler.eager").current_world
-    set_eager_world(current_world)
-    return current_world()
-
-
-set_eager_world(_eager_world)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 
-from plancompiler import time_limits
 from plancompiler.cluster.channel import (
     SessionChannel,
     TlsFiles,
@@ -30,9 +29,10 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.cuda.device import local_device
+from plancompiler.limits import time_limits
+from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
-from plancompiler.time_limits import DEADLINE
 from plancompiler.worker.allowed_paths import AllowedPaths
 from plancompiler.worker.events import (
     Close,

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plancompiler import time_limits
 from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus, process_status
+from plancompiler.limits import time_limits
 
 LOOK_SECONDS = 0.5
 """Between two looks at the worker's process."""

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from plancompiler import time_limits
 from plancompiler.cluster.channel import TlsFiles
+from plancompiler.limits import time_limits
 from plancompiler.worker.heartbeat_process import SIGN
 
 _SIGN_SECONDS = time_limits.SIGN

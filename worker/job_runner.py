@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
-from plancompiler.blas import numeric_kernels
+from plancompiler.blas.loaded_library import numeric_kernels
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import TlsFiles, report_of
 from plancompiler.cluster.chunks import (
@@ -53,6 +53,7 @@ from plancompiler.executor.runtime import Runtime
 from plancompiler.executor.temporary_folder import TemporaryFolder
 from plancompiler.executor.trace import recorded_bytes
 from plancompiler.ir.whole_file import naming_output
+from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.plan.digest import cross_rank_facts, plan_digest
 from plancompiler.plan.plan import Plan
@@ -60,7 +61,6 @@ from plancompiler.plan.serde import plan_from_bytes
 from plancompiler.plan.verify import verify_plan
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
-from plancompiler.time_limits import DEADLINE
 from plancompiler.worker.allowed_paths import AllowedPaths
 from plancompiler.worker.events import (
     Closed,

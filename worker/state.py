@@ -7,7 +7,6 @@ idle, or exits.
 
 from __future__ import annotations
 
-from plancompiler import time_limits
 from plancompiler.cluster.messages import (
     Abort,
     Failed,
@@ -26,6 +25,7 @@ from plancompiler.errors import (
     ErrorReport,
     MasterUnreachableError,
 )
+from plancompiler.limits import time_limits
 from plancompiler.worker.events import (
     Close,
     Closed,

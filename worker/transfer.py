@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 
-from plancompiler import time_limits
 from plancompiler.cluster.channel import (
     CALL_SECONDS,
     FETCH_METHOD,
@@ -24,6 +23,7 @@ from plancompiler.cluster.channel import (
 )
 from plancompiler.cluster.chunks import Assembler
 from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError, WireFormatError
+from plancompiler.limits import time_limits
 from plancompiler.proto import cluster_pb2 as pb
 
 TRANSFER_SECONDS = time_limits.TRANSFER

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.campaign.case import Case, Result, unforeseen_lines
 from benchmarks.campaign.proxy import Fault, Proxy, random_fault
 from benchmarks.campaign.sandbox import PROGRAMS, Child, Sandbox, until
-from plancompiler import time_limits
+from plancompiler.limits import time_limits
 
 COUNT = 200
 PLACES = {

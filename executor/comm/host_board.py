@@ -24,8 +24,8 @@ from plancompiler.executor.memory import Array, Buffer
 from plancompiler.ir import BROADCAST, DType, NdSbp
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import pack_register_id
+from plancompiler.limits.time_limits import DEADLINE, START_DEADLINE
 from plancompiler.plan.plan import Block, RegisterDesc
-from plancompiler.time_limits import DEADLINE, START_DEADLINE
 
 LINE = 64
 SLOT_BYTES = 16 << 10

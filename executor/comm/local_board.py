@@ -12,7 +12,7 @@ from plancompiler.executor.comm.departures import Departures
 from plancompiler.executor.comm.local import Meeting
 from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.comm.operations import Arrays, Targets
-from plancompiler.time_limits import DEADLINE
+from plancompiler.limits.time_limits import DEADLINE
 
 COPIED_BYTES = 32 << 10
 """Arrays up to this size are shown as copies, so that nobody waits until they have been read."""

@@ -23,7 +23,7 @@ from plancompiler.executor.comm.mirror import CLOSE_SECONDS, Carrier, Frame, Mir
 from plancompiler.executor.comm.operations import ALL, Arrays, Targets, board_digest
 from plancompiler.ir import DType
 from plancompiler.ir.shard import element_count
-from plancompiler.time_limits import UNSEEN_DEADLINE
+from plancompiler.limits.time_limits import UNSEEN_DEADLINE
 
 SHOW = 32
 """Kind of the frames of boards; others are those of `remote_wire`."""

@@ -18,7 +18,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from plancompiler import time_limits
 from plancompiler.errors import PlanCompilerError, TransportError, WireFormatError
 from plancompiler.executor.actor import ARRIVED, Notice, shared_id
 from plancompiler.executor.comm import host_wire
@@ -35,6 +34,7 @@ from plancompiler.executor.memory import (
 )
 from plancompiler.ir.shard import Region, element_count, region_index
 from plancompiler.ir.task import format_id
+from plancompiler.limits import time_limits
 from plancompiler.plan.plan import Block, RegisterDesc
 
 CLOSE_SECONDS = time_limits.GOODBYE

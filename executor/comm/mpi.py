@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from plancompiler import time_limits
 from plancompiler.errors import DeviceError, TransportError, WireFormatError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+from plancompiler.limits import time_limits
 
 EAGER_ROUNDS = 100
 """Rounds without news in which MPI is asked again at once."""

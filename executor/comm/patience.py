@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from plancompiler import time_limits
-from plancompiler.time_limits import BUSY_SHARE
+from plancompiler.limits import time_limits
+from plancompiler.limits.time_limits import BUSY_SHARE
 
 LOOKS = 16
 """How often is looked within a deadline."""

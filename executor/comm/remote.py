@@ -18,10 +18,10 @@ from typing import Any
 
 import grpc
 
-from plancompiler import time_limits
 from plancompiler.errors import PlanCompilerError, SecurityError, TransportError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+from plancompiler.limits import time_limits
 
 SERVICE = "plancompiler.Peers"
 _KEY = "plancompiler-peer-bin"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from plancompiler import time_limits
 from plancompiler.errors import ExecutionError, PlanCompilerError
 from plancompiler.executor.actor import ARRIVED, Notice
 from plancompiler.executor.backend import Backend, Feeds, HostBackend
@@ -24,6 +23,7 @@ from plancompiler.executor.memory import Memory
 from plancompiler.executor.stream import Notifier
 from plancompiler.executor.task import OnOutput, Run
 from plancompiler.executor.trace import Recorder
+from plancompiler.limits import time_limits
 from plancompiler.plan.plan import Plan, Task
 
 CLOSING_SECONDS = time_limits.DEVICE_CLOSING

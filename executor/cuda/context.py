@@ -35,7 +35,7 @@ from plancompiler.executor.cuda.meeting import join
 from plancompiler.executor.cuda.operations import DeviceOperation, DeviceOperations, Launch
 from plancompiler.executor.memory import Array
 from plancompiler.ir import Reduction
-from plancompiler.time_limits import on_devices
+from plancompiler.limits.time_limits import on_devices
 
 if TYPE_CHECKING:
     from plancompiler.executor.cuda.space import DeviceSpace

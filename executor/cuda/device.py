@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler import time_limits
 from plancompiler.errors import DeviceError, TransportError
 from plancompiler.executor.cuda.interface import DeviceArray, DeviceEvent, DeviceStream
 from plancompiler.executor.cuda.kernels import kernel_on
 from plancompiler.executor.memory import Buffer
 from plancompiler.ir import DType, Reduction
+from plancompiler.limits import time_limits
 from plancompiler.ops.registry import Kernel, OpDef
 
 DEVICE_VARIABLE = "PLANCOMPILER_DEVICE"

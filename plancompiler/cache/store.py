@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from plancompiler import time_limits
 from plancompiler.errors import UsageError, WireFormatError
 from plancompiler.ir.strict_json import parse_json
 from plancompiler.ir.whole_file import UNFINISHED, write_whole
+from plancompiler.limits import time_limits
 
 FOLDER_VARIABLE = "PLANCOMPILER_CACHE"
 BYTES_VARIABLE = "PLANCOMPILER_CACHE_BYTES"

@@ -43,7 +43,7 @@ from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.lower.compile import MODES, Compilation, compile_plans, resolve_mode
 from plancompiler.lower.profile import RANK_STAGES
 from plancompiler.plan.serde import plan_to_bytes
-from plancompiler.session import world_size_of
+from plancompiler.running.session import world_size_of
 
 GRAPH_FILE = "boxing_task_graph.bin"
 _PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")

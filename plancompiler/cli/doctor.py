@@ -20,11 +20,11 @@ import click
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from plancompiler import time_limits
-from plancompiler.blas import describe, faster_kernels, measured_gflops
+from plancompiler.blas.loaded_library import describe, faster_kernels, measured_gflops
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_table
 from plancompiler.ir import DType
+from plancompiler.limits import time_limits
 
 DISTRIBUTIONS = (
     "plancompiler",

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from plancompiler import time_limits
 from plancompiler.cluster.tls_trouble import refused_handshake
+from plancompiler.limits import time_limits
 
 _END_SECONDS = time_limits.HANDSHAKE_END
 """How long the last lines may take at the end."""

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import click
 
-from plancompiler import time_limits
-from plancompiler.blas import one_thread_environment
+from plancompiler.blas.threads import one_thread_environment
 from plancompiler.cli.options import allow_mixed_kernels_option, json_option
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals
 from plancompiler.eager.launch_variables import PIPE, RANK, TOKEN, WORLD_SIZE
 from plancompiler.errors import ExecutionError
 from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus, StoppedProcesses
+from plancompiler.limits import time_limits
 from plancompiler.plan.digest import ALLOW_MIXED_KERNELS
 
 GRACE_SECONDS = time_limits.GRACE

@@ -11,7 +11,6 @@ from queue import SimpleQueue
 
 import click
 
-from plancompiler import time_limits
 from plancompiler.cli.handshakes import explained_handshakes
 from plancompiler.cli.options import (
     allow_mixed_kernels_option,
@@ -25,6 +24,7 @@ from plancompiler.cli.output import format_bytes, print_json, print_note
 from plancompiler.cli.signals import stop_on_signals
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobEvent, PhaseChanged, Shipped
+from plancompiler.limits import time_limits
 from plancompiler.master.admission import StreamLimits
 from plancompiler.master.edge import MAX_QUEUE
 from plancompiler.master.events import Limits

@@ -12,7 +12,7 @@ import click
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job
-from plancompiler.time_limits import DEADLINE
+from plancompiler.limits.time_limits import DEADLINE
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

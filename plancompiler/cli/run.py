@@ -28,7 +28,7 @@ from plancompiler.cli.options import (
 from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.record import Record, require_own_data
 from plancompiler.executor.checkpoint import make_folder
-from plancompiler.session import BACKENDS, run
+from plancompiler.running.session import BACKENDS, run
 
 
 @click.command("run")

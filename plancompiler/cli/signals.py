@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from plancompiler import time_limits
+from plancompiler.limits import time_limits
 
 FORCED_STOP_SECONDS = time_limits.COMMAND_STOP
 """How long a graceful stop may take once standard input has ended."""

@@ -30,12 +30,12 @@ from plancompiler.cli.options import (
 )
 from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.record import Record, require_own_data
-from plancompiler.client import Client
 from plancompiler.cluster.channel import SILENCE_SECONDS, TlsFiles
 from plancompiler.cluster.messages import Phase, Waiting
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.trace import check_trace, write_trace
 from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
+from plancompiler.running.client import Client
 
 
 @click.command("submit")

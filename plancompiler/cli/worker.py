@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from plancompiler.blas import one_blas_thread
+from plancompiler.blas.threads import one_blas_thread
 from plancompiler.cache.store import user_cache_folder
 from plancompiler.cli.options import (
     allow_ops_option,

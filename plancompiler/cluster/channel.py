@@ -18,7 +18,6 @@ from typing import Any, NoReturn, Self
 import grpc
 from google.protobuf.message import DecodeError
 
-from plancompiler import time_limits
 from plancompiler.cluster.address import is_loopback, split_address
 from plancompiler.cluster.serde import report_from_proto, report_to_proto
 from plancompiler.cluster.tls_trouble import tls_trouble
@@ -32,6 +31,7 @@ from plancompiler.errors import (
     PlanCompilerError,
     SecurityError,
 )
+from plancompiler.limits import time_limits
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import SignInStub
 

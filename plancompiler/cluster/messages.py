@@ -122,7 +122,7 @@ class Compiled:
     cached: bool = False
     """Whether the rank compiled nothing."""
     kernels: str = ""
-    """What it computes with (`blas.numeric_kernels`); empty where it computes nothing."""
+    """What it computes with (`numeric_kernels`); empty where it computes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plancompiler import time_limits
 from plancompiler.cluster.address import is_loopback, split_address
 from plancompiler.errors import SecurityError
 from plancompiler.ir.whole_file import whole_file
+from plancompiler.limits import time_limits
 
 SUBMIT, OPERATE, WORKER = "submit", "operate", "worker"
 ROLES = (SUBMIT, OPERATE, WORKER)

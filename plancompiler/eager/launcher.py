@@ -11,14 +11,14 @@ from types import TracebackType
 
 import numpy as np
 
-from plancompiler.blas import numeric_kernels
+from plancompiler.blas.loaded_library import numeric_kernels
 from plancompiler.eager.launch_variables import PIPE, read_launcher
 from plancompiler.eager.spawn import reported
 from plancompiler.eager.world import World, process_world, set_process_world
 from plancompiler.errors import UsageError
 from plancompiler.executor.comm.manager import BoardMaker, CommContextManager
+from plancompiler.limits.time_limits import START_DEADLINE
 from plancompiler.plan.digest import check_kernels
-from plancompiler.time_limits import START_DEADLINE
 
 
 def init(

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from plancompiler.blas import one_blas_thread
+from plancompiler.blas.threads import one_blas_thread
 from plancompiler.eager.world import World, set_thread_world
 from plancompiler.errors import AbortedError, ExecutionError, PlanCompilerError, UsageError
 from plancompiler.executor.comm.local_board import LocalBoards
 from plancompiler.executor.comm.manager import CommContextManager
-from plancompiler.time_limits import DEADLINE
+from plancompiler.limits.time_limits import DEADLINE
 
 
 def spawn(

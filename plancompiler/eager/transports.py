@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 
-from plancompiler import time_limits
 from plancompiler.eager.launch_variables import PIPE, TOKEN, Launched, processes_of
 from plancompiler.errors import SecurityError, UsageError
 from plancompiler.executor.comm.host_board import HostBoardMaker
@@ -28,7 +27,8 @@ from plancompiler.executor.comm.remote import (
     plain_channel,
     remote_transport,
 )
-from plancompiler.time_limits import DEADLINE, UNSEEN_DEADLINE
+from plancompiler.limits import time_limits
+from plancompiler.limits.time_limits import DEADLINE, UNSEEN_DEADLINE
 
 TRANSPORTS = ("host", "grpc", "mpi")
 TRANSPORT = "PLANCOMPILER_WORLD_TRANSPORT"

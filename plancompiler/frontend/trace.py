@@ -24,6 +24,7 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.frontend.out import takes_out
+from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import (
     BROADCAST,
     NO_ORIGIN,
@@ -47,7 +48,7 @@ from plancompiler.ir.config import DEFAULT_CONFIG
 from plancompiler.ir.operators import SbpLike, Scalar
 from plancompiler.ir.placement import require_placement
 from plancompiler.ir.source import shown_path, user_line
-from plancompiler.ir.value import ACTIVE_TRACER, Tracer, eager_world
+from plancompiler.ir.value import ACTIVE_TRACER, Tracer
 from plancompiler.ops.liveness import live_ops
 from plancompiler.ops.registry import op_def
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from plancompiler.errors import ShapeError, TracingError
 from plancompiler.ir.dtype import DType
@@ -161,24 +160,6 @@ class Tracer(Protocol):
     def source(
         self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
     ) -> tuple[Value, ...]: ...
-
-
-_eager_world: Callable[[], Any] | None = None
-
-
-def set_eager_world(current: Callable[[], Any]) -> None:
-    """Say how to reach what runs ops at once, outside of all jobs. `public` does it."""
-    global _eager_world
-    _eager_world = current
-
-
-def eager_world() -> Any:
-    """What runs ops at once: the eager world, which has `add` as a job's builder does."""
-    if _eager_world is None:
-        # Of a program that has asked the package for no name yet.
-        importlib.import_module("plancompiler.public")
-    assert _eager_world is not None
-    return _eager_world()
 
 
 ACTIVE_TRACER: ContextVar[Tracer | None] = ContextVar("plancompiler_tracer", default=None)

@@ -150,7 +150,7 @@ def _rate_text(register: RegisterDesc | RemoteRegister, microbatches: int) -> st
 
 
 def check_kernels(kernels_by_rank: Mapping[int, str], allowed: bool | None = None) -> None:
-    """Compare what ranks compute with (`blas.numeric_kernels`), as they say it; those that compute
+    """Compare what ranks compute with (`numeric_kernels`), as they say it; those that compute
     nothing say nothing.
 
     Raises MixedKernelsError, which names ranks and kernels, where they differ; where that is

@@ -15,7 +15,7 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.errors import AttributeValueError, UnknownOpError, UsageError
-from plancompiler.worker_processes import worker_environment
+from plancompiler.running.worker_processes import worker_environment
 from tests.cli.conftest import Write
 
 WAIT = 60

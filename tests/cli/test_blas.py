@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler import blas, blas_kernels
-from plancompiler.blas_kernels import AVX512, Cpu, kernel_set_for
-from plancompiler.worker_processes import worker_environment
+from plancompiler.blas import kernel_choice, loaded_library
+from plancompiler.blas.kernel_choice import AVX512, Cpu, kernel_set_for
+from plancompiler.running.worker_processes import worker_environment
 
 FLAGS = AVX512 | {"avx2", "fma"}
 ZEN_5 = Cpu("AuthenticAMD", 26, FLAGS)
@@ -60,8 +60,9 @@ LOADED = """
 import os
 {before}
 import plancompiler
-from plancompiler.blas import describe
-print(plancompiler.blas_kernels.CHOSEN, os.environ.get("OPENBLAS_CORETYPE"), describe(), sep="|")
+from plancompiler.blas import kernel_choice
+from plancompiler.blas.loaded_library import describe
+print(kernel_choice.CHOSEN, os.environ.get("OPENBLAS_CORETYPE"), describe(), sep="|")
 """
 
 
@@ -82,7 +83,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, chosen: str | None, before: str = ""
 
 def test_a_process_loads_what_its_cpu_is_best_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-    wanted = kernel_set_for(blas_kernels.this_cpu(), {})
+    wanted = kernel_set_for(kernel_choice.this_cpu(), {})
     chosen, variable, said = loaded(monkeypatch, None)
     assert chosen == str(wanted)
     # What this process starts is not told, and may choose for itself.
@@ -97,7 +98,7 @@ def test_a_process_loads_what_the_user_wants(monkeypatch: pytest.MonkeyPatch) ->
     chosen, variable, said = loaded(monkeypatch, "Nehalem")
     assert (chosen, variable) == ("None", "Nehalem")
     assert "chosen by OPENBLAS_CORETYPE" in said
-    if "openblas" in said and blas_kernels.this_cpu() is not None:
+    if "openblas" in said and kernel_choice.this_cpu() is not None:
         assert "Nehalem kernels" in said
 
 
@@ -110,16 +111,16 @@ def test_numpy_that_is_loaded_already_stays_as_it_is(monkeypatch: pytest.MonkeyP
 def test_slower_kernels_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     pools = [{"user_api": "blas", "internal_api": "openblas", "architecture": "Haswell"}]
-    monkeypatch.setattr(blas.threadpoolctl, "threadpool_info", lambda: pools)
-    monkeypatch.setattr(blas_kernels, "this_cpu", lambda: ZEN_5)
-    said = blas.faster_kernels()
+    monkeypatch.setattr(loaded_library.threadpoolctl, "threadpool_info", lambda: pools)
+    monkeypatch.setattr(kernel_choice, "this_cpu", lambda: ZEN_5)
+    said = loaded_library.faster_kernels()
     assert said is not None
     assert "OPENBLAS_CORETYPE=SkylakeX" in said
     pools[0]["architecture"] = "SkylakeX"
-    assert blas.faster_kernels() is None
+    assert loaded_library.faster_kernels() is None
     pools[0]["architecture"] = "Haswell"
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    assert blas.faster_kernels() is None
+    assert loaded_library.faster_kernels() is None
 
 
 THREADS_AND_PROCESSES = """
@@ -128,6 +129,7 @@ os.environ["OPENBLAS_CORETYPE"] = "{loaded}"
 import numpy as np
 del os.environ["OPENBLAS_CORETYPE"]
 import plancompiler as pc
+from plancompiler.blas.loaded_library import numeric_kernels
 from tests.examples import mlp
 
 if __name__ == "__main__":
@@ -135,7 +137,7 @@ if __name__ == "__main__":
     for backend in ("threads", "processes"):
         with pc.run(mlp(ranks=2, hidden=48), backend=backend) as session:
             found.append([outputs["loss"] for outputs in session.run(40)])
-    print(found[0] == found[1], pc.blas.numeric_kernels())
+    print(found[0] == found[1], numeric_kernels())
 """
 
 
@@ -156,7 +158,7 @@ def test_ranks_as_threads_and_as_processes_have_the_same_kernels(tmp_path: Path)
         timeout=120,
     )
     assert done.stdout.startswith("True NumPy ")
-    if "openblas" in done.stdout and blas_kernels.this_cpu() is not None:
+    if "openblas" in done.stdout and kernel_choice.this_cpu() is not None:
         assert "with Nehalem kernels" in done.stdout
 
 
@@ -164,10 +166,10 @@ def test_workers_are_given_the_kernels_of_this_process(monkeypatch: pytest.Monke
     own = {"user_api": "blas", "internal_api": "openblas", "architecture": "Zen"}
     own |= {"filepath": "/x/numpy.libs/libopenblas.so", "version": "0.3"}
     other = {**own, "filepath": "/x/scipy.libs/libopenblas.so", "architecture": "Haswell"}
-    monkeypatch.setattr(blas.threadpoolctl, "threadpool_info", lambda: [other, own])
+    monkeypatch.setattr(loaded_library.threadpoolctl, "threadpool_info", lambda: [other, own])
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-    assert blas.kernel_environment() == {"OPENBLAS_CORETYPE": "Zen"}
+    assert loaded_library.kernel_environment() == {"OPENBLAS_CORETYPE": "Zen"}
     assert worker_environment()["OPENBLAS_CORETYPE"] == "Zen"
     monkeypatch.setenv("OPENBLAS_CORETYPE", "SkylakeX")
-    assert blas.kernel_environment() == {}
+    assert loaded_library.kernel_environment() == {}
     assert worker_environment()["OPENBLAS_CORETYPE"] == "SkylakeX"

@@ -19,7 +19,7 @@ import pytest
 
 from plancompiler.errors import WorkerLostError
 from plancompiler.master.server import MasterServer
-from plancompiler.worker_processes import WorkerProcesses
+from plancompiler.running.worker_processes import WorkerProcesses
 
 WAIT = 60
 PROGRAM = [sys.executable, "-m", "plancompiler"]

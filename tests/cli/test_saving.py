@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
-from plancompiler import session as session_module
 from plancompiler.errors import CheckpointError, UsageError
 from plancompiler.executor import checkpoint
 from plancompiler.executor.checkpoint import INDEX, read_index
 from plancompiler.executor.checkpoint_writer import CheckpointWriter
-from plancompiler.session import BACKENDS
+from plancompiler.running import session as session_module
+from plancompiler.running.session import BACKENDS
 
 ENOUGH = 60
 

@@ -26,7 +26,7 @@ from plancompiler.errors import (
 )
 from plancompiler.lower.compile import MODES
 from plancompiler.plan.digest import digest_of_plans
-from plancompiler.session import BACKENDS
+from plancompiler.running.session import BACKENDS
 
 
 def regression(ranks: int = 2) -> pc.Job:

@@ -14,7 +14,7 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.errors import NonFiniteError, UsageError
-from plancompiler.session import BACKENDS
+from plancompiler.running.session import BACKENDS
 from tests.cli.conftest import Invoke
 from tests.cli.test_session import batches, regression
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 import plancompiler as pc
 from plancompiler.cli.program import cli
 from plancompiler.cli.worker import default_folders
-from plancompiler.client import Client
 from plancompiler.errors import SecurityError
 from plancompiler.ir import Job
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from plancompiler.worker.allowed_paths import AllowedPaths
 from tests.cluster.conftest import WorkerThread
 

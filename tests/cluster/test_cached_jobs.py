@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import plancompiler as pc
-from plancompiler.client import Client
 from plancompiler.lower.compile import MODES
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from tests.cache.work import count_work
 from tests.cluster.conftest import Workers
 from tests.examples import mlp

@@ -18,7 +18,7 @@ from plancompiler.cluster.messages import JobRequest, Outputs, Phase
 from plancompiler.errors import ClusterError, PlanCompilerError, WireFormatError
 from plancompiler.master.server import MasterServer
 from plancompiler.proto import cluster_pb2 as pb
-from plancompiler.step_count import StepCount
+from plancompiler.running.step_count import StepCount
 from tests.cluster.conftest import Workers
 from tests.cluster.simulated import cluster_of, until
 from tests.integration.tiny_jobs import regression

@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from plancompiler.client import Client
 from plancompiler.errors import SecurityError, WorkerLostError
 from plancompiler.executor.comm.host_wire import HOST_VARIABLE
 from plancompiler.executor.local_run import LocalWorld
@@ -21,6 +20,7 @@ from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from plancompiler.worker.agent import run_worker
 from tests.cluster.conftest import Workers
 from tests.examples import EXAMPLES, TINY_GPT, gpt, mlp

@@ -26,9 +26,9 @@ from plancompiler.errors import (
     TransportError,
     WorkerLostError,
 )
+from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.master.events import CancelAsked, FromWorker, Limits, StepAsked, Stopping, Tick
 from plancompiler.plan.digest import CrossRankFact
-from plancompiler.time_limits import DEADLINE
 from plancompiler.worker import events
 from plancompiler.worker.state import MASTER_SILENCES
 from tests.cluster.simulated import ALL_GOOD, BROKEN, SimulatedCluster, cluster_of, drop_work, until

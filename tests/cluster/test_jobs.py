@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
-from plancompiler.client import Client
 from plancompiler.cluster.messages import Phase
 from plancompiler.errors import (
     CheckpointError,
@@ -28,7 +27,8 @@ from plancompiler.errors import (
 from plancompiler.executor.checkpoint import read_index
 from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.master.server import MasterServer
-from plancompiler.worker_processes import WorkerProcesses
+from plancompiler.running.client import Client
+from plancompiler.running.worker_processes import WorkerProcesses
 from tests.cluster.conftest import Workers
 from tests.dense import run_dense
 from tests.examples import mlp

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from plancompiler.client import Client
 from plancompiler.cluster.channel import SESSION_KEY, call_error
 from plancompiler.cluster.messages import Phase
 from plancompiler.errors import DeadlineError
@@ -17,6 +16,7 @@ from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub, WorkerStub
+from plancompiler.running.client import Client
 from tests.cluster.conftest import Workers, signed_in
 from tests.examples import mlp
 

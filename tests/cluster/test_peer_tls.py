@@ -12,12 +12,12 @@ import grpc
 import numpy as np
 import pytest
 
-from plancompiler.client import Client
 from plancompiler.cluster.channel import TlsFiles, open_channel, server_credentials
 from plancompiler.errors import AbortedError, DeadlineError, PlanCompilerError, SecurityError
 from plancompiler.executor.comm.remote import PeerServer, remote_transport
 from plancompiler.executor.runtime import Runtime
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from tests.cluster.certificates import tls
 from tests.cluster.test_hosts import LIMITS, STEPS, local_losses, losses, worker_processes
 from tests.examples import mlp

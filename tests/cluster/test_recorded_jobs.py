@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 import plancompiler as pc
 from plancompiler.cli.program import cli
-from plancompiler.client import Client
 from plancompiler.errors import DeadlineError, UsageError, WireFormatError
 from plancompiler.executor.trace import recorded_bytes, timelines_from_bytes
 from plancompiler.lower.compile import compile_plans
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from tests.examples import mlp
 
 STEPS = 4

@@ -12,7 +12,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from plancompiler.client import Client
 from plancompiler.cluster.channel import MAX_MESSAGE_BYTES, call_error, software_version
 from plancompiler.cluster.chunks import MAX_JOB_BYTES, to_chunks
 from plancompiler.errors import (
@@ -33,6 +32,7 @@ from plancompiler.master.server import MasterServer
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub, TransferStub, WorkerStub
+from plancompiler.running.client import Client
 from plancompiler.worker.agent import run_worker
 from tests.cluster.certificates import tls
 from tests.cluster.conftest import Workers, signed_in

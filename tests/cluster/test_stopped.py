@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 import plancompiler as pc
-from plancompiler.client import Client
 from plancompiler.errors import MasterUnreachableError, PlanCompilerError, WorkerLostError
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from tests.integration.tiny_jobs import hogging, regression
 
 WAIT = 100.0

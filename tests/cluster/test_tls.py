@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.client import Client
 from plancompiler.cluster.tls_trouble import refused_handshake
 from plancompiler.errors import MasterUnreachableError, SecurityError
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from plancompiler.worker.agent import run_worker
 from tests.cluster.certificates import tls
 from tests.cluster.test_server import closed_port

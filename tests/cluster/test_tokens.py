@@ -19,7 +19,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from plancompiler.client import Client
 from plancompiler.cluster.channel import SESSION_KEY, call_error
 from plancompiler.cluster.messages import Phase
 from plancompiler.cluster.token import (
@@ -37,6 +36,7 @@ from plancompiler.master.admission import StreamLimits
 from plancompiler.master.server import MasterServer
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
+from plancompiler.running.client import Client
 from plancompiler.worker.agent import run_worker
 from plancompiler.worker.peers import HostPeers
 from tests.cluster.conftest import Workers, signed_in

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import pytest
 
 import plancompiler as pc
-from plancompiler.client import Client
 from plancompiler.cluster import messages as m
 from plancompiler.cluster.channel import software_version
 from plancompiler.cluster.chunks import (
@@ -40,6 +39,7 @@ from plancompiler.master.server import MasterServer
 from plancompiler.master.transfers import Gate
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
+from plancompiler.running.client import Client
 from plancompiler.worker.local_copy import OfferedCopy, read_copy
 from plancompiler.worker.transfer import Interruption, Transfers
 from tests.cluster.conftest import Workers, signed_in

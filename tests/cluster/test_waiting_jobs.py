@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from plancompiler.cli import submit
 from plancompiler.cli.program import cli
-from plancompiler.client import Client
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from tests.cluster.conftest import Workers
 from tests.examples import mlp
 

@@ -12,7 +12,7 @@ import plancompiler as pc
 from plancompiler.eager.world import current_world
 from plancompiler.errors import DeadlineError
 from plancompiler.executor.comm.patience import Patience
-from plancompiler.time_limits import BUSY_SHARE
+from plancompiler.limits.time_limits import BUSY_SHARE
 
 
 class Ranks:

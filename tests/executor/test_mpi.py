@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.client import Client
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.lower.compile import compile_plans
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from tests.examples import gpt
 from tests.executor.mpi_ranks import CASES
 

@@ -386,7 +386,7 @@ def test_tracing_imports_neither_grpc_nor_the_runtime():
         "import sys, plancompiler as pc\n"
         "pc.nn.Linear(2, 2)\n"
         "print([name for name in sys.modules if name == 'grpc' or name.startswith("
-        "('grpc.', 'plancompiler.session', 'plancompiler.executor', 'plancompiler.master'))])"
+        "('grpc.', 'plancompiler.running', 'plancompiler.executor', 'plancompiler.master'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import plancompiler as pc
-from plancompiler.client import Client
 from plancompiler.errors import DeadlineError, PlanCompilerError, UsageError, WorkerLostError
 from plancompiler.executor import local_run
 from plancompiler.executor import runtime as runtime_module
 from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
 from tests.cluster.test_hosts import LIMITS, worker_processes
 from tests.integration import tiny_jobs
 from tests.integration.tiny_jobs import burdened, held, regression, stopping

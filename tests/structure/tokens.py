@@ -25,7 +25,7 @@ FOLDERS = ("plancompiler", "master", "worker", "executor")
 
 
 def docstring_lines(text: str) -> set[int]:
-    """The lines of strings that are statements: docstrings of modules, classes, functions, fields."""
+    """The lines of strings that are statements, as docstrings are."""
     return {
         line
         for node in ast.walk(ast.parse(text))

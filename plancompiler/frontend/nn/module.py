@@ -24,10 +24,10 @@ from plancompiler.frontend.trace import (
     current_recorder,
     source_tensor,
 )
+from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, Value
 from plancompiler.ir.operators import SbpLike, TensorOperators
 from plancompiler.ir.source import user_line
-from plancompiler.ir.value import eager_world
 
 
 class Parameter:

@@ -14,10 +14,10 @@ from plancompiler.frontend.nn.module import Parameter, parameters_read
 from plancompiler.frontend.optim.eager import EagerSteps, Parameters, listed, say_what_moves
 from plancompiler.frontend.optim.schedule import Rate, Schedule, fed_rate, rate_at, schedule_of
 from plancompiler.frontend.trace import JobBuilder, current_builder, current_recorder
+from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
 from plancompiler.ir.arguments import real_number
 from plancompiler.ir.source import user_line
-from plancompiler.ir.value import eager_world
 from plancompiler.ops.registry import op_def
 
 State = tuple[str, tuple[int, ...], NdSbp | None]

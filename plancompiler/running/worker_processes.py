@@ -15,11 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from plancompiler import time_limits
-from plancompiler.blas import kernel_environment, one_thread_environment
+from plancompiler.blas.loaded_library import kernel_environment
+from plancompiler.blas.threads import one_thread_environment
 from plancompiler.errors import UsageError, WorkerLostError
 from plancompiler.executor.process_status import CONTINUE_HINT, StoppedProcesses
 from plancompiler.ir.whole_file import naming_output
+from plancompiler.limits import time_limits
 from plancompiler.ops.registry import check_top_level
 
 STOP_SECONDS = time_limits.WORKER_STOP

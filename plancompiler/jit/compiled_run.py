@@ -24,12 +24,12 @@ from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.comm.routed import RoutedTransport
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ir import Job
+from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.lower.cached import slices_of_job
 from plancompiler.lower.compile import is_mode_chosen
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.ops.registry import Array, Kernel, KernelContext, op_def
 from plancompiler.plan.plan import ComputeSpec
-from plancompiler.time_limits import DEADLINE
 
 
 @dataclass(slots=True)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plancompiler.compiled_run import CompiledRun, Draws
-from plancompiler.compiled_variables import Variables, VariableUse
 from plancompiler.eager import DistTensor, Generator, World
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tape import Leaf, Node, backward
@@ -16,6 +14,8 @@ from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import AttrValue, DType, Job, Value
 from plancompiler.ir.source import user_line
+from plancompiler.jit.compiled_run import CompiledRun, Draws
+from plancompiler.jit.compiled_variables import Variables, VariableUse
 from plancompiler.ops.registry import op_def
 
 

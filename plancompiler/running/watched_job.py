@@ -36,7 +36,7 @@ from plancompiler.errors import (
 )
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
-from plancompiler.step_count import StepCount
+from plancompiler.running.step_count import StepCount
 
 OnPhase = Callable[[Phase, float], None]
 """Takes a phase that a job entered and the seconds since its submission."""

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import grpc
 
-from plancompiler import time_limits
 from plancompiler.cluster.channel import (
     SILENCE_SECONDS,
     TlsFiles,
@@ -59,11 +58,12 @@ from plancompiler.ir.arguments import (
     save_interval,
     whole_number,
 )
+from plancompiler.limits import time_limits
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
-from plancompiler.session_rates import SessionRates
-from plancompiler.watched_job import (
+from plancompiler.running.session_rates import SessionRates
+from plancompiler.running.watched_job import (
     OnPhase,
     OnWaiting,
     WatchedJob,

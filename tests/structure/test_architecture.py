@@ -1,4 +1,4 @@
-"""docs/architecture.md names the rooms, files and doors that the tree and the linter have."""
+"""docs/architecture.md names the packages, layers and files that the tree and the linter have."""
 
 from __future__ import annotations
 
@@ -11,27 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.structure import graph
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "plancompiler"
 TEXT = (ROOT / "docs/architecture.md").read_text()
 LINTER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
-EDGES = {"cli", "client", "session", "worker_processes"}
-"""What may import everything and is imported by no room."""
 
-
-def documented() -> dict[str, dict[str, object]]:
-    """Folder → its files and its `May import` rooms, as the sections of the page say."""
-    found: dict[str, dict[str, object]] = {}
+def documented() -> dict[str, list[str]]:
+    """Folder → its files, as the sections of the page say."""
+    listed: dict[str, list[str]] = {}
     for section in re.split(r"^### ", TEXT, flags=re.M)[1:]:
         folder = re.match(r"`([^`]+)/`", section)
         assert folder is not None, f"a section without a folder: {section[:60]!r}"
-        doors = re.search(r"^May import: (.+?)\.$", section, flags=re.M)
-        found[folder[1]] = {
-            "files": re.findall(r"^- `([^`]+)`", section, flags=re.M),
-            "doors": None if doors is None else set(re.findall(r"`(\w+)`", doors[1])),
-        }
-    return found
+        listed[folder[1]] = re.findall(r"^- `([^`]+)`", section, flags=re.M)
+    return listed
 
 
 def modules_of(folder: Path) -> list[str]:
@@ -58,55 +53,60 @@ def unlisted_and_missing(listed: list[str], found: list[str]) -> tuple[list[str]
     return unlisted, missing
 
 
-def rooms() -> set[str]:
+def packages() -> set[str]:
     """Folders of the package that hold Python."""
     return {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))}
 
 
-def page_folder(room: str) -> str:
-    """How the page calls a room: linked rooms by their real folder."""
-    return room if (PACKAGE / room).is_symlink() else f"plancompiler/{room}"
+def page_folder(package: str) -> str:
+    """How the page calls a package: linked ones by their real folder."""
+    return package if (PACKAGE / package).is_symlink() else f"plancompiler/{package}"
 
 
-def test_every_room_has_a_section_and_every_section_a_folder() -> None:
+def test_every_package_has_a_section_and_every_section_a_folder() -> None:
     sections = documented()
-    assert {page_folder(room) for room in rooms()} <= set(sections)
+    assert {page_folder(package) for package in packages()} <= set(sections)
     assert [folder for folder in sections if not (ROOT / folder).is_dir()] == []
 
 
-@pytest.mark.parametrize("room", sorted(rooms()))
-def test_a_room_lists_its_files_and_no_others(room: str) -> None:
-    listed = documented()[page_folder(room)]["files"]
-    assert isinstance(listed, list)
-    found = modules_of((PACKAGE / room).resolve())
-    assert unlisted_and_missing(listed, found) == ([], [])
+@pytest.mark.parametrize("package", sorted(packages()))
+def test_a_package_lists_its_files_and_no_others(package: str) -> None:
+    files = modules_of((PACKAGE / package).resolve())
+    assert unlisted_and_missing(documented()[page_folder(package)], files) == ([], [])
 
 
-def test_the_package_root_lists_exactly_its_files() -> None:
-    listed = documented()["plancompiler"]["files"]
-    assert isinstance(listed, list)
-    found = [path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
-    assert sorted(listed) == sorted(found)
+def test_the_package_root_holds_no_other_files() -> None:
+    files = {path.name for path in PACKAGE.glob("*.py")}
+    assert files == {"__init__.py", "__main__.py", "public.py", "errors.py"}
+    assert set(documented()["plancompiler"]) == files - {"__init__.py"}
 
 
 def test_the_wire_format_lists_exactly_its_files() -> None:
-    listed = documented()["proto/plancompiler/proto"]["files"]
-    assert isinstance(listed, list)
+    listed = documented()["proto/plancompiler/proto"]
     folder = ROOT / "proto/plancompiler/proto"
     assert sorted(listed) == sorted(path.name for path in folder.glob("*.proto"))
 
 
-def test_the_linter_closes_every_door_that_the_page_does_not_open() -> None:
-    contracts = {contract["id"]: contract for contract in LINTER["contracts"]}
-    guarded = rooms() - EDGES - {"proto"}
-    for room in sorted(guarded):
-        doors = documented()[page_folder(room)]["doors"]
-        assert isinstance(doors, set), f"{room} has no line `May import: …`"
-        closed = {
-            name.removeprefix("plancompiler.") for name in contracts[room]["forbidden_modules"]
-        }
-        assert contracts[room]["source_modules"] == [f"plancompiler.{room}"]
-        assert closed == (guarded | EDGES) - doors - {room}, room
+def test_the_page_has_the_layers_of_the_linter() -> None:
+    (layers,) = (each for each in LINTER["contracts"] if each["type"] == "layers")
+    table = TEXT.partition("| layer | packages |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", row) for row in table.splitlines()[2:]]
+    assert [" | ".join(row) for row in rows] == layers["layers"]
+
+
+def test_the_import_graph_of_packages_has_no_cycle() -> None:
+    modules = graph.module_graph()
+    assert graph.cycles(graph.packages(modules)) == []
+
+
+def test_a_cycle_is_seen(tmp_path: Path) -> None:
+    """Also one through an import by name."""
+    file = tmp_path / "late.py"
+    file.write_text("import importlib\nimportlib.import_module('plancompiler.public')\n")
+    assert list(graph.imports_by_name(file)) == ["plancompiler.public"]
+    modules = graph.module_graph()
+    modules.add_edge("plancompiler.ir.value", "plancompiler.public")
+    assert len(graph.cycles(modules)[0]) > 100
 
 
 BREAKS = (
@@ -121,10 +121,10 @@ BREAKS = (
     ("plancompiler.worker.state", "grpc"),
     ("plancompiler.ops.registry", "mpi4py"),
 )
-"""Imports (from, to) that must not be: one per kind of door."""
+"""Imports (from, to) that must not be: one per kind of contract."""
 
 
-def test_broken_doors_are_seen(tmp_path: Path) -> None:
+def test_forbidden_imports_are_seen(tmp_path: Path) -> None:
     """The linter follows the links into master, worker and executor, and sees what is outside."""
     names = ("plancompiler", "master", "worker", "executor", "pyproject.toml")
     subprocess.run(["cp", "-a", *(str(ROOT / name) for name in names), str(tmp_path)], check=True)

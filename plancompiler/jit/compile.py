@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
-from plancompiler.compiled_program import Program
 from plancompiler.eager import DistTensor, World, current_world
 from plancompiler.eager.agreement import compare
 from plancompiler.errors import UsageError
@@ -24,6 +23,7 @@ from plancompiler.frontend.nn.module import Module
 from plancompiler.ir import Job
 from plancompiler.ir.source import user_line
 from plancompiler.ir.value import ACTIVE_TRACER
+from plancompiler.jit.compiled_program import Program
 
 PROGRAMS = 64
 """Programs that a compiled function keeps per world; the oldest goes when there are more."""

@@ -9,16 +9,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from plancompiler import time_limits
-from plancompiler.client import Client
 from plancompiler.cluster.chunks import Array
 from plancompiler.errors import CheckpointError, DeadlineError, NonFiniteError, PlanCompilerError
 from plancompiler.executor.checkpoint import CHECK_VARIABLE
 from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.trace import Recording
 from plancompiler.ir import Job
+from plancompiler.limits import time_limits
 from plancompiler.master.server import MasterServer
-from plancompiler.worker_processes import WorkerProcesses
+from plancompiler.running.client import Client
+from plancompiler.running.worker_processes import WorkerProcesses
 
 START_SECONDS = time_limits.START
 """How long worker processes may take to start and register."""

@@ -8,7 +8,7 @@ one. For two families of CPUs its pick is not the fastest (float32 products, one
 
 The choice is made when NumPy is imported, by whomever, if plancompiler was imported before. Where
 NumPy is loaded already its set stays as it is; worker processes that this process starts are given
-the same (`plancompiler.blas`).
+the same (`blas.loaded_library`).
 """
 
 from __future__ import annotations

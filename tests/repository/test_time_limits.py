@@ -6,10 +6,10 @@ import dataclasses
 import re
 from pathlib import Path
 
-from plancompiler import time_limits
 from plancompiler.cluster import channel
+from plancompiler.limits import time_limits
 from plancompiler.master.events import Limits
-from plancompiler.session import run
+from plancompiler.running.session import run
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `([A-Z_]+)` \| ([0-9.]+) \| (.+) \| (.+) \|$", re.M)

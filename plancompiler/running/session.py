@@ -15,7 +15,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from plancompiler.blas import faster_kernels, one_blas_thread
+from plancompiler.blas.loaded_library import faster_kernels
+from plancompiler.blas.threads import one_blas_thread
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.errors import (
     FeedError,
@@ -42,11 +43,11 @@ from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
 from plancompiler.ir.arguments import folder_path, positive_number, save_interval, whole_number
+from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.lower.cached import plans_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
 from plancompiler.plan.plan import Plan
-from plancompiler.session_rates import SessionRates
-from plancompiler.time_limits import DEADLINE
+from plancompiler.running.session_rates import SessionRates
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outputs = dict[str, "Array | float"]
@@ -160,7 +161,7 @@ def run(
         )
     else:
         # It brings gRPC and the master, which ranks as threads do without.
-        from plancompiler.process_world import ProcessWorld  # noqa: PLC0415
+        from plancompiler.running.process_world import ProcessWorld  # noqa: PLC0415
 
         world = ProcessWorld(
             job,

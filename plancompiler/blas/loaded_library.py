@@ -1,80 +1,20 @@
-"""One BLAS thread per rank, as ranks are threads or processes and would fight for cores; and what
-the loaded BLAS is.
-"""
+"""The BLAS that NumPy has loaded: its kernels, who chose them, and how fast they are."""
 
 from __future__ import annotations
 
 import os
 import platform
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import threadpoolctl
 
-from plancompiler import blas_kernels
+from plancompiler.blas import kernel_choice
 
-THREAD_VARIABLES = (
-    "OPENBLAS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-"""What decides how many threads a BLAS library starts with."""
 _MEASURED_SIDE = 1024
 _MEASURED_RUNS = 5
-
-
-def blas_threads_chosen() -> bool:
-    """Whether the user's environment says how many BLAS threads to use."""
-    return any(os.environ.get(name) for name in THREAD_VARIABLES)
-
-
-def one_thread_environment() -> dict[str, str]:
-    """This process's environment with one BLAS thread for a child, unless the user chose."""
-    environment = dict(os.environ)
-    if not blas_threads_chosen():
-        environment.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    return environment
-
-
-class _Limit:
-    """Holds this process's BLAS at one thread while anyone has taken it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._takers = 0
-        self._limits: threadpoolctl.threadpool_limits | None = None
-
-    def take(self) -> None:
-        with self._lock:
-            self._takers += 1
-            if self._limits is None and not blas_threads_chosen():
-                self._limits = threadpoolctl.threadpool_limits(limits=1, user_api="blas")
-
-    def give_back(self) -> None:
-        with self._lock:
-            self._takers -= 1
-            if self._takers == 0 and self._limits is not None:
-                self._limits.restore_original_limits()
-                self._limits = None
-
-
-_LIMIT = _Limit()
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Within the block (several may overlap) BLAS has one thread, unless the user chose."""
-    _LIMIT.take()
-    try:
-        yield
-    finally:
-        _LIMIT.give_back()
 
 
 def _numpys_libraries() -> list[dict[str, Any]]:
@@ -86,14 +26,14 @@ def _numpys_libraries() -> list[dict[str, Any]]:
 def kernel_environment() -> dict[str, str]:
     """What makes a child load the kernel set of this process, which may have loaded NumPy before
     plancompiler could choose one; nothing where the user's environment names a set."""
-    if os.environ.get(blas_kernels.VARIABLE):
+    if os.environ.get(kernel_choice.VARIABLE):
         return {}
     sets = {
         pool["architecture"]
         for pool in _numpys_libraries()
         if pool["internal_api"] == "openblas" and pool.get("architecture")
     }
-    return {blas_kernels.VARIABLE: sets.pop()} if len(sets) == 1 else {}
+    return {kernel_choice.VARIABLE: sets.pop()} if len(sets) == 1 else {}
 
 
 @lru_cache(maxsize=1)
@@ -112,10 +52,10 @@ def numeric_kernels() -> str:
 
 def describe() -> str:
     """The loaded BLAS libraries: version, kernels and who chose them, threads."""
-    if os.environ.get(blas_kernels.VARIABLE):
-        chooser = f"by {blas_kernels.VARIABLE}"
+    if os.environ.get(kernel_choice.VARIABLE):
+        chooser = f"by {kernel_choice.VARIABLE}"
     else:
-        chooser = "by plancompiler" if blas_kernels.CHOSEN else "by the library"
+        chooser = "by plancompiler" if kernel_choice.CHOSEN else "by the library"
     found = [
         f"{pool['internal_api']} {pool['version']}, {pool.get('architecture', 'unknown')} kernels "
         f"(chosen {chooser}), {pool['num_threads']} threads"
@@ -130,7 +70,7 @@ def faster_kernels() -> str | None:
 
     NumPy may have been loaded before plancompiler, which then could not choose.
     """
-    wanted = blas_kernels.kernel_set_for(blas_kernels.this_cpu(), os.environ)
+    wanted = kernel_choice.kernel_set_for(kernel_choice.this_cpu(), os.environ)
     loaded = {
         pool.get("architecture")
         for pool in threadpoolctl.threadpool_info()
@@ -141,7 +81,7 @@ def faster_kernels() -> str | None:
     return (
         f"NumPy was loaded before plancompiler, with OpenBLAS's {', '.join(map(str, loaded))} "
         f"kernels; on this CPU {wanted} is faster: import plancompiler first, or set "
-        f"{blas_kernels.VARIABLE}={wanted}"
+        f"{kernel_choice.VARIABLE}={wanted}"
     )
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.compiled_run import CompiledRun
 from plancompiler.eager import DistTensor
 from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tape import Node
 from plancompiler.errors import TracingError
 from plancompiler.ir.source import user_line
+from plancompiler.jit.compiled_run import CompiledRun
 from plancompiler.ops.registry import Array
 
 PATIENCE = 3

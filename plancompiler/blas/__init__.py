@@ -1,0 +1,1 @@
+"""Pick and limit the BLAS that NumPy loads. Importing this package imports no NumPy."""

@@ -1,0 +1,1 @@
+"""What packages ask of others above them; the package root fills it in."""

@@ -1,0 +1,1 @@
+"""`pc.compile`: eager functions traced once per layout and run as plans."""

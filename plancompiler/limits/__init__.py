@@ -1,0 +1,1 @@
+"""Limits that hold everywhere: how long each wait may take."""

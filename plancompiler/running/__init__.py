@@ -1,0 +1,1 @@
+"""Sessions: jobs run by ranks as threads, as processes, or as workers of a cluster."""
