@@ -2,11 +2,11 @@
 
 The first chunk of a transfer announces its sizes, so that the receiver refuses what is too large
 before it takes memory, and their xxh3, with which it compares what came. Nothing is allocated on
-the word of an announcement: memory grows with the bytes that have come, also that of what they
-unpack to, and `UploadBudget` bounds that of all transfers together. What is sent to many receivers
-is a `Parcel`: compressed, cut and serialised
-once. A transfer that broke off goes on from the bytes that have arrived. Arrays travel in the
-safetensors format, which holds data only.
+the word of an announcement: memory grows with the bytes that have come, to at most `_AHEAD` times
+as many, also that of what they unpack to, and `UploadBudget` bounds that of all transfers together.
+What is sent to many receivers is a `Parcel`: compressed, cut and serialised once. A transfer that
+broke off goes on from the bytes that have arrived. Arrays travel in the safetensors format, which
+holds data only.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ MAX_RATIO = 256
 come to 5 to 30 times; what would be packed tighter is sent as it is.
 """
 _UNPACK_FREELY = 4 << 20
+_AHEAD = 4
+"""Room for bytes that come is made for so many times those that are there, so that they are moved
+rarely: room that grows with each chunk is moved, and its memory taken anew, with each of them.
+"""
 _LEVEL = 3
 """Of zstd: a GPT-3 slice of 72 KiB becomes 14 KiB in 0.1 ms."""
 _DATA_TAG = 0x0A
@@ -193,7 +197,9 @@ class Assembler:
         self._continued = False
         """The next chunk repeats the header."""
         self._arrived = BytesIO()
-        """Gives out what was written into it without another copy."""
+        """Gives out what was written into it without another copy, once it is full."""
+        self._room = 0
+        """Bytes that it holds when it is full."""
         self._received = 0
         self._hash = hashlib.sha256()
         """Of the raw bytes so far, where they are sent as they are."""
@@ -271,7 +277,15 @@ class Assembler:
         if header.digest:
             self._hash = hashlib.sha256()
         self._checksum = xxhash.xxh3_64()
-        self._arrived = BytesIO()
+
+    def _make_room(self, announced: int) -> None:
+        """For what was received, and for more of what was announced."""
+        room = min(announced, _AHEAD * self._received)
+        if self._reservation is not None:
+            self._reservation.take(room - self._room)
+        arrived = BytesIO(bytes(room))
+        arrived.write(self._arrived.getbuffer()[: self._arrived.tell()])
+        self._arrived, self._room = arrived, room
 
     def _take(self, data: bytes | memoryview) -> bytes | None:
         header = self._header
@@ -281,8 +295,8 @@ class Assembler:
         missing = header.wire_bytes - self._received
         if missing < 0 or (not len(data) and missing):
             raise WireFormatError(f"{self._what} does not have the size that it announced")
-        if self._reservation is not None:
-            self._reservation.take(len(data))
+        if self._received > self._room:
+            self._make_room(header.wire_bytes)
         self._arrived.write(data)
         if header.checksum:
             self._checksum.update(data)
@@ -297,7 +311,7 @@ class Assembler:
                 expected=f"xxh3 {header.checksum:016x}",
             )
         wire = self._arrived.getvalue()
-        self._arrived = BytesIO()
+        self._arrived, self._room = BytesIO(), 0
         self._received = 0
         self._header = None
         return self._unpack(wire, header)

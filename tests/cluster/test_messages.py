@@ -244,7 +244,7 @@ def test_memory_grows_with_what_has_come_and_not_with_what_is_announced() -> Non
             Assembler("it", raw, Reservation(budget)).add(announced)
         held = Reservation(budget)
         assert Assembler("it", raw, held).add(never_sent) is None
-        assert budget.held == 1
+        assert 1 <= budget.held <= 4  # the room that was made is what counts
         held.close()
         held.take(10)  # of whoever still unpacks
         assert budget.held == 0
@@ -255,6 +255,18 @@ def test_memory_grows_with_what_has_come_and_not_with_what_is_announced() -> Non
     tight = to_chunks(bytes(8 << 20), compress=True)
     assert from_chunks(tight, "it", 16 << 20) == bytes(8 << 20)
     assert sum(len(chunk.data) for chunk in tight) == 8 << 20
+
+
+def test_what_arrived_is_moved_a_few_times_and_not_with_each_chunk() -> None:
+    data = (LARGE * 20)[: 20 * CHUNK_BYTES + 5]
+    budget = UploadBudget(len(data))
+    assembler = Assembler("it", len(data), Reservation(budget))
+    rooms, found = set(), None
+    for chunk in to_chunks(data):
+        found = assembler.add(chunk)
+        rooms.add(budget.held)
+    assert found == data
+    assert rooms == {4 * CHUNK_BYTES, 20 * CHUNK_BYTES, len(data)}
 
 
 def test_all_uploads_together_have_a_budget() -> None:
