@@ -28,7 +28,6 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.comm.deferred import (
-    CommStream,
     DeferredCalls,
     StreamThread,
     Work,
@@ -542,3 +541,41 @@ def _parts(arrays: Arrays) -> list[Arrays]:
         found.append(arrays[start : start + count])
         start += count
     return found
+
+
+class CommStream(DeferredCalls):
+    """One rank's member of a group on the communicator stream.
+
+    Its operations run beside what the rank computes. All members must take the same stream: its
+    operations do not meet those of the compute stream. Results are the same bits.
+    """
+
+    def __init__(self, context: CommContext, thread: StreamThread) -> None:
+        self.ranks = context.ranks
+        self.member = context.member
+        self._context = context
+        self._thread = thread
+        super().__init__(context.calls, self._enqueue)
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that each wait for other members may take; can be set."""
+        return self._context.deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        self._context.deadline = seconds
+
+    def _enqueue(self, operation: Operation[Any]) -> Work[Any]:
+        context = self._context
+        work: Work[Any] = Work(context.recorded(operation), threaded=True)
+
+        def run() -> None:
+            work.started.set()
+            try:
+                work.end(context.run_recorded(operation, work.record))
+            except BaseException as error:  # it is raised where somebody waits for the work
+                work.fail(error)
+
+        self._thread.submit(run, work.record)
+        return work

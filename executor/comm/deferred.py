@@ -1,20 +1,17 @@
-"""Operations whose results come later: those of a group, and those of a communicator stream."""
+"""Operations whose results come later, and the thread that runs those of communicator streams."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from plancompiler.errors import TransportError, UsageError
 from plancompiler.executor.comm.flight_recorder import CommRecord
 from plancompiler.executor.comm.operations import Operation, Operations
 from plancompiler.executor.memory import Array
 from plancompiler.ir import Reduction
-
-if TYPE_CHECKING:
-    from plancompiler.executor.comm.context import CommContext
 
 Found = TypeVar("Found")
 
@@ -187,41 +184,3 @@ class StreamThread:
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:
             task()
-
-
-class CommStream(DeferredCalls):
-    """One rank's member of a group on the communicator stream.
-
-    Its operations run beside what the rank computes. All members must take the same stream: its
-    operations do not meet those of the compute stream. Results are the same bits.
-    """
-
-    def __init__(self, context: CommContext, thread: StreamThread) -> None:
-        self.ranks = context.ranks
-        self.member = context.member
-        self._context = context
-        self._thread = thread
-        super().__init__(context.calls, self._enqueue)
-
-    @property
-    def deadline(self) -> float:
-        """Seconds that each wait for other members may take; can be set."""
-        return self._context.deadline
-
-    @deadline.setter
-    def deadline(self, seconds: float) -> None:
-        self._context.deadline = seconds
-
-    def _enqueue(self, operation: Operation[Any]) -> Work[Any]:
-        context = self._context
-        work: Work[Any] = Work(context.recorded(operation), threaded=True)
-
-        def run() -> None:
-            work.started.set()
-            try:
-                work.end(context.run_recorded(operation, work.record))
-            except BaseException as error:  # it is raised where somebody waits for the work
-                work.fail(error)
-
-        self._thread.submit(run, work.record)
-        return work

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, Protocol, overload
 
 from plancompiler.errors import AttributeValueError, PlanCompilerError
-from plancompiler.executor.comm.context import Board, CommContext, positive_seconds
-from plancompiler.executor.comm.deferred import CommStream, StreamThread, world_closed
+from plancompiler.executor.comm.context import Board, CommContext, CommStream, positive_seconds
+from plancompiler.executor.comm.deferred import StreamThread, world_closed
 from plancompiler.executor.comm.flight_recorder import CommRecord, FlightRecorder
 from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.space import Spaces

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, TransportError
-from plancompiler.executor.comm.context import Board, Called, CommContext, Owner
-from plancompiler.executor.comm.deferred import CommStream, DeferredCalls, StreamThread, Work
+from plancompiler.executor.comm.context import Board, Called, CommContext, CommStream, Owner
+from plancompiler.executor.comm.deferred import DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import LAUNCHED, CommRecord
 from plancompiler.executor.comm.operations import Arrays, Link, Operation, Shown
 from plancompiler.executor.cuda.interface import (
@@ -33,12 +33,10 @@ from plancompiler.executor.cuda.interface import (
 from plancompiler.executor.cuda.launched import Launched
 from plancompiler.executor.cuda.meeting import join
 from plancompiler.executor.cuda.operations import DeviceOperation, DeviceOperations, Launch
+from plancompiler.executor.cuda.rank_device import RankDevice
 from plancompiler.executor.memory import Array
 from plancompiler.ir import Reduction
 from plancompiler.limits.time_limits import on_devices
-
-if TYPE_CHECKING:
-    from plancompiler.executor.cuda.space import DeviceSpace
 
 Found = TypeVar("Found")
 
@@ -52,7 +50,7 @@ class DeviceContext(CommContext):
 
     device_type = "cuda"
 
-    def __init__(self, space: DeviceSpace, board: Board, owner: Owner, stream: str) -> None:
+    def __init__(self, space: RankDevice, board: Board, owner: Owner, stream: str) -> None:
         super().__init__(board, owner, stream)
         self.calls = DeviceOperations(space.arrays, board.ranks, board.member)
         self._space = space

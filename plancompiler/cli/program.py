@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import click
 
-from plancompiler.cli.main import EXIT_INTERRUPTED, raise_on_signals
+from plancompiler.cli.early_signals import EXIT_INTERRUPTED, raise_on_signals
 from plancompiler.cli.output import configure_logging, end_results, print_note
 from plancompiler.errors import PlanCompilerError
 

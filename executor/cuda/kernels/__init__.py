@@ -34,7 +34,7 @@ def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel
     known = tuple(dtypes)
     kind = definition.kind
     if kind == FUSED:
-        return fused_kernel(arrays, known)
+        return fused_kernel(arrays, known, kernel_on)
     written = DEVICE_KERNELS.get(kind)
     if written is not None:
         native = definition.takes_bfloat16 or kind in _IN_BFLOAT16

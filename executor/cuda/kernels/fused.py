@@ -8,14 +8,17 @@ dtype that is not known here runs op by op, as it would without fusion.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plancompiler.ir import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.fused import Instruction, parse_program
-from plancompiler.ops.registry import Kernel, KernelContext, op_def
+from plancompiler.ops.registry import Kernel, KernelContext, OpDef, op_def
+
+KernelOn = Callable[[Any, OpDef, Iterable[DType]], Kernel]
+"""Gives the kernel of an op on arrays of a namespace, for these dtypes."""
 
 _TYPES = {
     DType.BOOL: ("bool", "bool"),
@@ -223,25 +226,27 @@ def alone(kind: str, arrays: Any, dtypes: Sequence[DType]) -> Kernel | None:
     return lambda context, inputs, outputs: kernel(*inputs, outputs[0])
 
 
-def fused_kernel(arrays: Any, dtypes: Sequence[DType]) -> Kernel:
-    """The kernel of fused programs; `dtypes` are those of inputs and output."""
+def fused_kernel(arrays: Any, dtypes: Sequence[DType], kernel_on: KernelOn) -> Kernel:
+    """The kernel of fused programs; `dtypes` are those of inputs and output. `kernel_on` gives the
+    kernels of their ops, for those that run op by op.
+    """
 
     def run(context: KernelContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         bound = context.state.get("device_kernel")
         if bound is None:
-            bound = context.state["device_kernel"] = _bind(arrays, context, dtypes[:-1])
+            bound = context.state["device_kernel"] = _bind(arrays, context, dtypes[:-1], kernel_on)
         bound(inputs, outputs[0])
 
     return run
 
 
-def _bind(arrays: Any, context: KernelContext, dtypes: Sequence[DType]) -> Any:
+def _bind(arrays: Any, context: KernelContext, dtypes: Sequence[DType], kernel_on: KernelOn) -> Any:
     texts = context.attrs["program"]
     program = tuple(map(str, texts)) if isinstance(texts, tuple) else ()
     source = source_of(program, dtypes)
     make = getattr(arrays, "ElementwiseKernel", None)
     if source is None or make is None:
-        return _OneByOne(arrays, context, program, dtypes)
+        return _OneByOne(arrays, context, program, dtypes, kernel_on)
     kernel = make(
         source.inputs, source.outputs, source.body, "plancompiler_fused", preamble=PREAMBLE
     )
@@ -256,11 +261,13 @@ class _OneByOne:
     """A program's ops one after another, on whole arrays."""
 
     def __init__(
-        self, arrays: Any, context: KernelContext, program: tuple[str, ...], dtypes: Sequence[DType]
+        self,
+        arrays: Any,
+        context: KernelContext,
+        program: tuple[str, ...],
+        dtypes: Sequence[DType],
+        kernel_on: KernelOn,
     ) -> None:
-        # Here, as the package's own module builds on this one.
-        from plancompiler.executor.cuda.kernels import kernel_on  # noqa: PLC0415
-
         self._arrays = arrays
         types = [TensorType((), dtype) for dtype in dtypes]
         self._steps = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import proxy, ref
 
 from plancompiler.errors import GradientError, UsageError
@@ -20,11 +20,8 @@ from plancompiler.frontend.nn.module import (
     type_text,
 )
 from plancompiler.frontend.optim.schedule import fed_rate, rate_at
-from plancompiler.ir import SourceLine
+from plancompiler.ir import NdSbp, SourceLine
 from plancompiler.ir.source import user_line
-
-if TYPE_CHECKING:
-    from plancompiler.frontend.optim.optimizer import Optimizer
 
 Tensor = Any
 """An eager tensor."""
@@ -67,10 +64,32 @@ class OptimizerState(dict[str, Any]):
         """Whose state it is, kept for `as_saved`."""
 
 
+class Stepping(Protocol):
+    """What steps ask of their optimizer."""
+
+    schedule: Callable[[int], float]
+    parameters: list[Parameter | Tensor] | None
+    lr: float
+
+    @property
+    def rate_to_save(self) -> float | None:
+        """See `Optimizer.rate_to_save`."""
+
+    def states_of(
+        self, value: Any, sbp: NdSbp | None
+    ) -> Iterable[tuple[str, tuple[int, ...], NdSbp | None]]:
+        """See `Optimizer.states_of`."""
+
+    def update_all(
+        self, world: Any, updates: Sequence[tuple[Any, Any, Sequence[Any], Any]]
+    ) -> None:
+        """See `Optimizer.update_all`."""
+
+
 class EagerSteps:
     """The steps of one optimizer in one world: how many there were, and the state per parameter."""
 
-    def __init__(self, optimizer: Optimizer, world: Any) -> None:
+    def __init__(self, optimizer: Stepping, world: Any) -> None:
         self.done = 0
         """Steps so far."""
         self._optimizer: Any = proxy(optimizer)  # which holds this object
