@@ -62,7 +62,7 @@ from plancompiler.limits import time_limits
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
-from plancompiler.running.session_rates import SessionRates
+from plancompiler.running.session_rates import SessionRates, with_listed_rates
 from plancompiler.running.watched_job import (
     OnPhase,
     OnWaiting,
@@ -130,8 +130,10 @@ class Client:
         workers were told. `record` records for `Handle.timelines`. With `anomaly` every op is
         checked, and a NonFiniteError names the first that makes a value that is not finite (slow,
         for debugging; of ranks on CPUs only). A NonFiniteError ends the job; checkpoints that it
-        has written before stay. Raises FeedError for a job with inputs, RankError for one that does
-        not fit the cluster. The job goes on if the client goes away.
+        has written before stay. Learning rates that are functions are evaluated here, for all
+        steps, and with `restore` the number of the first one is read here too. Raises FeedError for
+        a job with inputs, RankError for one that does not fit the cluster. The job goes on if the
+        client goes away.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
@@ -146,12 +148,7 @@ class Client:
                 "Client.open or pc.run",
             )
         if job.rates:
-            raise UsageError(
-                f"job {job.name!r} has a learning rate that is a function of this program, and no "
-                "cluster calls it",
-                expected="a number, or pc.optim.constant, linear or cosine",
-                hint="run it with Client.open or pc.run, which evaluate the function here",
-            )
+            job = with_listed_rates(job, _step_of(restore), steps)
         request = JobRequest(
             steps,
             mode or "",
