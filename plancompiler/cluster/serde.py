@@ -103,20 +103,21 @@ def report_from_proto(message: pb.ErrorReport) -> ErrorReport:
 def worker_message_to_protos(message: WorkerMessage) -> Iterator[pb.WorkerMessage]:
     """A worker's message as one or more protobuf messages."""
     match message:
-        case Register(rank, host, device, version, host_id, peer_address, network, is_loopback):
+        case Register():
             register = pb.Register(
-                rank=-1 if rank is None else rank,
-                host=host,
-                device=device,
-                version=version,
-                host_id=host_id,
-                peer_address=peer_address,
-                network=network,
-                is_loopback=is_loopback,
+                rank=-1 if message.rank is None else message.rank,
+                host=message.host,
+                device=message.device,
+                version=message.version,
+                host_id=message.host_id,
+                peer_address=message.peer_address,
+                network=message.network,
+                is_loopback=message.is_loopback,
+                deadline=message.deadline,
             )
             yield pb.WorkerMessage(register=register)
-        case Heartbeat(stopped, cpu_seconds):
-            heartbeat = pb.Heartbeat(stopped=stopped, cpu_seconds=cpu_seconds)
+        case Heartbeat(stopped, cpu_seconds, gets_on):
+            heartbeat = pb.Heartbeat(stopped=stopped, cpu_seconds=cpu_seconds, gets_on=gets_on)
             yield pb.WorkerMessage(heartbeat=heartbeat)
         case Fetched(job_id, copy):
             yield pb.WorkerMessage(fetched=pb.Fetched(job_id=job_id, copy=_copy_to_proto(copy)))
@@ -166,7 +167,7 @@ def _copy_from_proto(message: pb.Compile | pb.Fetched) -> LocalCopy | None:
 
 def heartbeat_from_proto(heartbeat: pb.Heartbeat) -> Heartbeat:
     """What a worker, or the process beside it, says of it."""
-    return Heartbeat(heartbeat.stopped, heartbeat.cpu_seconds)
+    return Heartbeat(heartbeat.stopped, heartbeat.cpu_seconds, heartbeat.gets_on)
 
 
 def _facts_to_proto(job_id: int, facts: Sequence[CrossRankFact]) -> pb.WorkerMessage:
@@ -207,6 +208,7 @@ class WorkerReader:
                     found.peer_address,
                     found.network,
                     found.is_loopback,
+                    found.deadline,
                 )
             case "heartbeat":
                 return heartbeat_from_proto(message.heartbeat)

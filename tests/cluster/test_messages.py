@@ -61,9 +61,10 @@ FACTS = tuple(
 
 WORKER_MESSAGES: list[m.WorkerMessage] = [
     m.Register(None, "host", "cpu", "1.2"),
-    m.Register(1, "host", "cpu", "1.2", "id", "127.0.0.1:7", "network", True),
+    m.Register(1, "host", "cpu", "1.2", "id", "127.0.0.1:7", "network", True, 2.5),
     m.Register(0, "", "cuda:1", ""),
     m.Heartbeat(),
+    m.Heartbeat(True, 1.5, True),
     m.Fetched(1),
     m.Fetched(1, m.LocalCopy(1 << 22, 1 << 31)),
     m.Compiled(1, "digest", True, ()),
