@@ -21,9 +21,9 @@ from plancompiler.cluster.messages import (
     ClusterStatus,
     Heartbeat,
     JobEvent,
+    JobPhase,
     JobRequest,
     MasterMessage,
-    Phase,
     Refused,
     Registered,
     Run,
@@ -265,7 +265,7 @@ class MasterEdge:
             raise ClusterError("the master knows no such job", got=f"job {job_id}")
         return channel
 
-    def phase(self, job_id: int) -> Phase:
+    def phase(self, job_id: int) -> JobPhase:
         """Where a job is."""
         return self._state.job_phase(job_id)
 

@@ -28,13 +28,13 @@ from plancompiler.cluster.chunks import (
     UploadBudget,
     pack,
 )
-from plancompiler.cluster.messages import JobRequest, Phase, Refused
+from plancompiler.cluster.codec import decode, encode
+from plancompiler.cluster.messages import Heartbeat, JobPhase, JobRequest, Refused
 from plancompiler.cluster.serde import (
-    WorkerReader,
-    event_to_protos,
-    heartbeat_from_proto,
-    master_message_to_proto,
-    status_to_proto,
+    JOB_EVENTS,
+    MASTER_MESSAGES,
+    WORKER_MESSAGES,
+    Reader,
 )
 from plancompiler.cluster.token import OPERATE
 from plancompiler.errors import (
@@ -207,18 +207,7 @@ class ClientService(pb_grpc.ClientServicer):
                 raise UsageError(
                     "a text of a submission is too long", got=len(text), expected=_MAX_TEXT
                 )
-        request = JobRequest(
-            header.steps,
-            header.mode,
-            header.open,
-            header.restore,
-            header.save,
-            header.cache,
-            header.save_every,
-            header.deadline,
-            header.record,
-            header.anomaly,
-        )
+        request = decode(JobRequest, header)
         with self._unpacking.reservation() as held:
             data = await self._unpacking.receive(context, "the job", MAX_JOB_BYTES, held, received)
             if data is None:
@@ -243,7 +232,7 @@ class ClientService(pb_grpc.ClientServicer):
                         return
                     await context.write(sent(pb.JobEvent(alive=True)))
                 else:
-                    for message in event_to_protos(event):
+                    for message in JOB_EVENTS.write(event):
                         await context.write(sent(message))
         finally:
             # An open job has nobody else who would ask it for anything.
@@ -302,14 +291,14 @@ class ClientService(pb_grpc.ClientServicer):
         self._own(Received("a client")(request).job_id)
         ended = self._edge.phase(request.job_id).is_end
         self._edge.handle(CancelAsked(request.job_id, "a client asked for it"))
-        cancelled = not ended and self._edge.phase(request.job_id) is Phase.CANCELLED
+        cancelled = not ended and self._edge.phase(request.job_id) is JobPhase.CANCELLED
         return Sent()(pb.CancelReply(cancelled=cancelled))
 
     @_answering
-    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.ClusterStatus:
         caller = CALLER.get()
         owner = None if OPERATE in caller.roles else caller.name
-        return status_to_proto(self._edge.status(owner))
+        return encode(pb.ClusterStatus, self._edge.status(owner))
 
     def _own(self, job_id: int) -> JobChannel:
         """A job's things; SecurityError for a job of somebody else, unless the caller operates."""
@@ -338,14 +327,15 @@ class WorkerService(pb_grpc.WorkerServicer):
         sent = Sent()
         try:
             while (message := await connection.outbox.get()) is not None:
-                await context.write(sent(master_message_to_proto(message)))
+                for proto in MASTER_MESSAGES.write(message):
+                    await context.write(sent(proto))
         finally:
             reading.cancel()
             self._edge.disconnect(connection)
 
     async def _read(self, connection: Connection, context: Context) -> None:
         """Hand a worker's messages to the state machine until its stream ends."""
-        reader, received = WorkerReader(), Received("a worker")
+        reader, received = Reader(WORKER_MESSAGES), Received("a worker")
         try:
             proto = await _next(context, "the registration of a worker", self._silence)
             while proto is not None:
@@ -379,7 +369,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     @_answering
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:
-        self._edge.beat(request.token, heartbeat_from_proto(request.heartbeat))
+        self._edge.beat(request.token, decode(Heartbeat, request.heartbeat))
         return pb.BeatReply()
 
 

@@ -24,7 +24,6 @@ from plancompiler.cluster.messages import (
     ClusterStatus,
     Collect,
     Compile,
-    Compiled,
     CompileFinished,
     Failed,
     Fetched,
@@ -32,16 +31,16 @@ from plancompiler.cluster.messages import (
     Heartbeat,
     Idle,
     JobEvent,
+    JobPhase,
     LocalCopy,
     MasterMessage,
     OperationDone,
     Outputs,
-    Phase,
     PhaseChanged,
     Prepared,
+    RankCompiled,
     RankOutputs,
     RankTimeline,
-    Recorded,
     Refused,
     Register,
     Registered,
@@ -53,6 +52,7 @@ from plancompiler.cluster.messages import (
     StepDone,
     StepsFailed,
     TicketDone,
+    TimelineRecorded,
     WriteIndex,
     Written,
 )
@@ -91,7 +91,7 @@ from plancompiler.master.events import (
     Tick,
     WorkerGone,
 )
-from plancompiler.master.overdue import somebody_works, standing_still, too_late
+from plancompiler.master.overdue import somebody_works, too_late
 from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.records import Job, Worker
 from plancompiler.master.registration import free_rank
@@ -103,6 +103,7 @@ from plancompiler.plan.digest import check_cross_rank_facts, check_kernels, comb
 _CONSEQUENCES = {error.code for error in (AbortedError, TransportError)}
 """Errors by which a rank says that another one is the trouble, and not what that one met."""
 _JOBS_REMEMBERED = 100
+_KERNELS_CHARACTERS = 1 << 10
 
 
 class MasterState:
@@ -145,7 +146,7 @@ class MasterState:
             case JobSubmitted():
                 self._submit(event, now)
             case MasterCompiled():
-                self._master_compiled(event, now)
+                self._master_compiled(event)
             case MasterFailed(job_id, error):
                 job = self._active_job(job_id)
                 if job is not None:
@@ -183,7 +184,7 @@ class MasterState:
         """The rank registered over a connection."""
         return self._ranks.get(connection)
 
-    def job_phase(self, job_id: int) -> Phase:
+    def job_phase(self, job_id: int) -> JobPhase:
         """Where a job is; a ClusterError where there is no such job."""
         return self._known(job_id).phase
 
@@ -203,7 +204,7 @@ class MasterState:
             if message.stopped:
                 self._drop(worker, "its process is in state T, stopped by a signal", now)
             else:
-                worker.beat(message, now)
+                worker.beat(message.cpu_seconds, now)
                 self._tell(worker, Heartbeat())
             return
         if isinstance(message, Idle):
@@ -217,17 +218,17 @@ class MasterState:
         elif job.aborting:
             return
         elif isinstance(message, Fetched):
-            if job.phase is Phase.COMPILING:
-                self._fetched(job, rank, message.copy, now)
-        elif isinstance(message, Compiled):
+            if job.phase is JobPhase.COMPILING:
+                self._fetched(job, rank, message.copy)
+        elif isinstance(message, RankCompiled):
             self._compiled(job, rank, message, now)
         elif isinstance(message, Prepared):
-            if job.phase is Phase.PREPARING and self._all_done(job, rank):
-                self._enter(job, Phase.RUNNING, math.inf, now)
+            if job.phase is JobPhase.PREPARING and self._all_done(job, rank):
+                self._enter(job, JobPhase.RUNNING, math.inf, now)
                 self._next_operation(job, now)
         elif isinstance(message, Outputs):
             self._outputs(job, rank, message, now)
-        elif isinstance(message, Recorded):
+        elif isinstance(message, TimelineRecorded):
             if isinstance(job.current, SendTimeline):
                 job.deadline = now + self.limits.progress
                 self._publish(job, RankTimeline(rank, message.timeline))
@@ -260,7 +261,13 @@ class MasterState:
         if job is None:
             return
         if not job.phase.is_end:
-            self._fail(job, worker.lost(job.phase, how).report, now)
+            error = WorkerLostError(
+                f"the worker of rank {rank} was lost while the job was {job.phase}: {how}",
+                rank=rank,
+                got=f"no worker for rank {rank} on host {worker.host!r}",
+                hint="start the worker again and submit the job again",
+            )
+            self._fail(job, error.report, now)
         self._retire(job, now)
 
     def _idle(self, worker: Worker, job_id: int, now: float) -> None:
@@ -286,7 +293,7 @@ class MasterState:
         if job.id != self._active or self._busy(job):
             return
         if job.aborting:  # every rank has spoken, so the first cause is known
-            self._end(job, Phase.FAILED, now)
+            self._end(job, JobPhase.FAILED, now)
         if job.phase.is_end:
             self._active = None
             self._actions.append(Release(job.id))
@@ -312,7 +319,7 @@ class MasterState:
                 del self._jobs[job_id]
         self._jobs[job.id] = job
         self._queue.append(job.id)
-        self._enter(job, Phase.QUEUED, math.inf, now)
+        self._enter(job, JobPhase.QUEUED, math.inf, now)
 
     def _start_next(self, now: float) -> None:
         if self._active is not None or not self._queue:
@@ -326,7 +333,7 @@ class MasterState:
         job.started = now
         for worker in self._workers.values():
             worker.job_id = job.id
-        self._enter(job, Phase.COMPILING, self.limits.compiling, now)
+        self._enter(job, JobPhase.COMPILING, self.limits.compiling, now)
         try:
             check_reachable(self._offers())
         except ClusterError as error:
@@ -345,12 +352,12 @@ class MasterState:
             if waiting is not None:
                 self._publish(job, waiting)
 
-    def _master_compiled(self, event: MasterCompiled, now: float) -> None:
+    def _master_compiled(self, event: MasterCompiled) -> None:
         job = self._active_job(event.job_id)
-        if job is None or job.phase is not Phase.COMPILING or job.aborting:
+        if job is None or job.phase is not JobPhase.COMPILING or job.aborting:
             return
         job.cached = event.cached
-        job.await_ranks(range(self.world_size), now)
+        job.waiting = set(range(self.world_size))
         hosts = {rank: host_of(offer) for rank, offer in self._offers().items()}
         job.shipping = Shipping(event.digests, hosts)
         self._deliver(job, job.shipping.first())
@@ -363,29 +370,28 @@ class MasterState:
             )
             self._tell(self._workers[each.rank], message)
 
-    def _fetched(self, job: Job, rank: int, copy: LocalCopy | None, now: float) -> None:
+    def _fetched(self, job: Job, rank: int, copy: LocalCopy | None) -> None:
         """A rank has its slice or plan, so others of its host can get theirs from it."""
         shipping = job.shipping
         if shipping is None or not shipping.arrived(rank):
             return
-        job.asked[rank] = now
         if shipping.is_worth_telling:
             self._publish(job, Shipped(shipping.fetched, self.world_size))
         self._deliver(job, shipping.after(rank, copy))
 
-    def _compiled(self, job: Job, rank: int, message: Compiled, now: float) -> None:
-        if job.phase is not Phase.COMPILING:
+    def _compiled(self, job: Job, rank: int, message: RankCompiled, now: float) -> None:
+        if job.phase is not JobPhase.COMPILING:
             return
-        self._fetched(job, rank, None, now)  # it has said so, unless it cannot share
+        self._fetched(job, rank, None)  # it has said so, unless it cannot share
         job.cached = job.cached and message.cached
         job.digests[rank] = message.digest
         job.facts[rank] = message.facts
-        job.kernels[rank] = message.kernels
+        job.kernels[rank] = message.kernels[:_KERNELS_CHARACTERS]
         if message.reports:
             job.reporters.add(rank)
         if not self._all_done(job, rank):
             return
-        self._enter(job, Phase.CHECKING, self.limits.checking, now)
+        self._enter(job, JobPhase.CHECKING, self.limits.checking, now)
         try:
             check_cross_rank_facts(job.facts)
             check_kernels(job.kernels, self._allow_mixed_kernels)
@@ -396,8 +402,8 @@ class MasterState:
         job.kernels.clear()
         digest = combine_digests(job.digests)
         self._publish(job, CompileFinished(digest, now - (job.started or now), job.cached))
-        self._enter(job, Phase.PREPARING, self.limits.preparing, now)
-        job.await_ranks(range(self.world_size), now)
+        self._enter(job, JobPhase.PREPARING, self.limits.preparing, now)
+        job.waiting = set(range(self.world_size))
         offers = self._offers()
         for worker in self._busy(job):
             self._tell(worker, job.prepare(far_peers(worker.rank, offers)))
@@ -417,7 +423,6 @@ class MasterState:
             self._fail(job, error, now)
             return
         job.deadline = now + self.limits.progress
-        job.asked[rank] = now
         self._publish(job, RankOutputs(message.step, rank, message.arrays))
         ranks = job.reported.setdefault(message.step, set())
         ranks.add(rank)
@@ -440,7 +445,7 @@ class MasterState:
         if isinstance(operation, Run) and job.not_finite is not None:
             raise PlanCompilerError.from_report(job.not_finite)
         job.operations.append(operation)
-        if job.phase is Phase.RUNNING and job.current is None:
+        if job.phase is JobPhase.RUNNING and job.current is None:
             self._next_operation(job, now)
 
     def _next_operation(self, job: Job, now: float) -> None:
@@ -457,7 +462,7 @@ class MasterState:
         if isinstance(operation, Finish):
             self._tell_all(job, operation)
             job.error = job.not_finite
-            self._end(job, Phase.FINISHED if job.error is None else Phase.FAILED, now)
+            self._end(job, JobPhase.FINISHED if job.error is None else JobPhase.FAILED, now)
             return
         if job.not_finite is not None:
             if isinstance(operation, Run):  # it was asked for before the failure was known
@@ -466,9 +471,9 @@ class MasterState:
                 return
             if isinstance(operation, (Save, Collect)):
                 job.current = operation = replace(operation, before=True)
-        job.await_ranks(range(self.world_size), now)
+        job.waiting = set(range(self.world_size))
         if isinstance(operation, Save) and operation.background:
-            job.saving = Saving(operation, set(range(self.world_size)), now)
+            job.saving = Saving(operation, set(range(self.world_size)))
         job.deadline = now + self.limits.progress
         self._tell_all(job, operation)
 
@@ -481,7 +486,7 @@ class MasterState:
             job.deadline = now + self.limits.progress
         if not saving.indexing:
             first = min(self._workers)
-            self._tell(self._workers[first], saving.index(first, now))
+            self._tell(self._workers[first], saving.index(first))
             return
         job.saving = None
         if job.current is None:
@@ -506,7 +511,7 @@ class MasterState:
             # The index names all shards, so it comes after them.
             first = min(self._workers)
             job.current = WriteIndex(job.id, ticket, current.directory)
-            job.await_ranks([first], now)
+            job.waiting = {first}
             self._tell(self._workers[first], job.current)
             return
         self._publish(job, TicketDone(ticket))
@@ -551,7 +556,7 @@ class MasterState:
             job.deadline = now + self.limits.first_cause
             self._tell_all(job, Abort(job.id, error))
         if cause:
-            self._end(job, Phase.FAILED, now)
+            self._end(job, JobPhase.FAILED, now)
         self._retire(job, now)
 
     def _cancel(self, job_id: int, reason: str, now: float) -> None:
@@ -562,10 +567,10 @@ class MasterState:
         if job.error is None:
             job.error = JobCancelledError(f"job {job.name!r} was cancelled: {reason}").report
         self._tell_all(job, Abort(job.id, job.error))
-        self._end(job, Phase.CANCELLED if job.not_finite is None else Phase.FAILED, now)
+        self._end(job, JobPhase.CANCELLED if job.not_finite is None else JobPhase.FAILED, now)
         self._retire(job, now)
 
-    def _end(self, job: Job, phase: Phase, now: float) -> None:
+    def _end(self, job: Job, phase: JobPhase, now: float) -> None:
         """The job's last phase. Its ranks have a little time to let go of it."""
         job.aborting = False
         job.ended = now
@@ -600,23 +605,20 @@ class MasterState:
                 self._drop(worker, f"it said nothing for {self.limits.silence:g} s", now)
         for job_id in (self._active, *itertools.islice(self._queue, 1)):
             job = self._jobs.get(job_id or 0)
-            if job is not None:
+            if job is not None and now > job.deadline:
                 self._overdue(job, now)
 
     def _overdue(self, job: Job, now: float) -> None:
-        error = standing_still(job, self._workers, now, self.limits)
-        if error is None and now <= job.deadline:
-            return
         if job.phase.is_end:
             for worker in self._busy(job):
                 self._drop(worker, "it did not let go of an ended job in time", now)
             return
         if job.aborting:
-            self._end(job, Phase.FAILED, now)
+            self._end(job, JobPhase.FAILED, now)
             return
-        if error is None and somebody_works(job, self._workers, now):
+        if somebody_works(job, self._workers, now):
             return
-        error = error or too_late(job, self._workers, self.world_size, self.limits)
+        error = too_late(job, self._workers, self.world_size, self.limits)
         self._fail(job, error.report, now, cause=True)
 
     def _drop(self, worker: Worker, how: str, now: float) -> None:
@@ -627,7 +629,7 @@ class MasterState:
 
     # --- small things -------------------------------------------------------------------------
 
-    def _enter(self, job: Job, phase: Phase, limit: float, now: float) -> None:
+    def _enter(self, job: Job, phase: JobPhase, limit: float, now: float) -> None:
         job.phase = phase
         job.deadline = now + limit
         error = job.error if phase.is_end else None

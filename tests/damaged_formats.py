@@ -25,26 +25,25 @@ from plancompiler.boxing.verify import verify_boxing_graph
 from plancompiler.cache.plan_cache import JobSlices, PlanCache, slices_from_bytes, slices_to_bytes
 from plancompiler.cache.store import Store
 from plancompiler.cluster.chunks import Assembler, arrays_from_bytes, arrays_to_bytes, pack
+from plancompiler.cluster.codec import decode
 from plancompiler.cluster.messages import (
+    ClusterStatus,
     Compile,
-    Compiled,
     Failed,
     Outputs,
     PeerAddress,
     Prepare,
+    RankCompiled,
     RankOutputs,
     Register,
     Run,
     Save,
 )
 from plancompiler.cluster.serde import (
-    EventReader,
-    WorkerReader,
-    event_to_protos,
-    master_message_from_proto,
-    master_message_to_proto,
-    status_from_proto,
-    worker_message_to_protos,
+    JOB_EVENTS,
+    MASTER_MESSAGES,
+    WORKER_MESSAGES,
+    Reader,
 )
 from plancompiler.errors import ExecutionError
 from plancompiler.executor.checkpoint import (
@@ -393,23 +392,24 @@ def _cluster_messages() -> Iterator[Format]:
         part
         for message in (
             Register(0, "host", "cpu", "0.1.0", "id", "127.0.0.1:1", "net", True),
-            Compiled(1, "digest", True, (), False),
+            RankCompiled(1, "digest", True, (), False),
             Outputs(1, 2, arrays),
             Failed(1, report),
         )
-        for part in worker_message_to_protos(message)
+        for part in WORKER_MESSAGES.write(message)
     ]
     to_worker = [
-        master_message_to_proto(message)
+        part
         for message in (
             Compile(1, "rank_per_process", 2, True, b"d" * 32),
             Prepare(1, "token", "restore", (PeerAddress(1, "127.0.0.1:2"),), "save", 1.0, False),
             Run(1, 2, 3, True, arrays),
             Save(1, 2, "folder", True),
         )
+        for part in MASTER_MESSAGES.write(message)
     ]
-    events = list(event_to_protos(RankOutputs(1, 0, arrays)))
-    status = cluster_pb2.StatusReply(
+    events = list(JOB_EVENTS.write(RankOutputs(1, 0, arrays)))
+    status = cluster_pb2.ClusterStatus(
         version="0.1.0",
         world_size=2,
         workers=[cluster_pb2.WorkerStatus(rank=0, host="h", device="cpu", version="0.1.0")],
@@ -420,12 +420,12 @@ def _cluster_messages() -> Iterator[Format]:
     def reads(message: Any) -> object:
         match message:
             case cluster_pb2.WorkerMessage():
-                return WorkerReader().read(message)
+                return Reader(WORKER_MESSAGES).read(message)
             case cluster_pb2.MasterMessage():
-                return master_message_from_proto(message)
+                return Reader(MASTER_MESSAGES).read(message)
             case cluster_pb2.JobEvent():
-                return EventReader().read(message)
-        return status_from_proto(message)
+                return Reader(JOB_EVENTS).read(message)
+        return decode(ClusterStatus, message)
 
     every = [*to_master, *to_worker, *events, status]
     yield Format("cluster message", lambda rng: damaged_message(rng.choice(every), rng), reads)

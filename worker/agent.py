@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from plancompiler.cluster.channel import (
     software_version,
 )
 from plancompiler.cluster.checked import Received, Sent
-from plancompiler.cluster.messages import Heartbeat, Register, Registered, WorkerMessage
-from plancompiler.cluster.serde import master_message_from_proto, worker_message_to_protos
+from plancompiler.cluster.messages import Register, Registered, WorkerMessage
+from plancompiler.cluster.serde import MASTER_MESSAGES, WORKER_MESSAGES, Reader
 from plancompiler.errors import (
     ClusterError,
     DeadlineError,
@@ -52,7 +51,6 @@ from plancompiler.worker.events import (
 from plancompiler.worker.heartbeats import Heartbeats
 from plancompiler.worker.job_runner import JobRunner
 from plancompiler.worker.peers import LISTEN, Peers, open_peers
-from plancompiler.worker.quiet_work import QuietWork
 from plancompiler.worker.state import WorkerState
 
 _TICK_SECONDS = 0.2
@@ -104,7 +102,6 @@ def run_worker(
     try:
         peers = open_peers(transport, master, listen, tls, insecure, host)
         register = peers.offer(rank, device, version or software_version())
-        register = replace(register, deadline=deadline)
         channel = connect_master(master, tls, token_file, timeout)
         stop = stop or threading.Event()
         _Agent(
@@ -153,8 +150,6 @@ class _Agent:
         self._stop = stop
         self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
-        self._pieces = 0
-        """Messages to the master, without heartbeats."""
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
         self._outbox.put(register)
         self._call: Any = stub.Connect(self._requests())
@@ -174,7 +169,6 @@ class _Agent:
         )
         self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
         self._stood_still = 0.0
-        self._quiet_work = QuietWork(lambda: self._pieces + self._runner.transferred)
         self._state = WorkerState(time.monotonic(), silence_seconds)
 
     def serve(self) -> None:
@@ -185,7 +179,7 @@ class _Agent:
         try:
             while leaving is None:
                 before = time.monotonic()
-                events: list[WorkerEvent] = [Tick(time.process_time(), self._quiet_work.was_seen())]
+                events: list[WorkerEvent] = [Tick(time.process_time())]
                 with contextlib.suppress(queue.Empty):
                     events.insert(0, self._events.get(timeout=_TICK_SECONDS))
                 # Time in which this process stood still says nothing of the master.
@@ -229,17 +223,17 @@ class _Agent:
     def _requests(self) -> Iterator[pb.WorkerMessage]:
         sent = Sent()
         while (message := self._outbox.get()) is not None:
-            for proto in worker_message_to_protos(message):
-                self._pieces += not isinstance(message, Heartbeat)
-                yield sent(proto)
+            yield from map(sent, WORKER_MESSAGES.write(message))
 
     def _read(self) -> None:
         """Turn the master's stream into events, until it ends."""
         error: PlanCompilerError = ClusterError("the master ended the connection")
-        received = Received("the master", required=True)
+        received, reader = Received("the master", required=True), Reader(MASTER_MESSAGES)
         try:
             for proto in self._call:
-                message = master_message_from_proto(received(proto))
+                message = reader.read(received(proto))
+                if message is None:
+                    continue
                 if isinstance(message, Registered):
                     self._runner.rank, self._runner.token = message.rank, message.token
                     self._heartbeats.introduce(

@@ -18,12 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plancompiler.executor.process_status import (
-    CONTINUE_HINT,
-    ProcessStatus,
-    process_status,
-    waits_for_disk,
-)
+from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus, process_status
 from plancompiler.limits import time_limits
 
 LOOK_SECONDS = 0.5
@@ -101,11 +96,7 @@ class HeartbeatProcess:
             tls = None if told["tls"] is None else TlsFiles(*map(Path, told["tls"]))
             channel = open_channel(told["master"], tls, bytes.fromhex(told["session"]))
             self._stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
-        heartbeat = pb.Heartbeat(
-            stopped=status.is_stopped,
-            cpu_seconds=status.cpu_seconds,
-            gets_on=waits_for_disk(self._process),
-        )
+        heartbeat = pb.Heartbeat(stopped=status.is_stopped, cpu_seconds=status.cpu_seconds)
         request = pb.BeatRequest(token=bytes.fromhex(told["token"]), heartbeat=heartbeat)
         try:
             self._stub.Beat(request, timeout=time_limits.BEAT)

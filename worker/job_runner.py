@@ -22,17 +22,17 @@ from plancompiler.cluster.chunks import (
 from plancompiler.cluster.messages import (
     Collect,
     Compile,
-    Compiled,
     Fetched,
     OperationDone,
     Outputs,
     Prepare,
     Prepared,
-    Recorded,
+    RankCompiled,
     Run,
     RunFailed,
     Save,
     SendTimeline,
+    TimelineRecorded,
     WorkerMessage,
     WriteIndex,
     Written,
@@ -127,11 +127,6 @@ class JobRunner:
 
     # --- called by the agent's thread -----------------------------------------------------------
 
-    @property
-    def transferred(self) -> int:
-        """Grows with every piece of a transfer."""
-        return self._transfers.pieces
-
     def start(self, work: Work) -> None:
         """Queue work."""
         self._orders.put(work)
@@ -205,7 +200,7 @@ class JobRunner:
                 self._send_timeline(work)
         return OperationDone(work.job_id, work.ticket)
 
-    def _compile(self, work: Compile) -> Compiled:
+    def _compile(self, work: Compile) -> RankCompiled:
         data = self._slice_or_plan(work)
         cached = True  # a plan that the master sent costs nothing here
         if work.mode == "rank_per_process":
@@ -224,7 +219,9 @@ class JobRunner:
         self._plan = plan
         facts = tuple(cross_rank_facts(plan))
         kernels = "" if plan.is_idle else numeric_kernels()
-        return Compiled(work.job_id, plan_digest(plan), bool(plan.outputs), facts, cached, kernels)
+        return RankCompiled(
+            work.job_id, plan_digest(plan), bool(plan.outputs), facts, cached, kernels
+        )
 
     def _slice_or_plan(self, work: Compile) -> bytes:
         """From a worker of this host that has it, where there is one; else from the master."""
@@ -382,7 +379,7 @@ class JobRunner:
         folder = self._record if self._recorded is None else self._recorded.path
         if folder is None:
             raise ClusterError("the master asked for a timeline that was not recorded")
-        self._send(Recorded(work.job_id, recorded_bytes(folder, self.rank)))
+        self._send(TimelineRecorded(work.job_id, recorded_bytes(folder, self.rank)))
 
     def _upload(self, work: Collect) -> None:
         runtime = self._prepared()
@@ -393,7 +390,6 @@ class JobRunner:
         def requests() -> Iterator[pb.UploadRequest]:
             yield pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)
             for chunk in chunks:
-                self._transfers.pieces += 1
                 yield pb.UploadRequest(chunk=chunk)
 
         self._transfers.upload(self._stub.Upload, requests())

@@ -31,7 +31,7 @@ from plancompiler.cli.options import (
 from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.record import Record, require_own_data
 from plancompiler.cluster.channel import SILENCE_SECONDS, TlsFiles
-from plancompiler.cluster.messages import Phase, Waiting
+from plancompiler.cluster.messages import JobPhase, Waiting
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.trace import check_trace, write_trace
 from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
@@ -101,7 +101,7 @@ def submit_command(
     seconds: list[float] = []
     begin = 0.0
 
-    def entered(phase: Phase, since: float) -> None:
+    def entered(phase: JobPhase, since: float) -> None:
         """Steps are timed from when the first one could begin: not the queue, nor compiling."""
         nonlocal begin
         begin = time.perf_counter()

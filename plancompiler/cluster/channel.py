@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from plancompiler.cluster.address import is_loopback, split_address
-from plancompiler.cluster.serde import report_from_proto, report_to_proto
+from plancompiler.cluster.codec import decode, encode
 from plancompiler.cluster.tls_trouble import tls_trouble
 from plancompiler.cluster.token import NONCE_BYTES, Credential, find_credential
 from plancompiler.errors import (
@@ -344,7 +344,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: PlanCompile
     """
     level = logging.WARNING if isinstance(error, (SecurityError, LimitError)) else logging.INFO
     _log.log(level, "refused a call of %s: %s", context.peer(), error)
-    report = report_to_proto(error.report).SerializeToString()
+    report = encode(pb.ErrorReport, error.report).SerializeToString()
     # Trailers are small; the text goes in the details in any case.
     trailers = ((_REPORT_KEY, report),) if len(report) < 8 << 10 else ()
     await context.abort(_CODES.get(type(error), _OTHERS), str(error)[:4096], trailers)
@@ -359,7 +359,7 @@ def call_error(error: grpc.RpcError, address: str) -> PlanCompilerError:
     for key, value in metadata:
         if key == _REPORT_KEY and isinstance(value, bytes):
             try:
-                report = report_from_proto(pb.ErrorReport.FromString(value))
+                report = decode(ErrorReport, pb.ErrorReport.FromString(value))
             except DecodeError:
                 break
             return PlanCompilerError.from_report(report)

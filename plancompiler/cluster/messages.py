@@ -13,7 +13,7 @@ from plancompiler.errors import ErrorReport
 from plancompiler.plan.digest import CrossRankFact
 
 
-class Phase(enum.Enum):
+class JobPhase(enum.Enum):
     """Where a job is. The last three are ends."""
 
     QUEUED = "queued"
@@ -27,7 +27,7 @@ class Phase(enum.Enum):
 
     @property
     def is_end(self) -> bool:
-        return self in (Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)
+        return self in (JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED)
 
     def __str__(self) -> str:
         return str(self.value)
@@ -79,8 +79,6 @@ class Register:
     """Workers with the same one reach each other's loopback addresses."""
     is_loopback: bool = False
     """Whether `peer_address` is one."""
-    deadline: float = 0.0
-    """Seconds that a rank may stand still in jobs that do not say it; 0: the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,6 @@ class Heartbeat:
     """Whether a signal has stopped the worker's process, as the process beside it says."""
     cpu_seconds: float = 0.0
     """CPU time that the worker's process has used."""
-    gets_on: bool = False
-    """Whether it gets on without its processor: it waits for its disk, or transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class RankCompiled:
     """A rank has its plan."""
 
     job_id: int
@@ -147,7 +143,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class TimelineRecorded:
     """What a rank recorded of a job, as it was asked."""
 
     job_id: int
@@ -202,10 +198,10 @@ WorkerMessage = (
     Register
     | Heartbeat
     | Fetched
-    | Compiled
+    | RankCompiled
     | Prepared
     | Outputs
-    | Recorded
+    | TimelineRecorded
     | OperationDone
     | RunFailed
     | Written
@@ -380,7 +376,7 @@ MISSING_SHOWN = 64
 class PhaseChanged:
     """A job entered a phase."""
 
-    phase: Phase
+    phase: JobPhase
     seconds: float
     """Since its submission."""
     error: ErrorReport | None = None
@@ -431,7 +427,7 @@ class RankOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """What one rank recorded, as `Recorded` has it."""
+    """What one rank recorded, as `TimelineRecorded` has it."""
 
     rank: int
     timeline: bytes
@@ -500,7 +496,7 @@ class JobStatus:
 
     job_id: int
     name: str
-    phase: Phase
+    phase: JobPhase
     seconds: float
     """From its submission to its end, or until now."""
     error: ErrorReport | None

@@ -179,42 +179,42 @@ class CancelReply(_message.Message):
     def __init__(self, cancelled: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("phase", "compiled", "outputs", "step_done", "operation_done", "dropped_steps", "alive", "shipped", "timeline", "waiting", "steps_failed", "check")
-    PHASE_FIELD_NUMBER: _ClassVar[int]
-    COMPILED_FIELD_NUMBER: _ClassVar[int]
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("phase_changed", "compile_finished", "rank_outputs", "step_done", "ticket_done", "steps_dropped", "alive", "shipped", "rank_timeline", "waiting", "steps_failed", "check")
+    PHASE_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    RANK_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
-    OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_DONE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_FIELD_NUMBER: _ClassVar[int]
-    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    RANK_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STEPS_FAILED_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
-    phase: PhaseChange
-    compiled: Compiled
-    outputs: StepOutputs
+    phase_changed: PhaseChanged
+    compile_finished: CompileFinished
+    rank_outputs: RankOutputs
     step_done: int
-    operation_done: int
-    dropped_steps: int
+    ticket_done: int
+    steps_dropped: int
     alive: bool
     shipped: Shipped
-    timeline: RankTimeline
+    rank_timeline: RankTimeline
     waiting: Waiting
     steps_failed: StepsFailed
     check: int
-    def __init__(self, phase: _Optional[_Union[PhaseChange, _Mapping]] = ..., compiled: _Optional[_Union[Compiled, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., operation_done: _Optional[int] = ..., dropped_steps: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, phase_changed: _Optional[_Union[PhaseChanged, _Mapping]] = ..., compile_finished: _Optional[_Union[CompileFinished, _Mapping]] = ..., rank_outputs: _Optional[_Union[RankOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., ticket_done: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., rank_timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("rank", "count", "seconds")
-    RANK_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ranks", "count", "seconds")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
-    rank: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
     count: int
     seconds: float
-    def __init__(self, rank: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class StepsFailed(_message.Message):
     __slots__ = ("ticket", "error")
@@ -224,7 +224,7 @@ class StepsFailed(_message.Message):
     error: ErrorReport
     def __init__(self, ticket: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
-class PhaseChange(_message.Message):
+class PhaseChanged(_message.Message):
     __slots__ = ("phase", "seconds", "error")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -234,7 +234,7 @@ class PhaseChange(_message.Message):
     error: ErrorReport
     def __init__(self, phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
-class Compiled(_message.Message):
+class CompileFinished(_message.Message):
     __slots__ = ("digest", "seconds", "cached")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -254,29 +254,29 @@ class Shipped(_message.Message):
     sent_bytes: int
     def __init__(self, ranks: _Optional[int] = ..., world_size: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
-class StepOutputs(_message.Message):
-    __slots__ = ("step", "rank", "chunk")
+class RankOutputs(_message.Message):
+    __slots__ = ("step", "rank", "arrays")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
     step: int
     rank: int
-    chunk: Chunk
-    def __init__(self, step: _Optional[int] = ..., rank: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    arrays: Chunk
+    def __init__(self, step: _Optional[int] = ..., rank: _Optional[int] = ..., arrays: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class RankTimeline(_message.Message):
-    __slots__ = ("rank", "chunk")
+    __slots__ = ("rank", "timeline")
     RANK_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     rank: int
-    chunk: Chunk
-    def __init__(self, rank: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    timeline: Chunk
+    def __init__(self, rank: _Optional[int] = ..., timeline: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class StatusReply(_message.Message):
+class ClusterStatus(_message.Message):
     __slots__ = ("version", "world_size", "workers", "jobs")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -323,11 +323,10 @@ class JobStatus(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., queued_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "facts", "compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline", "run_failed", "check")
+    __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "check")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    FACTS_FIELD_NUMBER: _ClassVar[int]
-    COMPILED_FIELD_NUMBER: _ClassVar[int]
+    RANK_COMPILED_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     OPERATION_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -335,27 +334,26 @@ class WorkerMessage(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     FETCHED_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_RECORDED_FIELD_NUMBER: _ClassVar[int]
     RUN_FAILED_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     register: Register
     heartbeat: Heartbeat
-    facts: Facts
-    compiled: CompileDone
+    rank_compiled: RankCompiled
     prepared: JobDone
-    outputs: StepOutputsOf
+    outputs: StepOutputs
     operation_done: OperationDone
     failed: JobFailed
     idle: JobDone
     fetched: Fetched
     written: OperationDone
-    timeline: TimelineOf
+    timeline_recorded: TimelineRecorded
     run_failed: RunFailed
     check: int
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., facts: _Optional[_Union[Facts, _Mapping]] = ..., compiled: _Optional[_Union[CompileDone, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputsOf, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline: _Optional[_Union[TimelineOf, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback", "deadline")
+    __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -364,7 +362,6 @@ class Register(_message.Message):
     PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     IS_LOOPBACK_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     device: str
@@ -373,18 +370,15 @@ class Register(_message.Message):
     peer_address: str
     network: str
     is_loopback: bool
-    deadline: float
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ..., deadline: _Optional[float] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stopped", "cpu_seconds", "gets_on")
+    __slots__ = ("stopped", "cpu_seconds")
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    GETS_ON_FIELD_NUMBER: _ClassVar[int]
     stopped: bool
     cpu_seconds: float
-    gets_on: bool
-    def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ..., gets_on: _Optional[bool] = ...) -> None: ...
+    def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("token", "heartbeat")
@@ -415,8 +409,7 @@ class LocalCopy(_message.Message):
     def __init__(self, process: _Optional[int] = ..., descriptor: _Optional[int] = ...) -> None: ...
 
 class Facts(_message.Message):
-    __slots__ = ("job_id", "sync_id", "register", "name", "role", "ranks", "rank", "text")
-    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("sync_id", "register", "name", "role", "ranks", "rank", "text")
     SYNC_ID_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -424,7 +417,6 @@ class Facts(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    job_id: int
     sync_id: _containers.RepeatedScalarFieldContainer[int]
     register: _containers.RepeatedScalarFieldContainer[int]
     name: _containers.RepeatedScalarFieldContainer[str]
@@ -432,21 +424,23 @@ class Facts(_message.Message):
     ranks: _containers.RepeatedScalarFieldContainer[int]
     rank: _containers.RepeatedScalarFieldContainer[int]
     text: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job_id: _Optional[int] = ..., sync_id: _Optional[_Iterable[int]] = ..., register: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., role: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[int]] = ..., rank: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, sync_id: _Optional[_Iterable[int]] = ..., register: _Optional[_Iterable[int]] = ..., name: _Optional[_Iterable[str]] = ..., role: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[int]] = ..., rank: _Optional[_Iterable[int]] = ..., text: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class CompileDone(_message.Message):
-    __slots__ = ("job_id", "digest", "reports", "cached", "kernels")
+class RankCompiled(_message.Message):
+    __slots__ = ("job_id", "digest", "reports", "cached", "kernels", "facts")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     digest: str
     reports: bool
     cached: bool
     kernels: str
-    def __init__(self, job_id: _Optional[int] = ..., digest: _Optional[str] = ..., reports: _Optional[bool] = ..., cached: _Optional[bool] = ..., kernels: _Optional[str] = ...) -> None: ...
+    facts: Chunk
+    def __init__(self, job_id: _Optional[int] = ..., digest: _Optional[str] = ..., reports: _Optional[bool] = ..., cached: _Optional[bool] = ..., kernels: _Optional[str] = ..., facts: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class JobDone(_message.Message):
     __slots__ = ("job_id",)
@@ -454,23 +448,23 @@ class JobDone(_message.Message):
     job_id: int
     def __init__(self, job_id: _Optional[int] = ...) -> None: ...
 
-class StepOutputsOf(_message.Message):
-    __slots__ = ("job_id", "step", "chunk")
+class StepOutputs(_message.Message):
+    __slots__ = ("job_id", "step", "arrays")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     step: int
-    chunk: Chunk
-    def __init__(self, job_id: _Optional[int] = ..., step: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    arrays: Chunk
+    def __init__(self, job_id: _Optional[int] = ..., step: _Optional[int] = ..., arrays: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
-class TimelineOf(_message.Message):
-    __slots__ = ("job_id", "chunk")
+class TimelineRecorded(_message.Message):
+    __slots__ = ("job_id", "timeline")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     job_id: int
-    chunk: Chunk
-    def __init__(self, job_id: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    timeline: Chunk
+    def __init__(self, job_id: _Optional[int] = ..., timeline: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class OperationDone(_message.Message):
     __slots__ = ("job_id", "ticket")
@@ -499,7 +493,7 @@ class JobFailed(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "index", "collect", "finish", "abort", "timeline", "check")
+    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "write_index", "collect", "finish", "abort", "send_timeline", "check")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -507,11 +501,11 @@ class MasterMessage(_message.Message):
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
+    WRITE_INDEX_FIELD_NUMBER: _ClassVar[int]
     COLLECT_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
-    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    SEND_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     refused: ErrorReport
@@ -520,13 +514,13 @@ class MasterMessage(_message.Message):
     prepare: Prepare
     run: Run
     save: Save
-    index: Save
+    write_index: Save
     collect: Collect
     finish: JobDone
     abort: JobFailed
-    timeline: OperationDone
+    send_timeline: OperationDone
     check: int
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., write_index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., send_timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("rank", "world_size", "silence_seconds", "token", "peer_key")

@@ -201,7 +201,7 @@ class ClientStub:
         self.Status = channel.unary_unary(
                 '/plancompiler.proto.Client/Status',
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.StatusRequest.SerializeToString,
-                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.StatusReply.FromString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.ClusterStatus.FromString,
                 _registered_method=True)
 
 
@@ -305,7 +305,7 @@ def add_ClientServicer_to_server(servicer, server):
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.StatusRequest.FromString,
-                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.StatusReply.SerializeToString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.ClusterStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -525,7 +525,7 @@ class Client:
             target,
             '/plancompiler.proto.Client/Status',
             plancompiler_dot_proto_dot_cluster__pb2.StatusRequest.SerializeToString,
-            plancompiler_dot_proto_dot_cluster__pb2.StatusReply.FromString,
+            plancompiler_dot_proto_dot_cluster__pb2.ClusterStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,15 +28,15 @@ from plancompiler.cluster.chunks import (
     to_chunks,
     transfers,
 )
+from plancompiler.cluster.codec import decode, encode
 from plancompiler.cluster.messages import (
     ClusterStatus,
+    JobPhase,
     JobRequest,
-    Phase,
     StepDone,
     StepsFailed,
     TicketDone,
 )
-from plancompiler.cluster.serde import status_from_proto
 from plancompiler.errors import (
     ClusterError,
     FeedError,
@@ -62,7 +62,7 @@ from plancompiler.limits import time_limits
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
-from plancompiler.running.session_rates import SessionRates, with_listed_rates
+from plancompiler.running.session_rates import SessionRates
 from plancompiler.running.watched_job import (
     OnPhase,
     OnWaiting,
@@ -130,10 +130,8 @@ class Client:
         workers were told. `record` records for `Handle.timelines`. With `anomaly` every op is
         checked, and a NonFiniteError names the first that makes a value that is not finite (slow,
         for debugging; of ranks on CPUs only). A NonFiniteError ends the job; checkpoints that it
-        has written before stay. Learning rates that are functions are evaluated here, for all
-        steps, and with `restore` the number of the first one is read here too. Raises FeedError for
-        a job with inputs, RankError for one that does not fit the cluster. The job goes on if the
-        client goes away.
+        has written before stay. Raises FeedError for a job with inputs, RankError for one that does
+        not fit the cluster. The job goes on if the client goes away.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
@@ -148,7 +146,12 @@ class Client:
                 "Client.open or pc.run",
             )
         if job.rates:
-            job = with_listed_rates(job, _step_of(restore), steps)
+            raise UsageError(
+                f"job {job.name!r} has a learning rate that is a function of this program, and no "
+                "cluster calls it",
+                expected="a number, or pc.optim.constant, linear or cosine",
+                hint="run it with Client.open or pc.run, which evaluate the function here",
+            )
         request = JobRequest(
             steps,
             mode or "",
@@ -200,7 +203,7 @@ class Client:
     def status(self) -> ClusterStatus:
         """The master's version, its workers and its latest jobs."""
         reply = call(self.address, self._stub.Status, pb.StatusRequest())
-        return status_from_proto(reply)
+        return decode(ClusterStatus, reply)
 
     def cancel(self, job_id: int) -> bool:
         """Stop a job; False where it had already ended."""
@@ -222,19 +225,8 @@ class Client:
         self.close()
 
     def _submit(self, job: Job, request: JobRequest) -> int:
-        header = pb.SubmitHeader(
-            version=software_version(),
-            steps=request.steps,
-            mode=request.mode,
-            open=request.open,
-            restore=request.restore,
-            save=request.save,
-            cache=request.cache,
-            save_every=request.save_every,
-            deadline=request.deadline,
-            record=request.record,
-            anomaly=request.anomaly,
-        )
+        header = encode(pb.SubmitHeader, request)
+        header.version = software_version()
         chunks = to_chunks(job_to_bytes(job), compress=True)
 
         def messages() -> Iterator[pb.SubmitRequest]:
@@ -344,7 +336,7 @@ class RemoteSession(WatchedJob):
         """The learning rates of its steps."""
         self._closed = False
         try:
-            while self.phase is not Phase.RUNNING:
+            while self.phase is not JobPhase.RUNNING:
                 if self._next_event() is None:
                     raise ClusterError("the job ended before its first step")
         except BaseException:

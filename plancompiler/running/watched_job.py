@@ -21,7 +21,7 @@ from plancompiler.cluster.chunks import (
 from plancompiler.cluster.messages import (
     CompileFinished,
     JobEvent,
-    Phase,
+    JobPhase,
     PhaseChanged,
     RankOutputs,
     RankTimeline,
@@ -29,7 +29,7 @@ from plancompiler.cluster.messages import (
     StepsDropped,
     Waiting,
 )
-from plancompiler.cluster.serde import EventReader
+from plancompiler.cluster.serde import JOB_EVENTS, Reader
 from plancompiler.errors import (
     ClusterError,
     PlanCompilerError,
@@ -38,7 +38,7 @@ from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.step_count import StepCount
 
-OnPhase = Callable[[Phase, float], None]
+OnPhase = Callable[[JobPhase, float], None]
 """Takes a phase that a job entered and the seconds since its submission."""
 OnWaiting = Callable[[Waiting], None]
 """Takes which ranks a job waits for: at once, and every few seconds while it does."""
@@ -59,7 +59,7 @@ class WatchedJob:
         names: Collection[str],
     ) -> None:
         self.job_id = job_id
-        self.phase = Phase.QUEUED
+        self.phase = JobPhase.QUEUED
         self.digest: str | None = None
         """One hash over the text form of all plans, once they are compiled."""
         self.compile_seconds: float | None = None
@@ -81,7 +81,7 @@ class WatchedJob:
         """Step -> outputs of the ranks heard so far."""
         self._recorded: list[bytes] = []
         """Timelines of ranks."""
-        self._reader = EventReader()
+        self._reader = Reader(JOB_EVENTS)
         self._received = Received("the master", required=True)
         self._steps = StepCount(names)
         self._stream: Any = stub.Watch(job_request(job_id))
@@ -149,7 +149,7 @@ class WatchedJob:
     def _entered(self, event: PhaseChanged) -> None:
         self.phase = event.phase
         self.missing_ranks = ()
-        if event.phase is Phase.COMPILING:
+        if event.phase is JobPhase.COMPILING:
             self.queued_seconds = event.seconds
         if event.error is not None:
             self._error = PlanCompilerError.from_report(event.error)

@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from plancompiler.cluster.messages import (
     Collect,
     Compile,
-    Compiled,
     Fetched,
     JobEvent,
+    JobPhase,
     JobRequest,
     LocalCopy,
     MasterMessage,
     OperationDone,
     Outputs,
-    Phase,
     PhaseChanged,
     Prepare,
     Prepared,
-    Recorded,
+    RankCompiled,
     Register,
     Run,
     RunFailed,
     Save,
     SendTimeline,
+    TimelineRecorded,
     WorkerMessage,
     WriteIndex,
     Written,
@@ -58,12 +58,12 @@ from plancompiler.worker.state import WorkerState
 VERSION = "1.2.3"
 BROKEN = ExecutionError("the kernel broke", op="matmul").report
 ALL_GOOD = [
-    Phase.QUEUED,
-    Phase.COMPILING,
-    Phase.CHECKING,
-    Phase.PREPARING,
-    Phase.RUNNING,
-    Phase.FINISHED,
+    JobPhase.QUEUED,
+    JobPhase.COMPILING,
+    JobPhase.CHECKING,
+    JobPhase.PREPARING,
+    JobPhase.RUNNING,
+    JobPhase.FINISHED,
 ]
 """The phases of a job that ends well."""
 
@@ -315,7 +315,7 @@ class SimulatedCluster:
                 for step in range(first, first + reported):
                     worker.to_master.append(Outputs(work.job_id, step, b""))
             if isinstance(work, SendTimeline):
-                worker.to_master.append(Recorded(work.job_id, b"times"))
+                worker.to_master.append(TimelineRecorded(work.job_id, b"times"))
             if isinstance(work, Save) and work.background:
                 worker.beside = work
             self._tell_worker(
@@ -326,7 +326,7 @@ class SimulatedCluster:
         match work:
             case Compile(job_id):
                 reports = worker.state.rank == 0
-                return Compiled(job_id, "digest", reports, worker.facts, kernels=worker.kernels)
+                return RankCompiled(job_id, "digest", reports, worker.facts, kernels=worker.kernels)
             case Prepare(job_id):
                 return Prepared(job_id)
             case Run(job_id, ticket) | Save(job_id, ticket) | WriteIndex(job_id, ticket):
@@ -336,7 +336,7 @@ class SimulatedCluster:
 
     # --- what is seen ---------------------------------------------------------------------------
 
-    def phases(self, job_id: int) -> list[Phase]:
+    def phases(self, job_id: int) -> list[JobPhase]:
         """The phases that a job went through."""
         return [event.phase for event in self.events[job_id] if isinstance(event, PhaseChanged)]
 
@@ -357,7 +357,7 @@ def cluster_of(count: int) -> tuple[SimulatedCluster, list[SimulatedWorker]]:
     return cluster, workers
 
 
-def until(cluster: SimulatedCluster, job: int, phase: Phase) -> None:
+def until(cluster: SimulatedCluster, job: int, phase: JobPhase) -> None:
     """First come, first served, until a job is in a phase."""
     while cluster.phases(job)[-1] is not phase:
         cluster.choices()[0]()

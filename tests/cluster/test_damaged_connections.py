@@ -14,7 +14,7 @@ import pytest
 from plancompiler import Client
 from plancompiler.cluster.checked import Received, Sent
 from plancompiler.cluster.chunks import Assembler, to_chunks
-from plancompiler.cluster.messages import JobRequest, Outputs, Phase
+from plancompiler.cluster.messages import JobPhase, JobRequest, Outputs
 from plancompiler.errors import ClusterError, PlanCompilerError, WireFormatError
 from plancompiler.master.server import MasterServer
 from plancompiler.proto import cluster_pb2 as pb
@@ -29,9 +29,7 @@ from tests.integration.tiny_jobs import regression
 def stream() -> list[pb.WorkerMessage]:
     sent = Sent()
     outputs = [
-        pb.WorkerMessage(
-            outputs=pb.StepOutputsOf(job_id=1, step=step, chunk=pb.Chunk(data=b"1234"))
-        )
+        pb.WorkerMessage(outputs=pb.StepOutputs(job_id=1, step=step, arrays=pb.Chunk(data=b"1234")))
         for step in range(4)
     ]
     return [sent(each) for each in (*outputs, pb.WorkerMessage(heartbeat=pb.Heartbeat()))]
@@ -87,7 +85,7 @@ def test_a_damaged_transfer_is_refused() -> None:
 def test_a_rank_reports_each_step_once(steps: list[int]) -> None:
     cluster, workers = cluster_of(2)
     job = cluster.submit(JobRequest(4), needs=2)
-    until(cluster, job, Phase.RUNNING)
+    until(cluster, job, JobPhase.RUNNING)
     for step in steps:
         workers[0].to_master.append(Outputs(job, step, b""))
     cluster.run()
@@ -104,7 +102,7 @@ def test_a_rank_reports_each_step_once(steps: list[int]) -> None:
 def test_a_rank_reports_as_many_steps_as_it_ran(count: int) -> None:
     cluster, workers = cluster_of(1)
     job = cluster.submit(JobRequest(4))
-    until(cluster, job, Phase.RUNNING)
+    until(cluster, job, JobPhase.RUNNING)
     workers[0].reported = count
     cluster.run()
     error = cluster.error(job)

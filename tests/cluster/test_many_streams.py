@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from plancompiler.cluster.channel import SESSION_KEY, call_error
-from plancompiler.cluster.messages import Phase
+from plancompiler.cluster.messages import JobPhase
 from plancompiler.errors import DeadlineError
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
@@ -107,8 +107,8 @@ def test_waiting_clients_are_served_and_silent_streams_end(workers: Workers) -> 
             assert handle.result()["step"] == 0
         for worker in workers.started:
             worker.stop()
-    assert phases.count(str(Phase.FINISHED)) == (JOBS - 1) * READERS
-    assert phases.count(str(Phase.CANCELLED)) == READERS
+    assert phases.count(str(JobPhase.FINISHED)) == (JOBS - 1) * READERS
+    assert phases.count(str(JobPhase.CANCELLED)) == READERS
     assert seen["jobs"] == JOBS
     assert seen["cancelled"] is True
     assert not {name for name in seen["threads"] if name.startswith("plancompiler")}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plancompiler import Client
-from plancompiler.cluster.messages import JobRequest, Phase
+from plancompiler.cluster.messages import JobPhase, JobRequest
 from plancompiler.errors import MixedKernelsError
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.digest import ALLOW_MIXED_KERNELS, check_kernels
@@ -55,7 +55,7 @@ def test_ranks_with_other_kernels_do_not_start() -> None:
     assert error is not None
     assert error.code == MixedKernelsError.code
     assert error.got == "ranks 0, 2: kernels; rank 1: NumPy 9"
-    assert Phase.PREPARING not in cluster.phases(job)
+    assert JobPhase.PREPARING not in cluster.phases(job)
     workers[1].kernels = ""  # it has nothing to compute
     job = cluster.submit(JobRequest(1), needs=3)
     cluster.run()

@@ -128,7 +128,7 @@ def test_a_worker_that_falls_silent_is_lost() -> None:
             ended = threading.Event()
 
             def messages() -> Iterator[pb.WorkerMessage]:
-                register = pb.Register(rank=-1, version=software_version())
+                register = pb.Register(version=software_version())
                 yield pb.WorkerMessage(register=register)
                 ended.wait(SECONDS)  # no heartbeat, and the stream stays open on this side
 

@@ -258,7 +258,7 @@ def test_a_simulated_cluster_ships_in_any_order(seed: int, shy: bool) -> None:
     workers[0].says_fetched = not shy
     job = cluster.submit(m.JobRequest(2))
     cluster.settle(choose)
-    assert cluster.phases(job)[-1] is m.Phase.FINISHED
+    assert cluster.phases(job)[-1] is m.JobPhase.FINISHED
     commands = [worker.told for worker in workers]
     assert [len(each) for each in commands] == [1] * 6
     found = [each.copy for (each,) in commands]
@@ -283,7 +283,7 @@ def test_a_worker_that_dies_while_others_wait_for_its_copy_hangs_nobody(seed: in
         cluster._fetches(workers[0])
     cluster.kill(workers[0])
     cluster.settle(chance.choice)
-    assert cluster.phases(job)[-1] is m.Phase.FAILED
+    assert cluster.phases(job)[-1] is m.JobPhase.FAILED
     assert cluster.busy() == {1: 0, 2: 0, 3: 0}
     assert cluster.released == [job]
 

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from plancompiler.cluster.channel import SESSION_KEY, call_error
-from plancompiler.cluster.messages import Phase
+from plancompiler.cluster.messages import JobPhase
 from plancompiler.cluster.token import (
     ROLES,
     RUNTIME_VARIABLE,
@@ -428,7 +428,7 @@ def test_jobs_belong_to_who_submitted_them(workers: Workers, tmp_path: Path) -> 
         assert handle.result()["step"] == 1
         second = alice.submit(mlp(ranks=1), 1 << 20)
         assert ops.cancel(second.job_id)
-        assert {job.phase for job in ops.status().jobs} == {Phase.FINISHED, Phase.CANCELLED}
+        assert {job.phase for job in ops.status().jobs} == {JobPhase.FINISHED, JobPhase.CANCELLED}
         for worker in workers.started:
             worker.stop()
 

@@ -26,7 +26,7 @@ from plancompiler.cluster.chunks import (
     digest_of,
     pack,
 )
-from plancompiler.cluster.serde import master_message_from_proto, worker_message_to_protos
+from plancompiler.cluster.serde import MASTER_MESSAGES, WORKER_MESSAGES, Reader
 from plancompiler.errors import (
     AbortedError,
     ClusterError,
@@ -95,7 +95,7 @@ class LightWorker:
 
     def _requests(self) -> Iterator[pb.WorkerMessage]:
         while (message := self._outbox.get()) is not None:
-            yield from worker_message_to_protos(message)
+            yield from WORKER_MESSAGES.write(message)
 
     def send(self, message: m.WorkerMessage) -> None:
         self._outbox.put(message)
@@ -103,7 +103,7 @@ class LightWorker:
     def next(self, kind: type[M]) -> M:
         """The next message of a kind; others are passed over."""
         for message in self._messages:
-            found = master_message_from_proto(message)
+            found = Reader(MASTER_MESSAGES).read(message)
             if isinstance(found, kind):
                 return found
         raise AssertionError(f"the master said no {kind.__name__}")
