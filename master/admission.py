@@ -79,7 +79,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
         if wrapped is None:
             handler: Any = await continuation(handler_call_details)
             if handler is None:  # there is no such method
-                return None  # type: ignore[return-value]
+                return None  # type: ignore[return-value]  # as gRPC does, whose stubs know no None
             wrapped = self._wrapped[method] = self._wrap(method, handler)
         return wrapped
 

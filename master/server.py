@@ -156,7 +156,7 @@ class MasterServer:
         pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge, silence), server)  # type: ignore[no-untyped-call]  # generated
         TransferService(self._edge.parcel, self._edge.count_sent, self._gate).add_to(server)
         pb_grpc.add_SignInServicer_to_server(self._sign_in, server)  # type: ignore[no-untyped-call]  # generated
-        healthy = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        healthy = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack `aio`
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         names = (*_SERVICES, health.SERVICE_NAME)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import zstandard
@@ -66,7 +67,7 @@ class Hostile:
         self.address = ("", 0)
         self._open: list[socket.socket] = []
         self._channels: list[grpc.Channel] = []
-        self._calls: list[object] = []
+        self._calls: list[Any] = []
         self._token = ("--token-file", self.sandbox.token_file)
 
     def _start(self) -> Child:
@@ -224,7 +225,7 @@ class Hostile:
 
     def _stop_attack(self) -> None:
         for call in self._calls:
-            call.cancel()  # type: ignore[attr-defined]
+            call.cancel()
         for channel in self._channels:
             channel.close()
         for each in self._open:

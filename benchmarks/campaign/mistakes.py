@@ -331,7 +331,7 @@ def _(_: Path) -> None:
 @mistake
 def _(_: Path) -> None:
     """A job that is none."""
-    pc.run(7)  # type: ignore[arg-type]
+    pc.run(7)  # type: ignore[arg-type]  # the mistake
 
 
 @mistake

@@ -126,7 +126,7 @@ def without_check(frame: bytes, place: int) -> bytes:
             f"frame {place} of a peer's stream was damaged, repeated or lost on its way",
             got=f"{len(frame)} bytes whose xxh3 is another",
         )
-    return content if len(frame) > _LARGE else bytes(content)  # type: ignore[return-value]
+    return content if len(frame) > _LARGE else bytes(content)  # type: ignore[return-value]  # as good as bytes
 
 
 # --- the directory --------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def numpy_spec() -> ModuleSpec | None:
             else:
                 os.environ[VARIABLE] = before
 
-    spec.loader.exec_module = load_with_choice  # type: ignore[method-assign]
+    spec.loader.exec_module = load_with_choice  # type: ignore[method-assign]  # of this loader only
     return spec
 
 

@@ -64,7 +64,7 @@ def _writing_results() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):  # `| head` has seen enough
             sys.exit(1)
         # It brings NumPy, which a command that only shows its help does without.
-        from plancompiler.ir.whole_file import output_error  # noqa: PLC0415
+        from plancompiler.ir.whole_file import output_error  # noqa: PLC0415  # see above
 
         raise output_error("the result", "standard output", error) from error
 

@@ -101,11 +101,11 @@ class LeakedTensor(DistTensor):
     __slots__ = ()
 
     @property  # over the attribute of the base, which held what stood for the numbers
-    def local(self) -> Array:  # type: ignore[override]
+    def local(self) -> Array:  # type: ignore[override]  # nobody sets it
         raise self._error()
 
     @property
-    def node(self) -> None:  # type: ignore[override]
+    def node(self) -> None:  # type: ignore[override]  # likewise
         raise self._error()
 
     def _error(self) -> TracingError:

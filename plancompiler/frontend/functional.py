@@ -44,8 +44,8 @@ def _binary(kind: str, left: Any, right: Any) -> Any:
     if isinstance(right, TensorOperators):
         mirrored = _MIRRORED.get(kind, kind if kind in _COMMUTATIVE else None)
         if mirrored is not None:
-            return right._binary(mirrored, left)  # noqa: SLF001
-        return right._binary(kind, left, swapped=True)  # noqa: SLF001
+            return right._binary(mirrored, left)  # noqa: SLF001  # as above
+        return right._binary(kind, left, swapped=True)  # noqa: SLF001  # as above
     raise TracingError(
         f"{kind} takes two tensors, or a tensor and a number",
         got=f"{type(left).__name__} and {type(right).__name__}",
@@ -223,7 +223,7 @@ def full_like(
     x: Tensor, value: Scalar, shape: Sequence[int] | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """A tensor of one number with the dtype and placement of `x` (and its shape, unless given)."""
-    return x._full(x.shape if shape is None else tuple(shape), x.dtype, value)  # noqa: SLF001
+    return x._full(x.shape if shape is None else tuple(shape), x.dtype, value)  # noqa: SLF001  # every tensor's door
 
 
 def unary(kind: str, x: Tensor) -> Tensor:

@@ -197,7 +197,7 @@ def _check_flag(name: str, value: object) -> None:
 
 def _check_number(name: str, value: object, least: int, most: int | None = None) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]  # `whole` says it is a number
         raise UsageError(
             f"{name} must be a whole number",
             got=repr(value),

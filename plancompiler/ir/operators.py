@@ -105,7 +105,7 @@ class TensorOperators:
             wanted = self.counted_as(kind, number)
             if wanted is not None:
                 counted = self.cast(wanted)
-                return counted._binary(kind, number, swapped=swapped)  # noqa: SLF001
+                return counted._binary(kind, number, swapped=swapped)  # noqa: SLF001  # of this class
             if kind in TENSORS_ONLY:
                 return self._binary(kind, self.beside(kind, number), swapped=swapped)
             attrs: dict[str, AttrValue] = {"scalar": number}

@@ -153,7 +153,7 @@ class Codes(Generic[E]):
         found = self.decode_optional(column)
         if None in found:
             raise WireFormatError("an enum column holds no member")
-        return found  # type: ignore[return-value]
+        return found  # type: ignore[return-value]  # no None is in it
 
     def decode_optional(self, column: Sequence[int]) -> list[E | None]:
         """Members of a column of numbers; 0 is None."""

@@ -479,7 +479,7 @@ def _gradient_of(name: str, function: Function) -> Any:
         attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
     ) -> Sequence[Any]:
         complete = [
-            out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001
+            out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001  # every tensor's door
             for out, grad in zip(outputs, grads, strict=True)
         ]
         given = tuple(inputs), tuple(outputs), tuple(complete)

@@ -279,7 +279,7 @@ def apply(kind: str, *inputs: TensorOperators, **attrs: AttrValue) -> Any:
 
 def apply_source(like: TensorOperators, kind: str, **attrs: AttrValue) -> Any:
     """The output of an op without inputs, on the placement of `like`."""
-    outputs = like._source(kind, attrs)  # noqa: SLF001
+    outputs = like._source(kind, attrs)  # noqa: SLF001  # as above
     return outputs[0] if len(outputs) == 1 else outputs
 
 

@@ -58,7 +58,7 @@ def _prod_gradient(
     x = inputs[0]
     axes = axes_attr(attrs, x.ndim)
     is_zero = x.equal(0)
-    none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001
+    none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001  # every tensor's door
     safe, zeros = apply("where", is_zero, one, x), apply("where", is_zero, x, none)
     product = apply("prod", safe, axes=axes, keepdims=True)
     count = is_zero.cast(x.dtype)
