@@ -63,9 +63,10 @@ LAUNCHERS = (
     LaunchVariables(
         "Slurm",
         "SLURM_PROCID",
-        "SLURM_NTASKS",
+        # Of the step that srun has started. SLURM_NTASKS is there in batch scripts too, which have
+        # a number, and run once.
+        "SLURM_STEP_NUM_TASKS",
         ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        # A batch script has a number, and need not have any tasks.
         always_both=False,
     ),
 )

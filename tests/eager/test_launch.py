@@ -126,7 +126,7 @@ def test_nothing_is_left_behind(script, number):
         ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1"}, (3, 4)),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2)),
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, (5, 8)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, (5, 8)),
     ],
 )
 def test_variables_of_launchers(environment, expected):
@@ -136,7 +136,7 @@ def test_variables_of_launchers(environment, expected):
 
 def test_runs_of_one_launcher_are_told_apart():
     names = {
-        read_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": job}).run
+        read_launcher({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": job}).run
         for job in ("1", "2")
     }
     assert len(names) == 2

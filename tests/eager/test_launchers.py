@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ import pytest
 from plancompiler.eager.launch_variables import LAUNCHERS, Launched, read_launcher
 from plancompiler.eager.transports import open_boards
 from plancompiler.errors import UsageError
+from tests.cli.test_processes import await_end
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 100
@@ -36,6 +41,42 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+TROUBLED = """
+import os, signal, sys
+import numpy as np
+import plancompiler as pc
+
+world = pc.init()
+x = pc.tensor(np.ones((8, 4), np.float32), pc.Placement("cpu", range(world.size)), "S(0)")
+step = 0
+while True:
+    x.sum().item()
+    step += 1
+    if step == 10:
+        sys.stdout.write(f"\\nprocess {os.getpid()} runs\\n")
+        sys.stdout.flush()
+        if world.rank == 1 and sys.argv[1:]:
+            os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+"""
+"""Computes without end, but for what rank 1 does to itself."""
+RUNS = re.compile(r"^process (\d+) runs$", re.M)
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("launchers") / "troubled.py"
+    path.write_text(TROUBLED)
+    return path
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Programs can be interrupted even where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def mpiexec_of(kind: str) -> str:
     """The command of one MPI, beside this Python, on the path, or where OPENMPI_MPIEXEC says."""
     beside = Path(sys.executable).parent / "mpiexec"
@@ -45,6 +86,48 @@ def mpiexec_of(kind: str) -> str:
             if kind in said.stdout:
                 return each
     pytest.skip(f"the mpiexec of {kind} is not installed")
+
+
+def mpich(ranks: int) -> list[str]:
+    return [mpiexec_of("HYDRA"), "-n", str(ranks), sys.executable]
+
+
+def open_mpi(ranks: int) -> list[str]:
+    options = ["--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
+    return [mpiexec_of("Open MPI"), *options, "-n", str(ranks), sys.executable]
+
+
+def torchrun_command() -> str:
+    """The one that TORCHRUN names, beside this Python, or on the path."""
+    beside = Path(sys.executable).parent / "torchrun"
+    for each in (os.environ.get("TORCHRUN"), str(beside), shutil.which("torchrun")):
+        if each and Path(each).exists():
+            return each
+    pytest.skip("torchrun is not installed: it comes with PyTorch")
+
+
+def torchrun(ranks: int) -> list[str]:
+    return [torchrun_command(), "--standalone", "--nproc-per-node", str(ranks)]
+
+
+def slurm(command: str) -> str:
+    """A command of Slurm's, whose controller answers."""
+    found, control = shutil.which(command), shutil.which("scontrol")
+    if found is None or control is None:
+        pytest.skip("Slurm is not installed")
+    asked = subprocess.run([control, "ping"], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        pytest.skip(f"Slurm's controller does not answer: {asked.stdout or asked.stderr}")
+    return found
+
+
+def srun(ranks: int) -> list[str]:
+    return [slurm("srun"), "--quit-on-interrupt", "--unbuffered", "-n", str(ranks), sys.executable]
+
+
+Launcher = Callable[[int], list[str]]
+OTHERS = (open_mpi, torchrun, srun)
+"""Those that run where somebody has installed them."""
 
 
 def check(command: list[str], environment: dict[str, str] | None = None) -> None:
@@ -62,21 +145,135 @@ def check(command: list[str], environment: dict[str, str] | None = None) -> None
 
 def test_mpich(program: Path) -> None:
     """With a shell between the launcher and each rank, as scripts have."""
-    script = f"{sys.executable} {program}; true"
-    check([mpiexec_of("HYDRA"), "-n", "2", "bash", "-c", script])
+    *command, python = mpich(2)
+    check([*command, "bash", "-c", f"{python} {program}; true"])
 
 
-def test_open_mpi(program: Path) -> None:
-    options = ["--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
-    check([mpiexec_of("Open MPI"), *options, "-n", "2", sys.executable, str(program)])
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_the_program(launcher: Launcher, program: Path) -> None:
+    check([*launcher(2), str(program)])
 
 
-def test_torchrun(program: Path) -> None:
-    beside = Path(sys.executable).parent / "torchrun"
-    torchrun = str(beside) if beside.exists() else shutil.which("torchrun")
-    if torchrun is None:
-        pytest.skip("torchrun is not installed: it comes with PyTorch")
-    check([torchrun, "--standalone", "--nproc-per-node", "2", str(program)])
+def test_two_nodes_of_slurm(program: Path) -> None:
+    nodes = subprocess.run(
+        [slurm("sinfo"), "--noheader", "--Node", "--format=%N"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if len(set(nodes.stdout.split())) < 2:
+        pytest.skip("Slurm has one node only")
+    command, *options = srun(2)
+    check([command, "-N", "2", *options, str(program)])
+
+
+def test_mpich_in_an_allocation(program: Path) -> None:
+    command, *options = mpich(2)
+    check([slurm("salloc"), "--quiet", "-n", "2", command, "-launcher", "fork", *options, program])
+
+
+def test_a_batch_script(program: Path, tmp_path: Path) -> None:
+    """The script itself is one rank, whatever its steps are."""
+    script, output = tmp_path / "script.sh", tmp_path / "output"
+    alone = "import plancompiler; print('the script is', plancompiler.init().size)"
+    lines = (
+        "#!/bin/bash",
+        f'{sys.executable} -c "{alone}"',
+        " ".join([*srun(2), str(program)]),
+    )
+    script.write_text("\n".join(lines))
+    command = [slurm("sbatch"), "--wait", "-n", "2", "-o", str(output), str(script)]
+    done = subprocess.run(
+        command, timeout=WAIT, check=False, capture_output=True, text=True, env=CLEAN
+    )
+    said = output.read_text()
+    assert done.returncode == 0, said
+    assert "the script is 1" in said
+    assert len(LAST.findall(said)) == 1
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_two_nodes_of_torchrun(program: Path, carried: bool) -> None:
+    """Between hosts something must carry data, and is asked for at once."""
+    with ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [each.getsockname()[1] for each in listening]
+    environment = {
+        "PLANCOMPILER_WORLD_TRANSPORT": "grpc",
+        "PLANCOMPILER_WORLD_ADDRESSES": ",".join(f"127.0.0.1:{port}" for port in ports[:2]),
+        "PLANCOMPILER_WORLD_TOKEN": "a word of this test",
+    }
+    options = [
+        *("--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1"),
+        *("--rdzv-backend", "c10d", "--rdzv-id", "two nodes"),
+        *("--rdzv-endpoint", f"127.0.0.1:{ports[2]}"),
+    ]
+    nodes = [
+        subprocess.Popen(
+            [torchrun_command(), "--node-rank", str(node), *options, str(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**CLEAN, **(environment if carried else {})},
+        )
+        for node in range(2)
+    ]
+    try:
+        said = [node.communicate(timeout=WAIT) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == ([0, 0] if carried else [1, 1])
+    assert len(LAST.findall("".join(out for out, _ in said))) == carried
+    if not carried:
+        assert all("reaches the ranks of one host only" in error for _, error in said)
+
+
+@pytest.mark.parametrize(
+    ("what", "complaint"),
+    [("SIGKILL", "rank 1 went away"), ("SIGSTOP", "the process of rank 1 does not run")],
+)
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_a_rank_in_trouble(launcher: Launcher, troubled: Path, what: str, complaint: str) -> None:
+    """The others name it and end, and so does the launcher; nothing is left."""
+    done = subprocess.run(
+        [*launcher(3), str(troubled), what],
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+        env=CLEAN,
+    )
+    assert done.returncode != 0
+    assert complaint in done.stderr
+    await_end([int(pid) for pid in RUNS.findall(done.stdout)])
+
+
+@pytest.mark.parametrize("launcher", [mpich, *OTHERS])
+def test_an_interrupt(launcher: Launcher, troubled: Path, interruptible: None) -> None:
+    """Ctrl-C: a signal to the launcher and to what is in its group."""
+    started = subprocess.Popen(
+        [*launcher(2), str(troubled)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=CLEAN,
+        start_new_session=True,
+    )
+    assert started.stdout is not None
+    assert started.stderr is not None
+    pids: list[int] = []
+    try:
+        while len(pids) < 2:
+            line = started.stdout.readline()
+            assert line, started.stderr.read()
+            pids += map(int, RUNS.findall(line))
+        os.killpg(started.pid, signal.SIGINT)
+        started.communicate(timeout=WAIT)
+    finally:
+        started.kill()
+    assert started.returncode != 0
+    await_end(pids)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +287,12 @@ def test_torchrun(program: Path) -> None:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(20000 + os.getpid() % 20000),
         },
-        {"SLURM_PROCID": "{}", "SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid())},
+        {
+            "SLURM_PROCID": "{}",
+            "SLURM_NTASKS": "2",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_JOB_ID": str(os.getpid()),
+        },
     ],
     ids=["torchrun", "slurm"],
 )
@@ -138,8 +340,8 @@ def test_contradictions_are_said_at_once(environment: dict[str, str], complaint:
         read_launcher(environment)
 
 
-def test_a_number_without_tasks_is_a_batch_script() -> None:
-    assert read_launcher({"SLURM_PROCID": "0"}).size == 1
+def test_a_number_outside_of_a_step_is_a_batch_script() -> None:
+    assert read_launcher({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}).size == 1
 
 
 def test_several_hosts_do_not_share_memory() -> None:
