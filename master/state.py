@@ -261,10 +261,12 @@ class MasterState:
         if job is None:
             return
         if not job.phase.is_end:
+            step = job.counts.under_way if isinstance(job.current, Run) else None
             error = WorkerLostError(
                 f"the worker of rank {rank} was lost while the job was {job.phase}: {how}",
                 rank=rank,
-                got=f"no worker for rank {rank} on host {worker.host!r}",
+                got=f"no worker for rank {rank} on host {worker.host!r}"
+                + ("" if step is None else f", step {step} under way"),
                 hint="start the worker again and submit the job again",
             )
             self._fail(job, error.report, now)

@@ -27,6 +27,11 @@ class StepCounts:
         self._next[rank], self._counted[rank] = step + 1, counted
         return None
 
+    @property
+    def under_way(self) -> int | None:
+        """The step after the latest one that any rank has reported; None before the first one."""
+        return max(self._next.values(), default=None)
+
     def ended(self, rank: int, asked: int) -> ErrorReport | None:
         """A rank says that the run is done. An error where it has not reported all of it."""
         counted = self._counted.pop(rank, 0)

@@ -72,6 +72,8 @@ class HeartbeatProcess:
 
     def _look(self, status: ProcessStatus, passed: float) -> None:
         self._stopped = self._stopped + passed if status.is_stopped else 0.0
+        if status.is_stopped and self._introduction is not None:
+            self._open(self._introduction)  # before it is wanted: others lose patience too
         is_known = self._stopped >= time_limits.STOPPED_WORKER
         if is_known and not self._said:
             self._said = True
@@ -88,20 +90,25 @@ class HeartbeatProcess:
             return
         import grpc  # noqa: PLC0415  # see the module's text
 
-        from plancompiler.cluster.channel import TlsFiles, open_channel  # noqa: PLC0415
         from plancompiler.proto import cluster_pb2 as pb  # noqa: PLC0415
-        from plancompiler.proto.cluster_pb2_grpc import WorkerStub  # noqa: PLC0415
 
-        if self._stub is None:
-            tls = None if told["tls"] is None else TlsFiles(*map(Path, told["tls"]))
-            channel = open_channel(told["master"], tls, bytes.fromhex(told["session"]))
-            self._stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self._open(told)
         heartbeat = pb.Heartbeat(stopped=status.is_stopped, cpu_seconds=status.cpu_seconds)
         request = pb.BeatRequest(token=bytes.fromhex(told["token"]), heartbeat=heartbeat)
         try:
             self._stub.Beat(request, timeout=time_limits.BEAT)
         except grpc.RpcError:
             return
+
+    def _open(self, told: dict[str, Any]) -> None:
+        if self._stub is not None:
+            return
+        from plancompiler.cluster.channel import TlsFiles, open_channel  # noqa: PLC0415  # as above
+        from plancompiler.proto.cluster_pb2_grpc import WorkerStub  # noqa: PLC0415  # as above
+
+        tls = None if told["tls"] is None else TlsFiles(*map(Path, told["tls"]))
+        channel = open_channel(told["master"], tls, bytes.fromhex(told["session"]))
+        self._stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
 
 
 def main() -> None:

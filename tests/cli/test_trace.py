@@ -93,6 +93,21 @@ def test_a_failed_run_leaves_its_trace(backend: str, tmp_path: Path) -> None:
     assert str(caught.value.report.op).rstrip("_0123456789") in unfinished
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_with_an_infinite_loss_leaves_its_trace(backend: str, tmp_path: Path) -> None:
+    """Nobody fails inside a step: the value is looked at when the step is over."""
+    file = tmp_path / "run.json"
+    good, bad = batches(2)
+    bad["x"] = np.full_like(bad["x"], 1e30)  # its square is infinite
+    with pc.run(regression(), backend=backend, trace=file) as session:
+        session.step(**good)
+        with pytest.raises(NonFiniteError, match="step 1"):
+            session.step(**bad)
+    actions = actions_of(file)
+    assert {event["args"]["step"] for event in actions} == {0, 1}
+    assert not [event for event in actions if "unfinished" in event["args"]]
+
+
 def test_a_session_that_records_nothing_says_so() -> None:
     with pc.run(regression()) as session, pytest.raises(UsageError, match="records nothing"):
         session.timelines()

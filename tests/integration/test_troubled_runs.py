@@ -87,20 +87,16 @@ def test_a_thread_that_blocks(opened: None) -> None:
 
 
 def test_a_process_that_is_stopped() -> None:
-    """In the middle of a step, by itself; both the other rank and the worker's helper see it."""
+    """In the middle of a step, by itself. The worker's helper sees it before any deadline."""
     job = regression(2, partial(stopping, step=50))
-    session = pc.run(job, 2, "processes", allow_ops=[MODULE], deadline=1.0)
+    session = pc.run(job, 2, "processes", allow_ops=[MODULE])
     pids = pids_of(session)
-    with pytest.raises((DeadlineError, WorkerLostError)) as caught:
+    with pytest.raises(WorkerLostError) as caught:
         losses(session, 1000)
     report = caught.value.report
     assert report.rank == 1
-    if isinstance(caught.value, WorkerLostError):
-        assert report.what.endswith("its process is in state T, stopped by a signal")
-    else:
-        assert report.what.startswith("rank 1 does not answer")
-        assert "rank 0 has waited for rank 1" in report.got
-        assert "step 50" in report.got
+    assert report.what.endswith("its process is in state T, stopped by a signal")
+    assert report.got.endswith("step 50 under way")
     assert states(pids) == []
 
 
