@@ -72,8 +72,9 @@ class HeartbeatProcess:
 
     def _look(self, status: ProcessStatus, passed: float) -> None:
         self._stopped = self._stopped + passed if status.is_stopped else 0.0
-        if status.is_stopped and self._introduction is not None:
-            self._open(self._introduction)  # before it is wanted: others lose patience too
+        # Before it is wanted, as others lose patience too. One that lives gives a sign each second.
+        if self._introduction is not None and (status.is_stopped or self._quiet > time_limits.SIGN):
+            self._open(self._introduction)
         is_known = self._stopped >= time_limits.STOPPED_WORKER
         if is_known and not self._said:
             self._said = True
