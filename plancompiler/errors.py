@@ -116,7 +116,7 @@ class UnknownModeError(PlanCompilerError):
 
 
 class JobFileError(PlanCompilerError):
-    """The job file is missing, does not load, or has no such function."""
+    """The job file is missing, does not load or parse, or has no such function."""
 
     code, exit_code = "E102", 2
 

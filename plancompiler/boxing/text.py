@@ -71,6 +71,8 @@ def _format_family(family: TaskFamily) -> str:
             what += f" along {transfer.mesh_axes}"
         if transfer.src_placement is not None:
             what += f" from {transfer.src_placement} {transfer.src_sbp}"
+        if transfer.late:
+            what += " late"
     if family.segment:
         what += f" in segment {family.segment}"
     head = f"  {family.number}: {family.kind}{what} {family.name}"

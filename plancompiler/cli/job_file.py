@@ -1,4 +1,4 @@
-"""Job files: a Python file with `build(**config) -> Job`."""
+"""Job files: a Python file with `build(**config) -> Job`, or the text of a job."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from typing import Any
 
 from plancompiler.errors import JobFileError, PlanCompilerError, UsageError
 from plancompiler.frontend.trace import as_job
-from plancompiler.ir import Job
+from plancompiler.ir import Job, verify_job
+from plancompiler.ir.job_parser import parse_job
+from plancompiler.ops.verify_types import verify_types
 
 DEFAULT_FUNCTION = "build"
+TEXT_SUFFIX = ".txt"
+"""Of files that hold a job's text, as `str(job)` and `PLANCOMPILER_DUMP` write it."""
 
 
 def load_job(target: str, config: Mapping[str, Any], ranks: int | None = None) -> Job:
-    """The job that `FILE[:FUNCTION]` builds from `config`.
+    """The job that `FILE[:FUNCTION]` builds from `config`, or that a `.txt` file holds as text.
 
     The file is loaded under a private name with its folder first on the import path, as if it were
     run as a script. A function with a parameter `ranks` is given the number of ranks asked for.
     """
     path, name = split_target(target)
+    if path.suffix == TEXT_SUFFIX:
+        return _read_text(path, name, config)
     with job_folder_on_path(target):
         module = _load_module(path)
         function = getattr(module, name, None)
@@ -64,6 +70,24 @@ def load_job(target: str, config: Mapping[str, Any], ranks: int | None = None) -
         raise error.at(source=path) from None
 
 
+def _read_text(path: Path, name: str, config: Mapping[str, Any]) -> Job:
+    if config or name != DEFAULT_FUNCTION:
+        raise UsageError(
+            "a job that is given as text has no function and no settings",
+            source=path,
+            got=f":{name}" if name != DEFAULT_FUNCTION else f"-D {', -D '.join(config)}",
+            expected=f"a file that ends in {TEXT_SUFFIX}, alone",
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobFileError("the job file cannot be read", source=path, got=str(error)) from None
+    job = parse_job(text, path.name)
+    verify_job(job)
+    verify_types(job)
+    return job
+
+
 def split_target(target: str) -> tuple[Path, str]:
     """`FILE[:FUNCTION]` as the file's path and the function's name."""
     file, colon, function = target.rpartition(":")
@@ -76,7 +100,8 @@ def split_target(target: str) -> tuple[Path, str]:
         raise JobFileError(
             "the job file does not exist" if not path.exists() else "the job file is not a file",
             got=str(path),
-            expected=f"a Python file with a function {function}(**config)",
+            expected=f"a Python file with a function {function}(**config), or a job's text in a "
+            f"{TEXT_SUFFIX} file",
         )
     return path.resolve(), function
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from plancompiler.errors import JobError
 from plancompiler.ir.config import DEFAULT_CONFIG, Config
-from plancompiler.ir.op import AttrValue
+from plancompiler.ir.op import NO_ORIGIN, UNKNOWN_SOURCE, AttrValue
 from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.value import Op, Value
 
@@ -54,18 +56,56 @@ class Job:
         return 1 + max((max(placement.rank_list) for placement in placements), default=-1)
 
     def __str__(self) -> str:
+        """The job as text, which `ir.job_parser` reads back. After the header, an op per line:
+
+            NAME: %RESULT: TYPE, ... = KIND(%INPUT, ...) KEY=VALUE ... @PLACEMENT LAYOUT
+            {PHASE region=NAME checkpoint stage=NUMBER} {segment NUMBER: LAYOUT -> LAYOUT} # SOURCE
+
+        with what is not the default. NAME is left out where the results have the op's name.
+        """
         config = str(self.config)
-        lines = [f"job {self.name} (seed {self.seed})" + (f" {config}" if config else "")]
-        for op in self.ops:
-            results = ", ".join(str(value) for value in op.outputs)
-            arguments = ", ".join(f"%{value.name}" for value in op.inputs)
-            attrs = "".join(f" {key}={format_attr(value)}" for key, value in op.attrs)
-            sbp = "" if op.sbp is None else f" {op.sbp}"
-            head = f"{results} = " if results else ""
-            lines.append(
-                f"  {head}{op.kind}({arguments}){attrs} @{op.placement}{sbp}  # {op.source}"
-            )
+        lines = [f"job {format_name(self.name)} (seed {self.seed})" + (config and f" {config}")]
+        if self.pipeline is not None:
+            lines.append(f"  pipeline {self.pipeline}")
+        lines += [f"  {_format_op(op)}" for op in self.ops]
         return "\n".join(lines) + "\n"
+
+
+BARE_NAME = r"\w(?:[\w./-]|:(?=[\w:]))*"
+"""A name that stands in texts as it is; others are written in quotes, as JSON does."""
+_BARE = re.compile(BARE_NAME)
+
+
+def format_name(name: str) -> str:
+    """A name as it is, or quoted where it would be hard to read in a line."""
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def name_of_outputs(outputs: Sequence[Value]) -> str:
+    """The name of an op by those of its outputs: `x` for `x`, and for `x.0`, `x.1`."""
+    name = outputs[0].name
+    return name if len(outputs) == 1 else name.removesuffix(".0")
+
+
+def _format_op(op: Op) -> str:
+    named = bool(op.outputs) and op.name == name_of_outputs(op.outputs)
+    label = "" if named else f"{format_name(op.name)}: "
+    results = ", ".join(f"%{format_name(value.name)}: {value.type}" for value in op.outputs)
+    arguments = ", ".join(f"%{format_name(value.name)}" for value in op.inputs)
+    text = f"{label}{results}{results and ' = '}{format_name(op.kind)}({arguments})"
+    text += "".join(f" {format_name(key)}={format_attr(value)}" for key, value in op.attrs)
+    text += f" @{op.placement}"
+    if op.sbp is not None:
+        text += f" {op.sbp}"
+    if op.origin != NO_ORIGIN:
+        text += f" {{{op.origin}}}"
+    if op.micro is not None:
+        text += f" {{{op.micro}}}"
+    if op.source != UNKNOWN_SOURCE:
+        file = op.source.file
+        bare = file.isprintable() and file == file.strip() and file[:1] not in ('"', "")
+        text += f"  # {file if bare else json.dumps(file)}:{op.source.line}"
+    return text
 
 
 def format_attr(value: AttrValue) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.sbp import Sbp
+from plancompiler.ir.sbp import NdSbp, Sbp
 
 AttrValue = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 """What an op's attribute may be: plain data that has one text form and one wire form."""
@@ -71,6 +72,12 @@ class Origin:
     stage: int = -1
     """The pipeline stage that the user named (`pc.stage`); -1 where placements decide."""
 
+    def __str__(self) -> str:
+        """`forward region="block 0" checkpoint stage=1`, with what is not the default."""
+        region = f" region={json.dumps(self.region)}" if self.region else ""
+        stage = f" stage={self.stage}" if self.stage >= 0 else ""
+        return f"{self.phase}{region}{' checkpoint' * self.checkpoint}{stage}"
+
 
 NO_ORIGIN = Origin()
 """Of ops outside all that Origin tells apart."""
@@ -88,6 +95,10 @@ class Micro:
     """Index into the segments of the job's pipeline."""
     inputs: tuple[Sbp, ...]
     outputs: tuple[Sbp, ...]
+
+    def __str__(self) -> str:
+        """`segment 1: [S(0), B] -> [S(0)]`."""
+        return f"segment {self.segment}: {NdSbp(self.inputs)} -> {NdSbp(self.outputs)}"
 
 
 _PLAIN_TYPES = frozenset({bool, int, float, str})

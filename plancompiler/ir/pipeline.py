@@ -81,6 +81,13 @@ class Pipeline:
     """Chunks of the model: `stages`, or with `interleaved` a multiple. Chunk c is on stage
     c mod stages."""
 
+    def __str__(self) -> str:
+        """`1f1b microbatches=4 stages=2 chunks=2`."""
+        return (
+            f"{self.schedule} microbatches={self.microbatches} stages={self.stages} "
+            f"chunks={self.chunks}"
+        )
+
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """All segments in global order, which is a topological order of the job's data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -179,7 +180,10 @@ class Placement:
             ranks = ",".join(map(str, self.rank_list))
         extents = [str(extent) for extent in self.hierarchy]
         if self.axes is not None:
-            extents = [f"{name}={extent}" for name, extent in zip(self.axes, extents, strict=True)]
+            extents = [
+                f"{name if name.isidentifier() else json.dumps(name)}={extent}"
+                for name, extent in zip(self.axes, extents, strict=True)
+            ]
         return f"{self.device_type}:{ranks}({', '.join(extents)})"
 
 

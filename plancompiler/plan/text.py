@@ -27,11 +27,10 @@ take the next boxes along that axis, `whole` that they take the same one.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from plancompiler.ir.job import format_attr
+from plancompiler.ir.job import format_attr, format_name
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.pipeline import WHOLE_STEP, Segment, SegmentKind, Slot
 from plancompiler.ir.sbp import NdSbp
@@ -50,7 +49,6 @@ from plancompiler.plan.plan import (
     VariableDesc,
 )
 
-_PLAIN = re.compile(r"[^\s\"'%,()\\]+")
 _INDENT = " " * 10
 _LETTERS = {
     SegmentKind.STEP: "S",
@@ -70,11 +68,6 @@ def format_plan(plan: Plan, *, sources: bool = True) -> str:
     the user's files lie, nor on the folder from which they are named.
     """
     return "\n".join(_PlanText(plan, sources).lines()) + "\n"
-
-
-def format_name(name: str) -> str:
-    """A name as it is, or quoted where it would be hard to read in a line."""
-    return name if _PLAIN.fullmatch(name) else json.dumps(name)
 
 
 def format_shape(shape: tuple[int, ...]) -> str:

@@ -52,19 +52,6 @@ def test_the_bucket_size_predicts_the_number_of_reductions(fuse_bytes: int) -> N
     assert counts.after == len(reductions(fused)) == buckets
 
 
-def test_a_use_inside_the_span_closes_the_bucket() -> None:
-    """Each all-reduce of a tensor-parallel block is used by the next op."""
-    graph = boxed(gpt(tp=2))
-    fused, counts = fuse_reductions(graph)
-    assert fused == graph
-    assert counts.before == counts.after == 8
-
-
-def test_no_bytes_means_no_fusing() -> None:
-    graph = boxed(mlp(layout="dp", ranks=2))
-    assert fuse_reductions(graph, 0)[0] is graph
-
-
 @pytest.mark.parametrize("fuse_bytes", [0, 2 << 10, 1 << 20])
 def test_losses_do_not_change(fuse_bytes: int) -> None:
     job = gpt(dp=2, tp=2)

@@ -79,36 +79,6 @@ def test_a_value_used_twice_inside_joins() -> None:
     np.testing.assert_array_equal(dense(fused(job)), dense(job))
 
 
-APART: dict[str, Callable[[pc.Value, pc.Value], pc.Value]] = {
-    "one op": lambda x, y: x * y,
-    "a sum of partials may be reduced": lambda x, y: (x + y).tanh(),
-    "another shape": lambda x, y: x.exp().T.tanh(),
-    "stretched": lambda x, y: (x.sum(0).exp() * y).sum(),
-    "another width": lambda x, y: x.cast("float16").tanh(),
-    "a moved value": lambda x, y: x.exp().redistribute(sbp="B").tanh(),
-}
-
-
-@pytest.mark.parametrize("name", APART)
-def test_what_stays_apart(name: str) -> None:
-    assert programs(job_of(APART[name])) == []
-
-
-def test_a_value_that_others_read_stays() -> None:
-    def body(x: pc.Value, y: pc.Value) -> pc.Value:
-        u = x.exp()
-        pc.output("u", u)
-        return u.tanh()
-
-    assert programs(job_of(body)) == []
-
-
-def test_the_reason_is_told() -> None:
-    job = job_of(APART["a sum of partials may be reduced"])
-    record = record_of(job, "fuse_elementwise", passes=PASSES)
-    assert record.notes == ("1 op not inside a program: a reduction may stand after them",)
-
-
 def test_old_and_new_values_of_a_variable_do_not_mix() -> None:
     with pc.job("updates") as job:
         weight = pc.nn.Parameter((4,), "float32", "ones")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import plancompiler as pc
-from plancompiler.errors import MicrobatchError
 from plancompiler.ir import BROADCAST, DType, Job
 from plancompiler.ir.pipeline import Segment, SegmentKind
 from plancompiler.ops.registry import op_def
@@ -17,7 +16,7 @@ from plancompiler.passes import run_passes
 from plancompiler.passes.recompute import AGAIN, regions_of, with_checkpoints
 from tests.examples import gpt, mlp
 from tests.passes.in_time import assert_same, cut, fed, in_segments, refusal, segment_of
-from tests.passes.worlds import Tower, mesh, record_of, tower_job
+from tests.passes.worlds import Tower, mesh, record_of
 
 
 def two_stages() -> tuple[pc.Placement, pc.Placement]:
@@ -258,16 +257,6 @@ def test_the_summary_counts() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_does_not_divide() -> None:
-    def build() -> Job:
-        with pc.job("odd") as job:
-            pc.output("x", pc.input("x", (10, 4), "float32", mesh(1)).mean())
-        return job
-
-    text = refusal(build)
-    assert "Got: 10 rows of input for 4 micro-batches. Expected: a multiple of 4" in text
-
-
 def test_an_op_that_couples_the_batch() -> None:
     def build() -> Job:
         with pc.job("coupled") as job:
@@ -278,31 +267,3 @@ def test_an_op_that_couples_the_batch() -> None:
     text = refusal(build)
     assert "channel_variance needs the whole batch" in text
     assert "layer_norm" in text
-
-
-def test_a_softmax_over_the_batch() -> None:
-    def build() -> Job:
-        with pc.job("coupled") as job:
-            x = pc.input("x", (8, 4), "float32", mesh(1))
-            pc.output("loss", pc.softmax(x, 0).sum())
-        return job
-
-    text = refusal(build)
-    assert "softmax needs the whole batch" in text
-    assert "Got: %input_0 S(0)" in text
-
-
-def test_a_whole_value_of_the_model_before_more_work_on_pieces() -> None:
-    def build() -> Job:
-        with pc.job("scaled") as job:
-            x = pc.nn.Linear(4, 4).place(mesh(1))(pc.input("x", (8, 4), "float32", mesh(1)))
-            pc.output("y", (x / pc.exp(x.mean())).sum(1))
-        return job
-
-    assert "known only after all micro-batches" in refusal(build)
-
-
-def test_a_job_without_data() -> None:
-    job = tower_job(mesh(1), pc.optim.SGD(0.1))
-    with pytest.raises(MicrobatchError, match=r"nothing in the job works on a batch.*pc\.input"):
-        cut(job, 4)

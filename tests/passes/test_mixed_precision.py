@@ -20,7 +20,6 @@ from tests.passes.worlds import (
     configured,
     float_dtypes,
     mesh,
-    record_of,
     refused,
     tower_job,
 )
@@ -159,15 +158,6 @@ def test_a_norm_that_is_reported_is_the_true_one() -> None:
         np.testing.assert_allclose(after["loss"], before["loss"], rtol=1e-2)
 
 
-def test_a_job_without_updates_is_only_cast() -> None:
-    with pc.job("inference") as job:
-        x = pc.normal((4, 8), placement=mesh(1))
-        pc.output("y", pc.nn.Linear(8, 8).place(mesh(1))(x))
-    record = record_of(job, "mixed_precision", **HALF)
-    assert "no gradient to scale" in record.summary
-    assert not any("loss_scale" in op.name for op in lowered(job).ops)
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -177,17 +167,6 @@ def test_loss_scaling_with_float32_is_refused() -> None:
     assert caught.value.report.got == "loss_scale=1024 precision=float32"
     with pytest.raises(UsageError, match="Got: loss_scale_steps=7 precision=float32"):
         Config(loss_scale_steps=7)
-
-
-def test_a_gradient_of_gradients_is_refused() -> None:
-    with pc.job("penalty") as job:
-        weight = pc.nn.Parameter((4,), init="ones", name="w").place(mesh(1)).value
-        first = (weight * weight).sum()
-        (grad,) = pc.gradients(first, [weight])
-        loss = first + (grad * grad).sum()
-        pc.optim.SGD(0.1).minimize(loss)
-        pc.output("loss", loss)
-    assert "which follows from the gradients of another loss" in refused(job, **HALF)
 
 
 def test_an_update_that_cannot_be_skipped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

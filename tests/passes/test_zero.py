@@ -28,7 +28,6 @@ from tests.passes.worlds import (
     losses,
     mesh,
     record_of,
-    refused,
     tower_job,
     variable_bytes,
 )
@@ -283,15 +282,6 @@ def test_an_update_that_needs_the_whole_parameter_is_left_alone() -> None:
     np.testing.assert_allclose(losses(job, 3, zero=2), dense, rtol=1e-5)
 
 
-def test_an_axis_that_does_not_exist_is_refused() -> None:
-    text = refused(gpt(dp=2), zero=1, dp_axes=("data",))
-    assert "Got: dp_axes=data. Expected: some of dp, tp." in text
-    with pc.job("unnamed") as job:
-        x = pc.ones((4,), "float32", pc.Placement("cpu", [0, 1]))
-        pc.output("x", x)
-    assert "Expected: placements with named axes" in refused(job, zero=1)
-
-
 @pytest.mark.parametrize("zero", [1, 3])
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}])
 def test_on_one_device_there_is_nothing_to_split(
@@ -303,15 +293,3 @@ def test_on_one_device_there_is_nothing_to_split(
     (warning,) = caplog.records
     assert f"zero {zero} splits nothing: one device along dp" in warning.getMessage()
     assert record_of(job, "zero", zero=zero).summary in warning.getMessage()
-
-
-def test_nothing_to_split_is_refused() -> None:
-    text = refused(tower_job(mesh(2)), zero=2)
-    assert "Got: no trainable variable that an optimizer updates" in text
-    with pc.job("split") as job:
-        weight = pc.nn.Parameter((4, 4), name="w", init="ones").place(mesh(2), "S(0)").value
-        loss = weight.sum()
-        pc.optim.SGD(0.1).minimize(loss)
-        pc.output("loss", loss)
-    text = refused(job, zero=2)
-    assert "Got: w: it is not broadcast along dp, but [S(0)]" in text

@@ -1,0 +1,94 @@
+"""Compiler steps as text in, text out: one file per case, what is expected beside the job.
+
+A file is the text of a job, which `plancompiler compile` takes as it is. Its first line says what
+is run, the comment below it what the case shows, and lines that begin with `#>` are the whole text
+that comes out, of an error too. `PLANCOMPILER_UPDATE_GOLDEN=1` writes these lines anew; read the
+difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plancompiler.boxing.build import build_boxing_task_graph
+from plancompiler.boxing.fuse import fuse_reductions
+from plancompiler.boxing.graph import BoxingTaskGraph
+from plancompiler.boxing.infer_sbp import infer_sbp
+from plancompiler.boxing.slices import slice_for_rank
+from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
+from plancompiler.errors import PlanCompilerError
+from plancompiler.ir import Job, verify_job
+from plancompiler.ir.job_parser import parse_job
+from plancompiler.ops.verify_types import verify_types
+from plancompiler.passes import PASSES
+
+FOLDER = Path(__file__).parent
+CASES = sorted(FOLDER.glob("*/*.txt"))
+OUT = "#>"
+RUN = re.compile(r"# RUN: (\w+)(?: (\w+))?(?:, rank (\d+))?")
+
+
+def one_pass(job: Job, name: str, _: int) -> str:
+    (chosen,) = [each for each in PASSES if each.name == name]
+    result = chosen.run(job, job.config)
+    verify_job(result.job)
+    notes = "".join(f"note: {note}\n" for note in result.notes)
+    return f"{result.summary}\n{notes}{result.job}"
+
+
+def boxed(job: Job) -> BoxingTaskGraph:
+    return build_boxing_task_graph(infer_sbp(job), job.world_size)
+
+
+def fused(job: Job) -> BoxingTaskGraph:
+    return fuse_reductions(boxed(job), job.config.fuse_bytes)[0]
+
+
+STEPS: dict[str, Callable[[Job, str, int], str]] = {
+    "pass": one_pass,
+    "infer": lambda job, *_: format_op_graph(infer_sbp(job)),
+    "box": lambda job, *_: format_boxing_graph(boxed(job)),
+    "fuse": lambda job, *_: format_boxing_graph(fused(job)),
+    "slice": lambda job, _, rank: format_slice(slice_for_rank(fused(job), rank)),
+}
+
+
+def run(text: str, name: str) -> str:
+    """What comes out; lines of the file itself are not shown as sources of ops."""
+    match = RUN.match(text)
+    assert match is not None, "the first line is `# RUN: STEP NAME, rank NUMBER`"
+    job = parse_job(text, name)
+    verify_job(job)
+    verify_types(job)
+    try:
+        out = STEPS[match[1]](job, match[2] or "", int(match[3] or 0))
+        return re.sub(rf" +# {name}:\d+", "", out)
+    except PlanCompilerError as error:
+        return f"error: {error}\n"
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_text_that_comes_out_is_the_one_beside_the_job(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    kept = [line for line in text.splitlines() if not line.startswith(OUT)]
+    found = [f"{OUT} {line}".rstrip() for line in run(text, path.name).splitlines()]
+    expected = "\n".join([*kept, *found]) + "\n"
+    if os.environ.get("PLANCOMPILER_UPDATE_GOLDEN") == "1":
+        path.write_text(expected, encoding="utf-8")
+        text = expected
+    assert text == expected
+
+
+def test_every_step_has_at_least_three_cases() -> None:
+    firsts = (path.read_text().partition("\n")[0] for path in CASES)
+    runs = Counter(first.partition(",")[0] for first in firsts)
+    wanted = {f"# RUN: pass {each.name}" for each in PASSES}
+    wanted |= {f"# RUN: {step}" for step in ("infer", "box", "fuse", "slice")}
+    assert {each: runs[each] for each in wanted if runs[each] < 3} == {}
+    assert runs.keys() <= wanted
