@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from plancompiler.errors import DeviceError, TransportError, WireFormatError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+from plancompiler.executor.threads import await_threads
 from plancompiler.limits import time_limits
 
 EAGER_ROUNDS = 100
@@ -99,7 +100,7 @@ class MpiWorld:
         """Stop. MPI itself ends with the process, when all others end too."""
         self._closing = True
         self._outbox.put(None)
-        self._thread.join(JOIN_SECONDS)
+        await_threads([self._thread], JOIN_SECONDS)
 
     # --- the thread -------------------------------------------------------------------------------
 

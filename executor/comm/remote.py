@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ import grpc
 from plancompiler.errors import PlanCompilerError, SecurityError, TransportError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+from plancompiler.executor.threads import await_threads
 from plancompiler.limits import time_limits
 
 SERVICE = "plancompiler.Peers"
@@ -64,9 +65,8 @@ _OPTIONS: list[tuple[str, int]] = [
 class PeerServer:
     """Where ranks of other hosts reach the ranks of this process.
 
-    `listen` is HOST:PORT, port 0 for any free one. Streams are served by threads of `pool`
-    (default: threads that the interpreter waits for at its end). Raises TransportError where it
-    cannot listen. `key` is what the processes that may call have in common; without one anybody may
+    `listen` is HOST:PORT, port 0 for any free one. Raises TransportError where it cannot listen.
+    `key` is what the processes that may call have in common; without one anybody may
     open a stream, and must then prove to know the token of the run.
     """
 
@@ -74,7 +74,6 @@ class PeerServer:
         self,
         listen: str,
         credentials: grpc.ServerCredentials | None = None,
-        pool: ThreadPoolExecutor | None = None,
         key: bytes = b"",
     ) -> None:
         self.key = key
@@ -82,9 +81,9 @@ class PeerServer:
         """By run and rank, with the run's token."""
         self._changed = threading.Condition()
         self._closed = False
-        self._pool = pool or ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="plancompiler-peer")
+        self._threads = _StreamThreads()
         self._server = grpc.server(
-            self._pool, options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
+            self._threads, options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS
         )
         handler = grpc.stream_unary_rpc_method_handler(self._exchange)
         self._server.add_generic_rpc_handlers(
@@ -96,7 +95,6 @@ class PeerServer:
             else:
                 self.port = self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
-            self._pool.shutdown()
             raise TransportError(
                 "other ranks cannot be listened to at this address", got=listen
             ) from error
@@ -125,7 +123,7 @@ class PeerServer:
             self._closed = True
             self._changed.notify_all()
         self._server.stop(grace).wait()
-        self._pool.shutdown()
+        await_threads(self._threads.running)
 
     def credentials(self) -> tuple[tuple[str, bytes], ...]:
         """The metadata by which a call shows a server of the same key that its caller knows it."""
@@ -191,6 +189,31 @@ class PeerServer:
         return hello.sender, receiver
 
 
+class _StreamThreads(ThreadPoolExecutor):
+    """A thread for each stream, for which the interpreter does not wait at its end: it would before
+    it says that the main thread has ended, and only then eager programs close their streams.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.running: tuple[threading.Thread, ...] = ()
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function in a new thread."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:  # whoever asks the future is told
+                future.set_exception(error)
+
+        thread = threading.Thread(target=run, name="plancompiler-peer", daemon=True)
+        thread.start()
+        self.running = (*(each for each in self.running if each.is_alive()), thread)
+        return future
+
+
 class _Line:
     """What goes to one peer."""
 
@@ -199,6 +222,8 @@ class _Line:
         self.channel: grpc.Channel | None = None
         self.trouble = ""
         """What the last try to reach the peer met."""
+        self.sender: threading.Thread | None = None
+        """The thread of gRPC's that asks for the frames."""
         self.closures = 0
         """How often the peer has closed the connection at once."""
         self._first = first
@@ -218,6 +243,7 @@ class _Line:
 
     def frames(self) -> Iterator[bytes]:
         """All frames as bytes, made when the stream has room for them."""
+        self.sender = threading.current_thread()
         yield self._first
         place = 1
         while (frame := self._frames.get()) is not None and self._last is None:
@@ -291,6 +317,7 @@ class StreamCarrier:
                 _await_end(line.call, 0.0 if line.trouble else end - time.monotonic())
             if line.channel is not None:
                 line.channel.close()
+        await_threads(line.sender for line in self._lines.values() if line.sender is not None)
         if self._receiver is not None:
             self._server.detach(self._token, self._receiver)
         self._lines.clear()

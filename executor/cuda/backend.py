@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from plancompiler.executor.cuda.task import DeviceBinder
 from plancompiler.executor.memory import Memory
 from plancompiler.executor.stream import Notifier
 from plancompiler.executor.task import OnOutput, Run
+from plancompiler.executor.threads import await_threads
 from plancompiler.executor.trace import Recorder
 from plancompiler.limits import time_limits
 from plancompiler.plan.plan import Plan, Task
@@ -59,6 +61,7 @@ class DeviceBackend:
         self._cards: Cards | None = None
         self._meetings: Meetings | None = None
         self._completions: Completions | None = None
+        self._aborting: list[threading.Thread] = []
         self._binder: DeviceBinder | None = None
         self._clock: DeviceClock | None = None
         self._communicators: dict[object, Communicator] = {}
@@ -157,7 +160,7 @@ class DeviceBackend:
         """See `Backend.abort`."""
         if self._completions is not None:
             self._completions.stop()
-        abort_all(tuple(self._communicators.values()))
+        self._aborting += abort_all(tuple(self._communicators.values()))
 
     def close(self) -> None:
         """See `Backend.close`."""
@@ -165,6 +168,7 @@ class DeviceBackend:
             self._device.use()  # programs end in a thread of their own
         if self._completions is not None:
             self._completions.close(CLOSING_SECONDS)
+        await_threads(self._aborting, CLOSING_SECONDS)
         for communicator in self._communicators.values():
             with contextlib.suppress(Exception):
                 communicator.close()

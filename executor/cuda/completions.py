@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from plancompiler.errors import DeadlineError
 from plancompiler.executor.cuda.interface import Device, DeviceEvent
+from plancompiler.executor.threads import await_threads
 
 
 class Completions:
@@ -74,8 +75,7 @@ class Completions:
     def close(self, seconds: float) -> None:
         """Stop, and give the thread some time to end."""
         self.stop()
-        if self._thread is not threading.current_thread():
-            self._thread.join(seconds)
+        await_threads([self._thread], seconds)
 
     def _step_ended(self) -> None:
         with self._changed:

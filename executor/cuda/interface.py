@@ -102,9 +102,10 @@ ABORT_PATIENCE = 1.5
 """Seconds that who aborts waits for communicators to end."""
 
 
-def abort_all(communicators: Iterable[Communicator]) -> None:
+def abort_all(communicators: Iterable[Communicator]) -> list[threading.Thread]:
     """End all that communicators have launched, side by side and after a while unattended: NCCL may
-    wait for the other members to abort theirs, and the caller may have to tell them.
+    wait for the other members to abort theirs, and the caller may have to tell them. Returns the
+    threads that are then still at it, for which the caller waits when it is closed.
     """
     threads = [
         threading.Thread(target=_abort, args=(each,), name="plancompiler-abort", daemon=True)
@@ -115,6 +116,7 @@ def abort_all(communicators: Iterable[Communicator]) -> None:
     until = monotonic() + ABORT_PATIENCE
     for thread in threads:
         thread.join(max(0.0, until - monotonic()))
+    return [thread for thread in threads if thread.is_alive()]
 
 
 def _abort(communicator: Communicator) -> None:

@@ -22,6 +22,8 @@ from plancompiler.executor.cuda.interface import (
     DeviceArray,
     DeviceEvent,
 )
+from plancompiler.executor.threads import await_threads
+from plancompiler.limits.time_limits import THREAD_END
 
 _log = logging.getLogger(__name__)
 
@@ -75,9 +77,14 @@ class LaunchWatch:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Return when all have ended, one way or the other."""
+        """Return when all have ended, one way or the other, or when none of them can any more: the
+        thread hangs that would end them."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._pending)
+            latest = max((each.begin + each.deadline for each in self._pending), default=0.0)
+            self._changed.wait_for(
+                lambda: self._closed or not self._pending,
+                max(0.0, latest - monotonic()) + THREAD_END,
+            )
 
     def close(self) -> None:
         """Look no more."""
@@ -85,8 +92,8 @@ class LaunchWatch:
             self._closed = True
             self._pending.clear()
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is not None:
+            await_threads([self._thread])
 
     def _serve(self) -> None:
         with suppress(Exception):  # where it is broken, each operation finds that

@@ -26,6 +26,7 @@ from plancompiler.executor.comm.base import (
 )
 from plancompiler.executor.cuda.interface import Communicator, Device
 from plancompiler.executor.cuda.order import Channel, LaunchOrder
+from plancompiler.executor.threads import await_threads
 from plancompiler.ir import BROADCAST, DType, NdSbp
 from plancompiler.ir.shard import Region
 from plancompiler.ir.task import FAMILY_BITS, TaskKind, pack_register_id, unpack_id
@@ -221,7 +222,7 @@ def join(
 
     thread = threading.Thread(target=wait, name="plancompiler-nccl", daemon=True)
     thread.start()
-    thread.join(deadline)
+    await_threads([thread], deadline)
     if failed:
         raise failed[0]
     if not found:

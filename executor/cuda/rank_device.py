@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.cuda.interface import Communicator, Device, abort_all
 from plancompiler.executor.cuda.launched import LaunchWatch
 from plancompiler.executor.memory import Array
+from plancompiler.executor.threads import await_threads
 
 
 class RankDevice:
@@ -23,6 +25,7 @@ class RankDevice:
         """Those that were made here, to be ended with it."""
         self.watch = LaunchWatch(device, f"plancompiler-launched-{rank}")
         self._failure: PlanCompilerError | None = None
+        self._aborting: list[threading.Thread] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """See `Space.empty`."""
@@ -71,7 +74,7 @@ class RankDevice:
         """End what waits for NCCL, as a rank has failed; who reads a value is told."""
         if self._failure is None:
             self._failure = error
-        abort_all(tuple(self.communicators))
+        self._aborting += abort_all(tuple(self.communicators))
 
     def close(self) -> None:
         """Let go of everything; what was launched ends before."""
@@ -79,6 +82,7 @@ class RankDevice:
         if self._failure is None:
             self.watch.drain()
         self.watch.close()
+        await_threads(self._aborting)
         for communicator in self.communicators:
             with contextlib.suppress(Exception):
                 communicator.close()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -140,7 +137,7 @@ def _over_streams(
             hint=f"set {', '.join(TLS)}, or {INSECURE}=1 on a network you trust",
         )
     key = hashlib.sha256(b"peers:" + token.encode()).digest()
-    server = PeerServer(own, server_credentials, _Threads(), key)
+    server = PeerServer(own, server_credentials, key)
     peers = dict(enumerate(addresses))
     carrier = StreamCarrier(token, server, peers, open_channel)
     closing = partial(server.close, LINGER_SECONDS)
@@ -149,27 +146,6 @@ def _over_streams(
         return remote_transport(run, rank, server, peers, open_channel, with_tls=all(files))
 
     return MessageBoardMaker(carrier, rank, size, deadline, closing, LINGER_SECONDS, far)
-
-
-class _Threads(ThreadPoolExecutor):
-    """A thread for each stream, which the interpreter does not wait for at its end.
-
-    It waits for the threads of other executors before it says that the main thread has ended, and
-    only then streams are closed.
-    """
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function in a new thread."""
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function(*args, **kwargs))
-            except BaseException as error:  # whoever asks the future is told
-                future.set_exception(error)
-
-        threading.Thread(target=run, name="plancompiler-peer", daemon=True).start()
-        return future
 
 
 def _contents(path: str) -> bytes:

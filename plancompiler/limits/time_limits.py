@@ -110,6 +110,8 @@ GOODBYE = 5.0
 """A rank's last frames reach other hosts."""
 LINGER = 1.0
 """A rank that is done listens for the goodbyes of others."""
+THREAD_END = 5.0
+"""A thread of a stream or a device ends after it was asked to; then it is left behind."""
 MPI_END = 10.0
 """MPI's thread ends."""
 DEVICE_CLOSING = 5.0

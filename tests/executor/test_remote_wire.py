@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import struct
+import threading
 from collections.abc import Callable, Iterator
 
 import grpc
@@ -20,12 +21,14 @@ from plancompiler.errors import (
     VersionError,
     WireFormatError,
 )
+from plancompiler.executor import threads
 from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.base import publication_of
 from plancompiler.executor.comm.mirror import Frame
 from plancompiler.executor.comm.remote import METHOD, SERVICE, PeerServer, plain_channel
 from plancompiler.executor.memory import Array
+from tests.executor.host_world import own_threads
 from tests.executor.pipelines import train
 from tests.executor.plans import data_parallel
 
@@ -274,6 +277,33 @@ def test_strangers_are_sent_away(greeting, server):
         say(server, [greeting, wire.pack_barrier(0, 1)])
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert (listener.frames, listener.losses) == ([], [])
+
+
+def test_a_stream_that_hangs_is_left_behind_by_name(server, monkeypatch, caplog):
+    """Closing waits for the threads of streams, and not without end."""
+    monkeypatch.setattr(threads, "THREAD_SECONDS", 0.05)
+    entered, goes_on = threading.Event(), threading.Event()
+
+    class Hanging(Listener):
+        def receive(self, rank: int, frame: bytes) -> bool:
+            entered.set()
+            goes_on.wait(30)
+            return super().receive(rank, frame)
+
+    server.attach(TOKEN, Hanging())
+    barrier = wire.with_check([wire.pack_barrier(0, 1)], 1)
+    with plain_channel(f"127.0.0.1:{server.port}") as channel:
+        call = channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
+        running = call.future(iter([wire.pack_hello(TOKEN, 0, 1), barrier]))
+        assert entered.wait(30)
+        server.close()
+        assert running.exception() is not None
+    (note,) = caplog.messages
+    assert "the thread plancompiler-peer did not end within 0.05 s" in note
+    assert "threading.py" in note
+    goes_on.set()
+    server.close()  # which waits for it now
+    assert own_threads() == []
 
 
 def test_a_port_that_is_taken(server):
