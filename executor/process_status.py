@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -64,6 +65,20 @@ def process_status(pid: int) -> ProcessStatus | None:
         int(fields[19]),
         (int(fields[11]) + int(fields[12])) / _TICKS,
     )
+
+
+def waits_for_disk(pid: int) -> bool:
+    """Whether a thread of a process waits in the kernel for what no signal interrupts: mostly a
+    disk, as in the middle of a write or an fsync.
+    """
+    try:
+        for task in (_PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+                if (task / "stat").read_bytes().rpartition(b") ")[2].startswith(b"D"):
+                    return True
+    except OSError:
+        return False
+    return False
 
 
 class StoppedProcesses:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from plancompiler.cluster.messages import (
     MISSING_SHOWN,
+    Heartbeat,
     JobPhase,
     JobRequest,
     JobStatus,
     PeerAddress,
     Prepare,
     Register,
+    Run,
     Waiting,
     WorkerStatus,
     WriteIndex,
 )
-from plancompiler.errors import ErrorReport
+from plancompiler.errors import ErrorReport, WorkerLostError
 from plancompiler.limits.time_limits import BUSY_SHARE, TELL
 from plancompiler.master.saving import Operation, Saving
 from plancompiler.master.shipping import Shipping
@@ -43,7 +45,8 @@ class Worker:
     cpu_told: float = -math.inf
     """which was then."""
     worked: float = -math.inf
-    """When its process has last used a processor for more than BUSY_SHARE of the time."""
+    """When its process has last used a processor for more than BUSY_SHARE of the time, or got on
+    without."""
     job_id: int = 0
 
     @property
@@ -56,11 +59,23 @@ class Worker:
             self.rank, self.host, self.offer.device, self.offer.version, self.job_id
         )
 
-    def beat(self, cpu_seconds: float, now: float) -> None:
-        """Its process runs, and has used so much CPU time."""
-        if cpu_seconds - self.cpu_seconds >= BUSY_SHARE * (now - self.cpu_told):
+    def lost(self, job: Job, how: str) -> WorkerLostError:
+        """What a job fails with when the worker is lost."""
+        step = job.counts.under_way if isinstance(job.current, Run) else None
+        return WorkerLostError(
+            f"the worker of rank {self.rank} was lost while the job was {job.phase}: {how}",
+            rank=self.rank,
+            got=f"no worker for rank {self.rank} on host {self.host!r}"
+            + ("" if step is None else f", step {step} under way"),
+            hint="start the worker again and submit the job again",
+        )
+
+    def beat(self, beat: Heartbeat, now: float) -> None:
+        """Its process runs."""
+        used = beat.cpu_seconds - self.cpu_seconds
+        if beat.gets_on or used >= BUSY_SHARE * (now - self.cpu_told):
             self.worked = now
-        self.cpu_seconds, self.cpu_told = cpu_seconds, now
+        self.cpu_seconds, self.cpu_told = beat.cpu_seconds, now
 
 
 @dataclass(slots=True)
@@ -82,6 +97,8 @@ class Job:
     """When the phase, operation or (once ended) the release of the ranks takes too long."""
     waiting: set[int] = field(default_factory=set)
     """Ranks that have not yet done what the phase or operation asks for."""
+    asked: dict[int, float] = field(default_factory=dict)
+    """By rank: when it was asked for that, or last got on with it."""
     cached: bool = False
     """Whether neither the master nor the ranks heard of so far compiled anything."""
     shipping: Shipping | None = None
@@ -106,6 +123,11 @@ class Job:
     error: ErrorReport | None = None
     aborting: bool = False
     """Failed, with the phase still open because the first cause may yet be heard of."""
+
+    def await_ranks(self, ranks: Iterable[int], now: float) -> None:
+        """The phase or operation asks something of these ranks."""
+        self.waiting = set(ranks)
+        self.asked = dict.fromkeys(self.waiting, now)
 
     def seconds(self, now: float) -> float:
         """From the submission to the end, or until now."""

@@ -54,6 +54,8 @@ class Saving:
     order: Save
     waiting: set[int]
     """Ranks that have not yet written what they were asked for last."""
+    asked: float
+    """When that was."""
     indexing: bool = False
     """Whether all shards are there, and the index is being written."""
 
@@ -64,9 +66,9 @@ class Saving:
         self.waiting.remove(rank)
         return not self.waiting
 
-    def index(self, first: int) -> WriteIndex:
+    def index(self, first: int, now: float) -> WriteIndex:
         """The order to the first rank, once all shards are there."""
         self.indexing = True
-        self.waiting = {first}
+        self.waiting, self.asked = {first}, now
         order = self.order
         return WriteIndex(order.job_id, order.ticket, order.directory, background=True)

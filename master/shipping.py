@@ -48,6 +48,10 @@ class Shipping:
         """Ranks that have their bytes."""
         return len(self._digests) - len(self._missing)
 
+    def has(self, rank: int) -> bool:
+        """Whether a rank has its bytes."""
+        return rank not in self._missing
+
     def first(self) -> list[Delivery]:
         """What can be told at once."""
         return [

@@ -91,7 +91,7 @@ from plancompiler.master.events import (
     Tick,
     WorkerGone,
 )
-from plancompiler.master.overdue import somebody_works, too_late
+from plancompiler.master.overdue import somebody_works, standing_still, too_late
 from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.records import Job, Worker
 from plancompiler.master.registration import free_rank
@@ -146,7 +146,7 @@ class MasterState:
             case JobSubmitted():
                 self._submit(event, now)
             case MasterCompiled():
-                self._master_compiled(event)
+                self._master_compiled(event, now)
             case MasterFailed(job_id, error):
                 job = self._active_job(job_id)
                 if job is not None:
@@ -204,7 +204,7 @@ class MasterState:
             if message.stopped:
                 self._drop(worker, "its process is in state T, stopped by a signal", now)
             else:
-                worker.beat(message.cpu_seconds, now)
+                worker.beat(message, now)
                 self._tell(worker, Heartbeat())
             return
         if isinstance(message, Idle):
@@ -219,7 +219,7 @@ class MasterState:
             return
         elif isinstance(message, Fetched):
             if job.phase is JobPhase.COMPILING:
-                self._fetched(job, rank, message.copy)
+                self._fetched(job, rank, message.copy, now)
         elif isinstance(message, RankCompiled):
             self._compiled(job, rank, message, now)
         elif isinstance(message, Prepared):
@@ -261,15 +261,7 @@ class MasterState:
         if job is None:
             return
         if not job.phase.is_end:
-            step = job.counts.under_way if isinstance(job.current, Run) else None
-            error = WorkerLostError(
-                f"the worker of rank {rank} was lost while the job was {job.phase}: {how}",
-                rank=rank,
-                got=f"no worker for rank {rank} on host {worker.host!r}"
-                + ("" if step is None else f", step {step} under way"),
-                hint="start the worker again and submit the job again",
-            )
-            self._fail(job, error.report, now)
+            self._fail(job, worker.lost(job, how).report, now)
         self._retire(job, now)
 
     def _idle(self, worker: Worker, job_id: int, now: float) -> None:
@@ -354,12 +346,12 @@ class MasterState:
             if waiting is not None:
                 self._publish(job, waiting)
 
-    def _master_compiled(self, event: MasterCompiled) -> None:
+    def _master_compiled(self, event: MasterCompiled, now: float) -> None:
         job = self._active_job(event.job_id)
         if job is None or job.phase is not JobPhase.COMPILING or job.aborting:
             return
         job.cached = event.cached
-        job.waiting = set(range(self.world_size))
+        job.await_ranks(range(self.world_size), now)
         hosts = {rank: host_of(offer) for rank, offer in self._offers().items()}
         job.shipping = Shipping(event.digests, hosts)
         self._deliver(job, job.shipping.first())
@@ -372,11 +364,12 @@ class MasterState:
             )
             self._tell(self._workers[each.rank], message)
 
-    def _fetched(self, job: Job, rank: int, copy: LocalCopy | None) -> None:
+    def _fetched(self, job: Job, rank: int, copy: LocalCopy | None, now: float) -> None:
         """A rank has its slice or plan, so others of its host can get theirs from it."""
         shipping = job.shipping
         if shipping is None or not shipping.arrived(rank):
             return
+        job.asked[rank] = now
         if shipping.is_worth_telling:
             self._publish(job, Shipped(shipping.fetched, self.world_size))
         self._deliver(job, shipping.after(rank, copy))
@@ -384,7 +377,7 @@ class MasterState:
     def _compiled(self, job: Job, rank: int, message: RankCompiled, now: float) -> None:
         if job.phase is not JobPhase.COMPILING:
             return
-        self._fetched(job, rank, None)  # it has said so, unless it cannot share
+        self._fetched(job, rank, None, now)  # it has said so, unless it cannot share
         job.cached = job.cached and message.cached
         job.digests[rank] = message.digest
         job.facts[rank] = message.facts
@@ -405,7 +398,7 @@ class MasterState:
         digest = combine_digests(job.digests)
         self._publish(job, CompileFinished(digest, now - (job.started or now), job.cached))
         self._enter(job, JobPhase.PREPARING, self.limits.preparing, now)
-        job.waiting = set(range(self.world_size))
+        job.await_ranks(range(self.world_size), now)
         offers = self._offers()
         for worker in self._busy(job):
             self._tell(worker, job.prepare(far_peers(worker.rank, offers)))
@@ -425,6 +418,7 @@ class MasterState:
             self._fail(job, error, now)
             return
         job.deadline = now + self.limits.progress
+        job.asked[rank] = now
         self._publish(job, RankOutputs(message.step, rank, message.arrays))
         ranks = job.reported.setdefault(message.step, set())
         ranks.add(rank)
@@ -473,9 +467,9 @@ class MasterState:
                 return
             if isinstance(operation, (Save, Collect)):
                 job.current = operation = replace(operation, before=True)
-        job.waiting = set(range(self.world_size))
+        job.await_ranks(range(self.world_size), now)
         if isinstance(operation, Save) and operation.background:
-            job.saving = Saving(operation, set(range(self.world_size)))
+            job.saving = Saving(operation, set(range(self.world_size)), now)
         job.deadline = now + self.limits.progress
         self._tell_all(job, operation)
 
@@ -488,7 +482,7 @@ class MasterState:
             job.deadline = now + self.limits.progress
         if not saving.indexing:
             first = min(self._workers)
-            self._tell(self._workers[first], saving.index(first))
+            self._tell(self._workers[first], saving.index(first, now))
             return
         job.saving = None
         if job.current is None:
@@ -513,7 +507,7 @@ class MasterState:
             # The index names all shards, so it comes after them.
             first = min(self._workers)
             job.current = WriteIndex(job.id, ticket, current.directory)
-            job.waiting = {first}
+            job.await_ranks([first], now)
             self._tell(self._workers[first], job.current)
             return
         self._publish(job, TicketDone(ticket))
@@ -607,10 +601,13 @@ class MasterState:
                 self._drop(worker, f"it said nothing for {self.limits.silence:g} s", now)
         for job_id in (self._active, *itertools.islice(self._queue, 1)):
             job = self._jobs.get(job_id or 0)
-            if job is not None and now > job.deadline:
+            if job is not None:
                 self._overdue(job, now)
 
     def _overdue(self, job: Job, now: float) -> None:
+        error = standing_still(job, self._workers, now, self.limits)
+        if error is None and now <= job.deadline:
+            return
         if job.phase.is_end:
             for worker in self._busy(job):
                 self._drop(worker, "it did not let go of an ended job in time", now)
@@ -618,9 +615,9 @@ class MasterState:
         if job.aborting:
             self._end(job, JobPhase.FAILED, now)
             return
-        if somebody_works(job, self._workers, now):
+        if error is None and somebody_works(job, self._workers, now):
             return
-        error = too_late(job, self._workers, self.world_size, self.limits)
+        error = error or too_late(job, self._workers, self.world_size, self.limits)
         self._fail(job, error.report, now, cause=True)
 
     def _drop(self, worker: Worker, how: str, now: float) -> None:

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from plancompiler.cluster.channel import (
     software_version,
 )
 from plancompiler.cluster.checked import Received, Sent
-from plancompiler.cluster.messages import Register, Registered, WorkerMessage
+from plancompiler.cluster.messages import Heartbeat, Register, Registered, WorkerMessage
 from plancompiler.cluster.serde import MASTER_MESSAGES, WORKER_MESSAGES, Reader
 from plancompiler.errors import (
     ClusterError,
@@ -51,6 +52,7 @@ from plancompiler.worker.events import (
 from plancompiler.worker.heartbeats import Heartbeats
 from plancompiler.worker.job_runner import JobRunner
 from plancompiler.worker.peers import LISTEN, Peers, open_peers
+from plancompiler.worker.quiet_work import QuietWork
 from plancompiler.worker.state import WorkerState
 
 _TICK_SECONDS = 0.2
@@ -102,6 +104,7 @@ def run_worker(
     try:
         peers = open_peers(transport, master, listen, tls, insecure, host)
         register = peers.offer(rank, device, version or software_version())
+        register = replace(register, deadline=deadline)
         channel = connect_master(master, tls, token_file, timeout)
         stop = stop or threading.Event()
         _Agent(
@@ -169,6 +172,9 @@ class _Agent:
         )
         self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
         self._stood_still = 0.0
+        self._pieces = 0
+        """Messages to the master, without heartbeats."""
+        self._quiet_work = QuietWork(lambda: self._pieces + self._runner.transferred)
         self._state = WorkerState(time.monotonic(), silence_seconds)
 
     def serve(self) -> None:
@@ -179,7 +185,7 @@ class _Agent:
         try:
             while leaving is None:
                 before = time.monotonic()
-                events: list[WorkerEvent] = [Tick(time.process_time())]
+                events: list[WorkerEvent] = [Tick(time.process_time(), self._quiet_work.was_seen())]
                 with contextlib.suppress(queue.Empty):
                     events.insert(0, self._events.get(timeout=_TICK_SECONDS))
                 # Time in which this process stood still says nothing of the master.
@@ -223,7 +229,9 @@ class _Agent:
     def _requests(self) -> Iterator[pb.WorkerMessage]:
         sent = Sent()
         while (message := self._outbox.get()) is not None:
-            yield from map(sent, WORKER_MESSAGES.write(message))
+            for proto in WORKER_MESSAGES.write(message):
+                self._pieces += not isinstance(message, Heartbeat)
+                yield sent(proto)
 
     def _read(self) -> None:
         """Turn the master's stream into events, until it ends."""

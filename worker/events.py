@@ -79,6 +79,8 @@ class Tick:
     """Time passed; the process has used so much CPU time."""
 
     cpu_seconds: float = 0.0
+    gets_on: bool = False
+    """Whether it has got on without its processor since the last tick."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus, process_status
+from plancompiler.executor.process_status import (
+    CONTINUE_HINT,
+    ProcessStatus,
+    process_status,
+    waits_for_disk,
+)
 from plancompiler.limits import time_limits
 
 LOOK_SECONDS = 0.5
@@ -94,7 +99,11 @@ class HeartbeatProcess:
         from plancompiler.proto import cluster_pb2 as pb  # noqa: PLC0415
 
         self._open(told)
-        heartbeat = pb.Heartbeat(stopped=status.is_stopped, cpu_seconds=status.cpu_seconds)
+        heartbeat = pb.Heartbeat(
+            stopped=status.is_stopped,
+            cpu_seconds=status.cpu_seconds,
+            gets_on=waits_for_disk(self._process),
+        )
         request = pb.BeatRequest(token=bytes.fromhex(told["token"]), heartbeat=heartbeat)
         try:
             self._stub.Beat(request, timeout=time_limits.BEAT)

@@ -127,6 +127,11 @@ class JobRunner:
 
     # --- called by the agent's thread -----------------------------------------------------------
 
+    @property
+    def transferred(self) -> int:
+        """Grows with every piece of a transfer."""
+        return self._transfers.pieces
+
     def start(self, work: Work) -> None:
         """Queue work."""
         self._orders.put(work)
@@ -390,6 +395,7 @@ class JobRunner:
         def requests() -> Iterator[pb.UploadRequest]:
             yield pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)
             for chunk in chunks:
+                self._transfers.pieces += 1
                 yield pb.UploadRequest(chunk=chunk)
 
         self._transfers.upload(self._stub.Upload, requests())

@@ -67,6 +67,8 @@ class WorkerState:
         self._silence = silence_seconds
         self._last_heard = now
         self._last_beat = now
+        self._gets_on = False
+        """Whether the process has got on without its processor since the last heartbeat."""
         self._working = False
         self._ending = False
         """The job is over; it is let go of when the work at hand has ended."""
@@ -109,8 +111,8 @@ class WorkerState:
                 self._send(Idle(job_id))
             case StopAsked():
                 self._leave(Exit(None), now)
-            case Tick(cpu_seconds):
-                self._tick(cpu_seconds, now)
+            case Tick():
+                self._tick(event, now)
         self._move_on()
         return self._actions
 
@@ -178,10 +180,12 @@ class WorkerState:
         elif self._exit is not None:
             self._actions.append(self._exit)
 
-    def _tick(self, cpu_seconds: float, now: float) -> None:
+    def _tick(self, tick: Tick, now: float) -> None:
+        self._gets_on |= tick.gets_on
         if now - self._last_beat >= self._silence / _BEATS_PER_SILENCE:
             self._last_beat = now
-            self._send(Heartbeat(cpu_seconds=cpu_seconds))
+            self._send(Heartbeat(False, tick.cpu_seconds, self._gets_on))
+            self._gets_on = False
         patience = MASTER_SILENCES * self._silence
         if now - self._last_heard > patience:
             error = MasterUnreachableError(

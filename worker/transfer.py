@@ -109,6 +109,8 @@ class Transfers:
         self._tls = tls
         self._interruption = interruption
         self._session = session
+        self.pieces = 0
+        """How many have come and gone."""
         self._channel: grpc.Channel | None = None
 
     def fetch(self, request: pb.FetchRequest, what: str, limit: int) -> bytes:
@@ -147,6 +149,7 @@ class Transfers:
         data = None
         with self._interruption.cancels(call):
             for message in call:
+                self.pieces += 1
                 if data is not None:
                     raise WireFormatError(f"{what} came with more behind it")
                 data = assembler.add_message(message)

@@ -79,6 +79,8 @@ class Register:
     """Workers with the same one reach each other's loopback addresses."""
     is_loopback: bool = False
     """Whether `peer_address` is one."""
+    deadline: float = 0.0
+    """Seconds that a rank may stand still in jobs that do not say it; 0: the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Heartbeat:
     """Whether a signal has stopped the worker's process, as the process beside it says."""
     cpu_seconds: float = 0.0
     """CPU time that the worker's process has used."""
+    gets_on: bool = False
+    """Whether it gets on without its processor: it waits for its disk, or transfers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,7 +353,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback")
+    __slots__ = ("rank", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback", "deadline")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +362,7 @@ class Register(_message.Message):
     PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     IS_LOOPBACK_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     device: str
@@ -370,15 +371,18 @@ class Register(_message.Message):
     peer_address: str
     network: str
     is_loopback: bool
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ...) -> None: ...
+    deadline: float
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ..., deadline: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stopped", "cpu_seconds")
+    __slots__ = ("stopped", "cpu_seconds", "gets_on")
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GETS_ON_FIELD_NUMBER: _ClassVar[int]
     stopped: bool
     cpu_seconds: float
-    def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ...) -> None: ...
+    gets_on: bool
+    def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ..., gets_on: _Optional[bool] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("token", "heartbeat")

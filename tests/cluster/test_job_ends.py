@@ -26,7 +26,7 @@ from plancompiler.errors import (
     TransportError,
     WorkerLostError,
 )
-from plancompiler.limits.time_limits import DEADLINE
+from plancompiler.limits.time_limits import DEADLINE, LONGEST_ANSWER
 from plancompiler.master.events import CancelAsked, FromWorker, Limits, StepAsked, Stopping, Tick
 from plancompiler.plan.digest import CrossRankFact
 from plancompiler.worker import events
@@ -256,6 +256,59 @@ def test_a_worker_that_works_is_waited_for(phase: JobPhase) -> None:
     error = cluster.error(job)
     assert error is not None
     assert error.code == DeadlineError.code
+
+
+@pytest.mark.parametrize("doing", [Compile, Save, WriteIndex, Run])
+@pytest.mark.parametrize("deadline", [0.0, 20.0])
+def test_a_rank_that_stands_still_is_named_after_the_deadline(doing: type, deadline: float) -> None:
+    """Long before the limit of what the job does; in what all do for themselves, though another
+    one works. A rank that gets on without its processor does not stand still.
+    """
+    cluster, workers = cluster_of(2)
+    late = workers[0 if doing is WriteIndex else 1]
+    job = cluster.submit(JobRequest(1, save="folder", deadline=deadline))
+    while not isinstance(late.work, doing) or late.fetching:
+        cluster.choices()[0]()
+    while late.to_master:
+        cluster._deliver_to_master(late)
+    cluster.choices = list  # type: ignore[method-assign]  # nobody gets anything done
+    used = 0.0
+
+    def pass_time(seconds: float, gets_on: bool) -> None:
+        nonlocal used
+        for _ in range(round(seconds)):
+            cluster.now += 1.0
+            used += 0.5
+            for worker in workers:
+                idle = worker is late or doing is Run
+                beat = Heartbeat(False, 0.0 if idle else used, gets_on and idle)
+                cluster.tell_master(FromWorker(worker.connection, beat))
+            cluster.tell_master(Tick())
+
+    limit = (deadline or DEADLINE) + (LONGEST_ANSWER if doing is Run else 0)
+    pass_time(3 * limit, True)
+    pass_time(limit - 1, False)
+    assert cluster.error(job) is None
+    pass_time(3, False)
+    error = cluster.error(job)
+    assert error is not None
+    assert error.code == DeadlineError.code
+    assert "stands still, its processor idle" in error.what
+    assert error.rank == late.state.rank
+
+
+def test_a_rank_that_waits_for_another_while_the_job_runs_is_waited_for() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(1))
+    until(cluster, job, JobPhase.RUNNING)
+    cluster.choices = list  # type: ignore[method-assign]  # nobody gets anything done
+    for second in range(100):
+        cluster.now += 1.0
+        for worker in workers:
+            beat = Heartbeat(False, second * 0.5 if worker is workers[0] else 0.0)
+            cluster.tell_master(FromWorker(worker.connection, beat))
+        cluster.tell_master(Tick())
+    assert cluster.error(job) is None
 
 
 @pytest.mark.parametrize("phase", [JobPhase.COMPILING, JobPhase.PREPARING, JobPhase.RUNNING])
