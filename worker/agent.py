@@ -153,6 +153,8 @@ class _Agent:
         self._stop = stop
         self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
+        self._pieces = 0
+        """Messages to the master, without heartbeats."""
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
         self._outbox.put(register)
         self._call: Any = stub.Connect(self._requests())
@@ -172,8 +174,6 @@ class _Agent:
         )
         self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
         self._stood_still = 0.0
-        self._pieces = 0
-        """Messages to the master, without heartbeats."""
         self._quiet_work = QuietWork(lambda: self._pieces + self._runner.transferred)
         self._state = WorkerState(time.monotonic(), silence_seconds)
 

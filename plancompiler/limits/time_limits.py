@@ -66,13 +66,15 @@ WORKER_SILENCE = 10.0
 WORKERS = 300.0
 """The first job of the queue waits for workers."""
 COMPILING = 1800.0
-"""Compiling, unless a rank that is awaited works."""
+"""Compiling, unless a rank that is awaited works. One that stands still has DEADLINE, as it has
+while the job saves."""
 CHECKING = 60.0
 """Comparing what ranks have compiled."""
 PREPARING = 30.0
 """Preparing, unless a rank that is awaited works."""
 PROGRESS = 600.0
-"""An operation runs and no rank reports anything or works."""
+"""An operation runs and no rank reports anything or works. Where all that run stand still: DEADLINE
+and LONGEST_ANSWER."""
 IDLE = 3600.0
 """An open job waits for its client's next request."""
 RELEASE = 30.0
