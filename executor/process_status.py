@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -107,6 +109,29 @@ class StoppedProcesses:
             if self._stopped[pid] >= self._seconds:
                 return status
         return None
+
+
+def end_stopped_at_exit(pid: int) -> None:
+    """End a stopped process when this one ends. Stopped, it would neither hear that the run is over
+    nor heed its launcher. Only at the end: launchers end everyone when one ends, whoever still has
+    something to say.
+    """
+    atexit.register(_end_stopped, pid)
+
+
+def _end_stopped(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)
+
+
+def process_space() -> str:
+    """What processes have in common that see each other under their process ids."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def process_environment(pid: int) -> Mapping[str, str] | None:

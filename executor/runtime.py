@@ -40,7 +40,7 @@ from plancompiler.executor.trace import Recorder
 from plancompiler.executor.watchdog import Sight, Watchdog
 from plancompiler.ir import UNKNOWN_SOURCE
 from plancompiler.limits import time_limits
-from plancompiler.limits.time_limits import DEADLINE, at_start, on_devices
+from plancompiler.limits.time_limits import DEADLINE, at_start, if_unseen
 from plancompiler.ops.initializer import initialize
 from plancompiler.plan.plan import CollectiveSpec, Plan, Task, VariableDesc
 
@@ -137,7 +137,7 @@ class Runtime:
         self._inputs = input_specs(plan)
         self._feeds: dict[str, deque[Array]] = {name: deque() for name in self._inputs}
         self._backend = backend_of(plan, device, self._launched_failed)
-        self._deadline = deadline if self._backend.plan.device == "cpu" else on_devices(deadline)
+        self._deadline = deadline if self._backend.plan.device == "cpu" else if_unseen(deadline)
         self._actors = load_actors(self._backend.plan, first_step)
         if self._anomaly and self._backend.plan.device != "cpu":
             raise DeviceError(

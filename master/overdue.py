@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from plancompiler.cluster.messages import JobPhase, Run, Save, WriteIndex
 from plancompiler.errors import DeadlineError
-from plancompiler.limits.time_limits import DEADLINE, LONGEST_ANSWER, on_devices
+from plancompiler.limits.time_limits import DEADLINE, LONGEST_ANSWER, if_unseen
 from plancompiler.master.events import Limits
 from plancompiler.master.records import Job, Worker
 
@@ -85,7 +85,7 @@ def _idle(worker: Worker, since: float, now: float) -> float:
 def _deadline(job: Job, worker: Worker, running: bool = False) -> float:
     """How long a rank may stand still; one that runs may wait for its device."""
     seconds = job.request.deadline or worker.offer.deadline or DEADLINE
-    return on_devices(seconds) if running and worker.offer.device != "cpu" else seconds
+    return if_unseen(seconds) if running and worker.offer.device != "cpu" else seconds
 
 
 def too_late(job: Job, present: Collection[int], world_size: int, limits: Limits) -> DeadlineError:

@@ -12,7 +12,7 @@ from plancompiler.errors import (
     PlanCompilerError,
     TransportError,
 )
-from plancompiler.executor.comm.patience import Patience
+from plancompiler.executor.comm.patience import Patience, Work
 from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus
 
 
@@ -32,9 +32,17 @@ class Departures:
         rank, error = self.failure
         return aborted_by(rank, error.report)
 
-    def cpu_seconds(self, rank: int) -> float | None:
-        """CPU time that a rank has used; None where that cannot be seen from here."""
+    def work_of(self, rank: int) -> Work | None:
+        """What a rank has done so far; None where that cannot be seen from here."""
         return None
+
+    def patience(self, deadline: float) -> Patience:
+        """For a wait that begins."""
+        return Patience(deadline, self.work_of)
+
+    def look_at(self, patience: Patience, ranks: list[int], label: str) -> bool:
+        """Whether a wait for ranks that are missing is over; called now and then."""
+        return patience.is_over(ranks)
 
     def await_members(
         self,
@@ -58,9 +66,10 @@ class Departures:
         if deadline is None:
             came = changed.wait_for(is_decided)
         else:
-            patience = Patience(deadline, self.cpu_seconds)
+            patience = self.patience(deadline)
             while not (came := changed.wait_for(is_decided, patience.pause)):
-                if patience.is_over(missing()):
+                if self.look_at(patience, missing(), label):
+                    deadline = patience.deadline
                     break
         absent = missing()
         if not absent:

@@ -6,11 +6,9 @@ Barriers are counters in shared memory; notices and failures are small packets.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import struct
 import sys
@@ -35,9 +33,9 @@ from plancompiler.executor.comm.departures import (
     not_understood,
     stopped_rank,
 )
-from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience
+from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience, Work, work_of_process
 from plancompiler.executor.memory import Buffer, Slots, private_buffer, register_slots
-from plancompiler.executor.process_status import StoppedProcesses, process_status
+from plancompiler.executor.process_status import StoppedProcesses, end_stopped_at_exit
 from plancompiler.ir.shard import Region
 from plancompiler.plan.plan import Block, RegisterDesc
 
@@ -133,18 +131,12 @@ class HostGroup:
                         raise missed_barrier(label, self.ranks, missing, self.deadline)
 
 
-def _end_stopped(process: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(process, signal.SIGTERM)
-        os.kill(process, signal.SIGCONT)
-
-
 class PeerWait:
     """One wait for ranks of this host: whether they run, and work."""
 
     def __init__(self, transport: HostTransport, deadline: float) -> None:
         self._transport = transport
-        self._patience = Patience(deadline, transport.cpu_seconds)
+        self._patience = Patience(deadline, transport.work_of)
         self._stopped = StoppedProcesses()
         self._look_at = time.monotonic() + self._patience.pause
 
@@ -381,11 +373,10 @@ class HostTransport(Departures):
         """See `Transport.process_of`."""
         return self._processes.get(rank)
 
-    def cpu_seconds(self, rank: int) -> float | None:
-        """See `Departures.cpu_seconds`."""
+    def work_of(self, rank: int) -> Work | None:
+        """See `Departures.work_of`."""
         process = self._processes.get(rank)
-        status = None if process is None else process_status(process)
-        return None if status is None else status.cpu_seconds
+        return None if process is None else work_of_process(process)
 
     def check_running(self, stopped: StoppedProcesses, label: str, ranks: Iterable[int]) -> None:
         """DeadlineError where a signal has stopped the process of one of these ranks,
@@ -410,9 +401,7 @@ class HostTransport(Departures):
                 processes |= dict.fromkeys(unmet, rank)
         status = stopped.look(processes)
         if status is not None:
-            # Stopped, it would neither hear that the run is over nor heed its launcher. Only at the
-            # end: launchers end everyone when one ends, whoever still has something to say.
-            atexit.register(_end_stopped, status.pid)
+            end_stopped_at_exit(status.pid)
             raise stopped_rank(label, processes[status.pid], status)
 
     # --- messages -------------------------------------------------------------------------------

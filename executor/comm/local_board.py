@@ -12,6 +12,7 @@ from plancompiler.executor.comm.departures import Departures
 from plancompiler.executor.comm.local import Meeting
 from plancompiler.executor.comm.mirror import MirrorTransport
 from plancompiler.executor.comm.operations import Arrays, Targets
+from plancompiler.executor.comm.patience import Work
 from plancompiler.limits.time_limits import DEADLINE
 
 COPIED_BYTES = 32 << 10
@@ -49,13 +50,13 @@ class LocalBoards(Departures):
         self._clocks[rank] = time.pthread_getcpuclockid(threading.get_ident())
         return found
 
-    def cpu_seconds(self, rank: int) -> float | None:
-        """See `Departures.cpu_seconds`."""
+    def work_of(self, rank: int) -> Work | None:
+        """See `Departures.work_of`."""
         clock = self._clocks.get(rank)
         if clock is None:
             return None
         try:
-            return time.clock_gettime(clock)
+            return Work(time.clock_gettime(clock))
         except OSError:  # the thread has ended
             return None
 

@@ -18,15 +18,20 @@ import numpy as np
 from plancompiler.errors import PlanCompilerError, TransportError, WireFormatError
 from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
-from plancompiler.executor.comm.departures import Departures
+from plancompiler.executor.comm.departures import Departures, stopped_rank
 from plancompiler.executor.comm.mirror import CLOSE_SECONDS, Carrier, Frame, MirrorTransport
 from plancompiler.executor.comm.operations import ALL, Arrays, Targets, board_digest
+from plancompiler.executor.comm.patience import Patience, Work
+from plancompiler.executor.comm.peer_work import PeerWork
+from plancompiler.executor.process_status import StoppedProcesses, end_stopped_at_exit
 from plancompiler.ir import DType
 from plancompiler.ir.shard import element_count
-from plancompiler.limits.time_limits import UNSEEN_DEADLINE
+from plancompiler.limits.time_limits import DEADLINE, if_unseen
 
 SHOW = 32
 """Kind of the frames of boards; others are those of `remote_wire`."""
+SIGN = 33
+"""Kind of the frames in which ranks speak of their work (see `peer_work`)."""
 MAX_MESSAGE = 1 << 40
 """Bytes that one member may show at once."""
 
@@ -63,9 +68,10 @@ class _Message:
 class MessageBoardMaker(Departures):
     """One rank's boards over a carrier, which connects it to all other ranks of the world.
 
-    `deadline` (seconds) holds for every wait, and for others to be there at all. `closing` is
-    called when all is over, `linger` seconds after the end if others have not said goodbye before:
-    what they still send then finds nobody. `far` is `BoardMaker.far`.
+    `deadline` (seconds) is how long those that are waited for may stand still, `start_deadline` how
+    long they may take to be there at all. `closing` is called when all is over, `linger` seconds
+    after the end if others have not said goodbye before: what they still send then finds nobody.
+    `far` is `BoardMaker.far`.
     """
 
     def __init__(
@@ -73,10 +79,11 @@ class MessageBoardMaker(Departures):
         carrier: Carrier,
         rank: int,
         size: int,
-        deadline: float = UNSEEN_DEADLINE,
+        deadline: float = DEADLINE,
         closing: Callable[[], None] | None = None,
         linger: float = 0.0,
         far: Callable[[str], MirrorTransport] | None = None,
+        start_deadline: float = 0.0,
     ) -> None:
         super().__init__()
         self.rank = rank
@@ -87,10 +94,14 @@ class MessageBoardMaker(Departures):
         self._carrier = carrier
         self._peers = tuple(peer for peer in range(size) if peer != rank)
         self._messages: dict[_Key, _Message] = {}
+        self._start_deadline = start_deadline
+        self._work = PeerWork(rank, self._peers, self._send_sign)
+        self._stopped = StoppedProcesses()
         self._closed = False
         self._closing = closing
         self._linger = linger
         carrier.open(self._peers, self)
+        self._work.introduce()
 
     def board(self, ranks: tuple[int, ...], stream: str = "") -> MessageBoard:
         """See `BoardMaker.board`."""
@@ -134,7 +145,8 @@ class MessageBoardMaker(Departures):
         """Give a peer what a board shows it."""
         for offset in range(0, len(data), wire.CHUNK_BYTES):
             head = _SHOW.pack(SHOW, board, number, offset, len(data))
-            self._carrier.send(peer, Frame(head + data[offset : offset + wire.CHUNK_BYTES]))
+            part = data[offset : offset + wire.CHUNK_BYTES]
+            self._carrier.send(peer, Frame(head + part, sent=self._work.move))
 
     def take(
         self, board: MessageBoard, name: bytes, number: int, label: str
@@ -151,10 +163,42 @@ class MessageBoardMaker(Departures):
                     if key not in messages or not messages[key].complete
                 ]
 
-            self.await_members(self.changed, board.ranks, missing, label, board.deadline)
+            try:
+                self.await_members(self.changed, board.ranks, missing, label, board.deadline)
+            finally:
+                self._work.wait(())
             if self.failure is not None:
                 raise self.abort_error()
             return {rank: self._messages.pop(key).data for rank, key in keys.items()}
+
+    # --- whether others work ----------------------------------------------------------------------
+
+    def work_of(self, rank: int) -> Work | None:
+        """See `Departures.work_of`."""
+        return self._work.work_of(rank)
+
+    def patience(self, deadline: float) -> Patience:
+        """See `Departures.patience`."""
+        unseen = if_unseen(deadline)
+        if not all(map(self._work.is_known, self._peers)):
+            unseen = max(unseen, self._start_deadline)
+        return Patience(deadline, self.work_of, unseen=unseen)
+
+    def look_at(self, patience: Patience, ranks: list[int], label: str) -> bool:
+        """See `Departures.look_at`."""
+        self._work.wait(ranks)
+        behind = self._work.behind(ranks)
+        processes = self._work.processes(behind)
+        status = self._stopped.look(processes)
+        if status is not None:
+            end_stopped_at_exit(status.pid)
+            raise stopped_rank(label, processes[status.pid], status)
+        self._work.ask(behind, patience)
+        return patience.is_over(behind)
+
+    def _send_sign(self, peer: int, note: bytes) -> None:
+        if peer not in self.gone:
+            self._carrier.send(peer, Frame(bytes([SIGN]) + note))
 
     # --- what comes -------------------------------------------------------------------------------
 
@@ -168,7 +212,11 @@ class MessageBoardMaker(Departures):
 
     def _receive(self, rank: int, frame: bytes) -> bool:
         kind = frame[0] if frame else -1
+        if kind == SIGN:
+            self._work.receive(rank, frame[1:])
+            return True
         if kind == SHOW:
+            self._work.move()
             part = _unpack(frame)
             with self.changed:
                 key = (rank, part.board, part.number)

@@ -48,9 +48,13 @@ class Frame(NamedTuple):
 
     header: bytes
     data: Array | None = None
+    sent: Callable[[], None] | None = None
+    """Called when it is about to be sent."""
 
     def parts(self) -> tuple[bytes | memoryview, ...]:
         """The frame in pieces that follow one another."""
+        if self.sent is not None:
+            self.sent()
         if self.data is None:
             return (self.header,)
         data = np.ascontiguousarray(self.data).reshape(-1).view(np.uint8)
@@ -58,7 +62,8 @@ class Frame(NamedTuple):
 
     def encoded(self) -> bytes:
         """The frame as bytes."""
-        return self.header if self.data is None else b"".join(self.parts())
+        parts = self.parts()
+        return self.header if self.data is None else b"".join(parts)
 
 
 class Receiver(Protocol):

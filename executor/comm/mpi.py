@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,8 +24,10 @@ from plancompiler.limits import time_limits
 EAGER_ROUNDS = 100
 """Rounds without news in which MPI is asked again at once."""
 FIRST_PAUSE = 20e-6
-LAST_PAUSE = 1e-3
-"""Seconds between later rounds: longer and longer."""
+LAST_PAUSE, LONG_PAUSE = 1e-3, 20e-3
+"""Seconds between later rounds: longer and longer, up to the last, and when nothing has come for a
+hundred times that long, up to the long one, so that who only waits does not seem to work.
+"""
 PAUSE_GROWTH = 1.2
 IN_FLIGHT = 16
 """Messages that MPI is given before it has sent them."""
@@ -118,13 +121,14 @@ class MpiWorld:
         flying: list[tuple[_Message, Any]] = []
         idle = 0
         pause = FIRST_PAUSE
+        heard = time.monotonic()
         while not (self._closing and not flying):
             news = self._deliver_early()
             news |= self._receive()
             news |= self._finish_sends(flying)
             idle = 0 if news else idle + 1
             if news:
-                pause = FIRST_PAUSE
+                pause, heard = FIRST_PAUSE, time.monotonic()
             try:
                 if len(flying) >= IN_FLIGHT:
                     raise queue.Empty
@@ -135,7 +139,8 @@ class MpiWorld:
                     pause = FIRST_PAUSE
             except queue.Empty:
                 if idle >= EAGER_ROUNDS:
-                    pause = min(pause * PAUSE_GROWTH, LAST_PAUSE)
+                    longest = min(max(LAST_PAUSE, (time.monotonic() - heard) / 100), LONG_PAUSE)
+                    pause = min(pause * PAUSE_GROWTH, longest)
                 continue
             idle = 0
             if message is not None:

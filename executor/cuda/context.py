@@ -36,7 +36,7 @@ from plancompiler.executor.cuda.operations import DeviceOperation, DeviceOperati
 from plancompiler.executor.cuda.rank_device import RankDevice
 from plancompiler.executor.memory import Array
 from plancompiler.ir import Reduction
-from plancompiler.limits.time_limits import on_devices
+from plancompiler.limits.time_limits import if_unseen
 
 Found = TypeVar("Found")
 
@@ -142,7 +142,7 @@ class DeviceContext(CommContext):
             return
         if self._launched is None:
             self._launched = Launched(
-                self._records, communicator, on_devices(self.deadline), self._expired
+                self._records, communicator, if_unseen(self.deadline), self._expired
             )
             self._space.watch.add(self._launched)
         compute = device.current()
@@ -165,7 +165,7 @@ class DeviceContext(CommContext):
         shown = np.frombuffer(name, np.uint8) if name else np.empty(0, np.uint8)
         first = link.round("joining", (shown,), lambda found: found[0][0].tobytes())
         label = f"a communicator of ranks {list(self.ranks)}"
-        communicator = join(device, first, self.size, self.member, label, on_devices(self.deadline))
+        communicator = join(device, first, self.size, self.member, label, if_unseen(self.deadline))
         self._space.communicators.append(communicator)
         return communicator
 

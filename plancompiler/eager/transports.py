@@ -73,17 +73,18 @@ def open_boards(
             # `plancompiler launch` watches over its ranks itself.
             None if PIPE in environment else partial(processes_of, launched),
         )
-    deadline = deadline or max(UNSEEN_DEADLINE, start_deadline)
+    start = deadline or max(UNSEEN_DEADLINE, start_deadline)
+    deadline = deadline or DEADLINE
     if name == "mpi":
-        return _over_mpi(rank, size, deadline)
+        return _over_mpi(rank, size, deadline, start)
     if name == "grpc":
-        return _over_streams(rank, size, deadline, environment)
+        return _over_streams(rank, size, deadline, start, environment)
     raise UsageError(
         "unknown transport", got=repr(name), expected="one of " + ", ".join(TRANSPORTS)
     )
 
 
-def _over_mpi(rank: int, size: int, deadline: float) -> BoardMaker:
+def _over_mpi(rank: int, size: int, deadline: float, start: float) -> BoardMaker:
     world = MpiWorld()
     if (world.rank, world.size) != (rank, size):
         world.close()
@@ -94,11 +95,13 @@ def _over_mpi(rank: int, size: int, deadline: float) -> BoardMaker:
             hint="start the script with mpiexec",
         )
     carrier = MpiCarrier(world, "eager")
-    return MessageBoardMaker(carrier, rank, size, deadline, world.close, far=world.transport)
+    return MessageBoardMaker(
+        carrier, rank, size, deadline, world.close, far=world.transport, start_deadline=start
+    )
 
 
 def _over_streams(
-    rank: int, size: int, deadline: float, environment: Mapping[str, str]
+    rank: int, size: int, deadline: float, start: float, environment: Mapping[str, str]
 ) -> BoardMaker:
     addresses = environment.get(ADDRESSES, "").split(",")
     if len(addresses) != size or not all(":" in address for address in addresses):
@@ -145,7 +148,7 @@ def _over_streams(
     def far(run: str) -> MirrorTransport:
         return remote_transport(run, rank, server, peers, open_channel, with_tls=all(files))
 
-    return MessageBoardMaker(carrier, rank, size, deadline, closing, LINGER_SECONDS, far)
+    return MessageBoardMaker(carrier, rank, size, deadline, closing, LINGER_SECONDS, far, start)
 
 
 def _contents(path: str) -> bytes:

@@ -12,8 +12,8 @@ looks at peers, costs a worker less than 0.01; one that works has more, unless t
 DEADLINE = 30.0
 """A rank stands still, its processor idle, while others wait for it."""
 UNSEEN_DEADLINE = 300.0
-"""The same where nobody can see whether it works: over gRPC or MPI between processes of eager
-programs, and on devices.
+"""The same where nobody can see whether it works: on devices; and of ranks of eager programs that
+are alone on their hosts and do not answer, as their work holds the interpreter.
 """
 START_DEADLINE = 300.0
 """Ranks wait for each other when they start."""
@@ -132,8 +132,10 @@ STALE = 3600.0
 """A file that the plan cache is writing stays when its writer was killed."""
 
 
-def on_devices(deadline: float) -> float:
-    """The deadline for work of devices, which uses no processor: longer, unless the user chose."""
+def if_unseen(deadline: float) -> float:
+    """The deadline where nobody sees whether a rank works, as on devices: longer, unless the user
+    chose.
+    """
     return UNSEEN_DEADLINE if deadline == DEADLINE else deadline
 
 

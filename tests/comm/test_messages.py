@@ -15,7 +15,7 @@ from plancompiler.errors import (
     TransportError,
 )
 from plancompiler.executor.comm.manager import CommContextManager
-from plancompiler.executor.comm.message_board import MessageBoardMaker
+from plancompiler.executor.comm.message_board import SHOW, MessageBoardMaker
 from plancompiler.executor.comm.mirror import Frame
 from plancompiler.executor.comm.remote_wire import CHUNK_BYTES
 
@@ -32,8 +32,11 @@ class Wire:
         self.peers = peers
 
     def send(self, rank: int, frame: Frame) -> None:
-        self.frames.append(frame.encoded())
-        self.makers[rank].receive(self.rank, frame.encoded())
+        data = frame.encoded()
+        if data[0] == SHOW:
+            self.frames.append(data)
+        if rank in self.makers:  # else it is yet to come, and what is said of oneself is lost
+            self.makers[rank].receive(self.rank, data)
 
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
         for peer in self.peers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -11,7 +12,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.eager.world import current_world
 from plancompiler.errors import DeadlineError
-from plancompiler.executor.comm.patience import Patience
+from plancompiler.executor.comm.patience import Patience, Work
 from plancompiler.limits.time_limits import BUSY_SHARE
 
 
@@ -21,9 +22,17 @@ class Ranks:
     def __init__(self) -> None:
         self.now = 0.0
         self.used: dict[int, float | None] = {1: 0.0, 2: 0.0}
+        self.moved = 0
+        """What rank 2 has sent and received."""
+        self.said_at = math.inf
+        """When that was seen; by default always now."""
 
-    def patience(self, deadline: float) -> Patience:
-        return Patience(deadline, self.used.__getitem__, lambda: self.now)
+    def patience(self, deadline: float, unseen: float | None = None) -> Patience:
+        return Patience(deadline, self.work_of, lambda: self.now, unseen)
+
+    def work_of(self, rank: int) -> Work | None:
+        used = self.used[rank]
+        return None if used is None else Work(used, self.moved * (rank == 2), at=self.said_at)
 
     def waits(self, patience: Patience, seconds: float, share: float = 0.0) -> bool:
         """Whether the wait is over within some seconds, in which rank 2 works a share."""
@@ -50,6 +59,30 @@ def test_ranks_that_cannot_be_seen_have_the_deadline() -> None:
     patience = ranks.patience(30.0)
     assert not ranks.waits(patience, 29.0)
     assert ranks.waits(patience, 1.5)
+
+
+def test_ranks_that_cannot_be_seen_may_have_longer() -> None:
+    """As long as one of them cannot; and what was seen before the deadline says nothing."""
+    ranks = Ranks()
+    ranks.used[2] = None
+    assert not ranks.waits(ranks.patience(30.0, 300.0), 299.0)
+    ranks.used[2] = 0.0
+    patience = ranks.patience(30.0, 300.0)
+    ranks.said_at = ranks.now + 29.0
+    assert not ranks.waits(patience, 200.0)
+    assert patience.deadline == 300.0
+    ranks.said_at = ranks.now
+    assert ranks.waits(patience, 1.0)
+    assert patience.deadline == 30.0
+
+
+def test_one_that_sends_or_receives_is_waited_for() -> None:
+    ranks = Ranks()
+    patience = ranks.patience(30.0)
+    for _ in range(10):
+        assert not ranks.waits(patience, 20.0)
+        ranks.moved += 1
+    assert ranks.waits(patience, 31.0)
 
 
 def test_one_that_works_is_waited_for_and_what_it_did_before_counts_no_longer() -> None:
