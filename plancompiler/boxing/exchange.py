@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from plancompiler.boxing.planner import BoxingStep, boxing_path
 from plancompiler.boxing.primitives import ALPHA, BETA
-from plancompiler.ir import BROADCAST, Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
+from plancompiler.ir import Broadcast, DType, NdSbp, Partial, Placement, Reduction, Split
 from plancompiler.ir.shard import (
     Region,
     balanced_range,
@@ -253,7 +253,7 @@ def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[N
     partial = {entry for entry in sbp if isinstance(entry, Partial)}
     if not partial:
         return [sbp]
-    whole = NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in sbp))
+    whole = sbp.reduced()
     found = [whole]
     if shape:
         largest = max(range(len(shape)), key=lambda axis: (shape[axis], -axis))

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from plancompiler.boxing.graph import OpGraph
 from plancompiler.boxing.planner import boxing_path, canonical
 from plancompiler.errors import PlanCompilerError, ShapeError
-from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Partial, Split, TensorType, Value
+from plancompiler.ir import BROADCAST, Job, NdSbp, Op, Split, TensorType, Value
 from plancompiler.ir.task import Primitive
 from plancompiler.ops.registry import mesh_signatures, op_def, piece_signatures
 from plancompiler.ops.rule import NdSignature, Signature
@@ -163,7 +163,7 @@ def _redistributed(op: Op, layouts: _Layouts) -> NdSbp:
     value = op.inputs[0]
     if value.placement.ndim == op.placement.ndim:
         got = layouts.made[value.name]
-        own = NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in got))
+        own = got.reduced()
     else:
         own = NdSbp.broadcast(op.placement.ndim)
     if op.sbp is None:
@@ -345,8 +345,8 @@ def _owed(
     seconds = 0.0
     for tensor, sbp in zip(output_types, signature.outputs, strict=True):
         if sbp.has_partial:
-            whole = NdSbp(tuple(BROADCAST if isinstance(e, Partial) else e for e in sbp))
-            seconds += sum(step.seconds for step in boxing_path(sbp, whole, *tensor, hierarchy))
+            path = boxing_path(sbp, sbp.reduced(), *tensor, hierarchy)
+            seconds += sum(step.seconds for step in path)
     return seconds
 
 

@@ -9,7 +9,9 @@ from plancompiler.eager.generator import Generator
 from plancompiler.eager.inplace import into
 from plancompiler.eager.launcher import init
 from plancompiler.eager.local import join_parts, local_map, local_part
-from plancompiler.eager.modes import (
+from plancompiler.eager.routing import global_gather, global_scatter
+from plancompiler.eager.scaling import LossScale
+from plancompiler.eager.settings import (
     default_generator,
     grad,
     implicit_broadcast,
@@ -17,8 +19,6 @@ from plancompiler.eager.modes import (
     no_grad,
     using_generator,
 )
-from plancompiler.eager.routing import global_gather, global_scatter
-from plancompiler.eager.scaling import LossScale
 from plancompiler.eager.spawn import spawn
 from plancompiler.eager.state import load, save
 from plancompiler.eager.tensor import DistTensor

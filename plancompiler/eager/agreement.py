@@ -6,26 +6,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from plancompiler.eager.dispatch import Dispatcher, OpPlan
-from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.spec import TensorSpec, WorldState
 from plancompiler.errors import TransportError
 from plancompiler.ir import AttrValue, Broadcast, NdSbp, Placement
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
-if TYPE_CHECKING:
-    from plancompiler.eager.world import World
-
 Said = Mapping[str, object]
 """What a rank says of a call: by what it is, a text or a number."""
 
 
-def compare(world: World, ranks: tuple[int, ...], call: str, said: Said) -> None:
+def compare(world: WorldState[Any], ranks: tuple[int, ...], call: str, said: Said) -> None:
     """Raise a TransportError on all of these ranks unless all of them call this, and say the same.
 
     They call it together; a rank that is none of them does nothing.
@@ -60,13 +56,15 @@ def compare(world: World, ranks: tuple[int, ...], call: str, said: Said) -> None
                 )
 
 
-def compare_value(world: World, array: Array, placement: Placement, call: str) -> None:
+def compare_value(world: WorldState[Any], array: Array, placement: Placement, call: str) -> None:
     """The same for an array that all ranks of a placement give alike."""
     if world.rank in placement:
         compare(world, placement.rank_list, call, _described(array))
 
 
-def compare_copies(world: World, array: Array, placement: Placement, sbp: NdSbp, call: str) -> None:
+def compare_copies(
+    world: WorldState[Any], array: Array, placement: Placement, sbp: NdSbp, call: str
+) -> None:
     """The same for this rank's part of a tensor: ranks that hold the same part give the same."""
     if world.rank not in placement:
         return
@@ -75,31 +73,31 @@ def compare_copies(world: World, array: Array, placement: Placement, sbp: NdSbp,
         compare(world, placement.group(world.rank, tuple(copied)), call, _described(array))
 
 
-class ComparingDispatcher(Dispatcher):
-    """Has ranks compare each op before its plan is looked up."""
+def compare_op(
+    world: WorldState[Any],
+    kind: str,
+    inputs: tuple[TensorSpec, ...],
+    attrs: Mapping[str, AttrValue],
+    placement: Placement | None,
+) -> None:
+    """The same for an op that is about to run."""
+    where: Any = inputs[0].placement if placement is None and inputs else placement
+    if isinstance(where, Placement) and world.rank in where:
+        said: dict[str, object] = {
+            f"input {slot}": f"{spec.dtype}{list(spec.shape)} as {spec.sbp}"
+            for slot, spec in enumerate(inputs)
+        }
+        said |= {name: repr(value) for name, value in sorted(attrs.items())}
+        if "key" in attrs or kind == "variable":
+            seed, step = world.forced or (world.generator.seed, world.generator.step)
+            said |= {"seed": seed, "step": step}
+        compare(world, where.rank_list, kind, said)
 
-    def plan(
-        self,
-        kind: str,
-        inputs: tuple[TensorSpec, ...],
-        attrs: Mapping[str, AttrValue],
-        placement: Placement | None = None,
-        sbp: NdSbp | None = None,
-    ) -> OpPlan:
-        """See `Dispatcher.plan`."""
-        world = self._world
-        where: Any = inputs[0].placement if placement is None and inputs else placement
-        if isinstance(where, Placement) and world.rank in where:
-            said: dict[str, object] = {
-                f"input {slot}": f"{spec.dtype}{list(spec.shape)} as {spec.sbp}"
-                for slot, spec in enumerate(inputs)
-            }
-            said |= {name: repr(value) for name, value in sorted(attrs.items())}
-            if "key" in attrs or kind == "variable":
-                seed, step = world.forced or (world.generator.seed, world.generator.step)
-                said |= {"seed": seed, "step": step}
-            compare(world, where.rank_list, kind, said)
-        return super().plan(kind, inputs, attrs, placement, sbp)
+
+def compare_change(world: WorldState[Any], source: TensorSpec, target: TensorSpec) -> None:
+    """The same for a change of layout."""
+    ranks = {*source.placement.rank_list, *target.placement.rank_list}
+    compare(world, tuple(sorted(ranks)), "redistribute", {"source": source, "target": target})
 
 
 def _described(array: Array) -> dict[str, object]:

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.eager.dispatch import OpPlan
-from plancompiler.eager.layout import Change
-from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node
-from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.dispatch import RunMode
+from plancompiler.eager.op_plan import OpPlan
+from plancompiler.eager.spec import Change, TensorSpec
+from plancompiler.eager.tensor import DistTensor, Node
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import NonFiniteError, UsageError
 from plancompiler.executor.finite_check import check, says_non_finite, state_of
@@ -37,7 +36,7 @@ def detect_anomaly() -> Iterator[None]:
     the rank. Compiled functions are compiled anew, with the same checks. For tensors on CPUs.
     """
     world = current_world()
-    if world.tracing is not None:
+    if world.mode.traces:
         raise UsageError(
             "anomalies are looked for around a compiled function, not inside",
             source=user_line(),
@@ -46,54 +45,12 @@ def detect_anomaly() -> Iterator[None]:
     if world.anomaly:
         yield
         return
-    runs = {spec: spec.runs for spec in world.specs()}
-    for spec in runs:
-        spec.runs = {}
-    before = world.dispatcher
-    world.dispatcher = dispatcher = type(before)(world)
-    dispatcher.plan_class = CheckedPlan
-    shadows: dict[str, Any] = {
-        "fast_run": lambda plan: None,
-        "move": _CheckedMoves(world).move,
-    }
-    vars(world).update(shadows)
     world.anomaly = True
     try:
-        yield
+        with world.using(CheckMode(world)):
+            yield
     finally:
         world.anomaly = False
-        for name in shadows:
-            del vars(world)[name]
-        world.dispatcher = before
-        for spec in world.specs():
-            spec.runs = runs.get(spec, {})
-
-
-class _CheckedMoves:
-    """Changes of layout that check what a reduction makes."""
-
-    def __init__(self, world: World) -> None:
-        self._rank = world.rank
-        self._move = world.move
-
-    def move(self, source: TensorSpec, target: TensorSpec) -> Change:
-        """See `World.move`."""
-        change = self._move(source, target)
-        if not source.sbp.has_partial or target.sbp.has_partial:
-            return change
-
-        def run(array: Array) -> Array:
-            before = state_of([array])
-            with _QUIET():
-                found = change(array)
-            try:
-                check(before, [found], "the reduction of a partial value", "")
-            except NonFiniteError as error:
-                error.at(op="redistribute", source=user_line(), rank=self._rank)
-                raise
-            return found
-
-        return run
 
 
 class CheckedPlan(OpPlan):
@@ -159,3 +116,35 @@ class CheckedPlan(OpPlan):
         except NonFiniteError as error:
             error.at(op=self.kind, source=line, rank=self.world.rank)
             raise
+
+
+class CheckMode(RunMode):
+    """Ops check what they make, and changes of layout what a reduction makes."""
+
+    plan_class = CheckedPlan
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._change = world.mode.move
+
+    def prepared(self, plan: OpPlan) -> None:
+        """See `Mode.prepared`."""
+
+    def move(self, source: TensorSpec, target: TensorSpec) -> Change:
+        """See `Mode.move`."""
+        change = self._change(source, target)
+        if not source.sbp.has_partial or target.sbp.has_partial:
+            return change
+
+        def run(array: Array) -> Array:
+            before = state_of([array])
+            with _QUIET():
+                found = change(array)
+            try:
+                check(before, [found], "the reduction of a partial value", "")
+            except NonFiniteError as error:
+                error.at(op="redistribute", source=user_line(), rank=self.world.rank)
+                raise
+            return found
+
+        return run

@@ -65,7 +65,14 @@ def from_local(
     shape: Sequence[int] | None = None,
     check: bool = False,
 ) -> DistTensor:
-    """See `DistTensor.from_local`."""
+    """A tensor of this rank's own part (default: each rank holds the whole value).
+
+    Global extents along split axes are those of `shape`, else the parts must all be as large as
+    this one. With `check` the parts' shapes and dtypes are compared across ranks, and extents
+    summed; ranks that hold the same part, as all do of a broadcast value, must give the same
+    numbers: TransportError. The parts of a split are balanced: see `pc.Placement`. ShapeError for a
+    part that has another shape than its rank must hold.
+    """
     world = current_world()
     known = None
     if local.__class__ is np.ndarray and shape is None and not check:
@@ -97,6 +104,9 @@ def from_local(
     if kept and not world.compares and len(world.parts) < _PARTS:
         world.parts[known] = spec
     return found
+
+
+DistTensor.from_local = staticmethod(from_local)
 
 
 def _extents(shape: tuple[int, ...], placement: Placement, sbp: NdSbp) -> tuple[int, ...]:

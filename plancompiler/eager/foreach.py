@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from plancompiler.eager.op_plan import OpPlan
+from plancompiler.eager.tensor import DistTensor
 from plancompiler.ir import AttrValue
-
-if TYPE_CHECKING:
-    from plancompiler.eager.dispatch import Dispatcher, OpPlan
-    from plancompiler.eager.tensor import DistTensor
 
 SMALL = 4096
 """Elements: up to here, copying a tensor to others and back costs less than its own calls."""
 
-Row = Sequence["DistTensor"]
+Row = Sequence[DistTensor]
 """The inputs of one update."""
 
 
 def update_all(
-    dispatcher: Dispatcher, kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]
+    plan_of: Callable[..., OpPlan], kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]
 ) -> None:
     """Run an elementwise op that changes its inputs, on many rows of inputs.
 
@@ -35,7 +32,7 @@ def update_all(
         plan = plans.get(spec)
         if plan is None:
             specs = tuple([each.spec for each in row])
-            plan = plans[spec] = dispatcher.plan(kind, specs, attrs)
+            plan = plans[spec] = plan_of(kind, specs, attrs)
         if row[0].local.size > SMALL or not spec.shape or not plan.joinable:
             plan.update(row)
         else:

@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.eager.inplace_forms import check_tensor
 from plancompiler.eager.materialized_view import MaterializedView, replaced
 from plancompiler.eager.redistribution import Redistribution
-from plancompiler.eager.tape import Leaf, Node, record, retaken
-from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.spec import Mode
+from plancompiler.eager.tape import retaken
+from plancompiler.eager.tensor import DistTensor, Leaf, Node, record
 from plancompiler.errors import InplaceError, UsageError
 from plancompiler.executor.space import HOST
+from plancompiler.ir.operators import is_scalar
 from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import apply
 
 _OWN_REFERENCES = 2
 """To an array that only its tensor holds: the tensor's, and that of who counts."""
@@ -37,14 +41,39 @@ def change(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: s
     return tensor
 
 
+def copy(tensor: DistTensor, value: DistTensor) -> DistTensor:
+    """`tensor.copy_(value)`."""
+    check_tensor("copy_", value)
+    if value.spec.type != tensor.spec.type or value.placement != tensor.placement:
+        raise InplaceError(
+            "a tensor can take the value of one of its own shape, dtype and placement only",
+            source=user_line(),
+            got=str(value.spec),
+            expected=str(tensor.spec),
+        )
+    return change(tensor, lambda _: _fresh(value.redistribute(sbp=tensor.sbp)), "copy_")
+
+
+def assign(tensor: DistTensor, index: Any, value: Any) -> None:
+    """`tensor[index] = value`, a number or a tensor that is broadcast to the elements' shape."""
+    part = tensor[index]
+    if is_scalar(value):
+        part.fill_(value)
+        return
+    value = tensor.coerced("x[index] = value", value)
+    if _is_same_view(part, value):
+        return  # of `x[index] += y`, which has changed the elements already
+    part.copy_(value if value.shape == part.shape else apply("expand_to", value, shape=part.shape))
+
+
 class _Past:
     """Tensors as they were before a change of the memory that they share, for the tape.
 
     They share it still until `settle` is called.
     """
 
-    def __init__(self, tracing: Any) -> None:
-        self._tracing = tracing
+    def __init__(self, mode: Mode[DistTensor]) -> None:
+        self._mode = mode
         self._found: dict[int, tuple[DistTensor, DistTensor]] = {}
 
     def of(self, tensor: DistTensor, *, recorded: bool = False) -> DistTensor:
@@ -54,14 +83,10 @@ class _Past:
         known = self._found.get(id(tensor))
         if known is not None:
             return known[1]
-        tracing, node = self._tracing, retaken(tensor)
-        found: DistTensor
-        if tracing is None:
-            found = DistTensor(tensor.spec, tensor.local)
-        else:
-            found = tracing.copied(tensor)
+        node = retaken(tensor)
+        found = self._mode.copied(tensor)
         self._found[id(tensor)] = tensor, found
-        source = tensor.source if tracing is None or tracing.made(tensor) else None
+        source = tensor.source if self._mode.made(tensor) else None
         plan = None if tensor.more is None else tensor.more.get("by")
         if source is None or plan is None:
             found.node = node
@@ -77,8 +102,7 @@ class _Past:
     def settle(self) -> None:
         """Give them memory of their own, and the tape what it keeps of the changed memory."""
         for tensor, found in self._found.values():
-            if self._tracing is None:
-                found.local = found.local.copy()
+            found.local = self._mode.own_local(found)
             node = tensor.node
             if isinstance(node, Node) and node is found.node:
                 node.outputs = tuple(
@@ -90,17 +114,27 @@ class _Past:
 class _Change:
     """A tensor that is about to take another value."""
 
-    __slots__ = ("alone", "before", "inner", "lineage", "owner", "past", "recordable", "tensor")
+    __slots__ = (
+        "alone",
+        "before",
+        "inner",
+        "lineage",
+        "mode",
+        "owner",
+        "past",
+        "recordable",
+        "tensor",
+    )
 
     def __init__(self, tensor: DistTensor) -> None:
         spec, world = tensor.spec, tensor.spec.world
-        tracing = world.tracing
+        self.mode = mode = world.mode
         self.tensor = tensor
         self.owner = owner = tensor
         """What is changed where a view is: its base, as far as the tape sees."""
         self.lineage: list[DistTensor] = []
         """The views from the owner to the tensor."""
-        while owner.source is not None and (tracing is None or tracing.made(owner)):
+        while owner.source is not None and mode.made(owner):
             self.lineage.insert(0, owner)
             owner = self.owner = owner.source
         self.recordable = all(
@@ -115,7 +149,7 @@ class _Change:
                 got=str(spec),
                 hint="use the out-of-place form, or `with pc.no_grad():`",
             )
-        self.past = _Past(tracing)
+        self.past = _Past(mode)
         self.before = tensor
         """What it was, with a place of its own on the tape."""
         self.alone = not self.lineage and _holds_alone(tensor, ())
@@ -123,10 +157,8 @@ class _Change:
         if world.recording:
             if self.inner and not self.alone:
                 self.before = self.past.of(tensor, recorded=self.recordable)
-            elif tracing is not None:
-                self.before = tracing.copied(tensor)
             else:
-                self.before = DistTensor(spec, tensor.local)
+                self.before = mode.copied(tensor)
             if self.inner and self.alone:
                 self.before.node, self.before.slot = tensor.node, tensor.slot
 
@@ -181,28 +213,23 @@ class _Change:
 
     def settle(self) -> None:
         """Give what the tape keeps of the tensor memory of its own, before others change that."""
-        if self.lineage and not self.inner and self.tensor.spec.world.tracing is None:
-            self.before.local = self.before.local.copy()
+        if self.lineage and not self.inner and self.before is not self.tensor:
+            self.before.local = self.mode.own_local(self.before)
         self.past.settle()
 
     def finish(self, found: DistTensor, *, shared: bool = False) -> None:
         """Let the tensor take a value, whose memory others may share."""
         tensor, world = self.tensor, self.tensor.spec.world
-        tracing = world.tracing
         recorded = found.node is not None and world.recording
         if self.lineage and self.recordable and (self.inner or recorded):
             self._finish_view(found)
             return
-        moves = self.alone and (tracing is None or tracing.made(tensor))
+        moves = self.alone and self.mode.made(tensor)
         if (self.inner or recorded) and moves:
             # The tape keeps what the memory held: the tensor goes on in that of its new value.
             tensor.node = None
-            if not shared and found.more is None:
-                tensor.local = found.local
-            else:
-                tensor.local = (
-                    found.local.copy() if tracing is None else tracing.copied(found).local
-                )
+            keeps = not shared and found.more is None
+            tensor.local = found.local if keeps else self.mode.own_local(found)
             tensor.written()
         else:
             self.past.settle()
@@ -246,13 +273,17 @@ def _holds_alone(tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
     """Whether nobody but the tape and these views of it reads a tensor's memory."""
     if tensor.is_view:
         return False
-    tracing = tensor.spec.world.tracing
-    if tracing is not None:
-        return bool(tracing.holds_alone(tensor, views))
+    return tensor.spec.world.mode.holds_alone(tensor, views)
+
+
+def holds_alone(tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
+    """See `Mode.holds_alone`. Views and arrays of users hold the tensor's array, and are counted by
+    their references to it. Compiled plans that work on its memory hold it, too, and count as none.
+    """
     if tensor.more is not None:
         tensor.own()
     local = tensor.local
-    references = sys.getrefcount(local) - 1  # that of this frame
+    references = sys.getrefcount(local) - 1 - tensor.spec.world.lent[id(local)]
     kept = tensor.node.outputs if isinstance(tensor.node, Node) else ()
     references -= sum(each is local for each in kept)
     for view in views:
@@ -265,20 +296,21 @@ def _holds_alone(tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
 
 def put(tensor: DistTensor, value: DistTensor) -> None:
     """Write a value of the same spec into a tensor's memory, off the tape."""
-    tracing = tensor.spec.world.tracing
     _check_writable(tensor)
-    if tracing is not None:
-        tracing.store(tensor, tracing.value(value))
-    else:
-        source = value.local
-        if tensor.spec.space is not HOST and np.may_share_memory(tensor.local, source):
-            source = source.copy()  # on devices, copies within one memory have no order
-        np.copyto(tensor.local, source)
+    tensor.spec.world.mode.put(tensor, value)
     tensor.written()
 
 
+def write(tensor: DistTensor, value: DistTensor) -> None:
+    """See `Mode.put`."""
+    source = value.local
+    if tensor.spec.space is not HOST and np.may_share_memory(tensor.local, source):
+        source = source.copy()  # on devices, copies within one memory have no order
+    np.copyto(tensor.local, source)
+
+
 def _check_writable(tensor: DistTensor) -> None:
-    if tensor.more is not None and tensor.spec.world.tracing is None:
+    if tensor.more is not None and not tensor.spec.world.mode.traces:
         tensor.own()
     made: DistTensor | None = tensor
     while made is not None and not _is_expanded(made):
@@ -297,7 +329,7 @@ def _is_expanded(tensor: DistTensor) -> bool:
     return plan is not None and plan.kind == "expand_to"
 
 
-def is_same_view(one: DistTensor, other: DistTensor) -> bool:
+def _is_same_view(one: DistTensor, other: DistTensor) -> bool:
     """Whether two tensors are the same elements of one tensor, taken by the same ops."""
     while one is not other:
         left, right = one.source, other.source
@@ -421,13 +453,10 @@ def _read_before(
 
 def _own(value: DistTensor) -> DistTensor:
     """A value that stays when another tensor is written, on the same place of the tape."""
-    tracing = value.spec.world.tracing
-    if tracing is not None:
-        found: DistTensor = tracing.copied(value)
-    elif value.is_view:
-        found = DistTensor(value.spec, value.local.copy())
-    else:
+    mode: Mode[DistTensor] = value.spec.world.mode
+    if not (mode.traces or value.is_view):
         return value
+    found = mode.note(DistTensor(value.spec, mode.own_local(value)))
     found.node = value.node
     found.slot = value.slot if isinstance(value.node, Node) else 0
     return found
@@ -438,17 +467,12 @@ def _fresh(value: DistTensor) -> DistTensor:
     spec, world = value.spec, value.spec.world
     if value.node is None or not world.recording:
         return value
-    if world.tracing is not None:
+    if world.mode.traces:
         return value.reshape(spec.shape).redistribute(sbp=spec.sbp)
     found = DistTensor(spec, value.local)
     found.view_of(value)
     record(found, Redistribution(spec, spec), value)
     return found
-
-
-def copied(value: DistTensor, tensor: DistTensor) -> DistTensor:
-    """A value in a tensor's layout, to be put there."""
-    return _fresh(value.redistribute(sbp=tensor.sbp))
 
 
 def _described(value: Any) -> str:

@@ -1,15 +1,30 @@
-"""The in-place forms of tensors: `x += y`, `x.relu_()`, `copy_`; `inplace` does the work."""
+"""The in-place forms of tensors: `x += y`, `x.relu_()`, `copy_`; the world does the work."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.errors import InplaceError, UsageError
-from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
+from plancompiler.errors import UsageError
+from plancompiler.ir.operators import Scalar, TensorOperators
 from plancompiler.ir.source import user_line
+
+_Forms = TypeVar("_Forms", bound="InPlaceForms")
+
+
+def _in_place(kind: str) -> Callable[[_Forms, Any], _Forms]:
+    """An operator that changes its left operand."""
+
+    def run(self: _Forms, other: Any) -> _Forms:
+        changed: _Forms = self.spec.world.change(
+            self,
+            lambda before: before._binary(kind, other),  # noqa: SLF001  # the operators' own way
+            kind,
+        )
+        return changed
+
+    return run
 
 
 class InPlaceForms(TensorOperators):
@@ -21,18 +36,7 @@ class InPlaceForms(TensorOperators):
 
     def copy_(self, value: Self) -> Self:
         """Take the value of a tensor of the same shape, dtype and placement, in this layout."""
-        check_tensor("copy_", value)
-        own, other = self.spec, value.spec
-        if other.type != own.type or other.placement != own.placement:
-            raise InplaceError(
-                "a tensor can take the value of one of its own shape, dtype and placement only",
-                source=user_line(),
-                got=str(other),
-                expected=str(own),
-            )
-        inplace = _inplace()
-        changed: Self = inplace.change(self, lambda _: inplace.copied(value, self), "copy_")
-        return changed
+        return cast("Self", self.spec.world.copy(self, value))
 
     def fill_(self, value: Scalar) -> Self:
         """Set every element to one number."""
@@ -44,17 +48,7 @@ class InPlaceForms(TensorOperators):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """`x[index] = value`, a number or a tensor that is broadcast to the elements' shape."""
-        part = self[index]
-        if is_scalar(value):
-            part.fill_(value)
-            return
-        if not isinstance(value, InPlaceForms):
-            value = self.coerced("x[index] = value", value)
-        if _inplace().is_same_view(part, value):
-            return  # of `x[index] += y`, which has changed the elements already
-        if value.shape != part.shape:
-            value = value._unary("expand_to", shape=part.shape)  # noqa: SLF001  # as operators do
-        part.copy_(value)
+        self.spec.world.assign(self, index, value)
 
     if not TYPE_CHECKING:
 
@@ -67,7 +61,7 @@ class InPlaceForms(TensorOperators):
                 raise AttributeError(
                     f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
                 )
-            return lambda *args, **kwargs: _inplace().change(
+            return lambda *args, **kwargs: self.spec.world.change(
                 self, lambda before: method(before, *args, **kwargs), name
             )
 
@@ -75,51 +69,20 @@ class InPlaceForms(TensorOperators):
         self, out: Any, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
     ) -> Any:
         """A function's results in `out`, which is this tensor or holds it: see `pc.eager.into`."""
-        return _inplace().into(out, function, *args, **named)
+        return self.spec.world.into(out, function, *args, **named)
 
-    def _changed_by(self, kind: str, other: Any) -> Self:
-        changed: Self = _inplace().change(
-            self,
-            lambda before: before._binary(kind, other),  # noqa: SLF001  # the operators' own way
-            kind,
-        )
-        return changed
-
-    def __iadd__(self, other: Any) -> Self:
-        return self._changed_by("add", other)
-
-    def __isub__(self, other: Any) -> Self:
-        return self._changed_by("sub", other)
-
-    def __imul__(self, other: Any) -> Self:
-        return self._changed_by("mul", other)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return self._changed_by("div", other)
-
-    def __ifloordiv__(self, other: Any) -> Self:
-        return self._changed_by("floor_divide", other)
-
-    def __imod__(self, other: Any) -> Self:
-        return self._changed_by("remainder", other)
-
-    def __ipow__(self, other: Any) -> Self:
-        return self._changed_by("pow", other)
-
-    def __iand__(self, other: Any) -> Self:
-        return self._changed_by("bitwise_and", other)
-
-    def __ior__(self, other: Any) -> Self:
-        return self._changed_by("bitwise_or", other)
-
-    def __ixor__(self, other: Any) -> Self:
-        return self._changed_by("bitwise_xor", other)
-
-    def __ilshift__(self, other: Any) -> Self:
-        return self._changed_by("shift_left", other)
-
-    def __irshift__(self, other: Any) -> Self:
-        return self._changed_by("shift_right", other)
+    __iadd__ = _in_place("add")
+    __isub__ = _in_place("sub")
+    __imul__ = _in_place("mul")
+    __itruediv__ = _in_place("div")
+    __ifloordiv__ = _in_place("floor_divide")
+    __imod__ = _in_place("remainder")
+    __ipow__ = _in_place("pow")
+    __iand__ = _in_place("bitwise_and")
+    __ior__ = _in_place("bitwise_or")
+    __ixor__ = _in_place("bitwise_xor")
+    __ilshift__ = _in_place("shift_left")
+    __irshift__ = _in_place("shift_right")
 
 
 def check_tensor(kind: str, value: object) -> None:
@@ -132,8 +95,3 @@ def check_tensor(kind: str, value: object) -> None:
             got=type(value).__name__,
             hint="pc.tensor(array, placement, sbp) makes one",
         )
-
-
-def _inplace() -> Any:
-    """What changes tensors in place, which builds on this module."""
-    return importlib.import_module("plancompiler.eager.inplace")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import EllipsisType
 
 from plancompiler.boxing.exchange import Exchange, exchange_sources, plan_boxing
 from plancompiler.boxing.planner import BoxingStep
-from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.spec import Change, TensorSpec
 from plancompiler.errors import ShapeError
 from plancompiler.executor.comm.context import CommContext
 from plancompiler.executor.comm.reduce import UFUNCS, accumulator, identity_of
@@ -17,8 +17,6 @@ from plancompiler.ir.shard import region_index, region_shape, relative, shard_re
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
 from plancompiler.ops.registry import Array
-
-Change = Callable[[Array], Array]
 
 
 def plan_move(source: TensorSpec, target: TensorSpec) -> Change:

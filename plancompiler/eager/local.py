@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plancompiler.eager.creation import from_local
-from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node, record
-from plancompiler.eager.tensor import DistTensor
-from plancompiler.eager.world import World
+from plancompiler.eager.spec import TensorSpec, WorldState
+from plancompiler.eager.tensor import DistTensor, Node, record
 from plancompiler.errors import GradientError, PlacementError, ShapeError, TracingError, UsageError
 from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial, Placement, Reduction
 from plancompiler.ir.operators import SbpLike
@@ -251,14 +249,14 @@ class _Sharing:
         return (join_parts(grad, placement, layout, target.shape),)
 
 
-def _own_spec(world: World, spec: TensorSpec) -> TensorSpec:
+def _own_spec(world: WorldState[Any], spec: TensorSpec) -> TensorSpec:
     """A spec of this rank alone for its part."""
     placement = Placement(spec.placement.device_type, [world.rank])
     return world.spec(spec.local_shape, spec.dtype, placement, NdSbp.broadcast(1))
 
 
-def _refuse_tracing(world: World) -> None:
-    if world.tracing is not None:
+def _refuse_tracing(world: WorldState[Any]) -> None:
+    if world.mode.traces:
         raise TracingError(
             "parts of tensors are not known while a function is compiled",
             source=user_line(),

@@ -72,7 +72,7 @@ class MaterializedView(DistTensor):
         world, more, source = self.spec.world, self.more, self.source
         assert more is not None
         assert source is not None
-        if world.tracing is not None:
+        if world.mode.traces:
             super().written()
             return
         before, world.recording = world.recording, False
@@ -149,5 +149,4 @@ def slice_bounds(attrs: Any, ndim: int) -> dict[str, tuple[int, ...]]:
 
 def _scatter_plan(source: DistTensor, value: DistTensor, plan: Any) -> Any:
     bounds = slice_bounds(plan.attrs, source.ndim)
-    dispatcher = source.spec.world.dispatcher
-    return dispatcher.plan("slice_scatter", (source.spec, value.spec), bounds)
+    return source.spec.world.mode.plan("slice_scatter", (source.spec, value.spec), bounds)

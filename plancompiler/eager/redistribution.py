@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node, gradient_layout, record
-from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.tape import gradient_layout
+from plancompiler.eager.tensor import DistTensor, Node, record
 from plancompiler.ir import NdSbp
 
 
@@ -18,7 +18,7 @@ class Redistribution:
     def __init__(self, source: TensorSpec, target: TensorSpec) -> None:
         self.source = source
         self.outputs = (target,)
-        self._move = None if source is target else source.world.move(source, target)
+        self._move = None if source is target else source.world.mode.move(source, target)
 
     def __call__(self, tensor: DistTensor) -> DistTensor:
         if self._move is None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node, record
-from plancompiler.eager.tensor import DistTensor
-from plancompiler.eager.world import World
+from plancompiler.eager.spec import TensorSpec, WorldState
+from plancompiler.eager.tensor import DistTensor, Node, record
 from plancompiler.errors import PlacementError, UsageError
 from plancompiler.executor.comm import rows
 from plancompiler.ir import NdSbp
@@ -51,7 +50,9 @@ def global_gather(
     return _recorded(world, _Gather(x, found, counts, received, ranks), x, found)
 
 
-def _alone(kind: str, x: DistTensor, group: Sequence[int] | None) -> tuple[World, tuple[int, ...]]:
+def _alone(
+    kind: str, x: DistTensor, group: Sequence[int] | None
+) -> tuple[WorldState[Any], tuple[int, ...]]:
     """The world, and the ranks that exchange rows."""
     if not isinstance(x, DistTensor):
         raise UsageError(
@@ -73,7 +74,7 @@ def _alone(kind: str, x: DistTensor, group: Sequence[int] | None) -> tuple[World
     return world, tuple(range(world.size)) if group is None else tuple(group)
 
 
-def _recorded(world: World, op: _Routed, x: DistTensor, local: Array) -> DistTensor:
+def _recorded(world: WorldState[Any], op: _Routed, x: DistTensor, local: Array) -> DistTensor:
     found = DistTensor(op.outputs[0], local)
     if x.node is not None and world.recording:
         record(found, op, x)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.eager.spec import WorldState
 from plancompiler.eager.tensor import DistTensor
-from plancompiler.eager.world import World
 from plancompiler.errors import NonFiniteError, UsageError
 from plancompiler.executor.space import Space
 from plancompiler.ir.source import user_line
@@ -161,7 +161,7 @@ def _listed(parameters: Any) -> list[Any]:
     return list(parameters)
 
 
-def _any_infinite(world: World, grads: Sequence[DistTensor]) -> bool:
+def _any_infinite(world: WorldState[Any], grads: Sequence[DistTensor]) -> bool:
     """Whether an element of a gradient is not finite on any rank that holds one of them.
 
     Each kind of memory is read once, and one collective tells all ranks, if they do not know yet.

@@ -1,20 +1,37 @@
-"""`TensorSpec`: all that is known of an eager tensor besides its numbers, one object per world."""
+"""`TensorSpec`: all that is known of an eager tensor besides its numbers, and what specs ask of the
+world that they belong to: its state, and the mode in which it carries out ops.
+
+Tensors are defined above: `Mode` and `WorldState` are generic in their class.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from plancompiler.executor.space import HOST, Space
+from plancompiler.boxing.planner import canonical
+from plancompiler.eager.generator import Generator
+from plancompiler.eager.launch_variables import ALONE, read_launcher
+from plancompiler.errors import RankError, UsageError
+from plancompiler.executor.comm.context import members_are_compared
+from plancompiler.executor.comm.manager import CommContextManager
+from plancompiler.executor.space import HOST, Space, Spaces
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, TensorType
+from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.placement import require_placement
 from plancompiler.ir.shard import Region, rank_region, region_shape
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array, Kernel, KernelContext
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from plancompiler.eager.tensor import DistTensor
-    from plancompiler.eager.world import World
+Tensor = TypeVar("Tensor")
+Change = Callable[[Array], Array]
+"""Makes this rank's part of a tensor in one layout from that in another."""
 
 
 class TensorSpec:
@@ -39,7 +56,12 @@ class TensorSpec:
     )
 
     def __init__(
-        self, world: World, shape: tuple[int, ...], dtype: DType, placement: Placement, sbp: NdSbp
+        self,
+        world: WorldState[Any],
+        shape: tuple[int, ...],
+        dtype: DType,
+        placement: Placement,
+        sbp: NdSbp,
     ) -> None:
         self.world = world
         self.shape = shape
@@ -59,8 +81,10 @@ class TensorSpec:
             self.local_shape = region_shape(self.region)
         self.whole: TensorSpec | None = None
         """The same tensor broadcast, once somebody has asked the world for it."""
-        self.runs: dict[Any, Callable[..., DistTensor]] = {}
-        """Prepared ops on a tensor of this spec, by kind and what else they take."""
+        self.runs: dict[Any, Callable[..., Any]] = {}
+        """Prepared ops on a tensor of this spec, by kind and what else they take. Each mode of the
+        world has tables of its own; see `WorldState.using`.
+        """
 
     @property
     def type(self) -> TensorType:
@@ -86,3 +110,268 @@ def attrs_key(attrs: Mapping[str, AttrValue]) -> tuple[object, ...]:
             if name != "key" or value.__class__ is not int
         ]
     )
+
+
+class PreparedOp(Protocol[Tensor]):
+    """An op on inputs of known specs."""
+
+    random: bool
+    """Whether it draws numbers."""
+    used: tuple[TensorSpec, ...]
+    """The inputs in the layouts that the kernel takes."""
+    outputs: tuple[TensorSpec, ...]
+    moves: tuple[Change | None, ...]
+    """What changes the inputs to those."""
+    kernel: Kernel
+    context: KernelContext
+    local: Callable[..., Any]
+    """The kernel on arrays in the layouts that it takes: an array, or a tuple of several."""
+
+    def call(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run or record it."""
+
+
+class Mode(ABC, Generic[Tensor]):
+    """How a world carries out ops: `dispatch.RunMode` runs them, `anomaly.CheckMode` also checks
+    them, and `tracing.TraceMode` records them in a job.
+    """
+
+    traces = False
+    """Whether tensors have no numbers, as ops are recorded in a job."""
+
+    @abstractmethod
+    def plan(
+        self,
+        kind: str,
+        inputs: tuple[TensorSpec, ...],
+        attrs: Mapping[str, AttrValue],
+        placement: Placement | None = None,
+        sbp: NdSbp | None = None,
+    ) -> PreparedOp[Tensor]:
+        """The plan of an op on inputs of these specs, or of one without inputs on a placement."""
+
+    @abstractmethod
+    def prepared(self, plan: Any) -> Callable[..., Tensor] | None:
+        """A plan as one function of its tensors, to be kept in `TensorSpec.runs`; None where it
+        needs more care.
+        """
+
+    @abstractmethod
+    def move(self, source: TensorSpec, target: TensorSpec) -> Change:
+        """What changes arrays of one spec to those of another."""
+
+    @abstractmethod
+    def redistribution(
+        self, source: TensorSpec, target: TensorSpec, key: object
+    ) -> Callable[[Tensor], Tensor]:
+        """What changes tensors of one spec to those of another; kept by its key where it can be."""
+
+    def check_numbers(self) -> None:
+        """Refuse to read the numbers of tensors while there are none."""
+
+    def check_reach(self, number: float, kind: str) -> None:
+        """Refuse to walk back to what was recorded out of reach."""
+
+    def touched(self, leaf: Hashable, *, reading: bool) -> None:
+        """The gradient that a leaf holds is about to be looked at or changed."""
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Know of a tensor that shares what stands for the numbers of another."""
+        return tensor
+
+    def made(self, tensor: Tensor) -> bool:
+        """Whether a tensor was made in this mode, so that all its views are known to it."""
+        return True
+
+    @abstractmethod
+    def copied(self, tensor: Tensor) -> Tensor:
+        """A tensor with the same value, off the tape; its memory may be shared."""
+
+    @abstractmethod
+    def own_local(self, tensor: Tensor) -> Array:
+        """What a tensor holds, in memory of its own."""
+
+    @abstractmethod
+    def holds_alone(self, tensor: Tensor, views: Sequence[Tensor]) -> bool:
+        """Whether nobody but the tape and these views of it reads the memory of a tensor that is no
+        view itself.
+        """
+
+    @abstractmethod
+    def put(self, tensor: Tensor, value: Tensor) -> None:
+        """Write a value of the same spec into a tensor's memory."""
+
+
+class WorldState(ABC, Generic[Tensor]):
+    """What specs, tensors and ops ask of their world; see `world.World`."""
+
+    mode: Mode[Tensor]
+
+    def __init__(self, rank: int, size: int, comm: CommContextManager | None) -> None:
+        if not 0 <= rank < size:
+            raise RankError("a rank is outside its world", got=rank, expected=f"0 to {size - 1}")
+        self.rank = rank
+        self.size = size
+        self.spaces = Spaces(rank) if comm is None else comm.spaces
+        """Where arrays of this rank lie; see `World.use_device`."""
+        self.recording = True
+        """Whether ops on tensors that want a gradient are recorded on the tape; in all modes."""
+        self.implicit_broadcast = False
+        """Whether plain arrays beside tensors count as broadcast."""
+        self.clock = 0
+        """Counts recorded ops and changes in place."""
+        self.step = 0
+        """What optimizer steps and schedules see as the step."""
+        self.generator = Generator()
+        self.draw: tuple[int, int, int] = (0, 0, 0)
+        """Seed, step and key of the random op that runs."""
+        self.forced: tuple[int, int] | None = None
+        """Seed and step of random ops that repeat an earlier one."""
+        self.compares = members_are_compared()
+        """Whether ranks compare all that they call; see `agreement`."""
+        self.lent: Counter[int] = Counter()
+        """How many compiled plans work on the memory of a tensor, by the id of its array."""
+        self._comm = comm
+        self._specs: dict[tuple[object, ...], TensorSpec] = {}
+
+    @property
+    def comm(self) -> CommContextManager:
+        """The communicators of this rank."""
+        if self._comm is None:
+            raise UsageError(
+                "this program runs as one rank and has nobody to exchange data with",
+                source=user_line(),
+                hint=self._more_ranks(),
+            )
+        return self._comm
+
+    def space(self, device_type: str) -> Space:
+        """Where this rank's parts lie on placements of a device type."""
+        return self.spaces.of(device_type)
+
+    def tick(self) -> int:
+        """The next time of the clock."""
+        self.clock += 1
+        return self.clock
+
+    @contextmanager
+    def using(self, mode: Mode[Tensor]) -> Iterator[None]:
+        """Carry out ops in this mode. A mode has prepared ops of its own, so that those of the mode
+        before need not ask in which mode they run.
+        """
+        before, runs = self.mode, {spec: spec.runs for spec in self._specs.values()}
+        for spec in runs:
+            spec.runs = {}
+        self.mode = mode
+        try:
+            yield
+        finally:
+            self.mode = before
+            for spec in self._specs.values():
+                spec.runs = runs.get(spec, {})
+
+    # --- specs ----------------------------------------------------------------------------------
+
+    def spec(
+        self, shape: tuple[int, ...], dtype: DType, placement: Placement, sbp: NdSbp
+    ) -> TensorSpec:
+        """The one object of this combination."""
+        key = (shape, dtype, placement, sbp)
+        try:
+            spec = self._specs.get(key)
+        except TypeError:
+            spec = None
+        if spec is None:
+            require_placement(placement)
+            if max(placement.rank_list) >= self.size:
+                raise RankError(
+                    "a placement names a rank outside the world",
+                    source=user_line(),
+                    got=str(placement),
+                    expected=f"ranks 0 to {self.size - 1}",
+                    hint=self._more_ranks(),
+                )
+            layout = canonical(sbp.check(placement.ndim, len(shape)), placement.hierarchy)
+            if layout != sbp:
+                spec = self.spec(shape, dtype, placement, layout)
+            else:
+                spec = TensorSpec(self, shape, dtype, placement, sbp)
+            self._specs[key] = spec
+        return spec
+
+    def _more_ranks(self) -> str:
+        """What to do where this world has too few ranks."""
+        launched = read_launcher(os.environ) if self._comm is None else ALONE
+        if launched.launcher is not None and launched.size > self.size:
+            return (
+                f"call pc.init() at the start of the program: {launched.launcher.name} has started "
+                f"this process as rank {launched.rank} of {launched.size}"
+            )
+        more = "start it" if self.size == 1 else "start more ranks"
+        return f"{more} with `plancompiler launch -n N SCRIPT.py`, and call pc.init()"
+
+    def whole(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of the same tensor where every rank has all of it."""
+        if spec.whole is None:
+            layout = NdSbp.broadcast(spec.placement.ndim)
+            spec.whole = self.spec(*spec.type, spec.placement, layout)
+        return spec.whole
+
+    def reduced(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of the same tensor where partial entries are reduced."""
+        return self.spec(*spec.type, spec.placement, spec.sbp.reduced())
+
+    def target(self, spec: TensorSpec, placement: Placement, sbp: NdSbp | None) -> TensorSpec:
+        """What a tensor becomes on a placement as `sbp`; by default as it was, reduced, if the mesh
+        has as many axes, else broadcast.
+        """
+        if sbp is None:
+            if placement == spec.placement:
+                return spec
+            same = placement.ndim == spec.placement.ndim
+            sbp = spec.sbp.reduced() if same else NdSbp.broadcast(placement.ndim)
+        return self.spec(*spec.type, placement, sbp)
+
+    def draw_from(self, attrs: Mapping[str, AttrValue]) -> None:
+        """Name the numbers that the next random op reads."""
+        seed, step = self.forced or (self.generator.seed, self.generator.step)
+        key = attrs["key"]
+        if not isinstance(key, int):
+            raise UsageError("the key of a random op is a whole number", got=repr(key))
+        self.draw = (seed, step, key)
+
+    # --- what tensors ask for -------------------------------------------------------------------
+
+    @abstractmethod
+    def tensor(self, value: object, placement: Placement, sbp: SbpLike | None) -> Tensor:
+        """A tensor of a whole value that every rank has."""
+
+    @abstractmethod
+    def source(
+        self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
+    ) -> tuple[Tensor, ...]:
+        """Outputs of an op without inputs."""
+
+    @abstractmethod
+    def backward(
+        self, root: Tensor, grad: Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        """Walk back from a tensor, and add up gradients at the leaves; see
+        `DistTensor.backward`.
+        """
+
+    @abstractmethod
+    def change(self, tensor: Tensor, make: Callable[[Tensor], Tensor], what: str) -> Tensor:
+        """Let a tensor take the value that `make` makes of it; see `inplace.change`."""
+
+    @abstractmethod
+    def copy(self, tensor: Tensor, value: Tensor) -> Tensor:
+        """Let a tensor take the value of another one; see `inplace.copy`."""
+
+    @abstractmethod
+    def assign(self, tensor: Tensor, index: Any, value: Any) -> None:
+        """`tensor[index] = value`; see `inplace.assign`."""
+
+    @abstractmethod
+    def into(self, out: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A function's results in existing tensors; see `inplace.into`."""

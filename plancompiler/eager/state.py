@@ -16,7 +16,6 @@ import numpy as np
 from plancompiler.eager.inplace import put
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tensor import DistTensor
-from plancompiler.eager.tracing import without_partial
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import CheckpointError, UsageError
 from plancompiler.executor.checkpoint import load_shards, save_shards, saved_types, write_index
@@ -49,9 +48,7 @@ def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
         if not isinstance(value, DistTensor):
             arrays[name] = np.asarray(value, spec.numpy_dtype)
         else:
-            local = value.local
-            if value.spec is not spec:
-                local = value.moved(spec, world.move(value.spec, spec))
+            local = value.part(spec)
             arrays[name] = local if spec.space is HOST else spec.space.get(local)
     save_shards(folder, _plan(world, found), arrays, step)
     _meet(world)
@@ -194,8 +191,7 @@ def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _spec_of(world: World, name: str, value: Any) -> TensorSpec:
     """How a value lies in the files."""
     if isinstance(value, DistTensor):
-        spec = value.spec
-        return world.spec(*spec.type, spec.placement, without_partial(spec.sbp))
+        return world.reduced(value.spec)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(
             "a state holds tensors and numbers",

@@ -1,110 +1,22 @@
-"""The tape: what recorded ops were, and the walk back from a result to what it was made of."""
+"""The walk back along the tape, from a result to what it was made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+import numpy as np
+
+from plancompiler.eager.inplace_forms import check_tensor
 from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.tensor import DistTensor, Leaf, Node
 from plancompiler.errors import GradientError
-from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial, SourceLine
+from plancompiler.ir import BROADCAST, AttrValue, Broadcast, NdSbp, Partial
 from plancompiler.ir.source import user_line
-from plancompiler.ops.registry import Array
-
-if TYPE_CHECKING:
-    from plancompiler.eager.tensor import DistTensor
 
 _NODE = attrgetter("node")
 _NUMBER = attrgetter("number")
-
-Hook = Callable[[Any], Any]
-"""Given a gradient; gives another one in its place, or None to leave it."""
-
-
-class Recorded(Protocol):
-    """What a node asks of the op that it recorded."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the op."""
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """Specs of its outputs."""
-
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
-        """Gradients of the inputs that need one, from those of the outputs."""
-
-
-class Leaf:
-    """The end of the tape at a tensor that wants a gradient."""
-
-    __slots__ = ("__weakref__", "grad", "hooks", "number", "watcher")
-
-    def __init__(self, number: int) -> None:
-        self.grad: DistTensor | None = None
-        self.hooks: list[Hook] = []
-        self.number = number
-        self.watcher: Any = None
-        """Who is told when its gradient is looked at or changed, while a function is compiled."""
-
-
-class Node:
-    """One recorded op.
-
-    It keeps its inputs as tensors and its outputs as arrays: an output tensor points to its node,
-    and a circle would keep both alive.
-    """
-
-    __slots__ = (
-        "behind",
-        "draw",
-        "hooks",
-        "inputs",
-        "number",
-        "op",
-        "outputs",
-        "source",
-        "stale",
-    )
-
-    behind: Sequence[Node | Leaf | None]
-    """Where the inputs were on the tape; set once a walk has passed."""
-    source: SourceLine
-    """The user's line; set where anomalies are looked for, and else not at all."""
-
-    def __init__(
-        self,
-        op: Recorded,
-        inputs: tuple[DistTensor, ...] | None,
-        outputs: tuple[Array, ...],
-        number: float,
-        draw: tuple[int, int, int] | None = None,
-    ) -> None:
-        self.op = op
-        self.inputs = inputs
-        """None once a walk has passed."""
-        self.outputs = outputs
-        self.number = number
-        """Counts recorded ops and changes in place, in their order; see `retaken` for fractions."""
-        self.draw = draw
-        """Seed, step and key of a random op."""
-        self.hooks: list[tuple[int, Hook]] | None = None
-        self.stale = False
-        """Whether the memory of an output was changed."""
-
-
-def record(found: DistTensor, op: Recorded, source: DistTensor) -> None:
-    """Put a tensor on the tape as the only output of an op on another one."""
-    found.node = Node(op, (source,), (found.local,), found.spec.world.tick())
-    found.slot = 0
 
 
 def backward(
@@ -119,7 +31,6 @@ def backward(
     on the way adds to its `grad`. GradientError for what has no gradient or cannot be walked again.
     """
     world = roots[0][0].spec.world
-    tracing = world.tracing
     wanted = None if wrt is None else [_place(tensor) for tensor in wrt]
     nodes = _reached([retaken(tensor) for tensor, _ in roots])
     useful = None if wanted is None else _useful(nodes, wanted)
@@ -143,8 +54,7 @@ def backward(
                 if wanted is None and arrived[0] is not None:
                     node.grad = arrived[0] if node.grad is None else node.grad + arrived[0]
             elif useful is None or id(node) in useful:
-                if tracing is not None:
-                    tracing.check_inside(node)
+                world.mode.check_reach(node.number, node.op.kind)
                 _pass_on(node, arrived, wanted, useful, grads, create_graph)
                 if not (retain_graph or create_graph):
                     node.behind = tuple(map(_NODE, node.inputs or ()))
@@ -347,6 +257,37 @@ def gradient_layout(layout: NdSbp, grad: NdSbp) -> NdSbp:
     )
 
 
-def ones_like(spec: TensorSpec) -> Array:
-    """The seed of a walk back from a scalar."""
-    return spec.space.full(spec.local_shape, 1, spec.numpy_dtype)
+def seed(tensor: DistTensor, grad: DistTensor | None) -> DistTensor:
+    """The gradient to walk back from a tensor with, checked; one for a scalar."""
+    spec, world = tensor.spec, tensor.spec.world
+    if tensor.node is None:
+        np.shape(tensor.local)  # a tensor kept from a compiled function says so
+        raise GradientError(
+            "the tensor was made of nothing that wants a gradient",
+            source=user_line(),
+            got=str(spec),
+            hint="set requires_grad on what to differentiate by, outside of pc.no_grad()",
+        )
+    if grad is None:
+        if spec.shape != ():
+            raise GradientError(
+                "backward from a tensor that is no scalar needs a gradient",
+                source=user_line(),
+                got=f"shape {spec.shape}",
+                hint="reduce it first, for example with .mean(), or give backward(grad)",
+            )
+        whole = world.whole(spec)
+        if world.mode.traces:
+            attrs: dict[str, AttrValue] = {"shape": (), "dtype": str(spec.dtype), "value": 1.0}
+            made: DistTensor = world.source(spec.placement, "fill", attrs)[0]
+            return made
+        return DistTensor(whole, whole.space.full(whole.local_shape, 1, whole.numpy_dtype))
+    check_tensor("backward", grad)
+    if grad.spec.type != spec.type or grad.placement != spec.placement:
+        raise GradientError(
+            "the gradient given to backward does not fit the tensor",
+            source=user_line(),
+            got=str(grad.spec),
+            expected=str(spec),
+        )
+    return grad

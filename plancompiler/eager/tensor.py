@@ -1,34 +1,131 @@
-"""`DistTensor`: a tensor that lies on the ranks of a placement, and runs ops at once."""
+"""`DistTensor`: a tensor that lies on the ranks of a placement, and where the tape reaches it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
+from plancompiler.eager.host_value import HostValue
+from plancompiler.eager.indexing import strided
 from plancompiler.eager.inplace_forms import InPlaceForms, check_tensor
-from plancompiler.eager.layout import Change
-from plancompiler.eager.spec import TensorSpec, attrs_key
-from plancompiler.eager.tape import Hook, Leaf, Node, backward, ones_like
-from plancompiler.eager.views import strided
+from plancompiler.eager.spec import Change, TensorSpec, WorldState, attrs_key
+from plancompiler.eager.symbol import Symbol
 from plancompiler.errors import (
     GradientError,
     PlacementError,
-    ShapeError,
     UsageError,
 )
-from plancompiler.ir import AttrValue, DType, NdSbp, Placement
-from plancompiler.ir.operators import (
-    TENSORS_ONLY,
-    SbpLike,
-    Scalar,
-    is_scalar,
-    promoted,
-    whole_numbers,
-)
+from plancompiler.ir import AttrValue, DType, NdSbp, Placement, SourceLine
+from plancompiler.ir.operators import TENSORS_ONLY, Scalar, is_scalar, promoted, whole_numbers
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
+
+Hook = Callable[[Any], Any]
+"""Given a gradient; gives another one in its place, or None to leave it."""
+
+
+class Recorded(Protocol):
+    """What a node asks of the op that it recorded."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the op."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Specs of its outputs."""
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """Gradients of the inputs that need one, from those of the outputs."""
+
+
+class Leaf:
+    """The end of the tape at a tensor that wants a gradient."""
+
+    __slots__ = ("__weakref__", "held", "hooks", "number", "world")
+
+    def __init__(self, world: WorldState[Any]) -> None:
+        self.world = world
+        self.held: DistTensor | None = None
+        """The gradient."""
+        self.hooks: list[Hook] = []
+        self.number = world.tick()
+
+    @property
+    def grad(self) -> DistTensor | None:
+        """The gradient that has been added up here."""
+        if self.world.mode.traces:
+            self.world.mode.touched(self, reading=True)
+        return self.held
+
+    @grad.setter
+    def grad(self, value: DistTensor | None) -> None:
+        if self.world.mode.traces:
+            self.world.mode.touched(self, reading=False)
+        self.held = value
+
+
+class Node:
+    """One recorded op.
+
+    It keeps its inputs as tensors and its outputs as arrays: an output tensor points to its node,
+    and a circle would keep both alive.
+    """
+
+    __slots__ = (
+        "behind",
+        "draw",
+        "hooks",
+        "inputs",
+        "number",
+        "op",
+        "outputs",
+        "source",
+        "stale",
+    )
+
+    behind: Sequence[Node | Leaf | None]
+    """Where the inputs were on the tape; set once a walk has passed."""
+    source: SourceLine
+    """The user's line; set where anomalies are looked for, and else not at all."""
+
+    def __init__(
+        self,
+        op: Recorded,
+        inputs: tuple[DistTensor, ...] | None,
+        outputs: tuple[Array, ...],
+        number: float,
+        draw: tuple[int, int, int] | None = None,
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        """None once a walk has passed."""
+        self.outputs = outputs
+        self.number = number
+        """Counts recorded ops and changes in place, in their order; see `retaken` for fractions."""
+        self.draw = draw
+        """Seed, step and key of a random op."""
+        self.hooks: list[tuple[int, Hook]] | None = None
+        self.stale = False
+        """Whether the memory of an output was changed."""
+
+
+def record(found: DistTensor, op: Recorded, source: DistTensor) -> None:
+    """Put a tensor on the tape as the only output of an op on another one."""
+    found.node = Node(op, (source,), (found.local,), found.spec.world.tick())
+    found.slot = 0
+
+
+Run = Callable[..., "DistTensor"]
+"""A prepared op."""
 
 
 def _operator(kind: str) -> Callable[[DistTensor, Any], DistTensor]:
@@ -36,7 +133,7 @@ def _operator(kind: str) -> Callable[[DistTensor, Any], DistTensor]:
 
     def run(self: DistTensor, other: Any) -> DistTensor:
         if other.__class__ is DistTensor:
-            prepared = self.spec.runs.get((kind, other.spec))
+            prepared: Run | None = self.spec.runs.get((kind, other.spec))
             if prepared is not None:
                 return prepared(self, other)
         return self._binary(kind, other)
@@ -44,7 +141,7 @@ def _operator(kind: str) -> Callable[[DistTensor, Any], DistTensor]:
     return run
 
 
-class DistTensor(InPlaceForms):
+class DistTensor(InPlaceForms, HostValue):
     """A tensor of which each rank of `placement` holds its part as `sbp` says.
 
     Made by `pc.tensor`, `DistTensor.from_local` and by ops. All ranks of a placement run the same
@@ -72,27 +169,8 @@ class DistTensor(InPlaceForms):
         self.node = None
         self.more = None
 
-    @classmethod
-    def from_local(
-        cls,
-        local: object,
-        placement: Placement,
-        sbp: SbpLike | None = None,
-        shape: Sequence[int] | None = None,
-        check: bool = False,
-    ) -> DistTensor:
-        """A tensor of this rank's own part (default: each rank holds the whole value).
-
-        Global extents along split axes are those of `shape`, else the parts must all be as large
-        as this one. With `check` the parts' shapes and dtypes are compared across ranks, and
-        extents summed; ranks that hold the same part, as all do of a broadcast value, must give the
-        same numbers: TransportError. The parts of a split are balanced: see `pc.Placement`.
-        ShapeError for a part that has another shape than its rank must hold.
-        """
-        # Here, as that module builds on this one.
-        from plancompiler.eager.creation import from_local  # noqa: PLC0415
-
-        return from_local(local, placement, sbp, shape, check)
+    from_local: ClassVar[Callable[..., DistTensor]]
+    """See `creation.from_local`, which sets it."""
 
     # --- what it is -----------------------------------------------------------------------------
 
@@ -138,15 +216,13 @@ class DistTensor(InPlaceForms):
         partial value it is a summand. Of a view whose base was changed since the view was last
         read, it may be a collective.
         """
-        if self.spec.world.tracing is not None:
-            raise self.spec.world.tracing.no_numbers()
+        self.spec.world.mode.check_numbers()
         return self.local.copy()
 
     def numpy(self) -> Array:
         """The whole value on every rank of the placement: a collective."""
         spec = self.spec
-        if spec.world.tracing is not None:
-            raise spec.world.tracing.no_numbers()
+        spec.world.mode.check_numbers()
         if not spec.inside:
             raise PlacementError(
                 "this rank holds no part of the tensor",
@@ -156,52 +232,7 @@ class DistTensor(InPlaceForms):
                 hint="read it on the ranks of its placement, or redistribute it to all",
             )
         whole = spec.world.whole(spec)
-        if whole is spec:
-            return spec.space.get(self.local)
-        return spec.space.get(self.moved(whole, spec.world.move(spec, whole)))
-
-    def item(self) -> Scalar:
-        """The value of a tensor of one element as a Python number: a collective."""
-        if np.prod(self.shape) != 1:
-            raise ShapeError(
-                "only a tensor of one element is a number",
-                source=user_line(),
-                got=self.shape,
-                hint="numpy() gives all elements; reduce first for one",
-            )
-        found: Scalar = self.numpy().reshape(()).item()
-        return found
-
-    def __bool__(self) -> bool:
-        if np.prod(self.shape) != 1:
-            raise ShapeError(
-                "a tensor that has not one element has no truth value",
-                source=user_line(),
-                got=f"shape {self.shape}",
-                hint="choose by data with pc.where, ask pc.all(x) or pc.any(x), or tell tensors "
-                "apart with `is`",
-            )
-        return bool(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise ShapeError(
-                "a scalar has no length", source=user_line(), got="shape ()", expected="an axis"
-            )
-        return self.shape[0]
-
-    def __array__(self, *args: object, **kwargs: object) -> Array:
-        raise UsageError(
-            "a DistTensor does not become an array by itself",
-            source=user_line(),
-            hint="call .numpy() for the whole value or .to_local() for this rank's part",
-        )
+        return spec.space.get(self.part(whole))
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
@@ -234,8 +265,7 @@ class DistTensor(InPlaceForms):
                 got=str(self.spec),
                 hint="copy x.detach()",
             )
-        if self.spec.world.tracing is not None:
-            raise self.spec.world.tracing.no_numbers()
+        self.spec.world.mode.check_numbers()
         found = DistTensor(self.spec, self.spec.space.put(self.local))
         found.requires_grad = self.requires_grad
         memo[id(self)] = found
@@ -245,7 +275,11 @@ class DistTensor(InPlaceForms):
         return f"DistTensor({self.spec})"
 
     def __repr__(self) -> str:
-        if self.spec.world.tracing is not None:
+        if isinstance(self.local, Symbol) and self.local.leaked is not None:
+            name, source = self.local.leaked
+            where = f"without numbers: made in compiled {name!r} at {source}"
+            return f"DistTensor({self.spec}, {where})"
+        if self.spec.world.mode.traces:
             return str(self)
         local = self.spec.space.get(self.local)
         part = np.array2string(local, threshold=8, edgeitems=2, precision=4)
@@ -275,7 +309,7 @@ class DistTensor(InPlaceForms):
             if not wanted:
                 raise GradientError("a result cannot be taken off the tape", hint="use .detach()")
         elif wanted and self.node is None:
-            self.node = self.spec.world.leaf()
+            self.node = Leaf(self.spec.world)
         elif not wanted:
             self.node = None
 
@@ -319,49 +353,15 @@ class DistTensor(InPlaceForms):
         `grad` may be left out for a scalar. With `create_graph` the gradients are recorded too, so
         that they can be differentiated in turn.
         """
-        backward([(self, self.seed(grad))], None, retain_graph, create_graph)
-
-    def seed(self, grad: DistTensor | None) -> DistTensor:
-        """The gradient to walk back with, checked; one for a scalar."""
-        spec = self.spec
-        if self.node is None:
-            raise GradientError(
-                "the tensor was made of nothing that wants a gradient",
-                source=user_line(),
-                got=str(spec),
-                hint="set requires_grad on what to differentiate by, outside of pc.no_grad()",
-            )
-        if grad is None:
-            if spec.shape != ():
-                raise GradientError(
-                    "backward from a tensor that is no scalar needs a gradient",
-                    source=user_line(),
-                    got=f"shape {spec.shape}",
-                    hint="reduce it first, for example with .mean(), or give backward(grad)",
-                )
-            if spec.world.tracing is not None:
-                return self._full((), spec.dtype, 1.0)
-            whole = spec.world.whole(spec)
-            return DistTensor(whole, ones_like(whole))
-        check_tensor("backward", grad)
-        if grad.spec.type != spec.type or grad.placement != spec.placement:
-            raise GradientError(
-                "the gradient given to backward does not fit the tensor",
-                source=user_line(),
-                got=str(grad.spec),
-                expected=str(spec),
-            )
-        return grad
+        self.spec.world.backward(self, grad, retain_graph, create_graph)
 
     def detach(self) -> DistTensor:
         """The same value and memory, off the tape."""
         self.packed()
         found = DistTensor(self.spec, self.local)
         found.view_of(self)
-        tracing = self.spec.world.tracing
-        if tracing is not None:
-            tracing.note(found)
-        return found
+        note: Run = self.spec.world.mode.note
+        return note(found)
 
     def register_hook(self, hook: Hook) -> Callable[[], None]:
         """Call `hook` with the gradient when `backward` has it; what it returns takes its place.
@@ -392,22 +392,16 @@ class DistTensor(InPlaceForms):
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> DistTensor:
         spec = self.spec
         key = ("redistribute", placement, sbp)
-        found = spec.runs.get(key)
-        if found is None:
-            where = spec.placement if placement is None else placement
-            target = spec.world.target(spec, where, sbp)
-            if spec.world.tracing is not None:
-                changed: DistTensor = spec.world.tracing.redistribute(self, target)
-                return changed
-            # Here, as that module builds on this one.
-            from plancompiler.eager.redistribution import Redistribution  # noqa: PLC0415
+        run: Run | None = spec.runs.get(key)
+        if run is None:
+            world, where = spec.world, spec.placement if placement is None else placement
+            run = world.mode.redistribution(spec, world.target(spec, where, sbp), key)
+        return run(self)
 
-            found = Redistribution(spec, target)
-            if spec.world.compares:
-                spec.world.compare_change(spec, target)
-            else:
-                spec.runs[key] = found
-        return found(self)
+    def part(self, spec: TensorSpec) -> Array:
+        """This rank's part in another layout; shares memory where it is this one."""
+        own = self.spec
+        return self.local if spec is own else self.moved(spec, own.world.mode.move(own, spec))
 
     def moved(self, spec: TensorSpec, move: Change) -> Array:
         """This rank's part in another layout. A partial value is reduced once and then kept."""
@@ -473,7 +467,7 @@ class DistTensor(InPlaceForms):
             if "base" in more:
                 return "strided" not in more
             self.own()
-        if self.spec.world.tracing is None and not self.local.flags.c_contiguous:
+        if not self.spec.world.mode.traces and not self.local.flags.c_contiguous:
             self.local = self.local.copy()
         return True
 
@@ -490,7 +484,8 @@ class DistTensor(InPlaceForms):
     def _apply(
         self, kind: str, inputs: Sequence[Any], attrs: Mapping[str, AttrValue]
     ) -> tuple[DistTensor, ...]:
-        run = key = None
+        run: Run | None = None
+        key: object = None
         try:
             first = inputs[0].spec
             if len(inputs) <= 2:
@@ -504,11 +499,11 @@ class DistTensor(InPlaceForms):
         if run is not None:
             return (run(*inputs),)
         world = self.spec.world
-        plan = world.dispatcher.plan(kind, tuple([tensor.spec for tensor in inputs]), attrs)
+        plan = world.mode.plan(kind, tuple([tensor.spec for tensor in inputs]), attrs)
         if plan.random:
             world.draw_from(attrs)
         elif key is not None:
-            run = world.fast_run(plan)
+            run = world.mode.prepared(plan)
             if run is not None:
                 first.runs[(key, *attrs_key(attrs)) if attrs else key] = run
         return plan.call(inputs)
@@ -528,7 +523,8 @@ class DistTensor(InPlaceForms):
             array = np.asarray(value)
             if not isinstance(value, np.ndarray):
                 array = array.astype(self.spec.numpy_dtype)
-            return world.tensor(array, self.placement, None)
+            made: DistTensor = world.tensor(array, self.placement, None)
+            return made
         raise UsageError(
             f"{kind} cannot combine a DistTensor with this",
             op=kind,
@@ -549,7 +545,7 @@ class DistTensor(InPlaceForms):
         number = other.item() if hasattr(other, "item") else other
         # 1, 1.0 and True are equal but not the same, nor are 0.0 and -0.0.
         key = (kind, number.__class__, number or repr(number), swapped)
-        run = self.spec.runs.get(key)
+        run: Run | None = self.spec.runs.get(key)
         if run is not None:
             return run(self)
         wanted = self.counted_as(kind, number)
@@ -566,7 +562,7 @@ class DistTensor(InPlaceForms):
     def _unary(self, kind: str, **attrs: AttrValue) -> DistTensor:
         if attrs:
             return self._apply(kind, (self,), attrs)[0]
-        run = self.spec.runs.get(kind)
+        run: Run | None = self.spec.runs.get(kind)
         if run is not None:
             return run(self)
         return _run(kind, kind, {}, self)
@@ -595,7 +591,7 @@ class DistTensor(InPlaceForms):
 
     def reshape(self, *shape: int | Sequence[int]) -> DistTensor:
         try:
-            run = self.spec.runs.get(("reshape", shape))
+            run: Run | None = self.spec.runs.get(("reshape", shape))
         except TypeError:  # a list
             return super().reshape(*shape)
         if run is not None:
@@ -605,12 +601,12 @@ class DistTensor(InPlaceForms):
         return _run("reshape", ("reshape", shape), attrs, self)
 
     def relu(self) -> DistTensor:
-        run = self.spec.runs.get("relu")
+        run: Run | None = self.spec.runs.get("relu")
         return self._unary("relu") if run is None else run(self)
 
 
 def _run_binary(kind: str, left: DistTensor, right: DistTensor) -> DistTensor:
-    run = left.spec.runs.get((kind, right.spec))
+    run: Run | None = left.spec.runs.get((kind, right.spec))
     if run is not None:
         return run(left, right)
     kind, left, right = promoted(kind, left, right)
@@ -623,14 +619,16 @@ def _run(
     """Run an op, and keep it on the first tensor's spec as one function where it is that simple."""
     spec = tensors[0].spec
     specs = tuple([tensor.spec for tensor in tensors])
-    plan = spec.world.dispatcher.plan(kind, specs, attrs)
-    run = spec.world.fast_run(plan)
+    mode = spec.world.mode
+    plan = mode.plan(kind, specs, attrs)
+    run: Run | None = mode.prepared(plan)
     if run is not None:
         if len(spec.runs) >= _RUNS:
             spec.runs.clear()
         spec.runs[key] = run
         return run(*tensors)
-    return plan.call(tensors)[0]
+    made: DistTensor = plan.call(tensors)[0]
+    return made
 
 
 _RUNS = 1024

@@ -1,7 +1,7 @@
 """Eager code recorded instead of run: what `pc.compile` makes jobs of.
 
 While a function is traced, the eager path itself runs: dispatch, tape, gradients, optimizers. Only
-its last step differs. Where a kernel or a change of layout would run, an op is recorded, and the
+the world's mode differs. Where a kernel or a change of layout would run, an op is recorded, and the
 tensor that comes out holds a `Symbol` where its numbers would be. Tensors that exist already become
 variables of the job when an op first reads them.
 """
@@ -11,118 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, cast
 from weakref import ReferenceType, ref
 
-from plancompiler.eager.dispatch import Dispatcher, OpPlan
+from plancompiler.eager.dispatch import RunMode
 from plancompiler.eager.foreach import Row
 from plancompiler.eager.materialized_view import slice_bounds
-from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Leaf, Node, record
-from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.op_plan import OpPlan
+from plancompiler.eager.redistribution import Redistribution
+from plancompiler.eager.spec import Change, TensorSpec
+from plancompiler.eager.symbol import Symbol, no_numbers
+from plancompiler.eager.tensor import DistTensor, Leaf, Node, record
+from plancompiler.eager.world import World
 from plancompiler.errors import GradientError, TracingError
-from plancompiler.ir import BROADCAST, AttrValue, NdSbp, Op, Partial, Placement, Value
+from plancompiler.frontend.trace import JobBuilder
+from plancompiler.ir import AttrValue, NdSbp, Placement, Value
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
-if TYPE_CHECKING:
-    from plancompiler.eager.world import World
-
 DRAWN = 1 << 62
 """Keys of random ops from here on count the draws of one run; smaller ones are the user's own."""
-
-
-class Recorder(Protocol):
-    """What takes the ops down: a job's builder."""
-
-    def add(
-        self,
-        kind: str,
-        inputs: Sequence[Value],
-        attrs: Mapping[str, AttrValue],
-        placement: Placement | None,
-        sbp: NdSbp | None = None,
-    ) -> tuple[Value, ...]:
-        """Record an op."""
-
-    def redistribute(self, value: Value, placement: Placement | None, sbp: NdSbp | None) -> Value:
-        """Record a change of layout."""
-
-    def producer(self, value: Value) -> Op:
-        """The op that makes a value."""
-
-
-def no_numbers(what: str = "the numbers of a tensor") -> TracingError:
-    """The error of who asks for numbers while there are none."""
-    return TracingError(
-        f"{what} are not known while a function is compiled",
-        source=user_line(),
-        hint="read numbers (numpy, item, to_local, `if tensor:`) outside of the function, or "
-        "choose by data with pc.where",
-    )
-
-
-class Symbol:
-    """Stands where a tensor's numbers would be."""
-
-    __slots__ = ("seen", "value", "view")
-
-    __array_ufunc__ = None
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-        self.view: tuple[DistTensor, str, dict[str, AttrValue]] | None = None
-        """Of a view: the tensor whose memory it shares, and the op that makes it of that."""
-        self.seen: Value | None = None
-        """The base's value when the view was last made of it."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise no_numbers()
-
-    def __array__(self, *args: object, **kwargs: object) -> Array:
-        raise no_numbers()
-
-    def __len__(self) -> int:
-        raise no_numbers()
-
-    def __getitem__(self, index: object) -> NoReturn:
-        raise no_numbers()
-
-
-_NO_NUMBERS: Any = None
-
-
-class LeakedTensor(DistTensor):
-    """A tensor of a compiled function that somebody still holds after the function was traced.
-
-    It has a shape and a layout, and says so; whoever asks for more gets a TracingError.
-    """
-
-    __slots__ = ()
-
-    @property  # over the attribute of the base, which held what stood for the numbers
-    def local(self) -> Array:  # type: ignore[override]  # nobody sets it
-        raise self._error()
-
-    @property
-    def node(self) -> None:  # type: ignore[override]  # likewise
-        raise self._error()
-
-    def _error(self) -> TracingError:
-        name, source = (self.more or {})["leaked"]
-        return TracingError(
-            "a tensor of a compiled function was used after the function was traced: it stands for "
-            "a value of every call and has no numbers of its own",
-            source=user_line(),
-            rank=self.spec.world.rank,
-            got=f"{self.spec}, made in {name!r} at {source}",
-            expected="a tensor that the compiled function returns",
-            hint=f"return the tensor from {name!r}, and use what the call gives",
-        )
-
-    def __repr__(self) -> str:
-        name, source = (self.more or {})["leaked"]
-        return f"DistTensor({self.spec}, without numbers: made in compiled {name!r} at {source})"
 
 
 class Capture:
@@ -145,31 +53,41 @@ class Capture:
         """Whether an op of the job changes the variable itself."""
 
 
-_GRAD: Any = vars(Leaf)["grad"]
+class TracedPlan(OpPlan):
+    """An op that is recorded."""
+
+    demanded: NdSbp | None = None
+    """The layout that the caller demands of the outputs."""
+
+    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+        """See `OpPlan.call`."""
+        return cast("TraceMode", self.world.mode).run(self, tensors)
+
+    def update(self, tensors: Sequence[DistTensor]) -> None:
+        """See `OpPlan.update`."""
+        self.call(tensors)
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """See `OpPlan.backward`: gradients are always made of ops."""
+        return super().backward(node, grads, needed, True)
 
 
-class _WatchedLeaf(Leaf):
-    """A leaf while a function is traced."""
-
-    __slots__ = ()
-
-    @property  # over the attribute of the base, whose place keeps the value
-    def grad(self) -> DistTensor | None:
-        self.watcher.touched(self, reading=True)
-        found: DistTensor | None = _GRAD.__get__(self)
-        return found
-
-    @grad.setter
-    def grad(self, value: DistTensor | None) -> None:
-        self.watcher.touched(self, reading=False)
-        _GRAD.__set__(self, value)
-
-
-class Tracing:
+class TraceMode(RunMode):
     """One function being traced in one world."""
 
-    def __init__(self, world: World, name: str, recorder: Recorder) -> None:
-        self.world = world
+    plan_class = TracedPlan
+    traces = True
+
+    def __init__(self, world: World, name: str, recorder: JobBuilder) -> None:
+        super().__init__(world)
+        self.compares = False
+        self.world: World = world
         self.name = name
         """The function's."""
         self.recorder = recorder
@@ -182,11 +100,10 @@ class Tracing:
         """Optimizers that step in the function."""
         self.first_draw = world.generator.number
         self.draws = 0
-        self.real = world.dispatcher
+        self._real = world.mode
         self._generator = world.generator
         self._at = (world.generator.seed, world.generator.step)
         self._began = world.clock
-        self._watched: list[Leaf] = []
         self._views: dict[int, list[ReferenceType[DistTensor]]] = {}
         """The views that the function has made of what somebody's numbers stand for, by its id."""
         self._locals: list[Any] = []
@@ -195,30 +112,15 @@ class Tracing:
         self._by_array: dict[int, Capture] = {}
         self._made: list[ReferenceType[DistTensor]] = []
         """The tensors that the function has made."""
-        self._move = world.move
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Ops of the world are recorded inside, and everything is as it was afterwards."""
         world = self.world
         clean = world.step, world.recording, world.forced, world.implicit_broadcast
-        runs = [(spec, spec.runs) for spec in world.specs()]
-        for spec, _ in runs:
-            spec.runs = {}
-        world.tracing = self
-        world.dispatcher = TraceDispatcher(world, self)
-        # Shadows of the methods, for as long as the function is traced.
-        shadows: dict[str, Callable[..., Any]] = {
-            "fast_run": lambda plan: None,
-            "move": self._moved_later,
-            "next_number": self._next_number,
-        }
-        hidden = {name: vars(world)[name] for name in shadows if name in vars(world)}
-        vars(world).update(shadows)
-        for leaf in tuple(world.leaves):
-            self.watch(leaf)
         try:
-            yield
+            with world.using(self):
+                yield
             self.draws = self._generator.number - self.first_draw
             if world.generator is not self._generator or self._at != (
                 self._generator.seed,
@@ -229,18 +131,8 @@ class Tracing:
                     hint="use pc.manual_seed, pc.using_generator and start_step around the call",
                 )
         finally:
-            for name in shadows:
-                del vars(world)[name]
-            vars(world).update(hidden)
-            world.dispatcher = self.real
-            world.tracing = None
-            for spec, kept in runs:
-                spec.runs = kept
-            for leaf in self._watched:
-                leaf.__class__ = Leaf
-                leaf.watcher = None
             for leaf, grad in self.leaves.items():
-                leaf.grad = grad
+                leaf.held = grad
             for capture in self.captures:
                 capture.tensor.node = capture.node
             self._leave_behind()
@@ -254,18 +146,16 @@ class Tracing:
             tensor = reference()
             if tensor is not None:
                 symbol: Any = tensor.local
-                tensor.local = _NO_NUMBERS
-                tensor.node = None
-                tensor.__class__ = LeakedTensor
-                tensor.more = {"leaked": (self.name, self.recorder.producer(symbol.value).source)}
+                if symbol.leaked is None:
+                    symbol.leak(self.name, self.recorder.producer(symbol.value).source)
+                tensor.node = tensor.more = None
         self._made.clear()
 
     # --- values ---------------------------------------------------------------------------------
 
     def tensor(self, spec: TensorSpec, value: Value) -> DistTensor:
         """A tensor without numbers."""
-        symbol: Any = Symbol(value)
-        return self.note(DistTensor(spec, symbol))
+        return self.note(DistTensor(spec, cast("Array", Symbol(value))))
 
     def note(self, tensor: DistTensor) -> DistTensor:
         """Know of a tensor whose numbers may be those of one that the function has made."""
@@ -294,7 +184,7 @@ class Tracing:
         if found is not None:
             return found
         spec = tensor.spec
-        whole = spec.world.spec(*spec.type, spec.placement, without_partial(spec.sbp))
+        whole = spec.world.reduced(spec)
         name = f"tensor_{len(self.captures)}"
         attrs: dict[str, AttrValue] = {
             "name": name,
@@ -386,7 +276,7 @@ class Tracing:
         return found
 
     def holds_alone(self, tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
-        """Whether none but these views of a tensor, made in the function, are still there."""
+        """See `Mode.holds_alone`: none but views that the function has made are known."""
         for reference in self._views.get(id(tensor.local), ()):
             view = reference()
             if view is not None and not any(view is each for each in views):
@@ -394,13 +284,20 @@ class Tracing:
         return True
 
     def made(self, tensor: DistTensor) -> bool:
-        """Whether a tensor was made in the function."""
-        local: Any = tensor.local
-        return isinstance(local, Symbol)
+        """See `Mode.made`."""
+        return isinstance(tensor.local, Symbol)
 
     def copied(self, tensor: DistTensor) -> DistTensor:
-        """A tensor of its own with the same value, off the tape."""
+        """See `Mode.copied`."""
         return self.tensor(tensor.spec, self.value(tensor))
+
+    def own_local(self, tensor: DistTensor) -> Array:
+        """See `Mode.own_local`."""
+        return cast("Array", Symbol(self.value(tensor)))
+
+    def put(self, tensor: DistTensor, value: DistTensor) -> None:
+        """See `Mode.put`."""
+        self.store(tensor, self.value(value))
 
     def _note_view(self, view: DistTensor, source: DistTensor, plan: TracedPlan) -> None:
         view.view_of(source, plan)
@@ -422,51 +319,42 @@ class Tracing:
                 hint="make it before the first call",
             )
 
-    def redistribute(self, tensor: DistTensor, target: TensorSpec) -> DistTensor:
-        """Record a change of layout."""
-        # That module is imported where tensors first change their layout.
-        from plancompiler.eager.redistribution import Redistribution  # noqa: PLC0415
+    def redistribution(
+        self, source: TensorSpec, target: TensorSpec, key: object
+    ) -> Callable[[DistTensor], DistTensor]:
+        """See `Mode.redistribution`."""
+        return partial(self._redistributed, target)
 
-        spec, world = tensor.spec, self.world
+    def _redistributed(self, target: TensorSpec, tensor: DistTensor) -> DistTensor:
+        spec = tensor.spec
         if spec is target:
             return tensor
         value = self.recorder.redistribute(self.value(tensor), target.placement, target.sbp)
         found = self.tensor(target, value)
-        if tensor.node is not None and world.recording:
+        if tensor.node is not None and self.world.recording:
             record(found, Redistribution(spec, target), tensor)
         return found
 
-    def check_inside(self, node: Node) -> None:
-        """Refuse to differentiate what was recorded before the function was called."""
-        if node.number <= self._began:
+    def check_reach(self, number: float, kind: str) -> None:
+        """See `Mode.check_reach`: what was recorded before the function was called."""
+        if number <= self._began:
             raise GradientError(
                 "a gradient inside of a compiled function would reach beyond it",
-                op=node.op.kind,
+                op=kind,
                 source=user_line(),
                 hint="pass the tensor detached, or compile what made it too",
             )
 
-    def no_numbers(self) -> TracingError:
-        """The error of who asks for numbers while there are none."""
-        return no_numbers()
+    def check_numbers(self) -> None:
+        """See `Mode.check_numbers`."""
+        raise no_numbers()
 
-    def watch(self, leaf: Leaf) -> None:
-        """Learn when a leaf's gradient is looked at or changed."""
-        leaf.watcher = self
-        leaf.__class__ = _WatchedLeaf
-        self._watched.append(leaf)
-
-    def touched(self, leaf: Leaf, *, reading: bool) -> None:
-        """A leaf's gradient is about to be looked at or changed."""
+    def touched(self, leaf: Leaf, *, reading: bool) -> None:  # type: ignore[override]  # no other is
+        """See `Mode.touched`."""
         if leaf not in self.leaves:
-            self.leaves[leaf] = _GRAD.__get__(leaf)
+            self.leaves[leaf] = leaf.held
             if reading:
                 self.read.add(leaf)
-
-    def grad_of(self, leaf: Leaf) -> DistTensor | None:
-        """What a leaf holds by now."""
-        found: DistTensor | None = _GRAD.__get__(leaf)
-        return found
 
     def stepped(self, steps: Any) -> None:
         """An optimizer has made a step."""
@@ -478,61 +366,29 @@ class Tracing:
             )
         self.steps.append(steps)
 
-    def _next_number(self, purpose: str) -> int:
-        number = self.world.generator.next_number()
+    def next_number(self) -> int:
+        """See `RunMode.next_number`."""
+        number = super().next_number()
         self._drawn.add(number)
         return number
 
     def _key(self, number: int) -> int:
         return DRAWN + number - self.first_draw if number in self._drawn else number
 
-    def _moved_later(self, source: TensorSpec, target: TensorSpec) -> Callable[[Any], Any]:
-        """Stands for a change of layout of arrays: real ones are still changed at once."""
+    def move(self, source: TensorSpec, target: TensorSpec) -> Change:
+        """See `Mode.move`: later, and real arrays only."""
         return partial(self._moved, source, target)
 
     def _moved(self, source: TensorSpec, target: TensorSpec, array: Any) -> Any:
         if isinstance(array, Symbol):
             raise no_numbers()
-        return self._move(source, target)(array)
+        return self._real.move(source, target)(array)
 
-
-class TracedPlan(OpPlan):
-    """An op that is recorded."""
-
-    demanded: NdSbp | None = None
-    """The layout that the caller demands of the outputs."""
-
-    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
-        """See `OpPlan.call`."""
-        tracing: Tracing = self.world.tracing
-        return tracing.run(self, tensors)
-
-    def update(self, tensors: Sequence[DistTensor]) -> None:
-        """See `OpPlan.update`."""
-        self.call(tensors)
-
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
-        """See `OpPlan.backward`: gradients are always made of ops."""
-        return super().backward(node, grads, needed, True)
-
-
-class TraceDispatcher(Dispatcher):
-    """Makes plans that record."""
-
-    plan_class = TracedPlan
-
-    def __init__(self, world: World, tracing: Tracing) -> None:
-        super().__init__(world)
-        self._tracing = tracing
+    def prepared(self, plan: OpPlan) -> None:
+        """See `Mode.prepared`."""
 
     def update_all(self, kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]) -> None:
-        """See `Dispatcher.update_all`: a job updates each variable by an op of its own."""
+        """See `RunMode.update_all`: a job updates each variable by an op of its own."""
         for row in rows:
             self.plan(kind, tuple([each.spec for each in row]), attrs).update(row)
 
@@ -544,17 +400,12 @@ class TraceDispatcher(Dispatcher):
         placement: Placement | None = None,
         sbp: NdSbp | None = None,
     ) -> OpPlan:
-        """See `Dispatcher.plan`. Parameters and states that are first used here are made at once,
-        as they outlive the function's call.
+        """See `Mode.plan`. Parameters and states that are first used here are made at once, as they
+        outlive the function's call.
         """
         if kind == "variable":
-            return self._tracing.real.plan(kind, inputs, attrs, placement, sbp)
+            return self._real.plan(kind, inputs, attrs, placement, sbp)
         found = super().plan(kind, inputs, attrs, placement, sbp)
         if isinstance(found, TracedPlan):
             found.demanded = sbp
         return found
-
-
-def without_partial(sbp: NdSbp) -> NdSbp:
-    """The layout with every partial entry reduced."""
-    return NdSbp(tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in sbp))

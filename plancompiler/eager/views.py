@@ -11,18 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.errors import AttributeValueError
+from plancompiler.eager.tensor import DistTensor
 from plancompiler.ir import AttrValue, Split
-from plancompiler.ir.operators import TensorOperators
 from plancompiler.ops.registry import Array
-
-if TYPE_CHECKING:
-    from plancompiler.eager.tensor import DistTensor
 
 Alias = Callable[[Array], Array]
 
@@ -172,37 +168,3 @@ def _reshaped_strides(
 def only_thin(used: TensorSpec, made: TensorSpec) -> bool:
     """Whether a reshape only adds and drops axes of extent 1: then it is a view in any order."""
     return [each for each in used.shape if each != 1] == [each for each in made.shape if each != 1]
-
-
-def strided(tensor: TensorOperators, index: Any) -> TensorOperators:
-    """Basic indexing with slices of any positive step."""
-    entries = index if isinstance(index, tuple) else (index,)
-    at = next((at for at, entry in enumerate(entries) if entry is Ellipsis), None)
-    if at is not None:
-        missing = tensor.ndim - len(entries) + 1
-        entries = (*entries[:at], *(slice(None),) * missing, *entries[at + 1 :])
-    starts, stops, steps = [], [], []
-    whole: list[Any] = []
-    for axis, extent in enumerate(tensor.shape):
-        entry = entries[axis] if axis < len(entries) else slice(None)
-        start, stop, step = 0, extent, 1
-        if isinstance(entry, slice):
-            start, stop, step = entry.indices(extent)
-            if step < 1:
-                raise AttributeValueError(
-                    "a slice must have a positive step",
-                    got=repr(entry),
-                    hint="pc.flip walks an axis backwards",
-                )
-            entry = slice(None)
-        starts.append(start)
-        stops.append(max(start, stop))
-        steps.append(step)
-        whole.append(entry)
-    attrs: dict[str, AttrValue] = {
-        "starts": tuple(starts),
-        "stops": tuple(stops),
-        "steps": tuple(steps),
-    }
-    found = tensor._apply("strided_slice", (tensor,), attrs)[0]  # noqa: SLF001  # every tensor's door
-    return found[tuple(whole)]

@@ -5,38 +5,22 @@ Where ranks are processes, a process has one world; where they are threads, each
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plancompiler.boxing.planner import canonical
-from plancompiler.eager.agreement import ComparingDispatcher, compare, compare_value
-from plancompiler.eager.dispatch import Dispatcher, OpPlan, fast_run
-from plancompiler.eager.generator import Generator
-from plancompiler.eager.launch_variables import ALONE, read_launcher
-from plancompiler.eager.layout import Change, plan_move
-from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Leaf, backward
+from plancompiler.eager import inplace
+from plancompiler.eager.agreement import compare, compare_value
+from plancompiler.eager.dispatch import RunMode
+from plancompiler.eager.spec import TensorSpec, WorldState
+from plancompiler.eager.tape import backward, seed
 from plancompiler.eager.tensor import DistTensor
-from plancompiler.errors import RankError, ShapeError, UsageError
-from plancompiler.executor.comm.context import members_are_compared
+from plancompiler.errors import ShapeError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
-from plancompiler.executor.space import Space, Spaces
-from plancompiler.ir import (
-    BROADCAST,
-    AttrValue,
-    DType,
-    NdSbp,
-    Partial,
-    Phase,
-    Placement,
-    SourceLine,
-)
+from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Placement, SourceLine
 from plancompiler.ir.operators import SbpLike
 from plancompiler.ir.placement import require_placement
 from plancompiler.ir.shard import region_index
@@ -46,77 +30,28 @@ from plancompiler.ops.registry import Array
 if TYPE_CHECKING:
     from plancompiler.executor.cuda.interface import Device
 
-SPECS = 1 << 14
-"""Specs that a world keeps before it forgets those of tensors that are gone."""
 
-
-class World:
+class World(WorldState[DistTensor]):
     """One rank's side of an SPMD program of `size` ranks."""
 
     def __init__(self, rank: int, size: int, comm: CommContextManager | None = None) -> None:
-        if not 0 <= rank < size:
-            raise RankError("a rank is outside its world", got=rank, expected=f"0 to {size - 1}")
-        self.rank = rank
-        self.size = size
-        self.spaces = Spaces(rank) if comm is None else comm.spaces
-        """Where arrays of this rank lie; see `use_device`."""
-        self.recording = True
-        """Whether ops on tensors that want a gradient are recorded."""
-        self.implicit_broadcast = False
-        """Whether plain arrays beside tensors count as broadcast."""
-        self.clock = 0
-        """Counts recorded ops and changes in place."""
-        self.step = 0
-        """What optimizer steps and schedules see as the step."""
-        self.generator = Generator()
-        self.draw: tuple[int, int, int] = (0, 0, 0)
-        """Seed, step and key of the random op that runs."""
-        self.forced: tuple[int, int] | None = None
-        """Seed and step of random ops that repeat an earlier one."""
-        self.attachments: dict[object, object] = {}
-        """What the frontend remembers per world, by a key of its own."""
-        self.compares = members_are_compared()
-        """Whether ranks compare all that they call; see `agreement`."""
-        self.dispatcher = ComparingDispatcher(self) if self.compares else Dispatcher(self)
+        super().__init__(rank, size, comm)
+        self.mode: RunMode = RunMode(self)
+        """How ops are carried out."""
         self.anomaly = False
         """Whether ops check what they make; see `anomaly`."""
-        self.tracing: Any = None
-        """What records ops instead of running them, while a function is compiled."""
-        self.leaves: WeakSet[Leaf] = WeakSet()
-        """Ends of the tape."""
+        self.attachments: dict[object, object] = {}
+        """What the frontend remembers per world, by a key of its own."""
         self.closers: list[Callable[[], None]] = []
         """Called when the world closes."""
         self.parts: dict[object, TensorSpec] = {}
         """Specs of parts that `from_local` was given, by shape, dtype, placement and layout."""
-        self._comm = comm
-        self._specs: dict[tuple[object, ...], TensorSpec] = {}
-        self._moves: dict[tuple[TensorSpec, TensorSpec], Change] = {}
-
-    @property
-    def comm(self) -> CommContextManager:
-        """The communicators of this rank."""
-        if self._comm is None:
-            raise UsageError(
-                "this program runs as one rank and has nobody to exchange data with",
-                source=user_line(),
-                hint=self._more_ranks(),
-            )
-        return self._comm
-
-    def space(self, device_type: str) -> Space:
-        """Where this rank's parts lie on placements of a device type."""
-        return self.spaces.of(device_type)
 
     def use_device(self, device: Device | str) -> None:
         """Take this device (`cuda:1`) for placements on CUDA devices. Without it
         PLANCOMPILER_DEVICE counts, else the rank's place on its host. UsageError once one is used.
         """
         self.spaces.use(device)
-
-    def tick(self) -> int:
-        """The next time of the clock."""
-        self.clock += 1
-        return self.clock
 
     @property
     def closed(self) -> bool:
@@ -132,96 +67,6 @@ class World:
         else:
             self.spaces.close()
 
-    # --- specs and moves ------------------------------------------------------------------------
-
-    def spec(
-        self, shape: tuple[int, ...], dtype: DType, placement: Placement, sbp: NdSbp
-    ) -> TensorSpec:
-        """The one object of this combination."""
-        key = (shape, dtype, placement, sbp)
-        try:
-            found = self._specs.get(key)
-        except TypeError:
-            found = None
-        if found is None:
-            require_placement(placement)
-            if max(placement.rank_list) >= self.size:
-                raise RankError(
-                    "a placement names a rank outside the world",
-                    source=user_line(),
-                    got=str(placement),
-                    expected=f"ranks 0 to {self.size - 1}",
-                    hint=self._more_ranks(),
-                )
-            layout = canonical(sbp.check(placement.ndim, len(shape)), placement.hierarchy)
-            if layout != sbp:
-                found = self.spec(shape, dtype, placement, layout)
-            else:
-                found = TensorSpec(self, shape, dtype, placement, sbp)
-            self._specs[key] = found
-        return found
-
-    def _more_ranks(self) -> str:
-        """What to do where this world has too few ranks."""
-        launched = read_launcher(os.environ) if self._comm is None else ALONE
-        if launched.launcher is not None and launched.size > self.size:
-            return (
-                f"call pc.init() at the start of the program: {launched.launcher.name} has started "
-                f"this process as rank {launched.rank} of {launched.size}"
-            )
-        more = "start it" if self.size == 1 else "start more ranks"
-        return f"{more} with `plancompiler launch -n N SCRIPT.py`, and call pc.init()"
-
-    def leaf(self) -> Leaf:
-        """A new end of the tape."""
-        found = Leaf(self.tick())
-        self.leaves.add(found)
-        if self.tracing is not None:
-            self.tracing.watch(found)
-        return found
-
-    def specs(self) -> list[TensorSpec]:
-        """All specs that were made so far, each once."""
-        return list(dict.fromkeys(self._specs.values()))
-
-    def whole(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of the same tensor where every rank has all of it."""
-        found = spec.whole
-        if found is None:
-            layout = NdSbp.broadcast(spec.placement.ndim)
-            found = spec.whole = self.spec(*spec.type, spec.placement, layout)
-        return found
-
-    def target(self, spec: TensorSpec, placement: Placement, sbp: NdSbp | None) -> TensorSpec:
-        """What a tensor becomes on a placement as `sbp`; by default as it was, reduced, if the mesh
-        has as many axes, else broadcast.
-        """
-        if sbp is None:
-            if placement == spec.placement:
-                return spec
-            sbp = NdSbp.broadcast(placement.ndim)
-            if placement.ndim == spec.placement.ndim:
-                sbp = NdSbp(
-                    tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in spec.sbp)
-                )
-        return self.spec(*spec.type, placement, sbp)
-
-    def move(self, source: TensorSpec, target: TensorSpec) -> Change:
-        """What changes arrays of one spec to those of another."""
-        found = self._moves.get((source, target))
-        if found is None:
-            found = self._moves[source, target] = plan_move(source, target)
-        return found
-
-    def compare_change(self, source: TensorSpec, target: TensorSpec) -> None:
-        """Have ranks compare a change of layout."""
-        ranks = {*source.placement.rank_list, *target.placement.rank_list}
-        compare(self, tuple(sorted(ranks)), "redistribute", {"source": source, "target": target})
-
-    def fast_run(self, plan: OpPlan) -> Callable[..., DistTensor] | None:
-        """The plan as one function of its tensors, where it is simple enough."""
-        return None if self.compares else fast_run(plan)
-
     # --- tensors out of nothing -----------------------------------------------------------------
 
     def tensor(self, value: object, placement: Placement, sbp: SbpLike | None) -> DistTensor:
@@ -236,7 +81,7 @@ class World:
             return DistTensor(spec, spec.empty())
         if layout.has_partial:
             whole = self.spec(array.shape, dtype, placement, NdSbp.broadcast(placement.ndim))
-            return DistTensor(spec, self.move(whole, spec)(spec.space.put(array)))
+            return DistTensor(spec, self.mode.move(whole, spec)(spec.space.put(array)))
         return DistTensor(spec, spec.space.put(array[region_index(spec.region)]))
 
     def array_for(self, value: object, placement: Placement) -> Array:
@@ -295,10 +140,8 @@ class World:
         require_placement(placement)
         whole = sbp
         if sbp is not None and sbp.has_partial:
-            whole = NdSbp(tuple(BROADCAST if isinstance(e, Partial) else e for e in sbp))
-        plan = self.dispatcher.plan(
-            kind, tuple(each.spec for each in inputs), attrs, placement, whole
-        )
+            whole = sbp.reduced()
+        plan = self.mode.plan(kind, tuple(each.spec for each in inputs), attrs, placement, whole)
         if plan.random:
             self.draw_from(attrs)
         plan.context.seed = self.draw[0] if plan.random else self.generator.seed
@@ -322,19 +165,22 @@ class World:
 
     def gradients(self, loss: DistTensor, wrt: Sequence[DistTensor]) -> list[DistTensor | None]:
         """d loss / d value for each value of `wrt`."""
-        return backward([(loss, loss.seed(None))], list(wrt))
+        return backward([(loss, seed(loss, None))], list(wrt))
 
-    def draw_from(self, attrs: Mapping[str, AttrValue]) -> None:
-        """Name the numbers that the next random op reads."""
-        seed, step = self.forced or (self.generator.seed, self.generator.step)
-        key = attrs["key"]
-        if not isinstance(key, int):
-            raise UsageError("the key of a random op is a whole number", got=repr(key))
-        self.draw = (seed, step, key)
+    def backward(
+        self, root: DistTensor, grad: DistTensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        """See `WorldState.backward`."""
+        backward([(root, seed(root, grad))], None, retain_graph, create_graph)
+
+    change = staticmethod(inplace.change)
+    copy = staticmethod(inplace.copy)
+    assign = staticmethod(inplace.assign)
+    into = staticmethod(inplace.into)
 
     def next_number(self, purpose: str) -> int:
         """The key of the next random op."""
-        return self.generator.next_number()
+        return self.mode.next_number()
 
     def source_line(self) -> SourceLine:
         """The user's line that runs."""

@@ -26,7 +26,6 @@ from plancompiler.errors import (
 from plancompiler.frontend.out import takes_out
 from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import (
-    BROADCAST,
     NO_ORIGIN,
     AttrValue,
     Config,
@@ -35,7 +34,6 @@ from plancompiler.ir import (
     NdSbp,
     Op,
     Origin,
-    Partial,
     Phase,
     Placement,
     SourceLine,
@@ -197,12 +195,9 @@ class JobBuilder:
                 got=str(sbp),
                 expected="split or broadcast on every mesh axis",
             )
-        whole = NdSbp(
-            tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in sbp.entries)
-        )
         return tuple(
             self.redistribute(value, None, sbp)
-            for value in self.add(kind, (), attrs, placement, whole)
+            for value in self.add(kind, (), attrs, placement, sbp.reduced())
         )
 
     def producer(self, value: Value) -> Op:

@@ -140,6 +140,12 @@ class NdSbp:
     def has_partial(self) -> bool:
         return any(isinstance(entry, Partial) for entry in self.entries)
 
+    def reduced(self) -> NdSbp:
+        """The layout with broadcast in place of every partial entry."""
+        return NdSbp(
+            tuple(BROADCAST if isinstance(entry, Partial) else entry for entry in self.entries)
+        )
+
     def __iter__(self) -> Iterator[Sbp]:
         return iter(self.entries)
 

@@ -68,7 +68,7 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan for arguments of this kind, after making it if there is none."""
         world = current_world()
-        if world.tracing is not None or ACTIVE_TRACER.get() is not None:
+        if world.mode.traces or ACTIVE_TRACER.get() is not None:
             return self.function(*args, **kwargs)  # as part of what is traced
         tensors: list[DistTensor] = []
         key = (

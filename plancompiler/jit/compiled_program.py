@@ -8,8 +8,10 @@ from typing import Any
 
 from plancompiler.eager import DistTensor, Generator, World
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Leaf, Node, backward
-from plancompiler.eager.tracing import Capture, Symbol, Tracing, without_partial
+from plancompiler.eager.symbol import Symbol
+from plancompiler.eager.tape import backward
+from plancompiler.eager.tensor import Leaf, Node
+from plancompiler.eager.tracing import Capture, TraceMode
 from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import AttrValue, DType, Job, Value
@@ -170,7 +172,7 @@ class Program:
         self._function = function
         self._gradients: dict[object, Program] = {}
         self._builder = JobBuilder(name)
-        self._tracing = Tracing(world, name, self._builder)
+        self._tracing = TraceMode(world, name, self._builder)
         self._traced = _Traced()
         with self._tracing.recording():
             result = function(*args, **kwargs)
@@ -225,6 +227,8 @@ class Program:
         """Free the plan's memory and leave the other ranks."""
         for program in self._gradients.values():
             program.close()
+        if self._lying is not None:
+            self._lying.close()
         if self._run is not None:
             self._run.close()
 
@@ -252,7 +256,7 @@ class Program:
         found = self._traced.made.get((value.name, recorded))
         if found is None:
             spec = tensor.spec
-            whole = self._world.spec(*spec.type, spec.placement, without_partial(spec.sbp))
+            whole = self._world.reduced(spec)
             name = f"result_{len(self._traced.made)}"
             found = _Made(name, whole, recorded)
             self._traced.made[value.name, recorded] = found
@@ -284,7 +288,7 @@ class Program:
         """What the function does to gradients, while the leaves still hold it."""
         tracing = self._tracing
         for leaf, before in tuple(tracing.leaves.items()):
-            after = tracing.grad_of(leaf)
+            after = leaf.held
             kept: _Made | _Given | _Kept | None = None
             if after is not before:
                 kept = _Kept(None) if after is None else self._resulting_tensor(after, tensors)
@@ -413,7 +417,7 @@ class Program:
             results: dict[str, DistTensor] = {}
             for tensor in _tensors_in(self._function(*call.args, **call.kwargs)):
                 if isinstance(tensor.local, Symbol) and tensor.node is not None:
-                    results.setdefault(world.tracing.value(tensor).name, tensor)
+                    results.setdefault(world.mode.value(tensor).name, tensor)
             roots = [
                 (result, grad)
                 for result, grad in zip(results.values(), grads, strict=True)
@@ -426,7 +430,7 @@ class Program:
         nodes = [tensor.node for tensor in wanting]
         for tensor in wanting:
             if isinstance(tensor.node, Node):
-                tensor.node = world.leaf()
+                tensor.node = Leaf(world)
         try:
             return Program(world, function, (), {}, tensors, inner=True)
         finally:

@@ -8,7 +8,6 @@ are reduced first), and tensors that are others in every call.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from plancompiler.eager import DistTensor
 from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import Node
+from plancompiler.eager.tensor import Node
 from plancompiler.errors import TracingError
 from plancompiler.ir.source import user_line
 from plancompiler.jit.compiled_run import CompiledRun
@@ -28,29 +27,6 @@ PATIENCE = 3
 """In how many calls in a row a tensor's memory may be another than in the call before; from then on
 it is copied. One is enough for arguments, which lie in the plan's memory until one comes twice.
 """
-
-_NATIVE = "biufc"
-"""Kinds of dtypes that the array interface can name."""
-_OWN_REFERENCES = 2
-"""To an array that only its tensor holds: the tensor's, and that of who counts."""
-
-
-class _Memory:
-    """What a tensor's array lies in while plans work on it.
-
-    Plans hold the memory, and the tensor an array of its own over it, of which views are views. So
-    who counts the references to the tensor's array, to find out whether others share it, finds
-    everybody but the plans.
-    """
-
-    __slots__ = ("__array_interface__", "array")
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-        self.__array_interface__ = array.__array_interface__
-
-
-_NOWHERE: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,62 +41,84 @@ class VariableUse:
     """Whether it is an argument, or a gradient: another tensor in every call, as a rule."""
 
 
+class _Loan:
+    """A tensor's array while a plan works on its memory: the only reference to it from there.
+
+    All that the plan has are arrays over the loan. So who asks whether others share the memory, by
+    the references to the array, can leave out the plans: as many as the world has lent it to.
+    """
+
+    __slots__ = ("__array_interface__", "array")
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        # As bytes: it cannot name dtypes that NumPy does not have.
+        self.__array_interface__ = array.reshape(-1).view(np.uint8).__array_interface__
+
+    def memory(self) -> Array:
+        """Another array of the same elements."""
+        return np.asarray(self).view(self.array.dtype).reshape(self.array.shape)
+
+
 class _Place:
     """Where one variable lies on this rank."""
 
-    __slots__ = ("array", "memory", "movable", "seen", "since", "strikes", "use")
+    __slots__ = ("loan", "movable", "seen", "since", "strikes", "use")
 
     def __init__(self, use: VariableUse, movable: bool) -> None:
         self.use = use
         self.movable = movable
-        self.array: Array = _NOWHERE
-        """The array that the plan works on; nowhere for the plan's own."""
-        self.memory: object = _NOWHERE
-        """What the tensor's array lies in, where it has one of its own."""
+        self.loan: _Loan | None = None
+        """The tensor's memory that the plan works on; None for the plan's own."""
         self.since = 0
         """The call in which it was last moved."""
         self.strikes = 0
         self.seen = 0
         """Which argument it was in the call before, by id."""
 
-    def found(self, tensor: DistTensor, call: int) -> Array | None:
-        """The array of a tensor for the plan to work on; None where it has to be copied."""
-        before, self.array, self.memory = self.array, _NOWHERE, _NOWHERE
+    def settle(self, tensor: DistTensor, call: int) -> Array | None:
+        """Lie in a tensor's memory, and return that; None where the tensor has to be copied."""
+        before = self.loan
+        self.let_go()
+        if not self._may_lie_in(tensor, before, call):
+            return None
+        self.loan = _Loan(tensor.local)
+        self.use.spec.world.lent[id(tensor.local)] += 1
+        return self.loan.memory()
+
+    def let_go(self) -> None:
+        """Lie in no tensor's memory."""
+        if self.loan is not None:
+            lent, key = self.use.spec.world.lent, id(self.loan.array)
+            lent[key] -= 1
+            if not lent[key]:
+                del lent[key]
+            self.loan = None
+
+    def _may_lie_in(self, tensor: DistTensor, before: _Loan | None, call: int) -> bool:
         if not self.movable or isinstance(tensor, MaterializedView):
-            return None
-        if self.use.given and before is _NOWHERE and self.seen != id(tensor):
+            return False
+        if self.use.given and before is None and self.seen != id(tensor):
             self.seen = id(tensor)
-            return None
-        if before is not _NOWHERE and call <= self.since + 1:
+            return False
+        if before is not None and call <= self.since + 1:
             self.strikes += 1
             if self.strikes >= (1 if self.use.given else PATIENCE):
                 self.movable = False
-                return None
+                return False
         self.since = call
-        if tensor.spec is not self.use.spec:
-            return None
-        if isinstance(tensor.node, Node):
-            return None  # the tape knows what it kept by the array
-        alone = not tensor.is_view and sys.getrefcount(tensor.local) <= _OWN_REFERENCES
+        # Of a result the tape knows what it kept by the array; views come and go.
+        if isinstance(tensor.node, Node) or (tensor.is_view and not tensor.requires_grad):
+            return False
         local = tensor.local
         flags = local.flags
-        if local.__class__ is not np.ndarray or not (
-            flags.c_contiguous and flags.aligned and flags.writeable
-        ):
-            return None
-        memory: Any = local.base
-        if memory.__class__ is _Memory:  # another plan works on it, too
-            self.memory = memory
-            self.array = memory.array
-        elif alone and local.dtype.kind in _NATIVE:
-            self.memory = memory = _Memory(local)
-            self.array = local
-            tensor.local = np.asarray(memory)
-        elif tensor.requires_grad:  # nobody counts who shares a leaf's memory
-            self.array = local
-        else:
-            return None
-        return self.array
+        return (
+            tensor.spec is self.use.spec
+            and local.__class__ is np.ndarray
+            and flags.c_contiguous
+            and flags.aligned
+            and flags.writeable
+        )
 
 
 class Variables:
@@ -150,12 +148,12 @@ class Variables:
         elsewhere = []
         for at, place in self._places:
             tensor = tensors[at]
-            if tensor.local is not place.array and tensor.local.base is not place.memory:
+            if place.loan is None or tensor.local is not place.loan.array:
                 elsewhere.append((place, tensor))
         self._copied = self._settled(elsewhere) if elsewhere else elsewhere
         shards = self._run.shards
         for place, tensor in self._copied:
-            np.copyto(shards[place.use.name], _whole(tensor, place.use.spec))
+            np.copyto(shards[place.use.name], tensor.part(place.use.spec))
 
     def leave(self) -> None:
         """Give the tensors what the run has made of them."""
@@ -163,8 +161,13 @@ class Variables:
             if place.use.changed:
                 spec, array = place.use.spec, self._run.shards[place.use.name]
                 if tensor.spec is not spec:
-                    array = spec.world.move(spec, tensor.spec)(array)
+                    array = spec.world.mode.move(spec, tensor.spec)(array)
                 np.copyto(tensor.local, array)
+
+    def close(self) -> None:
+        """Let go of the memory of all tensors."""
+        for _, place in self._places:
+            place.let_go()
 
     def _settled(
         self, elsewhere: Sequence[tuple[_Place, DistTensor]]
@@ -175,11 +178,11 @@ class Variables:
         for place, tensor in elsewhere:
             if place.use.changed and tensor.more is not None:
                 tensor.own()
-            before = place.array
-            found = place.found(tensor, self._call)
+            before = place.loan
+            found = place.settle(tensor, self._call)
             if found is None:
                 copied.append((place, tensor))
-            if found is not None or before is not _NOWHERE:
+            if found is not None or before is not None:
                 moves[place.use.name] = found
         if moves and self._changes:
             self._owners = self._owners_of_places()
@@ -192,8 +195,8 @@ class Variables:
     def _owners_of_places(self) -> dict[int, _Place]:
         found: dict[int, _Place] = {}
         for _, place in self._places:
-            if place.array is not _NOWHERE:
-                _add(found, place.array, place)
+            if place.loan is not None:
+                _add(found, place.loan.array, place)
         return found
 
     def _check_apart(self, copied: Sequence[tuple[_Place, DistTensor]]) -> None:
@@ -222,17 +225,6 @@ def _refuse_both(place: _Place, other: _Place | None) -> None:
 
 def _owner(array: Any) -> int:
     """What tells apart arrays that own their memory."""
-    while True:
-        base = array.base
-        if base.__class__ is _Memory:
-            base = base.array
-        if not isinstance(base, (np.ndarray, array.__class__)):
-            return id(array)
-        array = base
-
-
-def _whole(tensor: DistTensor, spec: TensorSpec) -> Any:
-    """This rank's part as the variable holds it: partial values are reduced, once."""
-    if tensor.spec is spec:
-        return tensor.local
-    return tensor.moved(spec, spec.world.move(tensor.spec, spec))
+    while isinstance(array.base, (np.ndarray, array.__class__)):
+        array = array.base
+    return id(array)

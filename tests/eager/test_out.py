@@ -511,3 +511,13 @@ def test_help_and_signatures_tell_of_out():
         assert parameter.default is None
         assert "With `out` the result is put into" in inspect.getdoc(function)
         assert function.__name__ == name
+
+
+def test_a_view_among_several_results_is_written_into_its_base():
+    base, other, x = (pc.tensor(np.zeros(n, np.float32), ALONE) for n in (4, 2, 2))
+    view = base[1:3]
+    with pc.no_grad():
+        pc.eager.into([view, other], lambda: (x + 1.0, x + 2.0))
+    np.testing.assert_array_equal(view.numpy(), [1.0, 1.0])
+    np.testing.assert_array_equal(base.numpy(), [0.0, 1.0, 1.0, 0.0])
+    np.testing.assert_array_equal(other.numpy(), [2.0, 2.0])

@@ -10,7 +10,7 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.eager import spawn
-from plancompiler.eager.tape import Leaf
+from plancompiler.eager.tensor import Leaf
 from plancompiler.ops import infer_types, op_table
 from tests.eager.test_ops import STRUCTURE, layout
 from tests.ops.dense import SEED, STEP, gradients_of

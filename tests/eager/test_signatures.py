@@ -10,7 +10,7 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.eager import spawn
-from plancompiler.eager.dispatch import OpPlan
+from plancompiler.eager.op_plan import OpPlan
 from plancompiler.ir import BROADCAST, NdSbp, Partial
 from plancompiler.ops import op_table
 from plancompiler.ops.rule import NdSignature
@@ -106,9 +106,9 @@ def plan_of(call: Call, tensors: list[pc.DistTensor], placement: pc.Placement) -
     sample, signature = call.sample, call.signature
     specs = tuple(tensor.spec for tensor in tensors)
     if not tensors:
-        chosen = world.dispatcher.plan(sample.kind, (), sample.attrs, placement)
+        chosen = world.mode.plan(sample.kind, (), sample.attrs, placement)
     else:
-        chosen = world.dispatcher.plan(sample.kind, specs, sample.attrs)
+        chosen = world.mode.plan(sample.kind, specs, sample.attrs)
     wanted = tuple(
         world.spec(*made.type, placement, sbp)
         for made, sbp in zip(chosen.outputs, signature.outputs, strict=True)

@@ -109,7 +109,7 @@ def _grown(
     """Eager labels, whole on each rank, and sizes with room for all classes among them."""
     world = labels.spec.world
     # A rank without labels cannot know what they ask for, nor can a function that is compiled.
-    if labels.placement.size != world.size or world.tracing is not None:
+    if labels.placement.size != world.size or world.mode.traces:
         return labels, sizes
     labels = labels.redistribute(sbp=["B"] * labels.placement.ndim)
     _, bounds = class_center.distinct_labels(labels.numpy().reshape(-1), counts, ignored)

@@ -154,10 +154,10 @@ class EagerSteps:
             self._update(tensors, grads, self._rates(tensors))
         finally:
             world.recording = recording
-        if world.tracing is None:
-            self.done += 1
+        if world.mode.traces:
+            world.mode.stepped(self)
         else:
-            world.tracing.stepped(self)
+            self.done += 1
         return grads
 
     @property
@@ -169,10 +169,10 @@ class EagerSteps:
         """The learning rate on every placement; of a compiled function that of the call."""
         world = self._world
         places = {tensor.placement: None for tensor in tensors}
-        if world.tracing is None:
+        if not world.mode.traces:
             rate = self.rate
             return {place: world.number(rate, place) for place in places}
-        attrs = fed_rate(len(world.tracing.steps))
+        attrs = fed_rate(len(world.mode.steps))
         return {place: world.source(place, "learning_rate", attrs)[0] for place in places}
 
     def _gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:

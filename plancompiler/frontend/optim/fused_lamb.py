@@ -227,7 +227,7 @@ class _FlatSteps(EagerSteps):
         self, tensors: Sequence[Tensor], grads: Sequence[Tensor], rates: Mapping[Any, Tensor]
     ) -> None:
         lamb = self._optimizer
-        if lamb.accumulate > 1 and self._world.tracing is not None:
+        if lamb.accumulate > 1 and self._world.mode.traces:
             raise UsageError(
                 "a compiled function cannot add gradients up over its calls",
                 source=user_line(),

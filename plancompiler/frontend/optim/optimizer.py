@@ -271,7 +271,7 @@ class ElementwiseOptimizer(Optimizer):
         """See `Optimizer.update_all`: every update is one kernel."""
         kind, attrs = self.update_op()
         rows = [(tensor, grad, *states, rate) for tensor, grad, states, rate in updates]
-        world.dispatcher.update_all(kind, attrs, rows)
+        world.mode.update_all(kind, attrs, rows)
 
     @abstractmethod
     def update_op(self) -> tuple[str, dict[str, AttrValue]]:

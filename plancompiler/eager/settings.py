@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+from plancompiler.eager import tape
 from plancompiler.eager.generator import Generator
-from plancompiler.eager.tape import backward
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import current_world
 from plancompiler.errors import UsageError
@@ -78,4 +78,5 @@ def grad(
                 got=type(each).__name__,
                 expected="pc.eager.grad(output, [x, y])",
             )
-    return backward([(output, output.seed(seed))], list(inputs), retain_graph, create_graph)
+    roots = [(output, tape.seed(output, seed))]
+    return tape.backward(roots, list(inputs), retain_graph, create_graph)

@@ -1,4 +1,4 @@
-"""Gradient programs: an op's gradient function, run once on symbols, as a list of local steps.
+"""Gradient programs: an op's gradient function, run once without numbers, as a list of local steps.
 
 What a gradient function does depends on attributes, shapes and layouts only, as it does when a job
 is traced. So it is run once per combination; afterwards the walk back runs the kernels that lead to
@@ -9,23 +9,19 @@ changed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.spec import TensorSpec, WorldState
 from plancompiler.errors import GradientError
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement
 from plancompiler.ir.operators import Scalar, TensorOperators
-from plancompiler.ops.registry import Array
-
-if TYPE_CHECKING:
-    from plancompiler.eager.dispatch import OpPlan
-    from plancompiler.eager.world import World
+from plancompiler.ops.registry import Array, Gradient
 
 Step = tuple[Callable[..., Any], tuple[int, ...], int, int]
 """A function of arrays, the places of its inputs, that of its first output, and how many it has."""
 
 
-class Symbol(TensorOperators):
+class Place(TensorOperators):
     """A tensor without numbers: a place in the program, and its spec."""
 
     __slots__ = ("at", "spec", "steps")
@@ -49,17 +45,17 @@ class Symbol(TensorOperators):
         return self.spec.placement
 
     def _apply(
-        self, kind: str, inputs: Sequence[Symbol], attrs: Mapping[str, AttrValue]
-    ) -> tuple[Symbol, ...]:
+        self, kind: str, inputs: Sequence[Place], attrs: Mapping[str, AttrValue]
+    ) -> tuple[Place, ...]:
         return self.steps.apply(kind, inputs, attrs)
 
-    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Symbol:
+    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Place:
         return self._source("fill", {"shape": shape, "dtype": str(dtype), "value": value})[0]
 
-    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Symbol, ...]:
+    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Place, ...]:
         return self.steps.apply(kind, (), attrs, self.placement)
 
-    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Symbol:
+    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Place:
         spec = self.spec
         where = spec.placement if placement is None else placement
         return self.steps.moved(self, spec.world.target(spec, where, sbp))
@@ -68,50 +64,50 @@ class Symbol(TensorOperators):
 class _Steps:
     """The program as it is recorded."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WorldState[Any]) -> None:
         self.world = world
         self.steps: list[Step] = []
         self.places = 0
-        self._moved: dict[tuple[int, TensorSpec], Symbol] = {}
+        self._moved: dict[tuple[int, TensorSpec], Place] = {}
 
-    def symbol(self, spec: TensorSpec) -> Symbol:
+    def place(self, spec: TensorSpec) -> Place:
         """A new place."""
         self.places += 1
-        return Symbol(self, spec, self.places - 1)
+        return Place(self, spec, self.places - 1)
 
     def apply(
         self,
         kind: str,
-        inputs: Sequence[Symbol],
+        inputs: Sequence[Place],
         attrs: Mapping[str, AttrValue],
         placement: Placement | None = None,
-    ) -> tuple[Symbol, ...]:
+    ) -> tuple[Place, ...]:
         """Record an op, after the changes of layout that it needs."""
-        specs = tuple(symbol.spec for symbol in inputs)
-        plan = self.world.dispatcher.plan(kind, specs, attrs, placement)
-        used = [self.moved(symbol, spec) for symbol, spec in zip(inputs, plan.used, strict=True)]
-        outputs = tuple(self.symbol(spec) for spec in plan.outputs)
-        places = tuple(symbol.at for symbol in used)
+        specs = tuple(place.spec for place in inputs)
+        plan = self.world.mode.plan(kind, specs, attrs, placement)
+        used = [self.moved(place, spec) for place, spec in zip(inputs, plan.used, strict=True)]
+        outputs = tuple(self.place(spec) for spec in plan.outputs)
+        places = tuple(place.at for place in used)
         self.steps.append((plan.local, places, outputs[0].at, len(outputs)))
         return outputs
 
-    def moved(self, symbol: Symbol, spec: TensorSpec) -> Symbol:
+    def moved(self, place: Place, spec: TensorSpec) -> Place:
         """The value in another layout."""
-        if symbol.spec is spec:
-            return symbol
-        key = symbol.at, spec
+        if place.spec is spec:
+            return place
+        key = place.at, spec
         found = self._moved.get(key)
         if found is None:
-            found = self._moved[key] = self.symbol(spec)
-            move = self.world.move(symbol.spec, spec)
-            self.steps.append((move, (symbol.at,), found.at, 1))
+            found = self._moved[key] = self.place(spec)
+            move = self.world.mode.move(place.spec, spec)
+            self.steps.append((move, (place.at,), found.at, 1))
         return found
 
 
-class Program:
+class GradientProgram:
     """Steps from inputs, outputs and output gradients of an op to gradients of its inputs."""
 
-    def __init__(self, steps: _Steps, given: int, results: Sequence[Symbol | None]) -> None:
+    def __init__(self, steps: _Steps, given: int, results: Sequence[Place | None]) -> None:
         self.results = tuple(None if each is None else (each.spec, each.at) for each in results)
         """Specs and places of the gradients; None where there is none."""
         wanted = {each.at for each in results if each is not None}
@@ -137,38 +133,38 @@ class Program:
 
 
 def trace_gradient(
-    plan: OpPlan,
+    world: WorldState[Any],
+    kind: str,
+    gradient: Gradient,
     attrs: Mapping[str, AttrValue],
+    given: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
     grads: Sequence[TensorSpec | None],
     needed: tuple[bool, ...],
-) -> Program:
-    """The program of an op's gradients, for output gradients of these specs."""
-    steps = _Steps(plan.world)
-    inputs = [steps.symbol(spec) for spec in plan.kept]
-    outputs = [steps.symbol(spec) for spec in plan.outputs]
-    arrived = [None if spec is None else steps.symbol(spec) for spec in grads]
-    given = steps.places
-    if plan.gradient is None:
-        raise GradientError(f"{plan.kind} has no gradient", op=plan.kind)
-    passed = plan.gradient(attrs, inputs, outputs, arrived)
+) -> GradientProgram:
+    """The program of an op's gradients, given its inputs and outputs and the gradients of these."""
+    steps = _Steps(world)
+    inputs, outputs = ([steps.place(spec) for spec in specs] for specs in given)
+    arrived = [None if spec is None else steps.place(spec) for spec in grads]
+    places = steps.places
+    passed = gradient(attrs, inputs, outputs, arrived)
     if len(passed) != len(inputs):
         raise GradientError(
-            f"the gradient of {plan.kind} has another number of entries than the op has inputs",
-            op=plan.kind,
+            f"the gradient of {kind} has another number of entries than the op has inputs",
+            op=kind,
             got=len(passed),
             expected=len(inputs),
         )
-    results: list[Symbol | None] = []
-    for symbol, grad, wants in zip(inputs, passed, needed, strict=True):
+    results: list[Place | None] = []
+    for place, grad, wants in zip(inputs, passed, needed, strict=True):
         if grad is None or not wants:
             results.append(None)
             continue
-        if grad.spec.type != symbol.spec.type or grad.placement != symbol.placement:
+        if grad.spec.type != place.spec.type or grad.placement != place.placement:
             raise GradientError(
-                f"the gradient of {plan.kind} does not fit its input",
-                op=plan.kind,
+                f"the gradient of {kind} does not fit its input",
+                op=kind,
                 got=str(grad.spec),
-                expected=str(symbol.spec),
+                expected=str(place.spec),
             )
         results.append(grad)
-    return Program(steps, given, results)
+    return GradientProgram(steps, places, results)

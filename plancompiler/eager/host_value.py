@@ -1,0 +1,67 @@
+"""A tensor as what Python and NumPy take for numbers; `DistTensor.numpy` reads it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from plancompiler.errors import ShapeError, UsageError
+from plancompiler.ir.operators import Scalar
+from plancompiler.ir.source import user_line
+from plancompiler.ops.registry import Array
+
+
+class HostValue:
+    """Mixin: the value of a tensor of one element, and what a tensor is not."""
+
+    __slots__ = ()
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def numpy(self) -> Array:
+        """The whole value."""
+
+    def item(self) -> Scalar:
+        """The value of a tensor of one element as a Python number: a collective."""
+        if np.prod(self.shape) != 1:
+            raise ShapeError(
+                "only a tensor of one element is a number",
+                source=user_line(),
+                got=self.shape,
+                hint="numpy() gives all elements; reduce first for one",
+            )
+        found: Scalar = self.numpy().reshape(()).item()
+        return found
+
+    def __bool__(self) -> bool:
+        if np.prod(self.shape) != 1:
+            raise ShapeError(
+                "a tensor that has not one element has no truth value",
+                source=user_line(),
+                got=f"shape {self.shape}",
+                hint="choose by data with pc.where, ask pc.all(x) or pc.any(x), or tell tensors "
+                "apart with `is`",
+            )
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ShapeError(
+                "a scalar has no length", source=user_line(), got="shape ()", expected="an axis"
+            )
+        return self.shape[0]
+
+    def __array__(self, *args: object, **kwargs: object) -> Array:
+        raise UsageError(
+            "a DistTensor does not become an array by itself",
+            source=user_line(),
+            hint="call .numpy() for the whole value or .to_local() for this rank's part",
+        )

@@ -1,0 +1,436 @@
+"""`OpPlan`: an op on inputs of known specs, prepared for this rank: run, recorded, walked back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.eager.gradient_program import GradientProgram, trace_gradient
+from plancompiler.eager.materialized_view import MaterializedView
+from plancompiler.eager.spec import Change, TensorSpec, WorldState
+from plancompiler.eager.tensor import DistTensor, Node
+from plancompiler.eager.views import VIEW_KINDS, alias_of, keeps_order, makes_view, only_thin
+from plancompiler.errors import GradientError, PlanCompilerError
+from plancompiler.executor.space import HOST
+from plancompiler.ir import AttrValue
+from plancompiler.ir.source import user_line
+from plancompiler.ops.kernel import direct_kernel
+from plancompiler.ops.registry import Array, Kernel, KernelContext, is_custom, op_def
+
+
+class OpPlan:
+    """One op on inputs of these specs, prepared for this rank."""
+
+    def __init__(
+        self,
+        world: WorldState[DistTensor],
+        kind: str,
+        attrs: Mapping[str, AttrValue],
+        inputs: tuple[TensorSpec, ...],
+        used: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+    ) -> None:
+        definition = op_def(kind)
+        self.world = world
+        self.kind = kind
+        self.attrs = attrs
+        self.inputs = inputs
+        self.used = used
+        """The inputs in the layouts that the kernel takes."""
+        self.kept = tuple(
+            wanted if got.sbp.has_partial else got for got, wanted in zip(inputs, used, strict=True)
+        )
+        """The inputs as their gradients see them: partial ones as they were reduced for the op."""
+        self.outputs = outputs
+        self.moves: tuple[Change | None, ...] = tuple(
+            None if got is wanted else world.mode.move(got, wanted)
+            for got, wanted in zip(inputs, used, strict=True)
+        )
+        self.reduced = tuple(
+            (slot, kept, move)
+            for slot, (got, kept, move) in enumerate(
+                zip(inputs, self.kept, self.moves, strict=True)
+            )
+            if move is not None and kept is not got
+        )
+        """Which inputs their gradients see reduced, as what, and how they become it."""
+        self.gradient = definition.gradient
+        self.mutates = definition.mutates
+        self.recorded = (
+            any(spec.dtype.is_floating for spec in outputs)
+            and not self.mutates
+            and kind != "stop_gradient"
+        )
+        self.random = attrs.get("key").__class__ is int
+        self.source = definition.source
+        self.stepped = definition.source or kind == "learning_rate"
+        self.inside = outputs[0].inside
+        self.view = (
+            definition.view[0][1]
+            if len(outputs) == 1
+            and definition.view
+            and element_counts_agree(used[definition.view[0][1]], outputs[0])
+            else -1
+        )
+        self.alias = (
+            alias_of(kind, attrs, used[0], outputs[0])
+            if len(inputs) == len(outputs) == 1 and self.moves[0] is None
+            else None
+        )
+        """What gives a view of the input in place of the output."""
+        self.strided = self.alias is not None and not keeps_order(kind, attrs, used[0], outputs[0])
+        """Whether that view is not in row-major order."""
+        self.any_order = self.view >= 0 and only_thin(used[self.view], outputs[0])
+        """Whether a reshape shares memory whatever the order."""
+        self.views = len(inputs) == len(outputs) == 1 and (
+            kind in VIEW_KINDS or bool(definition.view)
+        )
+        """Whether the output is a view of the input: always, but for reshapes of some views."""
+        self.context = KernelContext(
+            attrs=attrs,
+            input_shapes=tuple(spec.shape for spec in inputs),
+            output_shapes=tuple(spec.shape for spec in outputs),
+            input_regions=tuple(spec.region for spec in used),
+            output_regions=tuple(spec.region for spec in outputs),
+            arrays=outputs[0].space.arrays,
+        )
+        self.kernel = outputs[0].space.kernel(
+            definition, [spec.dtype for spec in (*inputs, *outputs)]
+        )
+        if is_custom(kind):
+            self.kernel = self._placed(self.kernel)
+        self.still = self.inside and not any(self.moves)
+        """Whether it runs here, on inputs that lie as its kernel takes them."""
+        on_host = outputs[0].space is HOST
+        self.joinable = self.still and on_host
+        """Whether several updates are worth to be run as one."""
+        self.direct = (
+            direct_kernel(
+                self.kernel,
+                self.context,
+                [spec.numpy_dtype for spec in (*inputs, *outputs)],
+                outputs[0].local_shape,
+            )
+            if len(outputs) == 1 and self.inside and on_host
+            else None
+        )
+        self.local = self._local()
+        self._programs: dict[object, GradientProgram] = {}
+
+    def _placed(self, kernel: Kernel) -> Kernel:
+        """The kernel of a user's op, whose errors say where it was called."""
+
+        def placed(context: KernelContext, inputs: Any, outputs: Any) -> None:
+            try:
+                kernel(context, inputs, outputs)
+            except PlanCompilerError as error:
+                self._say_where(error)
+                raise
+
+        return placed
+
+    def _say_where(self, error: PlanCompilerError) -> None:
+        error.at(op=self.kind, source=user_line(), rank=self.world.rank)
+
+    def _local(self) -> Callable[..., Any]:
+        """The kernel on arrays in the layouts that it takes: an array, or a tuple of several."""
+        outputs, kernel, context = self.outputs, self.kernel, self.context
+        if not self.inside:
+            if len(outputs) == 1:
+                return lambda *arrays: outputs[0].empty()
+            return lambda *arrays: tuple(spec.empty() for spec in outputs)
+        if self.random:
+            return self._drawn
+        if len(outputs) != 1:
+            return self._several
+        shape, dtype, empty = outputs[0].local_shape, outputs[0].numpy_dtype, outputs[0].space.empty
+        if self.direct is not None:
+            return self.direct
+
+        def single(*arrays: Array) -> Array:
+            out = empty(shape, dtype)
+            kernel(context, arrays, (out,))
+            return out
+
+        return single
+
+    def _several(self, *arrays: Array) -> tuple[Array, ...]:
+        outs = tuple(spec.empty() for spec in self.outputs)
+        self.kernel(self.context, arrays, outs)
+        return outs
+
+    def _drawn(self, *arrays: Array) -> Any:
+        """A random op: its numbers follow from the draw that the world names."""
+        context = self.context
+        context.seed, context.step, key = self.world.draw
+        if context.attrs["key"] != key:
+            context.attrs = {**self.attrs, "key": key}
+        outs = self._several(*arrays)
+        return outs[0] if len(outs) == 1 else outs
+
+    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+        """Run on tensors of the plan's specs, and record it if a gradient is wanted."""
+        world = self.world
+        source = tensors[0] if self.views else None
+        shares = source.__class__ is DistTensor
+        in_order = shares and (self.alias is not None or self.view >= 0) and tensors[0].packed()
+        arrays = [
+            tensor.local if move is None else tensor.moved(spec, move)
+            for tensor, move, spec in zip(tensors, self.moves, self.used, strict=True)
+        ]
+        if self.mutates:
+            return self._updated(tensors, arrays)
+        if self.stepped:
+            # Data are those of the step that draws are of, rates those of the optimizer's.
+            self.context.step = world.generator.step if self.source else world.step
+            if self.source and world.rank == self.outputs[0].placement.rank_list[0]:
+                world.generator.note_data(self)
+        shares = shares and self.inside and self.moves[0] is None
+        if shares and self.view >= 0 and (in_order or self.any_order):
+            outs: tuple[Array, ...] = (arrays[0].reshape(self.outputs[0].local_shape),)
+        elif shares and self.alias is not None:
+            outs = (self.alias(arrays[0]),)
+        elif len(self.outputs) == 1:
+            shares = False
+            outs = (self.local(*arrays),)
+        else:
+            outs = self.local(*arrays)
+        found: tuple[DistTensor, ...]
+        if source is not None and (shares or self.makes_view(source)):
+            if shares or not self.inside:
+                view = DistTensor(self.outputs[0], outs[0])
+                view.view_of(source, self)
+                if self.strided and view.more is not None:
+                    view.more["strided"] = True
+            else:
+                view = MaterializedView.of(source, self, outs[0])
+            found = (view,)
+        else:
+            found = tuple(map(DistTensor, self.outputs, outs))
+        if self.recorded and world.recording and any(each.node is not None for each in tensors):
+            world.clock = number = world.clock + 1
+            node = Node(self, tuple(tensors), outs, number, world.draw if self.random else None)
+            for slot, tensor in enumerate(found):
+                if self.outputs[slot].dtype.is_floating:
+                    tensor.node, tensor.slot = node, slot
+        return found
+
+    def makes_view(self, tensor: DistTensor) -> bool:
+        """Whether the output for this input is a view of it, where the op has views."""
+        return makes_view(tensor, self.kind, self.attrs, self.outputs[0].shape)
+
+    def again(self, tensor: DistTensor) -> Array:
+        """This rank's part of the only output for the only input, computed once more."""
+        move = self.moves[0]
+        array: Array = self.local(
+            tensor.local if move is None else tensor.moved(self.used[0], move)
+        )
+        return array
+
+    def update(self, tensors: Sequence[DistTensor]) -> None:
+        """Run an op that only changes inputs, on inputs that lie as its kernel takes them."""
+        if any(self.moves):
+            self.call(tensors)
+            return
+        arrays = [tensor.local for tensor in tensors]
+        self.context.step = self.world.step
+        if self.inside:
+            self.kernel(self.context, arrays, [arrays[source] for _, source in self.mutates])
+        for _, source in self.mutates:
+            tensors[source].written()
+
+    def _updated(
+        self, tensors: Sequence[DistTensor], arrays: Sequence[Array]
+    ) -> tuple[DistTensor, ...]:
+        """An op that changes inputs: their memory takes what they become."""
+        kept = dict(self.mutates)
+        outs = tuple(
+            arrays[kept[slot]] if slot in kept else spec.empty()
+            for slot, spec in enumerate(self.outputs)
+        )
+        self.context.step = self.world.step
+        if self.inside:
+            self.kernel(self.context, arrays, outs)
+        for source in kept.values():
+            tensors[source].written()
+        return tuple(
+            tensors[kept[slot]] if slot in kept else DistTensor(spec, outs[slot])
+            for slot, spec in enumerate(self.outputs)
+        )
+
+    # --- backward -------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """Gradients of the inputs that need one; see `Recorded.backward`."""
+        if self.gradient is None:
+            raise GradientError(
+                f"{self.kind} has no gradient",
+                op=self.kind,
+                hint="detach its input, or keep it off the way from what wants a gradient",
+            )
+        draw = node.draw
+        attrs = self.attrs if draw is None else {**self.attrs, "key": draw[2]}
+        if create_graph:
+            return self._differentiable(node, attrs, grads)
+        specs = tuple([None if grad is None else grad.spec for grad in grads])
+        key = (needed, specs)
+        program = self._programs.get(key)
+        if program is None:
+            try:
+                program = self._programs[key] = self._gradient_program(attrs, specs, needed)
+            except PlanCompilerError as error:
+                self._say_where(error)
+                raise
+        arrays = [tensor.local for tensor in node.inputs or ()]
+        for slot, kept, move in self.reduced:
+            arrays[slot] = (node.inputs or ())[slot].moved(kept, move)
+        arrays += node.outputs
+        for grad in grads:
+            if grad is not None:
+                arrays.append(grad.local)
+        if draw is not None:
+            self.world.draw = draw
+        held = program.run(arrays)
+        return [
+            None if result is None else DistTensor(result[0], held[result[1]])
+            for result in program.results
+        ]
+
+    def _gradient_program(
+        self,
+        attrs: Mapping[str, AttrValue],
+        grads: Sequence[TensorSpec | None],
+        needed: tuple[bool, ...],
+    ) -> GradientProgram:
+        assert self.gradient is not None
+        return trace_gradient(
+            self.world, self.kind, self.gradient, attrs, (self.kept, self.outputs), grads, needed
+        )
+
+    def _differentiable(
+        self, node: Node, attrs: Mapping[str, AttrValue], grads: Sequence[DistTensor | None]
+    ) -> Sequence[DistTensor | None]:
+        """The same by eager ops, which are recorded in turn."""
+        outputs = []
+        for slot, (spec, array) in enumerate(zip(self.outputs, node.outputs, strict=True)):
+            tensor = DistTensor(spec, array)
+            if spec.dtype.is_floating:
+                tensor.node, tensor.slot = node, slot
+            outputs.append(tensor)
+        world = self.world
+        before = world.forced
+        world.forced = None if node.draw is None else node.draw[:2]
+        try:
+            if self.gradient is None:
+                return [None] * len(self.inputs)
+            return self.gradient(attrs, node.inputs or (), outputs, grads)
+        except PlanCompilerError as error:
+            self._say_where(error)
+            raise
+        finally:
+            world.forced = before
+
+
+def element_counts_agree(left: TensorSpec, right: TensorSpec) -> bool:
+    """Whether two local arrays have as many elements, of one size."""
+    return left.dtype is right.dtype and int(np.prod(left.local_shape)) == int(
+        np.prod(right.local_shape)
+    )
+
+
+def prepared(plan: OpPlan) -> Callable[..., DistTensor] | None:
+    """A plan as one function of its tensors, where nothing needs care; else None."""
+    if (
+        len(plan.outputs) != 1
+        or not plan.still
+        or plan.random
+        or plan.stepped
+        or plan.mutates
+        or not 1 <= len(plan.inputs) <= 2
+    ):
+        return None
+    if plan.alias is not None:
+        return _alias_run(plan, plan.alias)
+    if plan.views and plan.view < 0:
+        return None
+    world, local, (spec,) = plan.world, plan.local, plan.outputs
+    shape, recorded, any_order = spec.local_shape, plan.recorded, plan.any_order
+
+    def run_one(x: DistTensor) -> DistTensor:
+        out = local(x.local)
+        found = DistTensor(spec, out)
+        if x.node is not None and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x,), (out,), number)
+            found.slot = 0
+        return found
+
+    def run_two(x: DistTensor, y: DistTensor) -> DistTensor:
+        out = local(x.local, y.local)
+        found = DistTensor(spec, out)
+        if (x.node is not None or y.node is not None) and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x, y), (out,), number)
+            found.slot = 0
+        return found
+
+    def run_view(x: DistTensor) -> DistTensor:
+        part = x.local
+        if x.more is None and part.flags.c_contiguous:
+            out = part.reshape(shape)
+            found = DistTensor(spec, out)
+            found.more = {"base": x, "by": plan}
+        elif x.__class__ is DistTensor and (x.packed() or any_order):
+            out = x.local.reshape(shape)
+            found = DistTensor(spec, out)
+            found.view_of(x, plan)
+        else:
+            return plan.call((x,))[0]
+        if x.node is not None and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x,), (out,), number)
+            found.slot = 0
+        return found
+
+    if plan.view >= 0:
+        return run_view if len(plan.inputs) == 1 else None
+    return run_one if len(plan.inputs) == 1 else run_two
+
+
+def _alias_run(plan: OpPlan, alias: Callable[[Array], Array]) -> Callable[..., DistTensor]:
+    """The same where the result is a view of the input."""
+    world, (spec,), recorded = plan.world, plan.outputs, plan.recorded
+    strided = plan.strided
+
+    def run_alias(x: DistTensor) -> DistTensor:
+        part = x.local
+        if x.more is None and part.flags.c_contiguous:
+            out = alias(part)
+            found = DistTensor(spec, out)
+            found.more = {"base": x, "by": plan}
+            if strided:
+                found.more["strided"] = True
+        elif x.__class__ is not DistTensor:
+            return plan.call((x,))[0]
+        else:
+            x.packed()
+            out = alias(x.local)
+            found = DistTensor(spec, out)
+            found.view_of(x, plan)
+            if strided and found.more is not None:
+                found.more["strided"] = True
+        if x.node is not None and recorded and world.recording:
+            world.clock = number = world.clock + 1
+            found.node = Node(plan, (x,), (out,), number)
+            found.slot = 0
+        return found
+
+    return run_alias
