@@ -326,7 +326,8 @@ def sample(
     window = job.inputs["tokens"].shape[1]
     random = np.random.default_rng(seed)
     text = bytearray(prompt.encode())
-    with pc.run(job, ranks=1, restore=restore) as session:
+    # The optimizer's variables are of no use here.
+    with pc.run(job, ranks=1, restore=restore, strict_restore=False) as session:
         for _ in range(length):
             seen = text[-window:]
             # What stands after the last byte is padding: no position sees later ones.

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,9 @@ KeepGoing = Callable[[], None]
 CHECK_VARIABLE = "PLANCOMPILER_CHECK_RESTORE"
 """0 in the environment reads checkpoints without checking digests."""
 _KEY = "plancompiler"
+_ADDED = "loss_scale"
+"""How the names of variables begin that mixed precision adds."""
+_SHOWN = 8
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +222,29 @@ def saved_types(directory: str | os.PathLike[str]) -> dict[str, str]:
         variable = index.variable(name)
         found[name] = f"{variable.dtype}{list(variable.shape)}"
     return found
+
+
+def check_no_others(directory: str | os.PathLike[str], names: Collection[str]) -> None:
+    """Raise CheckpointError where a checkpoint holds other variables than these.
+
+    Those that the compiler adds to a job by itself do not count, and neither does the number of the
+    step, which the state of an eager optimizer holds and a job has from the index.
+    """
+    saved = saved_types(directory)
+    others = [
+        name
+        for name, kind in saved.items()
+        if name not in names and not name.startswith(_ADDED) and (name, kind) != ("step", "int64[]")
+    ]
+    if others:
+        raise CheckpointError(
+            "the checkpoint holds variables that the job does not have",
+            got=", ".join(f"{name!r} {saved[name]}" for name in others[:_SHOWN])
+            + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""),
+            expected="the variables of the job, and no others",
+            hint="strict_restore=False (--no-strict-restore) leaves them where they are, as for a "
+            "job that only predicts",
+        )
 
 
 def load_shards(

@@ -149,7 +149,7 @@ class Job:
             queued_seconds=self.queued_seconds(now),
         )
 
-    def prepare(self, far: tuple[PeerAddress, ...]) -> Prepare:
+    def prepare(self, rank: int, far: tuple[PeerAddress, ...]) -> Prepare:
         """The order to prepare it, for a rank to which these are on other hosts."""
         request = self.request
         return Prepare(
@@ -162,6 +162,7 @@ class Job:
             request.record,
             request.open,
             request.anomaly,
+            request.restored if rank == 0 else (),  # one rank's look at the checkpoint does
         )
 
     def tell_missing(self, absent: Sequence[int], now: float) -> Waiting | None:

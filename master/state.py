@@ -401,7 +401,7 @@ class MasterState:
         job.await_ranks(range(self.world_size), now)
         offers = self._offers()
         for worker in self._busy(job):
-            self._tell(worker, job.prepare(far_peers(worker.rank, offers)))
+            self._tell(worker, job.prepare(worker.rank, far_peers(worker.rank, offers)))
 
     def _all_done(self, job: Job, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""

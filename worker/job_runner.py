@@ -40,6 +40,7 @@ from plancompiler.cluster.messages import (
 from plancompiler.errors import AbortedError, ClusterError, NonFiniteError, PlanCompilerError
 from plancompiler.executor.checkpoint import (
     KeepGoing,
+    check_no_others,
     load_shards,
     make_folder,
     save_shards,
@@ -261,6 +262,8 @@ class JobRunner:
         if work.save:
             self._check_save(work.save)
             make_folder(work.save)
+        if work.restore and work.restored:
+            check_no_others(work.restore, frozenset(work.restored))
         variables, step = load_shards(work.restore, plan) if work.restore else (None, 0)
         self._outputs.clear()
         count = len(plan.outputs)

@@ -106,6 +106,18 @@ def cache_option(command: Command) -> Command:
     )(command)
 
 
+def strict_restore_option(command: Command) -> Command:
+    """--no-strict-restore"""
+    return click.option(
+        "--no-strict-restore",
+        "strict_restore",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help="Leave what the checkpoint holds and the job does not have.",
+    )(command)
+
+
 def anomaly_option(command: Command) -> Command:
     """--anomaly"""
     return click.option(

@@ -23,6 +23,7 @@ from plancompiler.cli.options import (
     save_options,
     settings_option,
     steps_option,
+    strict_restore_option,
     timeline_options,
 )
 from plancompiler.cli.output import print_note, progress
@@ -58,6 +59,7 @@ from plancompiler.running.session import BACKENDS, run
     default=True,
     help="Do not hold the bytes of the checkpoint against their digests.",
 )
+@strict_restore_option
 @anomaly_option
 @save_options
 @timeline_options
@@ -75,6 +77,7 @@ def run_command(
     steps: int,
     restore: Path | None,
     check_restore: bool,
+    strict_restore: bool,
     anomaly: bool,
     save: Path | None,
     save_every: int,
@@ -114,6 +117,7 @@ def run_command(
             cache=cache,
             deadline=deadline,
             check_restore=check_restore,
+            strict_restore=strict_restore,
             anomaly=anomaly,
         ) as session,
     ):

@@ -24,6 +24,7 @@ from plancompiler.cli.options import (
     save_options,
     settings_option,
     steps_option,
+    strict_restore_option,
     timeline_options,
     tls_options,
     token_option,
@@ -44,6 +45,7 @@ from plancompiler.running.client import Client
 @steps_option
 @mode_option
 @click.option("--restore", type=click.Path(path_type=Path), help="Checkpoint folder to start from.")
+@strict_restore_option
 @save_options
 @click.option(
     "--timeout",
@@ -72,6 +74,7 @@ def submit_command(
     steps: int,
     mode: str | None,
     restore: Path | None,
+    strict_restore: bool,
     save: Path | None,
     save_every: int,
     timeout: float,
@@ -118,6 +121,7 @@ def submit_command(
             steps,
             mode=wished,
             restore=restore,
+            strict_restore=strict_restore,
             save=save,
             save_every=save_every,
             cache=cache,

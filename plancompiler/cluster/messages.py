@@ -57,6 +57,8 @@ class JobRequest:
     """Whether workers record timelines, for the client at the end. Not of an open job."""
     anomaly: bool = False
     """Whether every op is checked, so that the first is named that makes what is not finite."""
+    restored: tuple[str, ...] = ()
+    """The job's variables, where the checkpoint to start from may hold no others."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -282,6 +284,8 @@ class Prepare:
     """The job can be saved after a value that is not finite."""
     anomaly: bool = False
     """Check what every op makes."""
+    restored: tuple[str, ...] = ()
+    """The variables of all ranks, where this one is to see that the checkpoint holds no others."""
 
 
 @dataclass(frozen=True, slots=True)

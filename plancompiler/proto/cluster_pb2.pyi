@@ -103,7 +103,7 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly", "restored")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class SubmitHeader(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     ANOMALY_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
@@ -126,7 +127,8 @@ class SubmitHeader(_message.Message):
     deadline: float
     record: bool
     anomaly: bool
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ...) -> None: ...
+    restored: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("job_id", "world_size", "check")
@@ -559,7 +561,7 @@ class Compile(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., mode: _Optional[str] = ..., world_size: _Optional[int] = ..., cache: _Optional[bool] = ..., digest: _Optional[bytes] = ..., share: _Optional[bool] = ..., copy: _Optional[_Union[LocalCopy, _Mapping]] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("job_id", "transport_token", "restore", "far", "save", "deadline", "record", "open", "anomaly")
+    __slots__ = ("job_id", "transport_token", "restore", "far", "save", "deadline", "record", "open", "anomaly", "restored")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
@@ -569,6 +571,7 @@ class Prepare(_message.Message):
     RECORD_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ANOMALY_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     transport_token: str
     restore: str
@@ -578,7 +581,8 @@ class Prepare(_message.Message):
     record: bool
     open: bool
     anomaly: bool
-    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., open: _Optional[bool] = ..., anomaly: _Optional[bool] = ...) -> None: ...
+    restored: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., open: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerAddress(_message.Message):
     __slots__ = ("rank", "address")

@@ -112,6 +112,7 @@ class Client:
         *,
         mode: str | None = None,
         restore: Folder | None = None,
+        strict_restore: bool = True,
         save: Folder | None = None,
         save_every: int = 0,
         cache: bool = True,
@@ -124,14 +125,17 @@ class Client:
         """Queue a job that reads its own data, for `steps` steps.
 
         `restore` and `save` are checkpoint folders on the workers' host, to start from and to write
-        at the end; with `save_every` also after each so many steps, while steps go on. Without
-        `cache`, or where a mode is named, everything is compiled, and kept nowhere. `deadline`
-        (seconds) is how long a rank may stand still while others wait for it, by default as the
-        workers were told. `record` records for `Handle.timelines`. With `anomaly` every op is
-        checked, and a NonFiniteError names the first that makes a value that is not finite (slow,
-        for debugging; of ranks on CPUs only). A NonFiniteError ends the job; checkpoints that it
-        has written before stay. Raises FeedError for a job with inputs, RankError for one that does
-        not fit the cluster. The job goes on if the client goes away.
+        at the end; with `save_every` also after each so many steps, while steps go on. What a
+        checkpoint holds and the job does not have is an error unless `strict_restore` is False.
+        Without `cache`, or where a mode is named, everything is compiled, and kept nowhere.
+        `deadline` (seconds) is how long a rank may stand still while others wait for it, by default
+        as the workers were told. `record` records for `Handle.timelines`. With `anomaly` every op
+        is checked, and a NonFiniteError names the first that makes a value that is not finite
+        (slow, for debugging; of ranks on CPUs only). A NonFiniteError ends the job; checkpoints
+        that it has written before stay. Learning rates that are functions are evaluated here, for
+        all steps, and with `restore` the number of the first one is read here too. Raises FeedError
+        for a job with inputs, RankError for one that does not fit the cluster. The job goes on if
+        the client goes away.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
@@ -156,6 +160,7 @@ class Client:
             steps,
             mode or "",
             restore=_folder(restore),
+            restored=_restored(job, restore, strict_restore),
             save=_folder(save),
             cache=cache,
             save_every=every,
@@ -172,6 +177,7 @@ class Client:
         *,
         mode: str | None = None,
         restore: Folder | None = None,
+        strict_restore: bool = True,
         cache: bool = True,
         deadline: float | None = None,
         anomaly: bool = False,
@@ -182,7 +188,7 @@ class Client:
 
         Returns when the first step can run; raises what went wrong. The job ends with the session.
         Without `cache`, or where a mode is named, everything is compiled, and kept nowhere.
-        `deadline` and `anomaly` as for `submit`.
+        `strict_restore`, `deadline` and `anomaly` as for `submit`.
         """
         job = as_job(job)
         request = JobRequest(
@@ -190,6 +196,7 @@ class Client:
             mode or "",
             True,
             _folder(restore),
+            restored=_restored(job, restore, strict_restore),
             cache=cache,
             deadline=_deadline(deadline),
             anomaly=anomaly,
@@ -494,6 +501,11 @@ class RemoteSession(WatchedJob):
 def _step_of(restore: Folder | None) -> int:
     """The number of the first step after a checkpoint."""
     return 0 if restore is None else int(read_index(folder_path("restore", restore))["step"])
+
+
+def _restored(job: Job, restore: Folder | None, strict: bool) -> tuple[str, ...]:
+    """See `JobRequest.restored`. Never empty where it counts: "" is the name of no variable."""
+    return ("", *job.variables) if strict and restore is not None else ()
 
 
 def _folder(directory: Folder | None) -> str:

@@ -41,6 +41,7 @@ class ProcessWorld:
         cache: bool,
         deadline: float,
         check_restore: bool,
+        strict_restore: bool,
         anomaly: bool,
     ) -> None:
         self._parts = ExitStack()
@@ -65,6 +66,7 @@ class ProcessWorld:
                     job,
                     mode=mode,
                     restore=None if restore is None else restore.resolve(),
+                    strict_restore=strict_restore,
                     cache=cache,
                     anomaly=anomaly or anomaly_wanted(),
                 )

@@ -28,6 +28,7 @@ from plancompiler.errors import (
 from plancompiler.executor.checkpoint import (
     KeepGoing,
     assemble,
+    check_no_others,
     load_shards,
     make_folder,
     save_shards,
@@ -124,6 +125,7 @@ def run(
     cache: bool = True,
     deadline: float = DEADLINE,
     check_restore: bool = True,
+    strict_restore: bool = True,
     anomaly: bool = False,
 ) -> Session:
     """Compile `job` and start its ranks on this machine.
@@ -132,7 +134,8 @@ def run(
     process per rank, which share memory). `mode` is one of the four compile modes; by default the
     environment's PLANCOMPILER_COMPILE_MODE, else `rank_per_iter` with threads and
     `rank_per_process` with processes. `restore` is a checkpoint folder of any layout and number of
-    ranks, whose bytes are held against their digests unless `check_restore` is False. `allow_ops`
+    ranks, whose bytes are held against their digests unless `check_restore` is False; what it holds
+    and the job does not have is an error unless `strict_restore` is False. `allow_ops`
     names the top-level modules from which worker processes may import custom ops; they find them
     where this process does. `trace` names a file: when the session closes, the timeline of the run
     is written to it as a Chrome trace (JSON), for Perfetto or chrome://tracing. `record` records
@@ -157,7 +160,16 @@ def run(
     world: World
     if backend == "threads":
         world = _ThreadWorld(
-            job, world_size, chosen, folder, recording, cache, deadline, check_restore, anomaly
+            job,
+            world_size,
+            chosen,
+            folder,
+            recording,
+            cache,
+            deadline,
+            check_restore,
+            strict_restore,
+            anomaly,
         )
     else:
         # It brings gRPC and the master, which ranks as threads do without.
@@ -173,6 +185,7 @@ def run(
             cache,
             deadline,
             check_restore,
+            strict_restore,
             anomaly,
         )
     return Session(job, world_size, backend, chosen, world, recording, cache)
@@ -418,6 +431,7 @@ class _ThreadWorld:
         cache: bool,
         deadline: float,
         check_restore: bool,
+        strict_restore: bool,
         anomaly: bool,
     ) -> None:
         self._parts = ExitStack()
@@ -434,6 +448,8 @@ class _ThreadWorld:
             first_step = 0
             variables = None
             if restore is not None:
+                if strict_restore:
+                    check_no_others(restore, job.variables.keys())
                 # None leaves it to the environment.
                 check = None if check_restore else False
                 loaded = {

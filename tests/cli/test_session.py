@@ -174,6 +174,29 @@ def test_a_checkpoint_goes_on_where_it_was_saved_on_another_layout(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_checkpoint_holds_beyond_the_job_is_named_or_left(
+    backend: str, tmp_path: Path
+) -> None:
+    with pc.run(regression()) as session:
+        session.save(tmp_path)
+        kept = session.variables()
+    predicting = predictor()
+    with pytest.raises(CheckpointError, match="that the job does not have") as caught:
+        pc.run(predicting, backend=backend, restore=tmp_path)
+    assert "'weight.adam_v' float32[3, 5]" in str(caught.value)
+    with pc.run(predicting, backend=backend, restore=tmp_path, strict_restore=False) as session:
+        np.testing.assert_array_equal(session.variables()["weight"], kept["weight"])
+
+
+def predictor() -> pc.Job:
+    """Uses what `regression` learns, on one of its two ranks."""
+    with pc.job("predictor") as job:
+        model = pc.nn.Linear(5, 3).place(pc.Placement("cpu", [1]))
+        pc.output("y", model(pc.input("x", (12, 5), "float32", pc.Placement("cpu", [1]), ["B"])))
+    return job
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_missing_checkpoint(backend: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="none"):
         pc.run(regression(), backend=backend, restore=tmp_path / "none")

@@ -67,6 +67,13 @@ def growing_job() -> pc.Job:
     return job
 
 
+def drawn() -> pc.Job:
+    """Has no variables."""
+    with pc.job("drawn") as job:
+        pc.output("x", pc.full((), 1.0, "float32", pc.Placement("cpu", [0])))
+    return job
+
+
 def batch(step: int, rows: int = 4) -> np.ndarray:
     return np.random.default_rng(step).standard_normal((rows, 600)).astype("float32")
 
@@ -214,6 +221,9 @@ def test_a_session_goes_on_from_its_checkpoint(client: Client, tmp_path: Path) -
     np.testing.assert_allclose(again, after, rtol=1e-4)
     client.submit(mlp(ranks=2), 3, save=tmp_path / "b", save_every=1).result()
     assert read_index(tmp_path / "b")["step"] == 3
+    with pytest.raises(CheckpointError, match="holds variables that the job does not have"):
+        client.submit(drawn(), 1, restore=tmp_path / "b").result()
+    client.submit(drawn(), 1, restore=tmp_path / "b", strict_restore=False).result()
     whole = client.submit(mlp(ranks=2), 3, restore=tmp_path / "b")
     assert [each["step"] for each in whole] == [3, 4, 5]
 
