@@ -2,7 +2,8 @@
 
 One thread of a process makes all MPI calls, for all runs of the process: MPI has to be asked for
 what came, and a thread that asks as often as something comes, and else ever more rarely, costs
-nothing while a rank waits. Messages of a run have its tag. Where a process dies, MPI ends all.
+nothing while a rank waits. Messages of a run have its tag and, as over gRPC, their check. Where a
+process dies, MPI ends all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import queue
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,8 +65,10 @@ class MpiWorld:
         """By tag."""
         self._past: set[int] = set()
         self._failure = ""
-        self._early: deque[tuple[int, int, bytes]] = deque()
-        """Tag, rank and frame of messages for runs yet to come."""
+        self._places: defaultdict[tuple[int, int], int] = defaultdict(int)
+        """By tag and rank: how many messages have come."""
+        self._early: deque[tuple[int, int, int, bytearray]] = deque()
+        """Tag, rank, place and frame of messages for runs yet to come."""
         self._outbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._progress, name="plancompiler-mpi")
@@ -94,6 +97,8 @@ class MpiWorld:
         with self._lock:
             self._receivers.pop(tag, None)
             self._past.add(tag)
+            for key in [key for key in self._places if key[0] == tag]:
+                del self._places[key]
 
     def send(self, carrier: MpiCarrier, rank: int, frame: Frame) -> None:
         """Send some time soon."""
@@ -148,7 +153,8 @@ class MpiWorld:
 
     def _start_send(self, message: _Message, flying: list[tuple[_Message, Any]]) -> None:
         carrier, rank, frame = message
-        data = frame.encoded()
+        data = wire.with_check(frame.parts(), carrier.places[rank])
+        carrier.places[rank] += 1
         request = self.comm.Isend([data, self._mpi.BYTE], dest=rank, tag=carrier.tag)
         flying.append((message, request))
 
@@ -171,13 +177,26 @@ class MpiWorld:
         frame = bytearray(size)
         message.Recv([frame, self._mpi.BYTE])
         with self._lock:
-            receiver = self._receivers.get(tag)
-            if receiver is None:
-                if tag not in self._past and len(self._early) < MAX_EARLY:
-                    self._early.append((tag, rank, bytes(frame)))
+            if tag in self._past:
                 return True
-        receiver.receive(rank, bytes(frame))
+            place = self._places[tag, rank]
+            self._places[tag, rank] += 1
+            receiver = self._receivers.get(tag)
+            # Where the run has just become known, the messages before this one come first.
+            if receiver is None or any(tag == each[0] for each in self._early):
+                if len(self._early) < MAX_EARLY:
+                    self._early.append((tag, rank, place, frame))
+                return True
+        self._hand_over(receiver, rank, place, frame)
         return True
+
+    def _hand_over(self, receiver: Receiver, rank: int, place: int, frame: bytearray) -> None:
+        try:
+            content = wire.without_check(frame, place)
+        except WireFormatError as error:
+            receiver.lost(rank, str(error))
+        else:
+            receiver.receive(rank, content)
 
     def _deliver_early(self) -> bool:
         if not self._early:
@@ -187,8 +206,8 @@ class MpiWorld:
             for each in known:
                 self._early.remove(each)
             receivers = dict(self._receivers)
-        for tag, rank, frame in known:
-            receivers[tag].receive(rank, frame)
+        for tag, rank, place, frame in known:
+            self._hand_over(receivers[tag], rank, place, frame)
         return bool(known)
 
 
@@ -197,6 +216,8 @@ class MpiCarrier:
 
     def __init__(self, world: MpiWorld, token: str) -> None:
         self.tag = world.tag(token)
+        self.places: defaultdict[int, int] = defaultdict(int)
+        """Frames that were sent, by rank; the world's thread counts them."""
         self._world = world
         self._peers: tuple[int, ...] = ()
         self._waiting = 0

@@ -8,7 +8,7 @@
     NOTICE, ABORT, GOODBYE, NOTE                                        as packets of `host_wire`
 
 Numbers of headers are little-endian; data are in the sender's byte order, which HELLO compares.
-Over gRPC each frame but HELLO ends with an xxh3 of itself and of its place in the stream, so that
+Each frame but HELLO ends with an xxh3 of itself and of its place in the stream, so that
 one that was damaged, repeated or lost on its way is noticed.
 """
 
@@ -118,7 +118,7 @@ def with_check(parts: Sequence[bytes | memoryview], place: int) -> bytes:
     return b"".join((*parts, check.digest()))
 
 
-def without_check(frame: bytes, place: int) -> bytes:
+def without_check(frame: bytes | bytearray, place: int) -> bytes:
     """The frame that came at this place; WireFormatError where it is not what was sent there."""
     content = memoryview(frame)[:-_CHECK_BYTES]
     if xxhash.xxh3_64_digest(content, place) != frame[-_CHECK_BYTES:]:

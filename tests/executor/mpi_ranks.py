@@ -140,8 +140,23 @@ def blocked(world: MpiWorld) -> None:
     runtime.close()
 
 
+def damaged(world: MpiWorld) -> None:
+    """What is no frame of rank 1's ends a run, and not the one after it."""
+    runtime, _ = open_runtime(world, data_parallel(world.size), "damaged", deadline=60)
+    if world.rank == 1:
+        world.comm.Send(bytearray(20), dest=0, tag=world.tag("damaged"))
+    transport = runtime._transport
+    with transport._changed:
+        assert transport._changed.wait_for(lambda: transport.failure is not None, 60)
+    with pytest.raises(PlanCompilerError, match="was damaged, repeated or lost on its way"):
+        runtime.run(0)
+    runtime.close()
+    collectives(world)
+
+
 CASES: dict[str, Callable[[MpiWorld], None]] = {
-    each.__name__: each for each in (collectives, pipelines, microbatches, failure, late, blocked)
+    each.__name__: each
+    for each in (collectives, pipelines, microbatches, failure, late, blocked, damaged)
 }
 
 

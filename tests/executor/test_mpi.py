@@ -21,6 +21,7 @@ from tests.executor.mpi_ranks import CASES
 
 WAIT = 120
 STEPS = 3
+ON_TWO = ("microbatches", "damaged")
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +35,14 @@ def mpiexec() -> str:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("case", [name for name in CASES if name != "microbatches"])
+@pytest.mark.parametrize("case", [name for name in CASES if name not in ON_TWO])
 def test_ranks(case: str, ranks: int, mpiexec: str) -> None:
     check(case, ranks, mpiexec)
 
 
-def test_microbatches(mpiexec: str) -> None:
-    check("microbatches", 2, mpiexec)
+@pytest.mark.parametrize("case", ON_TWO)
+def test_two_ranks(case: str, mpiexec: str) -> None:
+    check(case, 2, mpiexec)
 
 
 def check(case: str, ranks: int, mpiexec: str) -> None:

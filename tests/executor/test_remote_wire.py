@@ -58,7 +58,7 @@ def test_a_box_travels_in_pieces_of_bounded_size(case, limit):
     for part in wire.cut_region(box, array.itemsize, limit):
         place = array[tuple(slice(*bounds) for bounds in part) or ...]
         assert 0 < place.nbytes <= max(limit, array.itemsize)
-        frame = Frame(wire.pack_data(5, 1, part, False), place).encoded()
+        frame = b"".join(Frame(wire.pack_data(5, 1, part, False), place).parts())
         header = wire.unpack_data(frame)
         assert (header.register, header.slot) == (5, 1)
         wire.store_data(frame, header, (np.zeros(0), mirror))
@@ -68,7 +68,7 @@ def test_a_box_travels_in_pieces_of_bounded_size(case, limit):
 def test_a_part_of_the_flat_register():
     mirror = np.zeros((3, 4), np.float32)
     part = np.arange(5, dtype=np.float32)
-    frame = Frame(wire.pack_data(5, 0, ((6, 11),), True), part).encoded()
+    frame = b"".join(Frame(wire.pack_data(5, 0, ((6, 11),), True), part).parts())
     wire.store_data(frame, wire.unpack_data(frame), (mirror,))
     np.testing.assert_array_equal(mirror.reshape(-1)[6:11], part)
     assert np.count_nonzero(mirror) == 4
