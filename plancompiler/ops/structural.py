@@ -319,15 +319,16 @@ register(
 
 # --- learning rate --------------------------------------------------------------------------------
 
-SCHEDULES = ("constant", "linear", "cosine", "fed")
+SCHEDULES = ("constant", "linear", "cosine", "fed", "listed")
 
 
 def learning_rate_at(step: int, attrs: AttrMap) -> float:
     """The learning rate of a step.
 
     It rises linearly to `base` over the first `warmup` steps; `linear` and `cosine` then take it
-    to `final` at step `total`, and it stays there. UsageError for `fed`, which says that rates come
-    from who runs the op (`KernelContext.rates`).
+    to `final` at step `total`, and it stays there. `listed` has `rates`, that of step `first` and
+    those of the steps after it; UsageError for any other step. UsageError for `fed`, which says
+    that rates come from who runs the op (`KernelContext.rates`).
     """
     base = float_attr(attrs, "base")
     warmup = int_attr(attrs, "warmup", 0)
@@ -343,6 +344,16 @@ def learning_rate_at(step: int, attrs: AttrMap) -> float:
             hint="pc.run(job) and Client.open(job) feed it; elsewhere use pc.optim.constant, "
             "linear or cosine",
         )
+    if schedule == "listed":
+        rates, first = attrs["rates"], int_attr(attrs, "first")
+        assert isinstance(rates, tuple)  # as inferred; looking at each again would take long
+        if not first <= step < first + len(rates):
+            raise UsageError(
+                "the job has no learning rate for this step",
+                got=f"step {step}",
+                expected=f"one of the {len(rates)} steps from {first} on",
+            )
+        return float(rates[step - first])
     final, total = float_attr(attrs, "final", 0.0), int_attr(attrs, "total")
     progress = min(1.0, (step - warmup) / (total - warmup))
     if schedule == "cosine":
@@ -352,13 +363,17 @@ def learning_rate_at(step: int, attrs: AttrMap) -> float:
 
 def _learning_rate_infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_inputs("learning_rate", inputs, 0)
-    names = ("schedule", "base", "warmup", "total", "final", "optimizer")
+    names = ("schedule", "base", "warmup", "total", "final", "optimizer", "rates", "first")
     only_attrs("learning_rate", attrs, *names)
     int_attr(attrs, "optimizer", 0, least=0)
     schedule = str_attr(attrs, "schedule", among=SCHEDULES)
     float_attr(attrs, "base", least=0.0)
     float_attr(attrs, "final", 0.0, least=0.0)
     warmup = int_attr(attrs, "warmup", 0, least=0)
+    if schedule == "listed":
+        int_attr(attrs, "first", least=0)
+        wrong = next((rate for rate in floats_attr(attrs, "rates") if not 0 <= rate < math.inf), 0)
+        float_attr({"rates": wrong}, "rates", least=0.0, below=math.inf)
     if schedule in ("linear", "cosine"):
         int_attr(attrs, "total", least=warmup + 1)
     else:

@@ -62,7 +62,7 @@ from plancompiler.limits import time_limits
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
-from plancompiler.running.session_rates import SessionRates
+from plancompiler.running.session_rates import SessionRates, with_listed_rates
 from plancompiler.running.watched_job import (
     OnPhase,
     OnWaiting,
@@ -150,12 +150,7 @@ class Client:
                 "Client.open or pc.run",
             )
         if job.rates:
-            raise UsageError(
-                f"job {job.name!r} has a learning rate that is a function of this program, and no "
-                "cluster calls it",
-                expected="a number, or pc.optim.constant, linear or cosine",
-                hint="run it with Client.open or pc.run, which evaluate the function here",
-            )
+            job = with_listed_rates(job, _step_of(restore), steps)
         request = JobRequest(
             steps,
             mode or "",

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from plancompiler.errors import UsageError
 from plancompiler.executor.fed_rates import Rates
 from plancompiler.frontend.optim.schedule import Rate, rate_at, schedule_of
-from plancompiler.ir import Job
+from plancompiler.ir import Job, Op
+from plancompiler.ir.op import freeze_attrs
 from plancompiler.ir.source import user_line
 from plancompiler.ops.structural import learning_rate_at
+
+_MOST_LISTED = 1_000_000
+"""Steps whose rates travel with a job: 8 MB for each optimizer."""
+
+
+def with_listed_rates(job: Job, first: int, steps: int) -> Job:
+    """A job that does `steps` steps from `first` on by itself: its rates that are functions of the
+    user's are evaluated here, and it has their values.
+    """
+    if steps > _MOST_LISTED:
+        raise UsageError(
+            f"job {job.name!r} has a learning rate that is a function of this program, whose "
+            "values go with the job",
+            got=f"{steps} steps",
+            expected=f"at most {_MOST_LISTED} steps, or pc.optim.constant, linear or cosine",
+        )
+
+    def of(op: Op) -> Op:
+        number = op.attr("optimizer", 0)
+        if op.kind != "learning_rate" or not isinstance(number, int) or number not in job.rates:
+            return op
+        rates = tuple(rate_at(job.rates[number], step) for step in range(first, first + steps))
+        attrs = {**dict(op.attrs), "schedule": "listed", "rates": rates, "first": first}
+        return replace(op, attrs=freeze_attrs(attrs))
+
+    return replace(job, ops=tuple(map(of, job.ops)), rates={})
 
 
 class SessionRates:

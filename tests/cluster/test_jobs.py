@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -114,13 +114,28 @@ def test_submissions_that_cannot_run(client: Client) -> None:
         client.submit(mlp(ranks=2), 1, mode="fast")
     with pytest.raises(UsageError):
         client.submit(mlp(ranks=2), -1)
-    with pc.job("called") as job:
-        weight = pc.nn.Parameter((1,)).place(pc.Placement("cpu", [0]))
-        pc.optim.SGD(lambda step: 0.1).minimize(weight.value.sum())
-        pc.output("loss", weight.value.sum())
-    with pytest.raises(UsageError, match="no cluster calls it"):
-        client.submit(job, 1)
+    with pytest.raises(UsageError, match="at most 1000000 steps"):
+        client.submit(falling(lambda step: 0.1), 1_000_001)
+    with pytest.raises(UsageError, match="gave no rate for step 1"):
+        client.submit(falling(lambda step: 0.5 - step), 2)
     assert client.status().jobs == ()
+
+
+def falling(rate: Callable[[int], float]) -> pc.Job:
+    """One number, from which each step takes the rate."""
+    with pc.job("falling") as job:
+        weight = pc.nn.Parameter((1,)).place(pc.Placement("cpu", [0]))
+        pc.optim.SGD(rate).minimize(weight.value.sum())
+        pc.output("loss", weight.value.sum())
+    return job
+
+
+def test_a_job_has_the_values_of_its_clients_rates(client: Client, tmp_path: Path) -> None:
+    first = client.submit(falling(lambda step: 2.0**step), 3, save=tmp_path)
+    losses = [each["loss"] for each in first]
+    second = client.submit(falling(lambda step: 2.0**step), 2, restore=tmp_path)
+    losses += [each["loss"] for each in second]
+    np.testing.assert_allclose(-np.diff(losses), [1, 2, 4, 8], rtol=1e-4)
 
 
 def test_a_session_goes_step_by_step(client: Client) -> None:

@@ -98,6 +98,16 @@ WRONG = [
     ("variable", (), {**VARIABLE, "init": "normal"}, AttributeValueError),
     ("learning_rate", (), {"schedule": "steps", "base": 0.1}, AttributeValueError),
     ("learning_rate", (), {"schedule": "linear", "base": 0.1}, AttributeValueError),
+    *(
+        ("learning_rate", (), {"schedule": "listed", "base": 0.0, **wrong}, AttributeValueError)
+        for wrong in (
+            {"first": 0},
+            {"rates": (0.1,)},
+            {"rates": (0.1, -0.1), "first": 0},
+            {"rates": (float("nan"),), "first": 0},
+            {"rates": (float("inf"),), "first": 0},
+        )
+    ),
     (
         "learning_rate",
         (),

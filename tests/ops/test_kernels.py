@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from plancompiler.errors import ExecutionError, NonFiniteError
+from plancompiler.errors import ExecutionError, NonFiniteError, UsageError
 from plancompiler.ops import KernelContext, dropout, infer_types, kernel, op_def, op_table
 from plancompiler.ops.structural import learning_rate_at
 from tests.ops.samples import samples
@@ -260,6 +260,11 @@ def test_learning_rates_follow_their_schedules():
     assert found == pytest.approx([0.25, 1, 0.75, 0.5, 0.5])
     constant = {"schedule": "constant", "base": 0.3}
     assert [learning_rate_at(step, constant) for step in (0, 50)] == [0.3, 0.3]
+    listed = {"schedule": "listed", "base": 0.0, "rates": (0.5, 0.25), "first": 3}
+    assert [learning_rate_at(step, listed) for step in (3, 4)] == [0.5, 0.25]
+    for step in (2, 5):
+        with pytest.raises(UsageError, match="no learning rate for this step"):
+            learning_rate_at(step, listed)
 
 
 # --- errors at run time ---------------------------------------------------------------------------
