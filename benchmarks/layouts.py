@@ -23,8 +23,9 @@ import numpy as np
 import plancompiler as pc
 from plancompiler.cli.job_file import load_job
 from plancompiler.errors import MicrobatchError, PlanCompilerError, UsageError
-from plancompiler.ir import Config, Job
+from plancompiler.ir import Job
 from plancompiler.ir.task import TaskKind
+from plancompiler.passes import Config
 from plancompiler.plan.plan import CollectiveSpec, Plan
 
 ROOT = Path(__file__).resolve().parent.parent

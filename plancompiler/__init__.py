@@ -21,6 +21,7 @@ import importlib
 import importlib.machinery
 import sys
 
+from plancompiler.hooks.compiler_settings import set_compiler_settings
 from plancompiler.hooks.eager_world import set_eager_world
 
 TYPE_CHECKING = False  # type checkers take it as true, by its name; `typing` need not be loaded
@@ -61,6 +62,7 @@ def _eager_world() -> Any:
 
 
 set_eager_world(_eager_world)
+set_compiler_settings(lambda: importlib.import_module(f"{__name__}.passes").Config)
 
 
 def __getattr__(name: str) -> Any:

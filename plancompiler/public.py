@@ -90,7 +90,7 @@ from plancompiler.frontend.trace import (
     stage,
     zeros,
 )
-from plancompiler.ir import Config, DType, Job, NdSbp, Placement, Sbp, TensorType, Value
+from plancompiler.ir import DType, Job, NdSbp, Placement, Sbp, TensorType, Value
 from plancompiler.ops.custom import CustomOp, op
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     )
     from plancompiler.eager.creation import tensor  # not the module of that name
     from plancompiler.jit.compile import compile
+    from plancompiler.passes import Config
     from plancompiler.running.client import Client
     from plancompiler.running.session import Session, run
 
@@ -120,6 +121,7 @@ _LATER = {
     "Session": "plancompiler.running.session",
     "compile": "plancompiler.jit.compile",
     "Client": "plancompiler.running.client",
+    "Config": "plancompiler.passes",
     "eager": "plancompiler.eager",
     **dict.fromkeys(
         (

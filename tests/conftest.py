@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from plancompiler.cache import keys
 from plancompiler.cache.store import FOLDER_VARIABLE
+
+# On a loaded machine any example can take long.
+settings.register_profile("any speed", deadline=None)
+settings.load_profile("any speed")
 
 
 @pytest.fixture(autouse=True, scope="session")

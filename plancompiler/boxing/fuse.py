@@ -13,14 +13,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from plancompiler.boxing.graph import BoxingTaskGraph, FamilyOutput, PlacedOp, TaskFamily
-from plancompiler.ir.config import FUSE_BYTES
+from plancompiler.ir.settings import Settings, option
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import SLOT_BITS, Primitive
 
 MAX_MEMBERS = (1 << SLOT_BITS) - 8
 """Members of a bucket: each is a slot of the fused task, and a few slots are reserved."""
 
+FUSE_BYTES = 32 << 20
 _FUSED = (Primitive.ALL_REDUCE, Primitive.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseOptions(Settings):
+    """What boxing itself can be asked for."""
+
+    fuse_bytes: int = option(
+        FUSE_BYTES, "Largest bucket of fused reductions; 0 fuses none.", metavar="BYTES"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import click
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.report import TransferCost, boxing_costs
 from plancompiler.boxing.serde import graph_to_bytes
+from plancompiler.cli.config_options import config_options, configured
 from plancompiler.cli.explain import (
     explain,
     explain_pipeline,
@@ -28,8 +29,6 @@ from plancompiler.cli.explain import (
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
-    config_options,
-    configured,
     job_argument,
     json_option,
     mode_option,

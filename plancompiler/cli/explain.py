@@ -21,7 +21,7 @@ from plancompiler.ir import Job
 from plancompiler.ir.pipeline import Pipeline, SegmentKind
 from plancompiler.ir.task import TaskKind
 from plancompiler.lower.compile import compile_rank, slice_for_rank, with_chosen_regions
-from plancompiler.passes import each_pass
+from plancompiler.passes import config_of, each_pass
 from plancompiler.plan.plan import Plan
 from plancompiler.simulate import simulate, slot_cost
 
@@ -57,11 +57,11 @@ def explain(job: Job, world_size: int) -> Iterator[Explained]:
             graph = _boxed(after, world_size)
         job = after
         yield _explained(record.name, record.summary, record.notes, graph)
-    graph, fused = fuse_reductions(graph, job.config.fuse_bytes)
+    graph, fused = fuse_reductions(graph, config_of(job).fuse_bytes)
     yield _explained(
         "fuse_reductions",
         f"{fused.before} reductions became {fused.after} "
-        f"(buckets of up to {format_bytes(job.config.fuse_bytes)})",
+        f"(buckets of up to {format_bytes(config_of(job).fuse_bytes)})",
         (),
         graph,
     )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
 from plancompiler.errors import UsageError
-from plancompiler.ir import Job
 from plancompiler.limits.time_limits import DEADLINE
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -125,68 +123,6 @@ def anomaly_option(command: Command) -> Command:
         is_flag=True,
         help="Check what every op makes, and name the one that makes the first inf or nan.",
     )(command)
-
-
-def config_options(command: Command) -> Command:
-    """--pass --zero --sequence-parallel --microbatches --schedule --fuse-bytes --recompute
-    --precision as one parameter `config`: the settings that were given, to change a job's own.
-    """
-
-    @functools.wraps(command)
-    def with_settings(
-        *args: Any,
-        passes: tuple[str, ...],
-        zero: int | None,
-        sequence_parallel: bool | None,
-        microbatches: int | None,
-        schedule: str | None,
-        fuse_bytes: int | None,
-        recompute: str | None,
-        precision: str | None,
-        **kwargs: Any,
-    ) -> Any:
-        given = {
-            "passes": passes or None,
-            "zero": zero,
-            "sequence_parallel": sequence_parallel,
-            "microbatches": microbatches,
-            "schedule": schedule,
-            "fuse_bytes": fuse_bytes,
-            "recompute": recompute,
-            "precision": precision,
-        }
-        config = {name: value for name, value in given.items() if value is not None}
-        return command(*args, config=config, **kwargs)
-
-    decorated: Any = with_settings
-    options = (
-        click.option(
-            "--pass",
-            "passes",
-            multiple=True,
-            metavar="NAME",
-            help="Run only this pass; repeatable.",
-        ),
-        click.option("--zero", type=int, help="ZeRO stage: 0, 1, 2 or 3."),
-        click.option(
-            "--sequence-parallel/--no-sequence-parallel",
-            default=None,
-            help="Split activations between tensor-parallel blocks along the sequence.",
-        ),
-        click.option("--microbatches", type=int, help="Pieces that each batch is cut into."),
-        click.option("--schedule", help="Order of the micro-batches on the stages of a pipeline."),
-        click.option("--fuse-bytes", type=int, help="Largest bucket of fused reductions."),
-        click.option("--recompute", help="What is computed again for backward: none or auto."),
-        click.option("--precision", help="Dtype of most of the computation."),
-    )
-    for option in reversed(options):
-        decorated = option(decorated)
-    return cast("Command", decorated)
-
-
-def configured(job: Job, config: Mapping[str, Any]) -> Job:
-    """The job with these settings of its config changed."""
-    return replace(job, config=replace(job.config, **config)) if config else job
 
 
 def steps_option(command: Command) -> Command:

@@ -8,14 +8,13 @@ from typing import Any
 
 import click
 
+from plancompiler.cli.config_options import config_options, configured
 from plancompiler.cli.job_file import job_folder_on_path, load_job
 from plancompiler.cli.options import (
     Setting,
     allow_ops_option,
     anomaly_option,
     cache_option,
-    config_options,
-    configured,
     deadline_option,
     job_argument,
     json_option,

@@ -11,13 +11,12 @@ from typing import Any
 
 import click
 
+from plancompiler.cli.config_options import config_options, configured
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
     Setting,
     anomaly_option,
     cache_option,
-    config_options,
-    configured,
     job_argument,
     json_option,
     mode_option,

@@ -42,7 +42,7 @@ class Codec(Generic[Record]):
 
     def __init__(self, cls: type[Record]) -> None:
         hints = typing.get_type_hints(cls)
-        names = [each.name for each in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        names = [each.name for each in dataclasses.fields(cls)]  # type: ignore[arg-type]  # a dataclass
         self.forms = {name: _form(hints[name], TEXT_LIMITS.get(cls)) for name in names}
         self._cls: Callable[..., Record] = cls
         self._name = cls.__name__

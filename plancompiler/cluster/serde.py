@@ -128,13 +128,13 @@ class Reader(Generic[T, P]):
             raise WireFormatError(f"{self._whom} sent a message that this version does not know")
         part = getattr(message, name)
         if place.is_bare:
-            return place.codec.read_bare(part)  # type: ignore[no-any-return]
+            return place.codec.read_bare(part)  # type: ignore[no-any-return]  # one of the envelope's
         if (large := place.large) is None:
-            return place.codec.read(part)  # type: ignore[no-any-return]
+            return place.codec.read(part)  # type: ignore[no-any-return]  # one of the envelope's
         data = self._parts[name].add(getattr(part, large.name))
         if data is None:
             return None
-        return place.codec.read(part, {large.name: large.unpack(data)})  # type: ignore[no-any-return]
+        return place.codec.read(part, {large.name: large.unpack(data)})  # type: ignore[no-any-return]  # one of the envelope's
 
 
 WORKER_MESSAGES: Envelope[WorkerMessage, pb.WorkerMessage] = Envelope(

@@ -28,7 +28,6 @@ from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import (
     NO_ORIGIN,
     AttrValue,
-    Config,
     DType,
     Job,
     NdSbp,
@@ -42,9 +41,9 @@ from plancompiler.ir import (
     plain_value,
     verify_job,
 )
-from plancompiler.ir.config import DEFAULT_CONFIG
 from plancompiler.ir.operators import SbpLike, Scalar
 from plancompiler.ir.placement import require_placement
+from plancompiler.ir.settings import Settings, default_settings
 from plancompiler.ir.source import shown_path, user_line
 from plancompiler.ir.value import ACTIVE_TRACER, Tracer
 from plancompiler.ops.liveness import live_ops
@@ -57,10 +56,10 @@ CONSTANT_ELEMENTS = 1024
 class JobBuilder:
     """The tracer of one job: names ops, infers types, remembers the user's lines."""
 
-    def __init__(self, name: str, seed: int = 0, config: Config | None = None) -> None:
+    def __init__(self, name: str, seed: int = 0, config: Settings | None = None) -> None:
         self.name = name
         self.seed = seed
-        self.config = DEFAULT_CONFIG if config is None else config
+        self.config = default_settings() if config is None else config
         self.ops: list[Op] = []
         """Everything recorded so far, in order."""
         self.attachments: dict[object, object] = {}
@@ -285,7 +284,7 @@ class JobBuilder:
 class _JobTrace:
     """The context manager behind `job`."""
 
-    def __init__(self, name: str, seed: int, config: Config | None) -> None:
+    def __init__(self, name: str, seed: int, config: Settings | None) -> None:
         self._builder = JobBuilder(name, seed, config)
         self._job = Job(name, (), seed, self._builder.config)
         self._token: Token[Tracer | None] | None = None
@@ -322,7 +321,7 @@ class _JobTrace:
         fresh.update({each.name: getattr(finished, each.name) for each in fields(finished)})
 
 
-def job(name: str, seed: int = 0, config: Config | None = None) -> _JobTrace:
+def job(name: str, seed: int = 0, config: Settings | None = None) -> _JobTrace:
     """Trace a job: `with pc.job("mlp") as job: ...`, after which `job` is a complete `Job`.
 
     `seed` drives initialisers, dropout and data order; `config` says how the job wants to be
@@ -335,7 +334,7 @@ def job(name: str, seed: int = 0, config: Config | None = None) -> _JobTrace:
         raise UsageError("a job needs a name", got=repr(name), expected="a non-empty string")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise UsageError("a seed is a whole number of 63 bits", got=repr(seed))
-    if config is not None and not isinstance(config, Config):
+    if config is not None and not isinstance(config, Settings):
         raise UsageError(
             "a job's config must be a Config", got=type(config).__name__, expected="pc.Config(...)"
         )

@@ -1,6 +1,5 @@
 """Leaf types of the compiler: dtypes, placements, SBP, values, ops and jobs."""
 
-from plancompiler.ir.config import Config
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.job import Job, verify_job
 from plancompiler.ir.op import (
@@ -38,7 +37,6 @@ __all__ = [
     "AttrValue",
     "Attrs",
     "Broadcast",
-    "Config",
     "DType",
     "Job",
     "Micro",

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from plancompiler.errors import JobError
-from plancompiler.ir.config import DEFAULT_CONFIG, Config
 from plancompiler.ir.op import NO_ORIGIN, UNKNOWN_SOURCE, AttrValue
 from plancompiler.ir.pipeline import Pipeline
+from plancompiler.ir.settings import Settings, default_settings
 from plancompiler.ir.value import Op, Value
 
 
@@ -23,7 +23,7 @@ class Job:
     ops: tuple[Op, ...]
     seed: int = 0
     """Seed of initialisers, dropout and data order."""
-    config: Config = DEFAULT_CONFIG
+    config: Settings = field(default_factory=default_settings)
     """How the job wants to be compiled."""
     pipeline: Pipeline | None = None
     """Set by the pass `microbatch` where a step has several micro-batches."""

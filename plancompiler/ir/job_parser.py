@@ -18,7 +18,6 @@ from math import prod
 import numpy as np
 
 from plancompiler.errors import JobFileError, PlanCompilerError
-from plancompiler.ir.config import Config
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.job import BARE_NAME, Job, name_of_outputs
 from plancompiler.ir.op import (
@@ -34,6 +33,7 @@ from plancompiler.ir.op import (
 from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
+from plancompiler.ir.settings import parse_settings
 from plancompiler.ir.task import require_rank_fits
 from plancompiler.ir.value import Op, Value
 
@@ -84,7 +84,7 @@ class _Parser:
         seed = self._whole("a seed")
         self._expect(")", "`)`")
         with self._placing():
-            config = Config.parse(self._need(_LINE, "the job's config").group())
+            config = parse_settings(self._need(_LINE, "the job's config").group())
         self._skip_comments()
         pipeline = None
         match = self._find(_PIPELINE)

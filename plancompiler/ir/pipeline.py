@@ -16,7 +16,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from plancompiler.errors import UsageError
-from plancompiler.ir.config import SCHEDULES
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 
 
 class SegmentKind(enum.Enum):

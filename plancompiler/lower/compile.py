@@ -37,7 +37,7 @@ from plancompiler.lower.rank import compile_rank
 from plancompiler.lower.rank_process import compile_in_processes
 from plancompiler.lower.recompute import choose_regions
 from plancompiler.lower.step_check import check_step
-from plancompiler.passes import PassRecord, run_passes
+from plancompiler.passes import PassRecord, config_of, run_passes
 from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.text import format_plan
@@ -139,7 +139,7 @@ def build_graph(
     _dump(dump, "op_graph.txt", lambda: format_op_graph(op_graph))
     with timed(seconds, "boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
-        graph, _ = fuse_reductions(graph, job.config.fuse_bytes)
+        graph, _ = fuse_reductions(graph, config_of(job).fuse_bytes)
         check_step(graph)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
     return graph
@@ -147,14 +147,14 @@ def build_graph(
 
 def with_chosen_regions(job: Job, world_size: int) -> Job:
     """The job with the regions checkpointed that `recompute=auto` chooses."""
-    if job.config.recompute != "auto":
+    if config_of(job).recompute != "auto":
         return job
     return choose_regions(job, partial(_memory_of, world_size))
 
 
 def _memory_of(world_size: int, job: Job) -> dict[int, int]:
     """Bytes of memory that each rank of the job takes; ranks of one slice are taken for equal."""
-    config = replace(job.config, recompute="none", memory_bytes=0)
+    config = replace(config_of(job), recompute="none", memory_bytes=0)
     slicer = Slicer(build_graph(replace(job, config=config), world_size))
     known: dict[int, int] = {}
     found = {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job, Placement
+from plancompiler.passes import config_of
 from plancompiler.passes.recompute import regions_of, with_checkpoints
 
 Measure = Callable[[Job], Mapping[int, int]]
@@ -44,7 +45,7 @@ def choose_regions(job: Job, measure: Measure) -> Job:
         if not region.checkpoint and region.effect is None:
             candidates.setdefault(region.ops[0].placement, []).append(name)
     searches = [_Search(placement, names, len(names)) for placement, names in candidates.items()]
-    budget = job.config.memory_bytes
+    budget = config_of(job).memory_bytes
     if not budget:
         return _chosen(job, {each.placement: each.most for each in searches}, searches)
     _check_enough(job, searches, measure, budget)

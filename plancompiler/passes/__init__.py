@@ -7,37 +7,90 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
 
+from plancompiler.boxing.fuse import FuseOptions
+from plancompiler.errors import UsageError
 from plancompiler.ir import Job, verify_job
-from plancompiler.ir.config import Config
+from plancompiler.ir.settings import option
 from plancompiler.passes.base import Pass, PassRecord, PassResult
 from plancompiler.passes.cse import eliminate_common_subexpressions
 from plancompiler.passes.dce import eliminate_dead_code
 from plancompiler.passes.fold import fold_constants
 from plancompiler.passes.fuse_elementwise import fuse_elementwise
-from plancompiler.passes.microbatch import split_into_microbatches
-from plancompiler.passes.mixed_precision import lower_precision
+from plancompiler.passes.microbatch import MicrobatchOptions, split_into_microbatches
+from plancompiler.passes.mixed_precision import PrecisionOptions, lower_precision
 from plancompiler.passes.prune_scaling import prune_gradient_scaling
-from plancompiler.passes.recompute import recompute_regions
-from plancompiler.passes.sequence_parallel import split_sequences
-from plancompiler.passes.zero import split_training_state
+from plancompiler.passes.recompute import RecomputeOptions, recompute_regions
+from plancompiler.passes.sequence_parallel import SequenceOptions, split_sequences
+from plancompiler.passes.zero import ZeroOptions, split_training_state
 
-__all__ = ["PASSES", "Pass", "PassRecord", "PassResult", "chosen", "each_pass", "run_passes"]
+__all__ = [
+    "PASSES",
+    "Config",
+    "Pass",
+    "PassRecord",
+    "PassResult",
+    "chosen",
+    "config_of",
+    "each_pass",
+    "run_passes",
+]
 
 PASSES: tuple[Pass, ...] = (
-    Pass("mixed_precision", lower_precision),
+    Pass("mixed_precision", lower_precision, PrecisionOptions),
     Pass("fold", fold_constants),
     Pass("cse", eliminate_common_subexpressions),
     Pass("prune_scaling", prune_gradient_scaling),
     Pass("recompute", recompute_regions),
-    Pass("zero", split_training_state),
-    Pass("sequence_parallel", split_sequences),
+    Pass("zero", split_training_state, ZeroOptions),
+    Pass("sequence_parallel", split_sequences, SequenceOptions),
     Pass("fuse_elementwise", fuse_elementwise, default=False),
     Pass("dce", eliminate_dead_code),
-    Pass("microbatch", split_into_microbatches),
+    Pass("microbatch", split_into_microbatches, MicrobatchOptions),
 )
 """All passes in the order in which they run. Common subexpressions come before recomputation, whose
 copies they would merge again. Micro-batches come last: no other pass knows of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(
+    MicrobatchOptions,
+    ZeroOptions,
+    FuseOptions,
+    RecomputeOptions,
+    PrecisionOptions,
+    SequenceOptions,
+):
+    """How a job is compiled: the options of all passes and of boxing."""
+
+    passes: tuple[str, ...] | None = option(
+        None, "Names of the passes to run, in any order; none given: those that run by default."
+    )
+
+    def check(self) -> None:
+        if self.passes is None:
+            return
+        known = [each.name for each in PASSES]
+        for name in self.passes:
+            if name not in known:
+                raise UsageError(
+                    "there is no such pass", got=repr(name), expected=f"some of {', '.join(known)}"
+                )
+        changes = self.changes()
+        for each in self.options():
+            if each.asks and each.name in changes and each.owner not in self.passes:
+                raise UsageError(
+                    f"{each.name}={changes[each.name]} is the work of a pass that is not chosen",
+                    got=f"passes={','.join(self.passes)}",
+                    expected=f"{each.owner} among the passes",
+                )
+
+
+def config_of(job: Job) -> Config:
+    """What a job asks of the compiler."""
+    return cast("Config", job.config)
 
 
 def chosen(config: Config) -> tuple[Pass, ...]:
@@ -50,9 +103,9 @@ def chosen(config: Config) -> tuple[Pass, ...]:
 def each_pass(job: Job) -> Iterator[tuple[PassRecord, Job]]:
     """Each pass of the job's config: what it did, and the job after it, verified."""
     verify_job(job)
-    for each in chosen(job.config):
+    for each in chosen(config_of(job)):
         before, begin = len(job.ops), time.perf_counter()
-        result = each.run(job, job.config)
+        result = each.run(job)
         job = result.job
         verify_job(job)
         record = PassRecord(

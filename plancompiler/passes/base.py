@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from plancompiler.errors import UsageError
 from plancompiler.ir import Job, Op, Value
-from plancompiler.ir.config import Config
+from plancompiler.ir.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,20 @@ class PassResult:
     """What it left alone, each with its reason."""
 
 
-class Rewrite(Protocol):
-    """A pass's function: a job that computes the same outputs and variables."""
-
-    def __call__(self, job: Job, config: Config) -> PassResult: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A rewrite of jobs, by name."""
 
     name: str
-    run: Rewrite
+    function: Callable[..., PassResult]
+    """Takes the job, and its settings where the pass has `options`."""
+    options: type[Settings] | None = None
     default: bool = True
     """Whether it runs where the config names no passes."""
+
+    def run(self, job: Job) -> PassResult:
+        """A job that computes the same outputs and variables, and what was done."""
+        return self.function(job, job.config) if self.options else self.function(job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,21 @@ def readers_of(job: Job) -> dict[str, list[Op]]:
 def producers_of(job: Job) -> dict[str, Op]:
     """The op that makes each value."""
     return {value.name: op for op in job.ops for value in op.outputs}
+
+
+def check_axes(job: Job, axes: Sequence[str], what: str, setting: str) -> None:
+    """Every mesh axis that a setting names is an axis of some placement: a UsageError of `what`."""
+    there = dict.fromkeys(name for op in job.ops for name in op.placement.axes or ())
+    if not axes or not there.keys() >= set(axes):
+        op = job.ops[0]
+        raise UsageError(
+            f"{what} splits along a mesh axis that the job does not have",
+            op=op.name,
+            source=op.source,
+            got=f"{setting}={','.join(axes)}",
+            expected=f"some of {', '.join(there)}" if there else "placements with named axes",
+            hint=f"name the axes of the placements, and give their names as {setting}",
+        )
 
 
 def counted(count: int, what: str) -> str:

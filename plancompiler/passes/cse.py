@@ -9,7 +9,6 @@ updates.
 from __future__ import annotations
 
 from plancompiler.ir import Job, Op, Value
-from plancompiler.ir.config import Config
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.liveness import KEPT_KINDS
 from plancompiler.ops.registry import op_def
@@ -19,7 +18,7 @@ REMADE_BYTES = 1 << 16
 """A fill of more bytes is cheaper to make again than to keep from its first reader to its last."""
 
 
-def eliminate_common_subexpressions(job: Job, config: Config) -> PassResult:
+def eliminate_common_subexpressions(job: Job) -> PassResult:
     """The job with each distinct computation done once."""
     first: dict[object, Op] = {}
     instead: dict[str, Value] = {}

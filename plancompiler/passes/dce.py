@@ -7,12 +7,11 @@ behind. Inputs and variables stay: callers feed the former and checkpoints hold 
 from __future__ import annotations
 
 from plancompiler.ir import Job
-from plancompiler.ir.config import Config
 from plancompiler.ops.liveness import live_ops
 from plancompiler.passes.base import PassResult, counted, with_ops
 
 
-def eliminate_dead_code(job: Job, config: Config) -> PassResult:
+def eliminate_dead_code(job: Job) -> PassResult:
     """The job without ops that nobody needs."""
     kept = live_ops(job.ops)
     return PassResult(with_ops(job, kept), f"removed {counted(len(job.ops) - len(kept), 'op')}")

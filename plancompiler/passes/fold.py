@@ -21,7 +21,6 @@ from dataclasses import replace
 import numpy as np
 
 from plancompiler.ir import AttrValue, DType, Job, Op, Value, freeze_attrs
-from plancompiler.ir.config import Config
 from plancompiler.ops.fused import ELEMENTWISE
 from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import KernelContext, op_def
@@ -41,7 +40,7 @@ _NEUTRAL_SECOND = {"mul": 1, "div": 1, "add": 0, "sub": 0}
 _COMMUTATIVE = frozenset({"mul", "add"})
 
 
-def fold_constants(job: Job, config: Config) -> PassResult:
+def fold_constants(job: Job) -> PassResult:
     """The job without what is known before it runs."""
     folder = _Folder(job)
     kept = [op for each in job.ops if (op := folder.fold(each)) is not None]

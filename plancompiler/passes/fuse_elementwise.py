@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from plancompiler.ir import Job, Op, Partial, Value, freeze_attrs
-from plancompiler.ir.config import Config
 from plancompiler.ops.fused import (
     ELEMENTWISE,
     KIND,
@@ -29,7 +28,7 @@ from plancompiler.passes.base import (
 )
 
 
-def fuse_elementwise(job: Job, config: Config) -> PassResult:
+def fuse_elementwise(job: Job) -> PassResult:
     """The job with groups of elementwise ops as one op each."""
     finder = _Finder(job)
     programs: dict[str, Op] = {}

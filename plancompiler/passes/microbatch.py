@@ -33,27 +33,44 @@ from plancompiler.ir import (
     Value,
     freeze_attrs,
 )
-from plancompiler.ir.config import Config
-from plancompiler.ir.pipeline import Pipeline, SegmentKind
+from plancompiler.ir.pipeline import SCHEDULES, Pipeline, SegmentKind
+from plancompiler.ir.settings import option
 from plancompiler.ops.microbatch import ACCUMULATED
 from plancompiler.ops.registry import Types, mesh_signatures, op_def
 from plancompiler.ops.rule import Signature
 from plancompiler.passes.base import PassResult, counted, producers_of, with_ops
 from plancompiler.passes.stages import Rate, Timed, place_in_segments, verify_pipeline
+from plancompiler.passes.zero import ZeroOptions
 
 _ACCUMULATE, _TAKE = 1000, 1
 """Costs of changing an input's layout. Taking a piece is a view's worth of work; accumulating makes
 all that follows wait for the last micro-batch."""
 
 
-def split_into_microbatches(job: Job, config: Config) -> PassResult:
+@dataclass(frozen=True, kw_only=True)
+class MicrobatchOptions(ZeroOptions, owner="microbatch"):
+    """Pieces of a step and their order. The stage of ZeRO says when gradients are reduced."""
+
+    schedule: str = option(
+        "gpipe",
+        "Order of the micro-batches on the stages of a pipeline.",
+        choices=SCHEDULES,
+        metavar="NAME",
+        asks=True,
+    )
+    microbatches: int = option(
+        1, "Pieces that each batch is cut into.", least=1, metavar="M", asks=True
+    )
+
+
+def split_into_microbatches(job: Job, options: MicrobatchOptions) -> PassResult:
     """The job with `pipeline` set, and `micro` on every op.
 
     Raises MicrobatchError where a batch or the job's stages cannot be cut like this, naming the op.
     """
-    if config.microbatches == 1:
+    if options.microbatches == 1:
         return PassResult(job, "off")
-    layouts = _Layouts(job, config)
+    layouts = _Layouts(job, options)
     layouts.walk()
     layouts.split_early()
     timed = list(_with_conversions(job, layouts))
@@ -62,10 +79,10 @@ def split_into_microbatches(job: Job, config: Config) -> PassResult:
             "nothing in the job works on a batch that could be cut",
             op=job.ops[0].name,
             source=job.ops[0].source,
-            got=f"microbatches={config.microbatches}, and no input or data file that is read",
+            got=f"microbatches={options.microbatches}, and no input or data file that is read",
             hint="batches come from pc.input and pc.data; or leave microbatches out",
         )
-    ops, pipeline = place_in_segments(timed, config)
+    ops, pipeline = place_in_segments(timed, options.schedule, options.microbatches)
     cut = replace(with_ops(job, ops), pipeline=pipeline)
     verify_pipeline(cut)
     return PassResult(cut, _summary(cut, pipeline))
@@ -96,10 +113,10 @@ class _Choice:
 class _Layouts:
     """The layout of every value along micro-batches, and the signature of every op."""
 
-    def __init__(self, job: Job, config: Config) -> None:
+    def __init__(self, job: Job, options: MicrobatchOptions) -> None:
         self._job = job
-        self._parts = config.microbatches
-        self._reduce_each = config.zero >= 2
+        self._parts = options.microbatches
+        self._reduce_each = options.zero >= 2
         """Whether gradients are reduced over devices in every micro-batch, not once per step."""
         self.of: dict[str, _Choice] = {}
         """By the name of the op."""

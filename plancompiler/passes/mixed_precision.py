@@ -18,7 +18,7 @@ bfloat16 has the exponents of float32, so it holds whatever float32 holds, and n
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import (
@@ -34,7 +34,7 @@ from plancompiler.ir import (
     Value,
     freeze_attrs,
 )
-from plancompiler.ir.config import Config
+from plancompiler.ir.settings import Settings, option
 from plancompiler.ops.loss_scale import UPDATES, guarded_kind
 from plancompiler.ops.registry import infer_types, op_def
 from plancompiler.passes.base import PassResult, counted, with_ops
@@ -102,7 +102,36 @@ FOLLOWING = frozenset(
 """Kinds that take the dtype of what they are fed."""
 
 
-def lower_precision(job: Job, config: Config) -> PassResult:
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions(Settings, owner="mixed_precision"):
+    """The dtype of the computation, and how losses are scaled for it."""
+
+    precision: str = option(
+        "float32",
+        "Dtype of most of the computation; variables stay as they are.",
+        choices=("float32", "float16", "bfloat16"),
+        metavar="DTYPE",
+        asks=True,
+    )
+    loss_scale: int = option(
+        0, f"With `float16`, what gradients are multiplied by at first; 0: {FIRST_SCALE}."
+    )
+    loss_scale_steps: int = option(
+        2000, "With `float16`, steps without overflow after which the scale is doubled.", least=1
+    )
+
+    def check(self) -> None:
+        for name, value in self.changes().items():
+            if name.startswith("loss_scale") and self.precision != "float16":
+                raise UsageError(
+                    "losses are scaled for the range of float16 only",
+                    got=f"{name}={value} precision={self.precision}",
+                    expected="precision=float16",
+                    hint=f"leave {name} out",
+                )
+
+
+def lower_precision(job: Job, config: PrecisionOptions) -> PassResult:
     """The job computing in `config.precision`.
 
     With float16, raises UsageError for an update that cannot be skipped and for gradients of
@@ -131,7 +160,7 @@ def lower_precision(job: Job, config: Config) -> PassResult:
 class _Rewrite:
     """Walks the job once, in order, and keeps what it makes of each value by its traced name."""
 
-    def __init__(self, job: Job, config: Config, low: DType) -> None:
+    def __init__(self, job: Job, config: PrecisionOptions, low: DType) -> None:
         self._job, self._config, self._low = job, config, low
         self._traced = {value.name: op for op in job.ops for value in op.outputs}
         self._made: dict[str, Value] = {}

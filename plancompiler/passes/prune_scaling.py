@@ -30,7 +30,6 @@ from plancompiler.ir import (
     Value,
     freeze_attrs,
 )
-from plancompiler.ir.config import Config
 from plancompiler.ops.registry import axis_signatures, op_def
 from plancompiler.passes.base import (
     PassResult,
@@ -54,7 +53,7 @@ class _Scaled:
     factor: float
 
 
-def prune_gradient_scaling(job: Job, config: Config) -> PassResult:
+def prune_gradient_scaling(job: Job) -> PassResult:
     """The job with the factors of gradients in their seeds or updates."""
     readers = readers_of(job)
     scaled, notes = _find(job, readers)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job, Op, Origin, Phase, Value
-from plancompiler.ir.config import Config
+from plancompiler.ir.settings import Settings, option
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.registry import op_def
 from plancompiler.passes.base import PassResult, counted, readers_of, rewired, with_ops
@@ -24,7 +24,32 @@ AGAIN = ":again"
 """Ends the names of copies."""
 
 
-def recompute_regions(job: Job, config: Config) -> PassResult:
+@dataclass(frozen=True, kw_only=True)
+class RecomputeOptions(Settings, owner="recompute"):
+    """Memory for time."""
+
+    recompute: str = option(
+        "none",
+        "What is computed again for backward: `none`: what the job marks; `auto`: the compiler "
+        "chooses among the calls of transformer blocks.",
+        choices=("none", "auto"),
+        metavar="HOW",
+        asks=True,
+    )
+    memory_bytes: int = option(
+        0, "With `recompute=auto`, most bytes that a device may take; 0: as few as can be."
+    )
+
+    def check(self) -> None:
+        if self.memory_bytes and self.recompute != "auto":
+            raise UsageError(
+                "memory_bytes is what recompute=auto keeps to",
+                got=f"memory_bytes={self.memory_bytes} recompute={self.recompute}",
+                expected="recompute=auto",
+            )
+
+
+def recompute_regions(job: Job) -> PassResult:
     """The job with the ops of checkpointed regions repeated for backward.
 
     Raises UsageError for a region with a side effect.

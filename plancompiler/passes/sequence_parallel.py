@@ -24,7 +24,7 @@ Whoever reads a value after a demand reads its new layout. Layouts of data-paral
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import (
@@ -40,13 +40,14 @@ from plancompiler.ir import (
     Value,
     freeze_attrs,
 )
-from plancompiler.ir.config import Config
 from plancompiler.ir.sbp import PARTIAL_SUM
+from plancompiler.ir.settings import Settings, option
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.registry import axis_signatures, op_def
 from plancompiler.ops.rule import Signature
 from plancompiler.passes.base import (
     PassResult,
+    check_axes,
     counted,
     producers_of,
     rewired,
@@ -57,7 +58,20 @@ _WALKS = 4
 """Walks at most: each splits the values found to enter the stream where they are made."""
 
 
-def split_sequences(job: Job, config: Config) -> PassResult:
+@dataclass(frozen=True, kw_only=True)
+class SequenceOptions(Settings, owner="sequence_parallel"):
+    """Whether sequences are split, and along which axes."""
+
+    sequence_parallel: bool = option(
+        False,
+        "Split activations between tensor-parallel blocks along the sequence.",
+        metavar="",
+        asks=True,
+    )
+    tp_axes: tuple[str, ...] = option(("tp",), "Mesh axes that are tensor-parallel.")
+
+
+def split_sequences(job: Job, config: SequenceOptions) -> PassResult:
     """The job with the activations between tensor-parallel blocks split along the sequence.
 
     Raises UsageError where an axis of `config.tp_axes` is in no placement, and where no value is
@@ -65,7 +79,7 @@ def split_sequences(job: Job, config: Config) -> PassResult:
     """
     if not config.sequence_parallel:
         return PassResult(job, "off")
-    _check_axes(job, config)
+    check_axes(job, config.tp_axes, "sequence_parallel", "tp_axes")
     summaries, notes = [], []
     for axis in config.tp_axes:
         found = _along(job, axis)
@@ -90,22 +104,6 @@ def split_sequences(job: Job, config: Config) -> PassResult:
             "or leave sequence_parallel out",
         )
     return PassResult(job, "; ".join(summaries), tuple(dict.fromkeys(notes)))
-
-
-def _check_axes(job: Job, config: Config) -> None:
-    """Every tensor-parallel axis is an axis of some placement."""
-    there = dict.fromkeys(name for op in job.ops for name in op.placement.axes or ())
-    missing = [name for name in config.tp_axes if name not in there]
-    if missing or not config.tp_axes:
-        op = job.ops[0]
-        raise UsageError(
-            "sequence_parallel splits along a mesh axis that the job does not have",
-            op=op.name,
-            source=op.source,
-            got=f"tp_axes={','.join(config.tp_axes)}",
-            expected=f"some of {', '.join(there)}" if there else "placements with named axes",
-            hint="name the axes of the placements, and give their names as tp_axes",
-        )
 
 
 def _along(job: Job, axis: str) -> _Walk:

@@ -25,7 +25,6 @@ from plancompiler.ir import (
     Value,
     freeze_attrs,
 )
-from plancompiler.ir.config import Config
 from plancompiler.ir.pipeline import Pipeline, Segment, SegmentKind
 from plancompiler.ops.registry import op_def
 from plancompiler.ops.rule import Signature
@@ -49,7 +48,9 @@ class Timed:
     rate: Rate
 
 
-def place_in_segments(timed: Sequence[Timed], config: Config) -> tuple[tuple[Op, ...], Pipeline]:
+def place_in_segments(
+    timed: Sequence[Timed], schedule: str, microbatches: int
+) -> tuple[tuple[Op, ...], Pipeline]:
     """The ops in the order of their segments, with `micro` set, and the pipeline of these.
 
     Raises MicrobatchError for a stage without ops, for values that go back to an earlier stage, and
@@ -57,12 +58,12 @@ def place_in_segments(timed: Sequence[Timed], config: Config) -> tuple[tuple[Op,
     """
     gathers = {each.op.name for each in timed if _is_late_gather(each)}
     chunks = _Chunks([each for each in timed if each.rate is Rate.MICRO])
-    pipeline = _pipeline(chunks, config)
+    pipeline = _pipeline(chunks, schedule, microbatches)
     first, last = 0, len(pipeline.segments) - 1
     segment: dict[str, int] = {}
     for each in timed:
         if each.rate is Rate.MICRO:
-            segment[each.op.name] = pipeline.index[chunks.segment(each, config.schedule)]
+            segment[each.op.name] = pipeline.index[chunks.segment(each, schedule)]
         else:
             segment[each.op.name] = first if each.rate is Rate.EARLY else last
     ordered = sorted(
@@ -422,7 +423,7 @@ class _Chunks:
 # --- the pipeline ---------------------------------------------------------------------------------
 
 
-def _pipeline(chunks: _Chunks, config: Config) -> Pipeline:
+def _pipeline(chunks: _Chunks, schedule: str, microbatches: int) -> Pipeline:
     """The pipeline of these chunks, checked against the ranks that they are on."""
     ranks = chunks.ranks()
     group: list[int] = []
@@ -433,14 +434,14 @@ def _pipeline(chunks: _Chunks, config: Config) -> Pipeline:
             continue
         group.append(group[before[0]])
         odd = next((each for each in before if group[each] != group[chunk]), None)
-        if config.schedule != "interleaved" or odd is not None:
-            raise _shared(chunks, before[0] if odd is None else odd, chunk, ranks, config)
+        if schedule != "interleaved" or odd is not None:
+            raise _shared(chunks, before[0] if odd is None else odd, chunk, ranks, schedule)
     stages = len(set(group))
     for chunk, stage in enumerate(group):
         if stage != chunk % stages:
             other = group.index(stage)
-            raise _shared(chunks, other, chunk, ranks, config, stages)
-    pipeline = Pipeline(config.schedule, config.microbatches, stages, len(ranks))
+            raise _shared(chunks, other, chunk, ranks, schedule, stages)
+    pipeline = Pipeline(schedule, microbatches, stages, len(ranks))
     pipeline.check()
     return pipeline
 
@@ -450,18 +451,18 @@ def _shared(
     one: int,
     other: int,
     ranks: Sequence[frozenset[int]],
-    config: Config,
+    schedule: str,
     stages: int = 0,
 ) -> MicrobatchError:
     op = chunks.example(other)
     common = ", ".join(map(str, sorted(ranks[one] & ranks[other])))
-    interleaved = config.schedule == "interleaved"
+    interleaved = schedule == "interleaved"
     expected = f"chunks {stages} apart" if stages else "chunks on the same or on other ranks"
     return MicrobatchError(
         f"chunks {one} and {other} of the model share ranks",
         op=op.name,
         source=op.source,
-        got=f"ranks {common} with schedule {config.schedule}",
+        got=f"ranks {common} with schedule {schedule}",
         expected=f"interleaved stages: {expected}" if interleaved else "each on ranks of its own",
         hint="let the chunks go round the stages in turn"
         if interleaved

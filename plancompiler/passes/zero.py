@@ -31,11 +31,12 @@ from plancompiler.ir import (
     Value,
     freeze_attrs,
 )
-from plancompiler.ir.config import Config
+from plancompiler.ir.settings import Settings, option
 from plancompiler.ir.shard import element_count, shard_region
 from plancompiler.ops.registry import mesh_signatures, op_def
 from plancompiler.passes.base import (
     PassResult,
+    check_axes,
     counted,
     producers_of,
     readers_of,
@@ -46,7 +47,25 @@ from plancompiler.passes.base import (
 _log = logging.getLogger(__name__)
 
 
-def split_training_state(job: Job, config: Config) -> PassResult:
+@dataclass(frozen=True, kw_only=True)
+class ZeroOptions(Settings, owner="zero"):
+    """What is split, and along which axes."""
+
+    zero: int = option(
+        0,
+        "What is split over the data-parallel axes: 1: optimizer state, 2: gradients too, 3: "
+        "parameters too.",
+        most=3,
+        metavar="STAGE",
+        asks=True,
+    )
+    prefetch: int = option(
+        1, "With `zero=3`, layers whose parameters are gathered ahead of the one computed."
+    )
+    dp_axes: tuple[str, ...] = option(("dp",), "Mesh axes that are data-parallel.")
+
+
+def split_training_state(job: Job, config: ZeroOptions) -> PassResult:
     """The job with parameters, optimizer state and gradients split as `config.zero` says.
 
     On one device along the data-parallel axes, shards are whole: the job stays as it is, which a
@@ -55,7 +74,7 @@ def split_training_state(job: Job, config: Config) -> PassResult:
     """
     if config.zero == 0:
         return PassResult(job, "off")
-    _check_axes(job, config)
+    check_axes(job, config.dp_axes, "zero", "dp_axes")
     if not any(_split_axes(op.placement, config.dp_axes) for op in job.ops):
         said = f"zero {config.zero} splits nothing: one device along {_listed(config.dp_axes)}"
         _log.warning("job %s: %s", job.name, said)
@@ -85,22 +104,6 @@ def split_training_state(job: Job, config: Config) -> PassResult:
 
 def _listed(axes: Sequence[str]) -> str:
     return ", ".join(axes)
-
-
-def _check_axes(job: Job, config: Config) -> None:
-    """Every data-parallel axis is an axis of some placement."""
-    there = dict.fromkeys(name for op in job.ops for name in op.placement.axes or ())
-    missing = [name for name in config.dp_axes if name not in there]
-    if missing or not config.dp_axes:
-        op = job.ops[0]
-        raise UsageError(
-            "zero splits along a mesh axis that the job does not have",
-            op=op.name,
-            source=op.source,
-            got=f"dp_axes={','.join(config.dp_axes)}",
-            expected=f"some of {_listed(tuple(there))}" if there else "placements with named axes",
-            hint="name the axes of the placements, and give their names as dp_axes",
-        )
 
 
 # --- which variables are split, and how -----------------------------------------------------------
@@ -318,7 +321,7 @@ class _Visit:
 
 
 class _Rewrite:
-    def __init__(self, job: Job, config: Config, shards: Sequence[_Shard]) -> None:
+    def __init__(self, job: Job, config: ZeroOptions, shards: Sequence[_Shard]) -> None:
         self._job, self._config = job, config
         self._shard_of = {
             op.name: shard for shard in shards for op in (*shard.variables, *shard.changes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plancompiler.errors import UsageError
-from plancompiler.ir import Config, Job
+from plancompiler.ir import Job
+from plancompiler.ir.settings import parse_settings
 from plancompiler.ir.wire import (
     MessageKind,
     TableReader,
@@ -44,4 +45,4 @@ def job_from_bytes(data: bytes) -> Job:
     with reading(MessageKind.JOB):
         tables = TableReader(message.tables, len(data))
         ops = tuple(read_ops(message.ops, tables))
-        return Job(message.name, ops, message.seed, Config.parse(message.config))
+        return Job(message.name, ops, message.seed, parse_settings(message.config))

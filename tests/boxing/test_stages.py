@@ -9,9 +9,9 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.executor.local_run import LocalWorld
-from plancompiler.ir import Config
-from plancompiler.ir.config import SCHEDULES
+from plancompiler.ir.pipeline import SCHEDULES
 from plancompiler.lower.compile import compile_plans
+from plancompiler.passes import Config
 from tests.dense import run_dense
 
 

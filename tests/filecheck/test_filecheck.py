@@ -26,7 +26,7 @@ from plancompiler.errors import PlanCompilerError
 from plancompiler.ir import Job, verify_job
 from plancompiler.ir.job_parser import parse_job
 from plancompiler.ops.verify_types import verify_types
-from plancompiler.passes import PASSES
+from plancompiler.passes import PASSES, config_of
 
 FOLDER = Path(__file__).parent
 CASES = sorted(FOLDER.glob("*/*.txt"))
@@ -36,7 +36,7 @@ RUN = re.compile(r"# RUN: (\w+)(?: (\w+))?(?:, rank (\d+))?")
 
 def one_pass(job: Job, name: str, _: int) -> str:
     (chosen,) = [each for each in PASSES if each.name == name]
-    result = chosen.run(job, job.config)
+    result = chosen.run(job)
     verify_job(result.job)
     notes = "".join(f"note: {note}\n" for note in result.notes)
     return f"{result.summary}\n{notes}{result.job}"
@@ -47,7 +47,7 @@ def boxed(job: Job) -> BoxingTaskGraph:
 
 
 def fused(job: Job) -> BoxingTaskGraph:
-    return fuse_reductions(boxed(job), job.config.fuse_bytes)[0]
+    return fuse_reductions(boxed(job), config_of(job).fuse_bytes)[0]
 
 
 STEPS: dict[str, Callable[[Job, str, int], str]] = {

@@ -17,10 +17,10 @@ import pytest
 import plancompiler as pc
 from plancompiler.executor.checkpoint import assemble, shards_to_bytes
 from plancompiler.executor.local_run import LocalWorld
-from plancompiler.ir import Config, Job
-from plancompiler.ir.config import SCHEDULES
+from plancompiler.ir import Job
+from plancompiler.ir.pipeline import SCHEDULES
 from plancompiler.lower.compile import MODES, compile_plans, with_chosen_regions
-from plancompiler.passes import run_passes
+from plancompiler.passes import Config, run_passes
 from tests.dense import run_dense
 
 STEPS = 6

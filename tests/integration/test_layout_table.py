@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks.layouts import ONE_RANK, TABLE, Row, compare, job_of, line, measure, rows
-from plancompiler.ir.config import SCHEDULES
+from plancompiler.ir.pipeline import SCHEDULES
 
 GOOD = {"transports": {"all_reduce": 3}, "variables_mib": 1.0, "arena_mib": 2.0, "ranks": 2}
 

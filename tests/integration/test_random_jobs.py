@@ -29,8 +29,9 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import Job, Placement, Value
-from plancompiler.ir.config import PASS_NAMES, PASS_OF, SCHEDULES, Config
+from plancompiler.ir.pipeline import SCHEDULES
 from plancompiler.lower.compile import Compilation, compile_plans
+from plancompiler.passes import PASSES, Config
 from tests.boxing.cases import MESHES, random_sbp
 from tests.dense import run_dense
 
@@ -84,7 +85,8 @@ class RandomJob:
     def _config(self) -> Config:
         found: dict[str, Any] = dict(self._pick(CONFIGS))
         if self.rng.random() < 0.4:
-            found["passes"] = tuple(name for name in PASS_NAMES if self.rng.random() < 0.6)
+            names = [each.name for each in PASSES]
+            found["passes"] = tuple(name for name in names if self.rng.random() < 0.6)
         if self.rng.random() < 0.6:
             found["zero"] = int(self.rng.integers(1, 4))
             found["prefetch"] = int(self.rng.integers(3))
@@ -96,7 +98,7 @@ class RandomJob:
             found["microbatches"] = int(self._pick((2, 4)))
             found["schedule"] = self._pick(SCHEDULES)
         if "passes" in found:
-            needed = {PASS_OF[name] for name in found if name in PASS_OF}
+            needed = {each.owner for each in Config.options() if each.asks and each.name in found}
             found["passes"] = tuple(sorted({*found["passes"], *needed}))
         return Config(**found)
 

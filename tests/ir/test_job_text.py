@@ -15,7 +15,6 @@ import plancompiler as pc
 from plancompiler.cli.job_file import load_job
 from plancompiler.errors import JobFileError, PlanCompilerError
 from plancompiler.ir import (
-    Config,
     DType,
     Job,
     Micro,
@@ -29,10 +28,9 @@ from plancompiler.ir import (
     freeze_attrs,
     parse_sbp,
 )
-from plancompiler.ir.config import SCHEDULES
 from plancompiler.ir.job_parser import parse_job
-from plancompiler.ir.pipeline import Pipeline
-from plancompiler.passes import run_passes
+from plancompiler.ir.pipeline import SCHEDULES, Pipeline
+from plancompiler.passes import Config, run_passes
 from tests.examples import EXAMPLES, gpt, mlp
 
 NAMES = some.one_of(some.from_regex(r"\A[a-z_][a-z0-9_]{0,6}(\.[0-9])?\Z"), some.text(max_size=6))

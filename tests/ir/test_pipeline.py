@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 
 from plancompiler.errors import UsageError
-from plancompiler.ir.config import SCHEDULES
-from plancompiler.ir.pipeline import Pipeline, Segment, SegmentKind, Slot, in_flight
+from plancompiler.ir.pipeline import SCHEDULES, Pipeline, Segment, SegmentKind, Slot, in_flight
 
 FORWARD, BACKWARD, WEIGHT = SegmentKind.FORWARD, SegmentKind.BACKWARD, SegmentKind.WEIGHT
 STAGES = range(1, 9)

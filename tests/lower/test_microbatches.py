@@ -8,10 +8,10 @@ import pytest
 
 from plancompiler.boxing.serde import graph_from_bytes, graph_to_bytes, slice_from_bytes
 from plancompiler.errors import DeadlockError
-from plancompiler.ir import Config
 from plancompiler.ir.pipeline import Pipeline, SegmentKind
 from plancompiler.lower.compile import MODES, build_graph, compile_plans
 from plancompiler.lower.step_check import check_step
+from plancompiler.passes import Config
 from plancompiler.plan.plan import Plan
 from tests.examples import gpt, mlp
 

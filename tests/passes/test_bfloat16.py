@@ -15,8 +15,7 @@ from plancompiler.cluster.chunks import arrays_from_bytes, arrays_to_bytes
 from plancompiler.errors import DTypeError, UsageError
 from plancompiler.ir import DType, Job
 from plancompiler.ir import bfloat16 as package
-from plancompiler.ir.config import Config
-from plancompiler.passes import run_passes
+from plancompiler.passes import Config, run_passes
 from plancompiler.plan.job_serde import job_from_bytes, job_to_bytes
 from tests.dense import run_dense
 from tests.examples import gpt

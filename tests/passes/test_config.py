@@ -6,9 +6,7 @@ import pytest
 
 import plancompiler as pc
 from plancompiler.errors import UsageError, WireFormatError
-from plancompiler.ir import Config
-from plancompiler.ir.config import PASS_NAMES
-from plancompiler.passes import PASSES, chosen, run_passes
+from plancompiler.passes import PASSES, Config, chosen, run_passes
 from plancompiler.plan.job_serde import job_from_bytes, job_to_bytes
 from plancompiler.proto import job_pb2
 from tests.passes.worlds import mesh, tower_job
@@ -21,10 +19,14 @@ CONFIGS = [
 ]
 
 
-def test_the_names_of_passes_are_those_of_the_list_in_its_order() -> None:
-    known = [each.name for each in PASSES]
-    assert known == [name for name in PASS_NAMES if name in known]
+def test_the_options_of_every_pass_are_in_the_config() -> None:
     assert pc.Config is Config
+    names = {each.name for each in PASSES}
+    for each in PASSES:
+        assert each.options is None or (
+            issubclass(Config, each.options) and each.options.owner == each.name
+        )
+    assert {each.owner for each in Config.options()} <= {"", *names}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

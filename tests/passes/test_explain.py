@@ -9,13 +9,12 @@ from click.testing import CliRunner
 
 import plancompiler as pc
 from plancompiler.boxing.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, estimate_step
+from plancompiler.boxing.fuse import FUSE_BYTES
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.cli.explain import explain
 from plancompiler.cli.program import cli
-from plancompiler.ir import Config
-from plancompiler.ir.config import FUSE_BYTES
 from plancompiler.lower.compile import compile_plans
-from plancompiler.passes import PASSES
+from plancompiler.passes import PASSES, Config
 from tests.examples import EXAMPLES, gpt, mlp
 from tests.passes.worlds import arena, compiled, configured, mesh
 

@@ -8,10 +8,9 @@ import pytest
 import plancompiler as pc
 from plancompiler.errors import UsageError
 from plancompiler.ir import DType, Job
-from plancompiler.ir.config import Config
 from plancompiler.ops import registry
 from plancompiler.ops.registry import op_def
-from plancompiler.passes import run_passes
+from plancompiler.passes import Config, run_passes
 from tests.dense import DenseRun, run_dense
 from tests.examples import gpt
 from tests.passes.worlds import (

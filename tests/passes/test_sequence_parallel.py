@@ -13,9 +13,8 @@ from plancompiler.boxing.report import boxing_costs
 from plancompiler.errors import UsageError
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import Job, NdSbp, Phase, Split
-from plancompiler.ir.config import Config
 from plancompiler.lower.compile import MODES, compile_plans
-from plancompiler.passes import run_passes
+from plancompiler.passes import Config, run_passes
 from tests.dense import run_dense
 from tests.examples import gpt
 from tests.passes.worlds import (

@@ -11,9 +11,8 @@ import plancompiler as pc
 from plancompiler.errors import UsageError
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import DType, Job
-from plancompiler.ir.config import Config
 from plancompiler.lower.compile import Compilation, compile_plans
-from plancompiler.passes import run_passes
+from plancompiler.passes import Config, run_passes
 from plancompiler.passes.base import PassRecord
 
 STEPS = 12

@@ -11,11 +11,14 @@ import click
 import pytest
 
 from plancompiler.cli import program
+from plancompiler.ir.settings import format_setting
 from plancompiler.lower.compile import MODES
+from plancompiler.passes import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = (ROOT / "docs/commands.md").read_text()
+PASSES = (ROOT / "docs/passes.md").read_text()
 
 
 def section(command: str) -> str:
@@ -69,6 +72,18 @@ def test_the_documents_name_only_commands_that_exist() -> None:
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for line in re.findall(r"^ {4}.*?\bplancompiler (\w+)", file.read_text(), re.M):
             assert line in program.COMMANDS, f"{file.name}: plancompiler {line}"
+
+
+def test_the_settings_of_the_compiler_are_described_as_they_are_declared() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", PASSES, re.M)[: len(Config.options())]
+    assert rows == [
+        (
+            each.name,
+            each.help,
+            "those marked below" if each.default is None else f"`{format_setting(each.default)}`",
+        )
+        for each in Config.options()
+    ]
 
 
 def test_the_modes_are_described() -> None:

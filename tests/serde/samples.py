@@ -15,7 +15,6 @@ from plancompiler.boxing.graph import (
 )
 from plancompiler.ir import (
     BROADCAST,
-    Config,
     DType,
     Job,
     Micro,
@@ -34,6 +33,7 @@ from plancompiler.ir import (
 from plancompiler.ir.pipeline import Pipeline, Segment, SegmentKind, Slot
 from plancompiler.ir.task import Primitive, TaskKind, pack_register_id
 from plancompiler.ops.rule import NdSignature
+from plancompiler.passes import Config
 from plancompiler.plan.plan import (
     Block,
     CollectiveSpec,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plancompiler.ir.config import SCHEDULES
-from plancompiler.ir.pipeline import Pipeline, SegmentKind
+from plancompiler.ir.pipeline import SCHEDULES, Pipeline, SegmentKind
 from plancompiler.ir.task import TaskKind
 from plancompiler.plan.plan import Plan, Task
 from plancompiler.simulate import Simulation, simulate, slot_cost
