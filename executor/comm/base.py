@@ -90,7 +90,7 @@ class Group(Protocol):
     member: int
     """This rank's position in `ranks`."""
 
-    def barrier(self, label: str) -> None:
+    def barrier(self, label: object) -> None:
         """Return when all members have called it as often as this rank.
 
         `label` says what for in errors. Raises AbortedError, TransportError where a member is

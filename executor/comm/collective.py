@@ -22,6 +22,7 @@ import numpy as np
 
 from plancompiler.errors import ExecutionError, TransportError
 from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
+from plancompiler.executor.comm.program import Program, balanced, part_index, program_of
 from plancompiler.executor.comm.reduce import CHUNKED_BYTES, Move, plan_reduction
 from plancompiler.executor.memory import Array, Memory, Slots
 from plancompiler.ir import Reduction
@@ -38,7 +39,7 @@ PIECE_BYTES = 1 << 20
 Moves = tuple[Move, ...]
 Phase = tuple[Moves, Moves]
 """What is pushed to peers before a barrier, and what is done after it."""
-Program = tuple[tuple[Phase, ...], Moves]
+Work = tuple[tuple[Phase, ...], Moves]
 """Phases; and what is left to do after the last barrier."""
 Push = Callable[[int, bool, Region, bool], Moves]
 """Takes (member, whether the output instead of the input, region, whether that is flat)."""
@@ -55,12 +56,12 @@ def bind_collective(
         for source, target in zip(task.inputs, task.outputs, strict=True)
     ]
     period = math.lcm(*map(len, pairs))
-    programs = tuple(
+    works = tuple(
         _together([pair[version % len(pair)] for pair in pairs]) for version in range(period)
     )
     label = f"{spec.primitive} of {task.name!r} (family {unpack_id(task.id).family})"
     labels = tuple(f"{label}, {phase}" for phase in ("entering", "leaving"))
-    return _Collective(group, programs, labels)
+    return _Collective(group, works, labels)
 
 
 def _bind_pair(
@@ -72,7 +73,7 @@ def _bind_pair(
     group: Group,
     source: int,
     target: int,
-) -> list[Program]:
+) -> list[Work]:
     """The work for one value of the collective, per combination of slots."""
     ranks = group.ranks
     inputs = [_member_slots(plan, task, memory, transport, rank, source) for rank in ranks]
@@ -84,7 +85,7 @@ def _bind_pair(
     ]
     own_published = transport.peer_register(plan.rank, target) is not None
     shared = own_published and all(slots is not None for slots in outputs)
-    programs = []
+    works = []
     own_slots = memory.slots(target)
     for version in range(math.lcm(len(own_slots), *map(len, inputs))):
         sources = [slots[version % len(slots)] for slots in inputs]
@@ -92,10 +93,10 @@ def _bind_pair(
         slot = version % len(own_slots)
         own = own_slots[slot]
         push = _pusher(transport, group, source, version % len(memory.slots(source)), target, slot)
-        programs.append(
-            _program(plan, task, spec, group, sources, own, targets if shared else None, push)
+        works.append(
+            _work(plan, task, spec, group, sources, own, targets if shared else None, push)
         )
-    return programs
+    return works
 
 
 def _pusher(
@@ -111,14 +112,14 @@ def _pusher(
     return push
 
 
-def _together(programs: Sequence[Program]) -> Program:
+def _together(works: Sequence[Work]) -> Work:
     """Several values' work between the same barriers."""
-    depth = max(len(phases) for phases, _ in programs)
+    depth = max(len(phases) for phases, _ in works)
     phases = tuple(
-        _joined([each[number] for each, _ in programs if number < len(each)])
+        _joined([each[number] for each, _ in works if number < len(each)])
         for number in range(depth)
     )
-    return phases, tuple(move for _, epilogue in programs for move in epilogue)
+    return phases, tuple(move for _, epilogue in works for move in epilogue)
 
 
 def _joined(phases: Sequence[Phase]) -> Phase:
@@ -129,19 +130,17 @@ def _joined(phases: Sequence[Phase]) -> Phase:
 class _Collective:
     """A bound collective: phases of array operations between barriers."""
 
-    __slots__ = ("_entering", "_group", "_leaving", "_period", "_programs")
+    __slots__ = ("_entering", "_group", "_leaving", "_period", "_works")
 
-    def __init__(
-        self, group: Group, programs: tuple[Program, ...], labels: tuple[str, ...]
-    ) -> None:
+    def __init__(self, group: Group, works: tuple[Work, ...], labels: tuple[str, ...]) -> None:
         self._group = group
-        self._programs = programs
-        self._period = len(programs)
+        self._works = works
+        self._period = len(works)
         self._entering, self._leaving = labels
 
     def __call__(self, version: int) -> None:
         barrier = self._group.barrier
-        phases, epilogue = self._programs[version % self._period]
+        phases, epilogue = self._works[version % self._period]
         for pushes, moves in phases:
             for push in pushes:
                 push()
@@ -176,7 +175,7 @@ def _member_slots(
     return slots
 
 
-def _program(
+def _work(
     plan: Plan,
     task: Task,
     spec: CollectiveSpec,
@@ -185,58 +184,57 @@ def _program(
     out: Array,
     outputs: Sequence[Array] | None,
     push: Push,
-) -> Program:
+) -> Work:
     """The work for one combination of slots. `outputs` are all members' where they can be read."""
     own = group.member
-    _check_shapes(plan, task, spec, group.ranks, sources, out, own)
-    reduction = spec.reduction or Reduction.SUM
+    program = _checked_program(plan, task, spec, group.ranks, sources, out, own)
     if (
         spec.primitive is Primitive.ALL_REDUCE
+        and program.how is not None
         and outputs is not None
         and out.nbytes >= (CHUNKED_BYTES if len(sources) > 2 else CHUNKED_BYTES_OF_TWO)
     ):
-        return _chunked_all_reduce(sources, out, outputs, own, reduction, push)
-    pushes = _pushes(spec, own, sources, push)
+        return _chunked_all_reduce(sources, out, outputs, own, program.how, push)
+    pushes = _pushes(program, own, sources, push)
     if not np.may_share_memory(out, sources[own]):
-        return ((pushes, _moves(spec, own, sources, out, reduction)),), ()
+        return ((pushes, _moves(program, own, sources, out)),), ()
     # In place: peers read the input until all have left, so the result waits aside until then.
     aside = np.empty_like(out)
-    moves = _moves(spec, own, sources, aside, reduction)
-    return ((pushes, moves),), (partial(np.copyto, out, aside),)
+    return ((pushes, _moves(program, own, sources, aside)),), (partial(np.copyto, out, aside),)
 
 
-def _pushes(spec: CollectiveSpec, own: int, sources: Sequence[Array], push: Push) -> Moves:
+def _pushes(program: Program, own: int, sources: Sequence[Array], push: Push) -> Moves:
     """What of the own input each other member reads in `_moves`; the next member first."""
     members = len(sources)
     shape = sources[own].shape
     moves: list[Move] = []
     for member in (*range(own + 1, members), *range(own)):
         region = [(0, extent) for extent in shape]
-        if spec.primitive in (Primitive.REDUCE_SCATTER, Primitive.ALL_TO_ALL):
-            region[spec.dst_axis] = balanced_range(shape[spec.dst_axis], members, member)
+        if program.cut is not None:
+            region[program.cut] = balanced_range(shape[program.cut], members, member)
         moves += push(member, False, tuple(region), False)
     return tuple(moves)
 
 
-def _moves(
-    spec: CollectiveSpec, own: int, sources: Sequence[Array], out: Array, reduction: Reduction
-) -> Moves:
+def _moves(program: Program, own: int, sources: Sequence[Array], out: Array) -> Moves:
     """All the work of one member in one phase."""
     members = len(sources)
-    if spec.primitive is Primitive.ALL_REDUCE:
-        flat = [source.reshape(-1) for source in sources]
-        return tuple(plan_reduction(out.reshape(-1), flat, reduction))
-    if spec.primitive is Primitive.REDUCE_SCATTER:
-        cut = _cut(sources[own], spec.dst_axis, members, own)
-        return tuple(plan_reduction(out, [source[cut] for source in sources], reduction))
-    moves: list[Move] = []
-    for member, source in enumerate(sources):
-        target = out[_cut(out, spec.src_axis, members, member)]
-        if spec.primitive is Primitive.ALL_TO_ALL:
-            source = source[_cut(source, spec.dst_axis, members, own)]
-        moves.append(partial(np.copyto, target, source))
+    parts = sources
+    if program.cut is not None:
+        mine = balanced_range(sources[own].shape[program.cut], members, own)
+        parts = [source[part_index(program.cut, mine)] for source in sources]
+    if program.how is not None:
+        if program.cut is None:
+            parts, out = [part.reshape(-1) for part in parts], out.reshape(-1)
+        return tuple(plan_reduction(out, parts, program.how))
+    join = program.join or 0
+    places = balanced(out.shape[join], members)
+    moves = tuple(
+        partial(np.copyto, out[part_index(join, place)], part)
+        for place, part in zip(places, parts, strict=True)
+    )
     # Each starts with its own piece and goes round, so that they do not all read one rank at once.
-    return tuple(moves[own:] + moves[:own])
+    return moves[own:] + moves[:own]
 
 
 def _chunked_all_reduce(
@@ -246,7 +244,7 @@ def _chunked_all_reduce(
     own: int,
     reduction: Reduction,
     push: Push,
-) -> Program:
+) -> Work:
     """Reduce the own chunk piece by piece, each while the others' pieces before it are copied.
 
     Works in place too: until a piece is reduced only its owner reads it, of all inputs.
@@ -286,22 +284,7 @@ def _chunked_all_reduce(
     return tuple(phases), ()
 
 
-def _cut(array: Array, axis: int, members: int, member: int) -> tuple[slice, ...]:
-    """Index of a member's balanced piece along an axis."""
-    piece = slice(*balanced_range(array.shape[axis], members, member))
-    return (*(slice(None),) * axis, piece)
-
-
-def _piece(extent: int, members: int, member: int) -> int:
-    start, stop = balanced_range(extent, members, member)
-    return stop - start
-
-
-def _with_extent(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
-    return (*shape[:axis], extent, *shape[axis + 1 :])
-
-
-def _check_shapes(
+def _checked_program(
     plan: Plan,
     task: Task,
     spec: CollectiveSpec,
@@ -309,40 +292,47 @@ def _check_shapes(
     sources: Sequence[Array],
     out: Array,
     own: int,
-) -> None:
-    """Every member's input must have the shape and dtype that follow from the output."""
+) -> Program:
+    """The program of a collective, where every member's input has the shape and dtype that follow
+    from the output.
+    """
+    program = program_of(spec)
     members = len(ranks)
     mine = sources[own].shape
-    primitive, src, dst = spec.primitive, spec.src_axis, spec.dst_axis
-    scatters = primitive in (Primitive.REDUCE_SCATTER, Primitive.ALL_TO_ALL)
-    gathers = primitive in (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL)
-    if primitive is not Primitive.ALL_REDUCE and not (scatters or gathers):
-        raise ExecutionError("not a collective", op=task.name, rank=plan.rank, got=str(primitive))
-    for axis, used in ((src, gathers), (dst, scatters)):
-        if used and not 0 <= axis < out.ndim == len(mine):
+    for axis in (program.join, program.cut):
+        if axis is not None and not 0 <= axis < out.ndim == len(mine):
             raise ExecutionError(
-                f"a {primitive} names an axis that its tensor does not have",
+                f"a {spec.primitive} names an axis that its tensor does not have",
                 op=task.name,
                 rank=plan.rank,
                 got=f"axis {axis} of {list(mine)} to {list(out.shape)}",
             )
-    if scatters and out.shape[dst] != _piece(mine[dst], members, own):
-        raise ExecutionError(
-            f"the output of a {primitive} has a wrong shape",
-            op=task.name,
-            rank=plan.rank,
-            got=f"{list(out.shape)} from {list(mine)}",
-            expected=f"extent {_piece(mine[dst], members, own)} along axis {dst}",
-        )
-    for member, source in enumerate(sources):
-        wanted = _with_extent(out.shape, dst, mine[dst]) if scatters else out.shape
-        if gathers:
-            wanted = _with_extent(wanted, src, _piece(out.shape[src], members, member))
-        if source.shape != wanted or source.dtype != out.dtype:
+    given = list(out.shape)
+    if program.cut is not None:
+        part = _extent(mine[program.cut], members, own)
+        if part != out.shape[program.cut]:
             raise ExecutionError(
-                f"the pieces of a {primitive} do not fit together",
+                f"the output of a {spec.primitive} has a wrong shape",
+                op=task.name,
+                rank=plan.rank,
+                got=f"{list(out.shape)} from {list(mine)}",
+                expected=f"extent {part} along axis {program.cut}",
+            )
+        given[program.cut] = mine[program.cut]
+    for member, source in enumerate(sources):
+        if program.join is not None:
+            given[program.join] = _extent(out.shape[program.join], members, member)
+        if source.shape != tuple(given) or source.dtype != out.dtype:
+            raise ExecutionError(
+                f"the pieces of a {spec.primitive} do not fit together",
                 op=task.name,
                 rank=plan.rank,
                 got=f"{source.dtype}{list(source.shape)} on rank {ranks[member]}",
-                expected=f"{out.dtype}{list(wanted)}",
+                expected=f"{out.dtype}{given}",
             )
+    return program
+
+
+def _extent(extent: int, members: int, member: int) -> int:
+    start, stop = balanced_range(extent, members, member)
+    return stop - start

@@ -15,8 +15,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -44,19 +45,19 @@ from plancompiler.executor.comm.flight_recorder import (
 from plancompiler.executor.comm.operations import (
     ALL,
     Arrays,
-    Link,
     Operation,
     Operations,
+    Rounds,
     Shown,
     Targets,
 )
 from plancompiler.executor.memory import Array
-from plancompiler.ir import Reduction
 
 CHECK = "PLANCOMPILER_COMM_CHECK"
 """The variable that has every operation compare what its members called before it begins."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 class Board(Protocol):
@@ -69,7 +70,7 @@ class Board(Protocol):
     """Seconds that a wait for other members may take."""
 
     def show(
-        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+        self, call: str, arrays: Arrays, label: object, targets: Targets = None
     ) -> list[tuple[str, Arrays]]:
         """Show arrays to all members; returns what each member called and shows, when all have.
 
@@ -79,7 +80,7 @@ class Board(Protocol):
         has failed.
         """
 
-    def leave(self, label: str) -> None:
+    def leave(self, label: object) -> None:
         """Return when nobody reads this rank's arrays any more."""
 
 
@@ -102,6 +103,18 @@ class Owner(Protocol):
 
     def abort(self, error: PlanCompilerError) -> None:
         """Fail every wait of every rank with this cause."""
+
+
+def _run_now(
+    make: Callable[Concatenate[Operations, Arguments], Operation[Result]],
+) -> Callable[Concatenate[CommContext, Arguments], Result]:
+    """A method that makes an operation and runs it to its end."""
+
+    @wraps(make)
+    def call(context: CommContext, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return context.run(make(context.calls, *args, **kwargs))
+
+    return call
 
 
 class CommContext:
@@ -159,87 +172,21 @@ class CommContext:
 
     # --- operations -----------------------------------------------------------------------------
 
-    def all_reduce(self, x: Array, reduction: Reduction | str = Reduction.SUM) -> Array:
-        """The reduction of all members' arrays of one shape, on every member.
-
-        float16 and bfloat16 are accumulated in float32; averages of whole numbers are rounded down;
-        of bool, sum is "or" and prod is "and".
-        """
-        return self.run(self.calls.all_reduce(x, reduction))
-
-    def reduce(
-        self, x: Array, root: int, reduction: Reduction | str = Reduction.SUM
-    ) -> Array | None:
-        """The reduction of all members' arrays on rank `root`; None elsewhere."""
-        return self.run(self.calls.reduce(x, root, reduction))
-
-    def reduce_scatter(
-        self, x: Array, axis: int = 0, reduction: Reduction | str = Reduction.SUM
-    ) -> Array:
-        """This member's balanced piece, along `axis`, of the reduction of all arrays."""
-        return self.run(self.calls.reduce_scatter(x, axis, reduction))
-
-    def broadcast(self, x: Array | None, root: int) -> Array:
-        """The array of rank `root`, on every member; the others give None."""
-        return self.run(self.calls.broadcast(x, root))
-
-    def all_gather(self, x: Array, axis: int = 0) -> Array:
-        """All members' arrays joined along `axis`, in the order of the ranks; extents along it may
-        differ.
-        """
-        return self.run(self.calls.all_gather(x, axis))
-
-    def partial_all_gather(self, x: Array) -> Array:
-        """An array of the shape of `x`, flat slice i of which comes from slice i of member i.
-
-        Slice i of n of m elements is [i·m/n, (i+1)·m/n), rounded down.
-        """
-        return self.run(self.calls.partial_all_gather(x))
-
-    def gather(self, x: Array, root: int, axis: int = 0) -> Array | None:
-        """All members' arrays joined along `axis` on rank `root`; None elsewhere."""
-        return self.run(self.calls.gather(x, root, axis))
-
-    def scatter(self, pieces: Sequence[Array] | None, root: int) -> Array:
-        """This member's piece of those that rank `root` gives, one for each member."""
-        return self.run(self.calls.scatter(pieces, root))
-
-    def all_to_all(self, x: Array, split_axis: int = 0, join_axis: int = 0) -> Array:
-        """Balanced pieces along `split_axis` go to the members in order; what comes is joined along
-        `join_axis`.
-        """
-        return self.run(self.calls.all_to_all(x, split_axis, join_axis))
-
-    def exchange(self, pieces: Sequence[Array]) -> list[Array]:
-        """The uneven all-to-all: piece i goes to member i; returns what came, by member. Shapes may
-        all differ.
-        """
-        return self.run(self.calls.exchange(pieces))
-
-    def send(self, x: Array, to: int) -> None:
-        """Give an array to rank `to`, which calls `recv`; returns when it has it."""
-        self.run(self.calls.send(x, to))
-
-    def recv(self, source: int) -> Array:
-        """The array that rank `source` sends."""
-        return self.run(self.calls.recv(source))
-
-    def partial_send(self, x: Array, to: int, num: int, id: int) -> None:  # noqa: A002  # the usual name
-        """Give slice `id` of `num` of the flat array to rank `to`, which calls `partial_recv`.
-
-        Of m elements that is [id·m/num, (id+1)·m/num), rounded down.
-        """
-        self.run(self.calls.partial_send(x, to, num, id))
-
-    def partial_recv(self, out: Array, source: int, num: int, id: int) -> Array:  # noqa: A002  # the usual name
-        """Write slice `id` of `num` of the flat `out`, which rank `source` sends, and no other
-        element; returns `out`. It must be contiguous.
-        """
-        return self.run(self.calls.partial_recv(out, source, num, id))
-
-    def barrier(self) -> None:
-        """Return when all members have called it."""
-        self.run(self.calls.barrier())
+    all_reduce = _run_now(Operations.all_reduce)
+    reduce = _run_now(Operations.reduce)
+    reduce_scatter = _run_now(Operations.reduce_scatter)
+    broadcast = _run_now(Operations.broadcast)
+    all_gather = _run_now(Operations.all_gather)
+    partial_all_gather = _run_now(Operations.partial_all_gather)
+    gather = _run_now(Operations.gather)
+    scatter = _run_now(Operations.scatter)
+    all_to_all = _run_now(Operations.all_to_all)
+    exchange = _run_now(Operations.exchange)
+    send = _run_now(Operations.send)
+    recv = _run_now(Operations.recv)
+    partial_send = _run_now(Operations.partial_send)
+    partial_recv = _run_now(Operations.partial_recv)
+    barrier = _run_now(Operations.barrier)
 
     @contextmanager
     def group(self) -> Iterator[DeferredCalls]:
@@ -261,7 +208,7 @@ class CommContext:
 
     # --- running them ---------------------------------------------------------------------------
 
-    def run(self, operation: Operation[Found]) -> Found:
+    def run(self, operation: Operation[Result]) -> Result:
         """Run one operation to its end."""
         return self.run_recorded(operation, self.recorded(operation))
 
@@ -272,18 +219,18 @@ class CommContext:
         self._owner.recorder.add(record)
         return record
 
-    def run_recorded(self, operation: Operation[Found], record: CommRecord) -> Found:
+    def run_recorded(self, operation: Operation[Result], record: CommRecord) -> Result:
         """Run one operation that has a record already."""
 
         where = self if operation.peer is None else self.pair(operation.peer)
 
-        def take(shown: Shown) -> Found:
+        def take(shown: Shown) -> Result:
             return where.finish(operation, shown)
 
-        def work(link: Link) -> Found:
+        def work(rounds: Rounds) -> Result:
             if operation.rounds is not None:
-                return operation.rounds(link)
-            return link.round(operation.call, operation.given, take, operation.targets)
+                return operation.rounds(rounds)
+            return rounds.round(operation.call, operation.given, take, operation.targets)
 
         return where.meet((record,), operation, work)
 
@@ -299,7 +246,7 @@ class CommContext:
         """Places (int64, on the host) as what indexes the arrays that it exchanges."""
         return places
 
-    def finish(self, operation: Operation[Found], shown: Shown) -> Found:
+    def finish(self, operation: Operation[Result], shown: Shown) -> Result:
         """An operation's result, from what all members show."""
         return operation.finish(shown)
 
@@ -315,8 +262,8 @@ class CommContext:
         self,
         records: Sequence[CommRecord],
         called: Called,
-        work: Callable[[Link], Found],
-    ) -> Found:
+        work: Callable[[Rounds], Result],
+    ) -> Result:
         """Run what meets the other members on this group's board, and note how it went."""
         begin = now()
         for record in records:
@@ -324,12 +271,14 @@ class CommContext:
             record.state, record.begin = ENTERED, begin
             self.sequence += 1
         first = records[0]
-        label = str(first) if len(records) == 1 else f"{first} and {len(records) - 1} more with it"
-        link = _Link(self._board, label, first)
+        label: object = first  # becomes text where an error says it
+        if len(records) > 1:
+            label = f"{first} and {len(records) - 1} more with it"
+        rounds = _Rounds(self._board, label, first)
         try:
             if self._check:
-                link.compare(called.call, called.header())
-            found = work(link)
+                rounds.compare(called.call, called.header())
+            found = work(rounds)
         except PlanCompilerError as error:
             self._note_failure(error, records)
             raise
@@ -373,27 +322,27 @@ class _ClosedBoard:
         self.deadline = board.deadline
 
     def show(
-        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+        self, call: str, arrays: Arrays, label: object, targets: Targets = None
     ) -> list[tuple[str, Arrays]]:
         """Refuse."""
         raise world_closed(label)
 
-    def leave(self, label: str) -> None:
+    def leave(self, label: object) -> None:
         """Nobody reads anything."""
 
 
-class _Link:
-    """One operation's way to the other members; see `Link`."""
+class _Rounds:
+    """One operation's way to the other members; see `Rounds`."""
 
-    def __init__(self, board: Board, label: str, record: CommRecord) -> None:
+    def __init__(self, board: Board, label: object, record: CommRecord) -> None:
         self._board = board
         self._label = label
         self._record = record
 
     def round(
-        self, call: str, arrays: Arrays, take: Callable[[Shown], Found], targets: Targets = None
-    ) -> Found:
-        """See `Link.round`."""
+        self, call: str, arrays: Arrays, take: Callable[[Shown], Result], targets: Targets = None
+    ) -> Result:
+        """See `Rounds.round`."""
         board = self._board
         shown = board.show(call, arrays, self._label, targets)
         try:
@@ -488,7 +437,7 @@ class _Batch:
         found = self._context.meet(
             [record for _, record, _ in pending],
             called,
-            lambda link: link.round(call, tuple(given), take, tuple(targets)),
+            lambda rounds: rounds.round(call, tuple(given), take, tuple(targets)),
         )
         for (_, _, work), result in zip(pending, found, strict=True):
             work.end(result)
@@ -512,7 +461,7 @@ class _Batch:
         found = pair.meet(
             [record for _, record, _ in pending],
             _Group(call),
-            lambda link: link.round(call, given, take),
+            lambda rounds: rounds.round(call, given, take),
         )
         for operation, _, work in pending:
             work.end(found.get(id(operation)))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from plancompiler.errors import TransportError, UsageError
 from plancompiler.executor.comm.flight_recorder import CommRecord
 from plancompiler.executor.comm.operations import Operation, Operations
-from plancompiler.executor.memory import Array
-from plancompiler.ir import Reduction
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
-class Work(Generic[Found]):
+class Work(Generic[Result]):
     """An operation that was called for, and its result when it has ended."""
 
     def __init__(self, record: CommRecord, threaded: bool) -> None:
@@ -29,7 +29,7 @@ class Work(Generic[Found]):
         self._found: Any = None
         self._error: BaseException | None = None
 
-    def wait(self) -> Found:
+    def wait(self) -> Result:
         """The result, when the operation is over. Raises the error with which it failed.
 
         UsageError for an operation of a group that is not closed yet.
@@ -44,7 +44,7 @@ class Work(Generic[Found]):
         self.ended.wait()
         if self._error is not None:
             raise self._error
-        found: Found = self._found
+        found: Result = self._found
         return found
 
     @property
@@ -52,7 +52,7 @@ class Work(Generic[Found]):
         """Whether it is over."""
         return self.ended.is_set()
 
-    def end(self, found: Found) -> None:
+    def end(self, found: Result) -> None:
         """Give it its result."""
         self._found = found
         self.started.set()
@@ -64,6 +64,20 @@ class Work(Generic[Found]):
         self.ended.set()
 
 
+def _submitted(
+    make: Callable[Concatenate[Operations, Arguments], Operation[Result]],
+) -> Callable[Concatenate[DeferredCalls, Arguments], Work[Result]]:
+    """A method that makes an operation and gives the work that it becomes."""
+
+    @wraps(make)
+    def call(
+        calls: DeferredCalls, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Work[Result]:
+        return calls.submit(make(calls.calls, *args, **kwargs))
+
+    return call
+
+
 class DeferredCalls:
     """The operations of a `CommContext`, each of which returns a `Work` at once.
 
@@ -71,78 +85,24 @@ class DeferredCalls:
     """
 
     def __init__(self, calls: Operations, submit: Callable[[Operation[Any]], Work[Any]]) -> None:
-        self._calls = calls
-        self._submit = submit
+        self.calls = calls
+        self.submit = submit
 
-    def all_reduce(self, x: Array, reduction: Reduction | str = Reduction.SUM) -> Work[Array]:
-        """See `CommContext.all_reduce`."""
-        return self._submit(self._calls.all_reduce(x, reduction))
-
-    def reduce(
-        self, x: Array, root: int, reduction: Reduction | str = Reduction.SUM
-    ) -> Work[Array | None]:
-        """See `CommContext.reduce`."""
-        return self._submit(self._calls.reduce(x, root, reduction))
-
-    def reduce_scatter(
-        self, x: Array, axis: int = 0, reduction: Reduction | str = Reduction.SUM
-    ) -> Work[Array]:
-        """See `CommContext.reduce_scatter`."""
-        return self._submit(self._calls.reduce_scatter(x, axis, reduction))
-
-    def broadcast(self, x: Array | None, root: int) -> Work[Array]:
-        """See `CommContext.broadcast`."""
-        return self._submit(self._calls.broadcast(x, root))
-
-    def all_gather(self, x: Array, axis: int = 0) -> Work[Array]:
-        """See `CommContext.all_gather`."""
-        return self._submit(self._calls.all_gather(x, axis))
-
-    def partial_all_gather(self, x: Array) -> Work[Array]:
-        """See `CommContext.partial_all_gather`."""
-        return self._submit(self._calls.partial_all_gather(x))
-
-    def gather(self, x: Array, root: int, axis: int = 0) -> Work[Array | None]:
-        """See `CommContext.gather`."""
-        return self._submit(self._calls.gather(x, root, axis))
-
-    def scatter(self, pieces: Sequence[Array] | None, root: int) -> Work[Array]:
-        """See `CommContext.scatter`."""
-        return self._submit(self._calls.scatter(pieces, root))
-
-    def all_to_all(self, x: Array, split_axis: int = 0, join_axis: int = 0) -> Work[Array]:
-        """See `CommContext.all_to_all`."""
-        return self._submit(self._calls.all_to_all(x, split_axis, join_axis))
-
-    def exchange(self, pieces: Sequence[Array]) -> Work[list[Array]]:
-        """See `CommContext.exchange`."""
-        return self._submit(self._calls.exchange(pieces))
-
-    def send(self, x: Array, to: int) -> Work[None]:
-        """See `CommContext.send`."""
-        return self._submit(self._calls.send(x, to))
-
-    def recv(self, source: int) -> Work[Array]:
-        """See `CommContext.recv`."""
-        return self._submit(self._calls.recv(source))
-
-    def partial_send(self, x: Array, to: int, num: int, id: int) -> Work[None]:  # noqa: A002  # as there
-        """See `CommContext.partial_send`."""
-        return self._submit(self._calls.partial_send(x, to, num, id))
-
-    def partial_recv(
-        self,
-        out: Array,
-        source: int,
-        num: int,
-        id: int,  # noqa: A002  # as there
-    ) -> Work[Array]:
-        """See `CommContext.partial_recv`."""
-        return self._submit(self._calls.partial_recv(out, source, num, id))
-
-    def barrier(self) -> Work[None]:
-        """See `CommContext.barrier`."""
-        return self._submit(self._calls.barrier())
+    all_reduce = _submitted(Operations.all_reduce)
+    reduce = _submitted(Operations.reduce)
+    reduce_scatter = _submitted(Operations.reduce_scatter)
+    broadcast = _submitted(Operations.broadcast)
+    all_gather = _submitted(Operations.all_gather)
+    partial_all_gather = _submitted(Operations.partial_all_gather)
+    gather = _submitted(Operations.gather)
+    scatter = _submitted(Operations.scatter)
+    all_to_all = _submitted(Operations.all_to_all)
+    exchange = _submitted(Operations.exchange)
+    send = _submitted(Operations.send)
+    recv = _submitted(Operations.recv)
+    partial_send = _submitted(Operations.partial_send)
+    partial_recv = _submitted(Operations.partial_recv)
+    barrier = _submitted(Operations.barrier)
 
 
 def world_closed(what: object) -> TransportError:

@@ -40,7 +40,7 @@ class Departures:
         """For a wait that begins."""
         return Patience(deadline, self.work_of)
 
-    def look_at(self, patience: Patience, ranks: list[int], label: str) -> bool:
+    def look_at(self, patience: Patience, ranks: list[int], label: object) -> bool:
         """Whether a wait for ranks that are missing is over; called now and then."""
         return patience.is_over(ranks)
 
@@ -49,7 +49,7 @@ class Departures:
         changed: Condition,
         ranks: tuple[int, ...],
         missing: Callable[[], list[int]],
-        label: str,
+        label: object,
         deadline: float | None,
     ) -> None:
         """Return when none of the members `ranks` is missing; the caller holds `changed`.
@@ -118,7 +118,7 @@ def missed_meeting(
     )
 
 
-def stopped_rank(label: str, rank: int, status: ProcessStatus) -> DeadlineError:
+def stopped_rank(label: object, rank: int, status: ProcessStatus) -> DeadlineError:
     """The error of a wait for a rank whose process a signal has stopped."""
     return DeadlineError(
         f"{label}: the process of rank {rank} does not run",
@@ -129,7 +129,7 @@ def stopped_rank(label: str, rank: int, status: ProcessStatus) -> DeadlineError:
 
 
 def missed_barrier(
-    label: str, ranks: tuple[int, ...], missing: Iterable[int], deadline: float
+    label: object, ranks: tuple[int, ...], missing: Iterable[int], deadline: float
 ) -> DeadlineError:
     """The error of a barrier that not all members reached in time."""
     absent = sorted(missing)
@@ -143,7 +143,7 @@ def missed_barrier(
     )
 
 
-def left_barrier(label: str, ranks: tuple[int, ...], gone: int) -> TransportError:
+def left_barrier(label: object, ranks: tuple[int, ...], gone: int) -> TransportError:
     """The error of a barrier with a member that has closed its run."""
     return TransportError(
         f"{label}: rank {gone} has closed its run and will not come",

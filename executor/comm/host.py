@@ -91,7 +91,7 @@ class HostGroup:
         self._count = 0
         self._lock = threading.Lock()
 
-    def barrier(self, label: str) -> None:
+    def barrier(self, label: object) -> None:
         """See `Group.barrier`."""
         self._count = target = self._count + 1
         _fence(self._lock)
@@ -105,7 +105,7 @@ class HostGroup:
         """See `Group.missing`; members on this host."""
         return [peer for peer, line in self._peers if line[0] < self._count]
 
-    def _wait(self, line: memoryview, target: int, rank: int, label: str) -> None:
+    def _wait(self, line: memoryview, target: int, rank: int, label: object) -> None:
         for _ in range(YIELDS):
             os.sched_yield()
             if line[0] >= target:
@@ -140,7 +140,7 @@ class PeerWait:
         self._stopped = StoppedProcesses()
         self._look_at = time.monotonic() + self._patience.pause
 
-    def is_over(self, label: str, missing: list[int]) -> bool:
+    def is_over(self, label: object, missing: list[int]) -> bool:
         """Whether all that are missing have stood still for the deadline. DeadlineError where one
         is stopped by a signal.
         """
@@ -378,7 +378,7 @@ class HostTransport(Departures):
         process = self._processes.get(rank)
         return None if process is None else work_of_process(process)
 
-    def check_running(self, stopped: StoppedProcesses, label: str, ranks: Iterable[int]) -> None:
+    def check_running(self, stopped: StoppedProcesses, label: object, ranks: Iterable[int]) -> None:
         """DeadlineError where a signal has stopped the process of one of these ranks,
         TransportError where one has ended that has not been met.
         """

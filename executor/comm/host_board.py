@@ -187,7 +187,7 @@ class HostBoard:
         if self._group is not None:
             self._group.deadline = seconds
 
-    def _met(self, label: str) -> HostGroup:
+    def _met(self, label: object) -> HostGroup:
         """The barriers of the group. Finds the pages of the others, who may still make them."""
         if self._group is not None:
             return self._group
@@ -226,7 +226,7 @@ class HostBoard:
                 break
         return None
 
-    def _find_page(self, rank: int, label: str) -> Buffer:
+    def _find_page(self, rank: int, label: object) -> Buffer:
         """The same, when the peer has made it."""
         transport = self._maker.transport
         wait = PeerWait(transport, self._deadline)
@@ -251,7 +251,7 @@ class HostBoard:
             time.sleep(_POLL_SECONDS)
 
     def show(
-        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+        self, call: str, arrays: Arrays, label: object, targets: Targets = None
     ) -> list[tuple[str, Arrays]]:
         """See `Board.show`."""
         if self._maker.transport.failure is not None:
@@ -279,7 +279,7 @@ class HostBoard:
         return self._in_rounds(group, shown, arrays, label)
 
     def _in_rounds(
-        self, group: HostGroup, shown: list[_Shown], arrays: Arrays, label: str
+        self, group: HostGroup, shown: list[_Shown], arrays: Arrays, label: object
     ) -> list[tuple[str, Arrays]]:
         """What is larger than the staging area comes through it piece by piece, and is copied."""
         packed = np.empty(shown[self.member].nbytes, np.uint8)
@@ -297,7 +297,7 @@ class HostBoard:
             group.barrier(label)
         return [(one.call, one.arrays(copy)) for one, copy in zip(shown, copies, strict=True)]
 
-    def leave(self, label: str) -> None:
+    def leave(self, label: object) -> None:
         """See `Board.leave`."""
         if self._must_leave:
             self._must_leave = False

@@ -158,7 +158,7 @@ def available_bytes() -> int:
 class SharedMemory:
     """Anonymous memory that peers can map. `descriptor` stays open until `close_descriptor`."""
 
-    def __init__(self, label: str, nbytes: int) -> None:
+    def __init__(self, label: object, nbytes: int) -> None:
         self.nbytes = nbytes
         size = max(nbytes, 1)
         available = available_bytes()

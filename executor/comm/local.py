@@ -30,7 +30,7 @@ class Meeting:
         return [rank for rank, count in zip(self.ranks, self.counts, strict=True) if count < target]
 
     def barrier(
-        self, departures: Departures, member: int, label: str, deadline: float | None
+        self, departures: Departures, member: int, label: object, deadline: float | None
     ) -> None:
         """Return when all members have come as often as this one; see `Group.barrier`."""
         counts = self.counts
@@ -63,7 +63,7 @@ class LocalGroup:
         """See `Group.missing`."""
         return self._meeting.missing(self.member)
 
-    def barrier(self, label: str) -> None:
+    def barrier(self, label: object) -> None:
         """See `Group.barrier`."""
         deadline = None if self._hub.is_watched(self.ranks[self.member]) else self._deadline
         self._meeting.barrier(self._hub, self.member, label, deadline)

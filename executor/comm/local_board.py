@@ -116,7 +116,7 @@ class LocalBoard:
         self._must_leave = False
 
     def show(
-        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+        self, call: str, arrays: Arrays, label: object, targets: Targets = None
     ) -> list[tuple[str, Arrays]]:
         """See `Board.show`."""
         meeting = self._meeting
@@ -131,13 +131,13 @@ class LocalBoard:
         )
         return found
 
-    def leave(self, label: str) -> None:
+    def leave(self, label: object) -> None:
         """See `Board.leave`."""
         if self._must_leave:
             self._must_leave = False
             self._barrier(label)
 
-    def _barrier(self, label: str) -> None:
+    def _barrier(self, label: object) -> None:
         if self._boards.failure is not None:
             # Others may have given up here: what they showed must not pass for their part.
             raise self._boards.abort_error()

@@ -149,7 +149,7 @@ class MessageBoardMaker(Departures):
             self._carrier.send(peer, Frame(head + part, sent=self._work.move))
 
     def take(
-        self, board: MessageBoard, name: bytes, number: int, label: str
+        self, board: MessageBoard, name: bytes, number: int, label: object
     ) -> dict[int, bytearray]:
         """What all peers on a board have shown, by rank; waits for it."""
         keys = {rank: (rank, name, number) for rank in board.ranks if rank != self.rank}
@@ -184,7 +184,7 @@ class MessageBoardMaker(Departures):
             unseen = max(unseen, self._start_deadline)
         return Patience(deadline, self.work_of, unseen=unseen)
 
-    def look_at(self, patience: Patience, ranks: list[int], label: str) -> bool:
+    def look_at(self, patience: Patience, ranks: list[int], label: object) -> bool:
         """See `Departures.look_at`."""
         self._work.wait(ranks)
         behind = self._work.behind(ranks)
@@ -276,7 +276,7 @@ class MessageBoard:
         self._name = board_digest(ranks, stream)
 
     def show(
-        self, call: str, arrays: Arrays, label: str, targets: Targets = None
+        self, call: str, arrays: Arrays, label: object, targets: Targets = None
     ) -> list[tuple[str, Arrays]]:
         """See `Board.show`."""
         self._count += 1
@@ -290,7 +290,7 @@ class MessageBoard:
             for rank in self.ranks
         ]
 
-    def leave(self, label: str) -> None:
+    def leave(self, label: object) -> None:
         """See `Board.leave`: what others read are copies."""
 
 

@@ -108,7 +108,7 @@ class MirrorGroup:
         self._number = number
         self._count = 0
 
-    def barrier(self, label: str) -> None:
+    def barrier(self, label: object) -> None:
         """See `Group.barrier`."""
         self.announce()
         self.wait(label)
@@ -122,7 +122,7 @@ class MirrorGroup:
         """See `Group.missing`; members that are peers of the transport."""
         return self._transport.missing(self._key, self._count)
 
-    def wait(self, label: str) -> None:
+    def wait(self, label: object) -> None:
         """Return when all peers have come as often as this rank."""
         self._transport.wait_for(self._key, self._count, label)
 
@@ -451,7 +451,7 @@ class MirrorTransport(Departures):
         peers = self._peers
         return [rank for rank in key.ranks if rank in peers and peers[rank].counts[key] < count]
 
-    def wait_for(self, key: GroupKey, count: int, label: str) -> None:
+    def wait_for(self, key: GroupKey, count: int, label: object) -> None:
         """Return when all peers in a group have come as often; see `Group.barrier`."""
         deadline = self._deadline if self._watcher is None else None
         with self._changed:

@@ -30,7 +30,7 @@ class RoutedGroup:
         """See `Group.missing`."""
         return [*self._near.missing(), *self._far.missing()]
 
-    def barrier(self, label: str) -> None:
+    def barrier(self, label: object) -> None:
         """See `Group.barrier`."""
         self._far.announce()
         try:

@@ -1,22 +1,38 @@
-"""Collectives as NCCL calls: a program of packing, calls and unpacking, bound to arrays.
+"""Collectives as NCCL calls: a program's packing, calls and unpacking, bound to arrays.
 
-NCCL knows flat buffers in equal parts. A piece along an inner tensor axis is not contiguous, so it
+NCCL knows flat buffers in equal parts. A part along an inner tensor axis is not contiguous, so it
 is packed first; parts of unequal size go as one broadcast or reduction for each member, launched as
-a group. all_to_all is a group of sends and receives. What a program does follows from shapes alone
-and is the same on all members.
+a group. What has another part for each reader is a group of sends and receives; what a member has
+for itself is copied. Which calls those are follows from the program and from shapes that all
+members know.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from plancompiler.errors import TransportError
+from plancompiler.executor.comm.operations import (
+    Header,
+    Operation,
+    Shown,
+    joined_shape,
+    read_headers,
+)
+from plancompiler.executor.comm.program import (
+    EACH,
+    Index,
+    Program,
+    Range,
+    balanced,
+    part_index,
+    program_of,
+)
 from plancompiler.executor.comm.reduce import accumulator, divide
 from plancompiler.executor.cuda.interface import (
     Communicator,
@@ -27,16 +43,17 @@ from plancompiler.executor.cuda.interface import (
 )
 from plancompiler.executor.memory import Slots
 from plancompiler.ir import DType, Reduction
-from plancompiler.ir.shard import balanced_range
-from plancompiler.ir.task import Primitive
 from plancompiler.plan.plan import CollectiveSpec
 
-Index = tuple[slice, ...]
+Result = TypeVar("Result")
+WHOLE = -1
+"""In place of the number of a part: all parts, one after another."""
 
 
 class CallKind(enum.Enum):
-    """A call of `Communicator`."""
+    """A call of `Communicator`, or a copy of what stays with a member."""
 
+    COPY = "copy"
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
     REDUCE = "reduce"
@@ -48,216 +65,198 @@ class CallKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call on elements of the flat send and receive buffers, (start, stop)."""
+    """One call on a part of the input, by reader, and one of the output, by giver."""
 
     kind: CallKind
-    source: tuple[int, int] | None
-    target: tuple[int, int] | None
+    source: int | None
+    target: int | None
     peer: int = -1
     """Root or peer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """How one member takes part in a collective of one value."""
-
-    pack: tuple[tuple[Index, int], ...]
-    """Pieces of the input and where they begin in the send buffer; empty where the input is it."""
-    calls: tuple[Call, ...]
-    unpack: tuple[tuple[Index, int], ...]
-    """Pieces of the output and where they begin in the receive buffer; empty where it is that."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether any call has elements to move."""
-        return any(
-            start < stop
-            for call in self.calls
-            for start, stop in (part for part in (call.source, call.target) if part is not None)
-        )
-
-
-def program_of(
-    spec: CollectiveSpec,
-    source_shape: tuple[int, ...],
-    target_shape: tuple[int, ...],
-    members: int,
-    own: int,
-) -> Program:
-    """What a member calls. Shapes are those of its input and output."""
-    size = math.prod(target_shape)
-    if spec.primitive is Primitive.ALL_REDUCE:
-        return Program((), (Call(CallKind.ALL_REDUCE, (0, size), (0, size)),), ())
-    if spec.primitive is Primitive.REDUCE_SCATTER:
-        pack, parts = _pieces(source_shape, spec.dst_axis, members)
-        mine = parts[own]
-        target = (0, mine[1] - mine[0])
-        if _equal(parts):
-            whole = (0, math.prod(source_shape))
-            calls: tuple[Call, ...] = (Call(CallKind.REDUCE_SCATTER, whole, target),)
-        else:
-            calls = tuple(
-                Call(CallKind.REDUCE, part, target if root == own else None, root)
-                for root, part in enumerate(parts)
-                if part[0] < part[1]
-            )
-        return Program(pack, calls, ())
-    if spec.primitive is Primitive.ALL_GATHER:
-        unpack, parts = _pieces(target_shape, spec.src_axis, members)
-        source = (0, math.prod(source_shape))
-        if _equal(parts):
-            calls = (Call(CallKind.ALL_GATHER, source, (0, size)),)
-        else:
-            calls = tuple(
-                Call(CallKind.BROADCAST, source if root == own else None, part, root)
-                for root, part in enumerate(parts)
-                if part[0] < part[1]
-            )
-        return Program((), calls, unpack)
-    if spec.primitive is Primitive.ALL_TO_ALL:
-        pack, sent = _pieces(source_shape, spec.dst_axis, members)
-        unpack, received = _pieces(target_shape, spec.src_axis, members)
-        calls = (
-            *(
-                Call(CallKind.SEND, part, None, peer)
-                for peer, part in enumerate(sent)
-                if part[0] < part[1]
-            ),
-            *(
-                Call(CallKind.RECEIVE, None, part, peer)
-                for peer, part in enumerate(received)
-                if part[0] < part[1]
-            ),
-        )
-        return Program(pack, calls, unpack)
-    raise TransportError("not a collective", got=str(spec.primitive))
-
-
-def _pieces(
-    shape: tuple[int, ...], axis: int, members: int
-) -> tuple[tuple[tuple[Index, int], ...], list[tuple[int, int]]]:
-    """Balanced pieces along an axis: where they go when packed, and their ranges there.
-
-    Where the pieces lie one after another as it is, there is nothing to pack.
+def calls_of(
+    program: Program, own: int, members: int, sent: Sequence[int], received: Sequence[int]
+) -> tuple[Call, ...]:
+    """What a member calls. `sent` are the elements of its parts for each reader, `received` those
+    of the parts that it takes from each giver; empty where it gives or takes nothing.
     """
-    inner = math.prod(shape) // max(shape[axis], 1)
-    moves, parts, start = [], [], 0
-    for member in range(members):
-        low, high = balanced_range(shape[axis], members, member)
-        stop = start + (high - low) * inner
-        if start < stop:
-            moves.append(((*(slice(None),) * axis, slice(low, high)), start))
-        parts.append((start, stop))
-        start = stop
-    return (() if math.prod(shape[:axis]) <= 1 else tuple(moves)), parts
-
-
-def _equal(parts: Sequence[tuple[int, int]]) -> bool:
-    sizes = {stop - start for start, stop in parts}
-    return len(sizes) == 1
-
-
-def bind_collective(
-    device: Device,
-    communicator: Communicator | None,
-    stream: DeviceStream,
-    spec: CollectiveSpec,
-    own: int,
-    members: int,
-    values: Sequence[tuple[Slots, Slots]],
-    dtype: DType,
-) -> Callable[[int], object] | None:
-    """A callable that launches a collective of several values, by version.
-
-    `values` are the slots of inputs and outputs. Returns None where there is nothing to move.
-    """
-    if communicator is None:
-        # Alone in its group: what every member reads of all is its own.
-        alone = [_alone(sources, targets) for sources, targets in values]
-        return lambda version: [each(version) for each in alone]
-    bound = []
-    reduces = spec.primitive in (Primitive.ALL_REDUCE, Primitive.REDUCE_SCATTER)
-    how = (spec.reduction or Reduction.SUM) if reduces else None
-    for sources, targets in values:
-        program = program_of(spec, sources[0].shape, targets[0].shape, members, own)
-        if program.moves:
-            bound.append(
-                BoundProgram(device.arrays, program, how, members, sources, targets, dtype)
-            )
-    if not bound:
-        return None
-
-    def run(version: int) -> None:
-        for each in bound:
-            each.begin(version)
-        with grouped(communicator):
-            for each in bound:
-                each.call(communicator, stream)
-        for each in bound:
-            each.finish()
-
-    return run
-
-
-def _alone(sources: Slots, targets: Slots) -> Callable[[int], object]:
-    return lambda version: np.copyto(
-        targets[version % len(targets)], sources[version % len(sources)]
+    if not any(sent) and not any(received):
+        return ()
+    if members == 1:
+        return (Call(CallKind.COPY, 0, 0),)
+    reader, giver = program.reader, program.giver
+    if program.how is not None:
+        if program.cut is None and reader is None:
+            return (Call(CallKind.ALL_REDUCE, 0, 0),)
+        if program.cut is not None and _equal(sent):
+            return (Call(CallKind.REDUCE_SCATTER, WHOLE, 0),)
+        return tuple(
+            Call(CallKind.REDUCE, root, 0 if root == own else None, root)
+            for root in program.readers(members)
+            if sent[root]
+        )
+    if program.cut is None and reader is None:
+        if giver is None and _equal(received):
+            return (Call(CallKind.ALL_GATHER, 0, WHOLE),)
+        return tuple(
+            Call(CallKind.BROADCAST, 0 if root == own else None, root, root)
+            for root in program.givers(members)
+            if received[root]
+        )
+    takers = [each for each in program.readers(members) if sent and sent[each]]
+    sources = [each for each in program.givers(members) if received and received[each]]
+    copied = [own] if own in takers and own in sources else []
+    return (
+        *(Call(CallKind.COPY, own, own) for _ in copied),
+        *(Call(CallKind.SEND, peer, None, peer) for peer in takers if peer != own),
+        *(Call(CallKind.RECEIVE, None, peer, peer) for peer in sources if peer != own),
     )
 
 
+def _equal(sizes: Sequence[int]) -> bool:
+    return len(set(sizes)) == 1
+
+
+Side = Any
+"""An input or output: one array, or an array for each member."""
+
+
+class _Buffered:
+    """The parts of an input or output where NCCL reads or writes them.
+
+    That is the array itself, or a buffer where the parts of an array do not lie one after another
+    or are of another dtype there.
+    """
+
+    def __init__(
+        self,
+        arrays: Any,
+        like: Side,
+        axis: int | None,
+        parts: Sequence[Range],
+        members: int,
+        wire: np.dtype[np.generic] | None,
+    ) -> None:
+        self.sizes: list[int]
+        """Elements of each part."""
+        self.moves: list[tuple[Index, int]] = []
+        """What is packed, and where it begins in the buffer; empty where the whole is copied."""
+        self.buffer: DeviceArray = None
+        self._ranges: list[Range] = []
+        if isinstance(like, Sequence):
+            self.sizes = [each.size for each in like]
+            return
+        if axis is None:
+            self.sizes = [like.size] * members
+        else:
+            inner = math.prod(like.shape) // max(like.shape[axis], 1)
+            for low, high in parts:
+                start = self._ranges[-1][1] if self._ranges else 0
+                self._ranges.append((start, start + (high - low) * inner))
+                if high > low and math.prod(like.shape[:axis]) > 1:
+                    self.moves.append((part_index(axis, (low, high)), start))
+            self.sizes = [stop - start for start, stop in self._ranges]
+        if self.moves or wire not in (None, like.dtype):
+            self.buffer = arrays.empty(like.size, wire or like.dtype)
+
+    def part(self, side: Side, number: int) -> DeviceArray:
+        """What NCCL reads or writes of one member's part."""
+        if isinstance(side, Sequence):
+            return side[number]
+        flat = side.reshape(-1) if self.buffer is None else self.buffer
+        return flat[slice(*self._ranges[number])] if self._ranges and number != WHOLE else flat
+
+    def places(self, side: DeviceArray) -> Iterator[tuple[DeviceArray, DeviceArray]]:
+        """Pieces of the array, and where they lie in the buffer."""
+        if self.buffer is None:
+            return
+        if not self.moves:
+            yield side.reshape(-1), self.buffer
+        for index, start in self.moves:
+            piece = side[index]
+            yield piece, self.buffer[start : start + piece.size].reshape(piece.shape)
+
+
 class BoundProgram:
-    """One value's part of a collective: a program on arrays, by slot."""
+    """One value's part of a collective: a program on arrays, by slot.
+
+    `sources` are None on a member that gives nothing, `targets` on one that takes nothing; `joined`
+    are the parts of an output along its axis, balanced ones unless said otherwise.
+    """
 
     def __init__(
         self,
         arrays: Any,
         program: Program,
-        how: Reduction | None,
+        own: int,
         members: int,
-        sources: Slots,
-        targets: Slots,
-        dtype: DType,
+        sources: Sequence[Side] | None,
+        targets: Sequence[Side] | None,
+        dtype: DType | None = None,
+        joined: Sequence[Range] | None = None,
     ) -> None:
-        """`how` it reduces; None where it only moves. `arrays` is the device's namespace."""
-        self._program = program
-        self._how = how
+        """`arrays` is the device's namespace; `dtype` that of what is reduced."""
+        self._how = how = program.how
         self._members = members
-        self._sources, self._targets = sources, targets
-        wire = dtype.numpy if how is None else wire_dtype(dtype, how)
-        # Buffers of the collective's own, where what NCCL reads or writes is no register.
-        converted = wire != sources[0].dtype
-        self._send = arrays.empty(sources[0].size, wire) if program.pack or converted else None
-        self._receive = arrays.empty(targets[0].size, wire) if program.unpack or converted else None
-        self._from: DeviceArray = None
-        self._to: DeviceArray = None
-        self._target: DeviceArray = None
+        self._sources, self._targets = sources or (None,), targets or (None,)
+        wire = None if how is None or dtype is None else wire_dtype(dtype, how)
+        self._send = self._receive = None
+        if sources:
+            axis = None if program.cut == EACH else program.cut
+            parts: Sequence[Range] = ()
+            if axis is not None:
+                parts = balanced(sources[0].shape[axis], members)
+            self._send = _Buffered(arrays, sources[0], axis, parts, members, wire)
+        if targets:
+            parts = joined or ()
+            if program.join is not None and joined is None:
+                parts = balanced(targets[0].shape[program.join], members)
+            self._receive = _Buffered(arrays, targets[0], program.join, parts, members, wire)
+        self.calls = calls_of(
+            program,
+            own,
+            members,
+            self._send.sizes if self._send else (),
+            self._receive.sizes if self._receive else (),
+        )
+        self._source: Side = None
+        self._target: Side = None
+
+    @property
+    def packs(self) -> bool:
+        """Whether the input is packed."""
+        return self._send is not None and bool(self._send.moves)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether the output is unpacked."""
+        return self._receive is not None and bool(self._receive.moves)
 
     def begin(self, version: int) -> None:
         """Bring the input where NCCL reads it."""
-        source = self._sources[version % len(self._sources)]
+        self._source = self._sources[version % len(self._sources)]
         self._target = self._targets[version % len(self._targets)]
-        self._from, self._to = source.reshape(-1), self._target.reshape(-1)
         if self._send is not None:
-            if self._program.pack:
-                for index, start in self._program.pack:
-                    piece = source[index]
-                    np.copyto(
-                        self._send[start : start + piece.size].reshape(piece.shape),
-                        piece,
-                        casting="unsafe",
-                    )
-            else:
-                np.copyto(self._send, self._from, casting="unsafe")
-            self._from = self._send
-        if self._receive is not None:
-            self._to = self._receive
+            for piece, place in self._send.places(self._source):
+                np.copyto(place, piece, casting="unsafe")
+        for call in self.calls:
+            if call.kind is CallKind.COPY:
+                source, target = self._parts(call)
+                np.copyto(target.reshape(-1), source.reshape(-1))
+
+    def _parts(self, call: Call) -> tuple[DeviceArray, DeviceArray]:
+        source = target = None
+        if call.source is not None and self._send is not None:
+            source = self._send.part(self._source, call.source)
+        if call.target is not None and self._receive is not None:
+            target = self._receive.part(self._target, call.target)
+        return source, target
 
     def call(self, communicator: Communicator, stream: DeviceStream) -> None:
         """Make the calls."""
         how = Reduction.SUM if self._how in (None, Reduction.AVG) else self._how
-        for call in self._program.calls:
-            source = self._from[slice(*call.source)] if call.source is not None else None
-            target = self._to[slice(*call.target)] if call.target is not None else None
+        for call in self.calls:
+            source, target = self._parts(call)
             kind = call.kind
             if kind is CallKind.ALL_REDUCE:
                 communicator.all_reduce(stream, source, target, how)
@@ -275,24 +274,132 @@ class BoundProgram:
                 )
             elif kind is CallKind.SEND:
                 communicator.send(stream, source, call.peer)
-            else:
+            elif kind is CallKind.RECEIVE:
                 communicator.receive(stream, target, call.peer)
 
     def finish(self) -> None:
         """Bring the result where its readers look for it."""
-        if self._how is Reduction.AVG:
-            divide(self._to, self._members)
-        if self._receive is None:
+        if self._receive is None or not self.calls:
             return
-        if not self._program.unpack:
-            np.copyto(self._target.reshape(-1), self._receive, casting="unsafe")
-        for index, start in self._program.unpack:
-            piece = self._target[index]
-            np.copyto(
-                piece,
-                self._receive[start : start + piece.size].reshape(piece.shape),
-                casting="unsafe",
-            )
+        if self._how is Reduction.AVG:
+            divide(self._receive.part(self._target, WHOLE), self._members)
+        for piece, place in self._receive.places(self._target):
+            np.copyto(piece, place, casting="unsafe")
+
+
+def run_programs(
+    programs: Sequence[BoundProgram],
+    communicator: Communicator | None,
+    stream: DeviceStream,
+    version: int = 0,
+) -> None:
+    """Run programs together, on the stream on which this is launched; there is no communicator
+    where a member is alone.
+    """
+    for program in programs:
+        program.begin(version)
+    if communicator is not None:
+        with grouped(communicator):
+            for program in programs:
+                program.call(communicator, stream)
+    for program in programs:
+        program.finish()
+
+
+def bind_collective(
+    device: Device,
+    communicator: Communicator | None,
+    stream: DeviceStream,
+    spec: CollectiveSpec,
+    own: int,
+    members: int,
+    values: Sequence[tuple[Slots, Slots]],
+    dtype: DType,
+) -> Callable[[int], object] | None:
+    """A callable that launches a plan's collective of several values, by version.
+
+    `values` are the slots of inputs and outputs. Returns None where there is nothing to move.
+    """
+    program = program_of(spec)
+    bound = [
+        BoundProgram(device.arrays, program, own, members, sources, targets, dtype)
+        for sources, targets in values
+    ]
+    bound = [each for each in bound if each.calls]
+    if not bound:
+        return None
+    return lambda version: run_programs(bound, communicator, stream, version)
+
+
+# --- operations of communicators ------------------------------------------------------------------
+
+
+@dataclass
+class Launch(Generic[Result]):
+    """One operation as work for a stream."""
+
+    result: Result
+    """Its elements are there when the work has run."""
+    program: BoundProgram
+    """Holds the arrays that must stay until then."""
+
+
+def launch_of(arrays: Any, operation: Operation[Result], shown: Shown) -> Launch[Result]:
+    """The work of an operation on arrays of a device, from what all members show.
+
+    What does not fit on one member must not be launched by the others, so each looks at all.
+    """
+    program, own, members = operation.program, operation.member, len(operation.ranks)
+    headers = [read_headers(each[0]) for each in shown if each]
+    given = {
+        reader: [each[0 if program.cut is None else reader] for each in headers]
+        for reader in program.readers(members)
+    }
+    for parts in given.values():
+        if program.how is not None:
+            operation.check(parts)
+        elif program.join is not None:
+            joined_shape(parts, program.join)
+    result: Any = None
+    targets: list[Side] | None = None
+    joined: list[Range] | None = None
+    if headers and own in given:
+        targets, result, joined = _output(arrays, operation, given[own])
+    sources: list[Side] | None = None
+    if operation.pieces:
+        pieces = [_contiguous(piece) for piece in operation.pieces]
+        sources = [pieces if program.cut is not None else pieces[0]]
+        if program.cut not in (None, EACH) and operation.whole is not None:
+            sources = [_contiguous(operation.whole)]
+    dtype = DType.parse(headers[0][0].dtype) if headers and program.how is not None else None
+    bound = BoundProgram(arrays, program, own, members, sources, targets, dtype, joined)
+    return Launch(result, bound)
+
+
+def _output(
+    arrays: Any, operation: Operation[Any], parts: Sequence[Header]
+) -> tuple[list[Side], Any, list[Range] | None]:
+    """Where a member takes what comes: for its program, for its caller, and cut how."""
+    program, first = operation.program, parts[0]
+    if operation.into is not None:
+        target, result = operation.into
+        return [target], result, None
+    if program.join is not None:
+        axis = program.join
+        out = arrays.empty(joined_shape(parts, axis), first.dtype)
+        stops = np.cumsum([part.shape[axis] for part in parts]).tolist()
+        ranges = list(zip([0, *stops[:-1]], stops, strict=True))
+        shape = operation.shape
+        return [out], out if shape is None else out.reshape(shape), ranges
+    if program.how is None and program.giver is None:
+        outs = [arrays.empty(part.shape, part.dtype) for part in parts]
+        return [outs], outs, None
+    out = arrays.empty(first.shape, first.dtype)
+    return [out], out, None
+
+
+def _contiguous(array: DeviceArray) -> DeviceArray:
+    return array if array.flags.c_contiguous else array.copy()
 
 
 def wire_dtype(dtype: DType, how: Reduction) -> np.dtype[np.generic]:

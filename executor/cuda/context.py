@@ -10,7 +10,6 @@ NCCL's own communicator is made when the group first meets.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -21,24 +20,21 @@ from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.comm.context import Board, Called, CommContext, CommStream, Owner
 from plancompiler.executor.comm.deferred import DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import LAUNCHED, CommRecord
-from plancompiler.executor.comm.operations import Arrays, Link, Operation, Shown
+from plancompiler.executor.comm.operations import Arrays, Operation, Operations, Rounds, Shown
+from plancompiler.executor.cuda.collective import Launch, launch_of, run_programs
 from plancompiler.executor.cuda.interface import (
     Communicator,
     Device,
     DeviceArray,
     DeviceEvent,
-    DeviceStream,
-    grouped,
 )
 from plancompiler.executor.cuda.launched import Launched
 from plancompiler.executor.cuda.meeting import join
-from plancompiler.executor.cuda.operations import DeviceOperation, DeviceOperations, Launch
 from plancompiler.executor.cuda.rank_device import RankDevice
 from plancompiler.executor.memory import Array
-from plancompiler.ir import Reduction
 from plancompiler.limits.time_limits import if_unseen
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class DeviceContext(CommContext):
@@ -52,7 +48,7 @@ class DeviceContext(CommContext):
 
     def __init__(self, space: RankDevice, board: Board, owner: Owner, stream: str) -> None:
         super().__init__(board, owner, stream)
-        self.calls = DeviceOperations(space.arrays, board.ranks, board.member)
+        self.calls = Operations(board.ranks, board.member, space.arrays)
         self._space = space
         self.device = space.device
         self._beside = space.device.stream(stream) if stream else None
@@ -82,15 +78,15 @@ class DeviceContext(CommContext):
         self,
         records: Sequence[CommRecord],
         called: Called,
-        work: Callable[[Link], Found],
-    ) -> Found:
+        work: Callable[[Rounds], Result],
+    ) -> Result:
         """See `CommContext.meet`."""
         self._space.check()
 
-        def joined(link: Link) -> Found:
-            if self._communicator is None:
-                self._communicator = self._joined(link)
-            return work(link)
+        def joined(rounds: Rounds) -> Result:
+            if self._communicator is None and self.size > 1:
+                self._join(rounds)
+            return work(rounds)
 
         self._records = records
         try:
@@ -113,36 +109,38 @@ class DeviceContext(CommContext):
             launched.event = self._event
         return found
 
-    def finish(self, operation: Operation[Found], shown: Shown) -> Found:
+    def finish(self, operation: Operation[Result], shown: Shown) -> Result:
         """See `CommContext.finish`: the result's elements come when the device has run it."""
-        if not isinstance(operation, DeviceOperation):
+        if not operation.on_device:
             return super().finish(operation, shown)
-        launch: Launch[Found] = operation.launch(shown)
+        launch = launch_of(self._space.arrays, operation, shown)
         self._launch([launch])
-        return launch.found
+        return launch.result
 
     def finish_pair(
         self, sent: Sequence[Operation[Any]], received: Sequence[Operation[Any]], came: Arrays
     ) -> list[Any]:
         """See `CommContext.finish_pair`: both directions are one group of calls."""
-        launches = [each.launch(()) for each in sent if isinstance(each, DeviceOperation)]
-        found: list[Any] = []
+        arrays = self._space.arrays
+        launches = [launch_of(arrays, each, ()) for each in sent if each.on_device]
+        results: list[Any] = []
         for operation, array in zip(received, came, strict=True):
-            if isinstance(operation, DeviceOperation):
-                launches.append(operation.launch([(array,)]))
-                found.append(launches[-1].found)
+            if operation.on_device:
+                launches.append(launch_of(arrays, operation, [(array,)]))
+                results.append(launches[-1].result)
             else:
-                found.append(operation.finish([(array,)]))
+                results.append(operation.finish([(array,)]))
         self._launch(launches)
-        return found
+        return results
 
     def _launch(self, launches: Sequence[Launch[Any]]) -> None:
-        device, communicator, beside = self.device, self._communicator, self._beside
-        if communicator is None or not launches:
+        device, beside = self.device, self._beside
+        programs = [launch.program for launch in launches]
+        if not programs:
             return
         if self._launched is None:
             self._launched = Launched(
-                self._records, communicator, if_unseen(self.deadline), self._expired
+                self._records, self._communicator, if_unseen(self.deadline), self._expired
             )
             self._space.watch.add(self._launched)
         compute = device.current()
@@ -151,23 +149,22 @@ class DeviceContext(CommContext):
             made = device.event()
             device.record(made, compute)
             device.wait(beside, made)
-        device.launch(stream, partial(_run, launches, communicator, stream))
+        device.launch(stream, partial(run_programs, programs, self._communicator, stream))
         self._event = device.event()
         device.record(self._event, stream)
-        self._held += [array for launch in launches for array in launch.held]
+        self._held += programs
 
-    def _joined(self, link: Link) -> Communicator:
+    def _join(self, rounds: Rounds) -> None:
         """Join NCCL's communicator, whose name the first member makes."""
-        if self.size == 1:
-            return AloneCommunicator()
         device = self.device
         name = device.unique_id() if self.member == 0 else b""
         shown = np.frombuffer(name, np.uint8) if name else np.empty(0, np.uint8)
-        first = link.round("joining", (shown,), lambda found: found[0][0].tobytes())
+        first = rounds.round("joining", (shown,), lambda found: found[0][0].tobytes())
         label = f"a communicator of ranks {list(self.ranks)}"
-        communicator = join(device, first, self.size, self.member, label, if_unseen(self.deadline))
-        self._space.communicators.append(communicator)
-        return communicator
+        self._communicator = join(
+            device, first, self.size, self.member, label, if_unseen(self.deadline)
+        )
+        self._space.communicators.append(self._communicator)
 
     def _expired(self, error: PlanCompilerError) -> None:
         """What was launched has failed: who waits for this rank, on the host or a device, ends."""
@@ -175,20 +172,10 @@ class DeviceContext(CommContext):
         self._owner.abort(error)
 
 
-def _run(launches: Sequence[Launch[Any]], communicator: Communicator, stream: DeviceStream) -> None:
-    for launch in launches:
-        launch.pack()
-    with grouped(communicator):
-        for launch in launches:
-            launch.call(communicator, stream)
-    for launch in launches:
-        launch.unpack()
-
-
 # --- beside what the rank computes ----------------------------------------------------------------
 
 
-class DeviceWork(Work[Found]):
+class DeviceWork(Work[Result]):
     """An operation that was launched on the communicator stream."""
 
     def __init__(self, record: CommRecord, device: Device) -> None:
@@ -196,12 +183,12 @@ class DeviceWork(Work[Found]):
         self._device = device
         self._event: DeviceEvent = None
 
-    def launched(self, found: Found, event: DeviceEvent) -> None:
+    def launched(self, found: Result, event: DeviceEvent) -> None:
         """Give it its result, and the event by which that is there."""
         self._event = event
         self.end(found)
 
-    def wait(self) -> Found:
+    def wait(self) -> Result:
         """The result; what is asked of arrays from now on comes after the operation. The host does
         not wait. Raises the error with which the operation failed.
         """
@@ -241,69 +228,3 @@ class DeviceStreamCalls(CommStream):
         except PlanCompilerError as error:  # it is raised where somebody waits for the work
             work.fail(error)
         return work
-
-
-# --- a group of one -------------------------------------------------------------------------------
-
-
-class AloneCommunicator:
-    """A communicator of one member: what it reads of all is its own. See `Communicator`."""
-
-    def __init__(self) -> None:
-        self._sent: deque[DeviceArray] = deque()
-
-    def group_start(self) -> None:
-        """See `Communicator.group_start`."""
-
-    def group_end(self) -> None:
-        """See `Communicator.group_end`."""
-
-    def all_reduce(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
-    ) -> None:
-        """See `Communicator.all_reduce`."""
-        np.copyto(target, source)
-
-    def reduce_scatter(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
-    ) -> None:
-        """See `Communicator.reduce_scatter`."""
-        np.copyto(target, source)
-
-    def reduce(
-        self,
-        stream: DeviceStream,
-        source: DeviceArray,
-        target: DeviceArray,
-        how: Reduction,
-        root: int,
-    ) -> None:
-        """See `Communicator.reduce`."""
-        np.copyto(target, source)
-
-    def all_gather(self, stream: DeviceStream, source: DeviceArray, target: DeviceArray) -> None:
-        """See `Communicator.all_gather`."""
-        np.copyto(target.reshape(-1), source.reshape(-1))
-
-    def broadcast(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, root: int
-    ) -> None:
-        """See `Communicator.broadcast`."""
-        np.copyto(target, source)
-
-    def send(self, stream: DeviceStream, source: DeviceArray, peer: int) -> None:
-        """See `Communicator.send`."""
-        self._sent.append(source)
-
-    def receive(self, stream: DeviceStream, target: DeviceArray, peer: int) -> None:
-        """See `Communicator.receive`."""
-        np.copyto(target, self._sent.popleft())
-
-    def check(self) -> None:
-        """See `Communicator.check`."""
-
-    def abort(self) -> None:
-        """See `Communicator.abort`."""
-
-    def close(self) -> None:
-        """See `Communicator.close`."""

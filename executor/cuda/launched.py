@@ -36,7 +36,8 @@ class Launched:
     """Operations that one group launches as one."""
 
     records: Sequence[CommRecord]
-    communicator: Communicator
+    communicator: Communicator | None
+    """None where a member is alone."""
     deadline: float
     """Seconds that they may take."""
     expired: Callable[[PlanCompilerError], None]
@@ -122,7 +123,8 @@ class LaunchWatch:
                 for record in launched.records:
                     record.state, record.end = DONE, now()
                 return True
-            launched.communicator.check()
+            if launched.communicator is not None:
+                launched.communicator.check()
             if monotonic() - launched.begin > launched.deadline:
                 error = _late(launched)
         except PlanCompilerError as found:

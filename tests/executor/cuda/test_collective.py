@@ -7,14 +7,15 @@ import threading
 import numpy as np
 import pytest
 
+from plancompiler.executor.comm.program import program_of
 from plancompiler.executor.comm.reduce import UFUNCS
-from plancompiler.executor.cuda.collective import CallKind, bind_collective, program_of
+from plancompiler.executor.cuda.collective import BoundProgram, CallKind, bind_collective
 from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ir.task import Primitive
 from plancompiler.plan.plan import CollectiveSpec
 from tests.executor.cuda.devices import ThreadedDevice, World
-from tests.executor.cuda.strict import StrictArray
+from tests.executor.cuda.strict import StrictArray, StrictNamespace
 
 SHAPES = [(6, 4), (5, 3), (2, 7, 3), (1, 4), (0, 3)]
 REDUCTIONS = list(Reduction)
@@ -116,8 +117,11 @@ def test_dtypes_that_are_reduced_as_others(dtype, how, expected):
 
 
 def kinds(spec, source, target, members, own=0):
-    program = program_of(spec, source, target, members, own)
-    return [call.kind for call in program.calls], bool(program.pack), bool(program.unpack)
+    """Calls, and whether input and output are packed."""
+    arrays = StrictNamespace()
+    values = [[arrays.empty(shape, np.float32)] for shape in (source, target)]
+    bound = BoundProgram(arrays, program_of(spec), own, members, *values, DType.FLOAT32)
+    return [call.kind for call in bound.calls], bound.packs, bound.unpacks
 
 
 def test_equal_parts_along_the_first_axis_are_one_call_without_packing():
