@@ -7,6 +7,7 @@ stream that waits costs no thread. The methods of `MasterServer` may be called f
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -53,6 +54,15 @@ _SERVICES = (CLIENT_SERVICE, WORKER_SERVICE, TRANSFER_SERVICE, SIGN_IN_SERVICE)
 MAX_UPLOAD_BYTES = 2 << 30
 """The feeds of one step may come to half of it."""
 _STOP_SECONDS = time_limits.MASTER_STOP
+
+
+def _says_more_than_cancelled(record: logging.LogRecord) -> bool:
+    """Not where gRPC writes, with a traceback, that the event loop's end cancelled a call."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, asyncio.CancelledError)
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_says_more_than_cancelled)
 
 
 class MasterServer:
