@@ -1,74 +1,24 @@
-"""Activation functions and their gradients, each gradient an op of its own.
+"""Activation functions, each with its gradient as an op of its own.
 
-The functions with several steps run piece by piece in cache (see `plancompiler.ops.kernel`).
+relu6, hardtanh and the like are `clip`; see `plancompiler.frontend.functions`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from plancompiler.ops.check import FLOATS, expect_dtype, expect_inputs, expect_shape, only_attrs
-from plancompiler.ops.elementwise import register_unary, ufunc_kernel
-from plancompiler.ops.formula import by_slope
-from plancompiler.ops.kernel import (
-    Direct,
-    blocks,
-    in_float32,
-    keep_where,
-    scratch,
-    with_direct,
-)
-from plancompiler.ops.registry import (
-    Array,
-    AttrMap,
-    Infer,
-    Kernel,
-    KernelContext,
-    OpDef,
-    Types,
-    apply,
-    register,
-)
-
-
-def _grad_infer(kind: str) -> Infer:
-    def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 2)
-        only_attrs(kind, attrs)
-        expect_dtype(kind, inputs[0], FLOATS)
-        expect_dtype(kind, inputs[1], frozenset({inputs[0].dtype}), "gradient")
-        expect_shape(kind, inputs[1], inputs[0].shape, "gradient")
-        return (inputs[1],)
-
-    return infer
-
-
-def _register_grad(kind: str, kernel: Kernel, slope: Callable[[Any], Any], doc: str) -> None:
-    """An op `(x or y, gradient of y) -> gradient of x`: the gradient times `slope(x or y)`."""
-    register(
-        OpDef(
-            kind,
-            infer=_grad_infer(kind),
-            rule="..., ... -> ...",
-            kernel=kernel,
-            gradient=by_slope(slope),
-            linear=((1,),),
-            inplace=((0, 0), (0, 1)),
-            doc=doc,
-        )
-    )
-
-
-def _through(kind: str, of_output: bool) -> Callable[[Any, Any, Any], Any]:
-    """The gradient by op `kind`, from the output where that is enough, else from the input."""
-    return lambda x, y, dy: apply(kind, y if of_output else x, dy)
-
+from plancompiler.ops.elementwise import ufunc_kernel
+from plancompiler.ops.kernel import Direct, blocks, keep_where, scratch, with_direct
+from plancompiler.ops.pointwise import numbers, register_pointwise
+from plancompiler.ops.registry import Array, KernelContext, apply
 
 # --- relu -----------------------------------------------------------------------------------------
+# Written by hand: NumPy makes a tensor's maximum in one call, and its mask as bits; see
+# `keep_where`. Small tensors take a quarter of a program's time.
 
 
 def _relu_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
@@ -97,124 +47,172 @@ def _relu_grad_kernel(
         keep_where(dy, mask, dx)
 
 
-register_unary("relu", _relu_kernel, _through("relu_grad", True), doc="max(x, 0).")
-_register_grad(
-    "relu_grad",
-    _relu_grad_kernel,
-    lambda y: (y > 0).cast(y.dtype),
-    "dy where y > 0, else zero: (y, dy) -> dx.",
+register_pointwise(
+    "relu",
+    lambda x: apply("maximum_scalar", x, scalar=0.0),
+    "max(x, 0).",
+    slope=lambda y: (y > 0).cast(y.dtype),
+    of_output=True,
+    kernel=_relu_kernel,
+    grad_kernel=_relu_grad_kernel,
 )
 
 
-# --- tanh and sigmoid -----------------------------------------------------------------------------
+# --- by formula -----------------------------------------------------------------------------------
 
-
-def _tanh_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    for y, dy, dx in blocks(*inputs, *outputs):
-        work = scratch(context, "work", y.shape, y.dtype)
-        np.multiply(y, y, out=work)
-        np.subtract(1, work, out=work)
-        np.multiply(work, dy, out=dx)
-
-
-def _sigmoid_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    # (1 + tanh(x / 2)) / 2 is the same function, and never overflows.
-    for x, y in blocks(*inputs, *outputs):
-        np.multiply(x, 0.5, out=y)
-        np.tanh(y, out=y)
-        np.add(y, 1, out=y)
-        np.multiply(y, 0.5, out=y)
-
-
-def _sigmoid_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    for y, dy, dx in blocks(*inputs, *outputs):
-        work = scratch(context, "work", y.shape, y.dtype)
-        np.subtract(1, y, out=work)
-        np.multiply(work, y, out=work)
-        np.multiply(work, dy, out=dx)
-
-
-register_unary(
-    "tanh", ufunc_kernel(np.tanh), _through("tanh_grad", True), doc="The hyperbolic tangent."
+register_pointwise(
+    "tanh",
+    None,
+    "The hyperbolic tangent.",
+    slope=lambda y: 1.0 - y * y,
+    of_output=True,
+    kernel=ufunc_kernel(np.tanh),
 )
-_register_grad(
-    "tanh_grad", _tanh_grad_kernel, lambda y: 1.0 - y * y, "dy * (1 - y * y): (y, dy) -> dx."
+register_pointwise(
+    "sigmoid",
+    # The same function as 1 / (1 + exp(-x)), and never overflows.
+    lambda x: ((x * 0.5).tanh() + 1.0) * 0.5,
+    "1 / (1 + exp(-x)).",
+    slope=lambda y: (1.0 - y) * y,
+    of_output=True,
 )
-register_unary("sigmoid", _sigmoid_kernel, _through("sigmoid_grad", True), doc="1 / (1 + exp(-x)).")
-_register_grad(
-    "sigmoid_grad",
-    _sigmoid_grad_kernel,
-    lambda y: (1.0 - y) * y,
-    "dy * y * (1 - y): (y, dy) -> dx.",
-)
-
-
-# --- gelu -----------------------------------------------------------------------------------------
-
 _SCALE = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 
 
-def _gelu_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    for x, y in blocks(*inputs, *outputs):
-        work = scratch(context, "work", x.shape, x.dtype)
-        np.multiply(x, x, out=work)
-        np.multiply(work, _SCALE * _CUBIC, out=work)
-        np.add(work, _SCALE, out=work)
-        np.multiply(work, x, out=work)
-        np.tanh(work, out=work)
-        np.add(work, 1, out=work)
-        np.multiply(work, x, out=work)
-        np.multiply(work, 0.5, out=y)
-
-
-def _gelu_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    # With u = s x (1 + c x^2) and t = tanh(u): 0.5 ((1 + t) + (1 - t^2) s (x + 3 c x^3)).
-    for x, dy, dx in blocks(*inputs, *outputs):
-        square = scratch(context, "square", x.shape, x.dtype)
-        tanh = scratch(context, "tanh", x.shape, x.dtype)
-        np.multiply(x, x, out=square)
-        np.multiply(square, _SCALE * _CUBIC, out=tanh)
-        np.add(tanh, _SCALE, out=tanh)
-        np.multiply(tanh, x, out=tanh)
-        np.tanh(tanh, out=tanh)
-        np.multiply(square, 1.5 * _SCALE * _CUBIC, out=square)
-        np.add(square, 0.5 * _SCALE, out=square)
-        np.multiply(square, x, out=square)
-        # With q = s (x + 3 c x^3): 0.5 ((1 - t^2) q + (1 + t)) = (1 + t) ((1 - t) q / 2 + 0.5)
-        work = scratch(context, "work", x.shape, x.dtype)
-        np.subtract(1, tanh, out=work)
-        np.multiply(work, square, out=work)
-        np.add(work, 0.5, out=work)
-        np.add(tanh, 1, out=tanh)
-        np.multiply(work, tanh, out=work)
-        np.multiply(work, dy, out=dx)
-
-
 def _gelu_slope(x: Any) -> Any:
+    # With u = s x (1 + c x^2) and t = tanh(u): (1 + t) ((1 - t) s (x + 3 c x^3) / 2 + 1 / 2).
     square = x * x
     tanh = ((square * (_SCALE * _CUBIC) + _SCALE) * x).tanh()
     inner = (square * (1.5 * _SCALE * _CUBIC) + 0.5 * _SCALE) * x
     return ((1.0 - tanh) * inner + 0.5) * (tanh + 1.0)
 
 
-register_unary(
+register_pointwise(
     "gelu",
-    in_float32(_gelu_kernel),
-    _through("gelu_grad", False),
-    doc="The Gaussian error linear unit in its tanh form (Hendrycks & Gimpel, 2016).",
+    lambda x: (((x * x * (_SCALE * _CUBIC) + _SCALE) * x).tanh() + 1.0) * x * 0.5,
+    "The Gaussian error linear unit in its tanh form (Hendrycks & Gimpel, 2016).",
+    slope=_gelu_slope,
 )
-_register_grad(
-    "gelu_grad",
-    in_float32(_gelu_grad_kernel),
-    _gelu_slope,
-    "The gradient of gelu: (x, dy) -> dx.",
+
+
+def _normal_share(x: Any) -> Any:
+    """The standard normal distribution function (1 + erf(x / sqrt(2))) / 2."""
+    return (apply("erf", x * math.sqrt(0.5)) + 1.0) * 0.5
+
+
+register_pointwise(
+    "gelu_exact",
+    lambda x: x * _normal_share(x),
+    "x times the normal distribution function (Hendrycks & Gimpel, 2016); `gelu` has its tanh "
+    "form.",
+    slope=lambda x: _normal_share(x) + (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi)) * x,
+)
+register_pointwise(
+    "silu",
+    lambda x: x * x.sigmoid(),
+    "x sigmoid(x), also called swish.",
+    slope=lambda x: ((1.0 - x.sigmoid()) * x + 1.0) * x.sigmoid(),
+)
+register_pointwise(
+    "softplus",
+    lambda x: apply("maximum_scalar", x, scalar=0.0) + apply("log1p", (-abs(x)).exp()),
+    "log(1 + exp(x)), without overflow.",
+    slope=lambda x: x.sigmoid(),
+)
+register_pointwise(
+    "logsigmoid",
+    lambda x: apply("minimum_scalar", x, scalar=0.0) - apply("log1p", (-abs(x)).exp()),
+    "log(sigmoid(x)), without overflow.",
+    slope=lambda x: (-x).sigmoid(),
+)
+
+
+def _elu_slope(x: Any, scale: float, alpha: float) -> Any:
+    above = (x > 0).cast(x.dtype)
+    below = apply("minimum_scalar", x, scalar=0.0).exp()
+    below = below if alpha == 1.0 else below * alpha
+    slope = above + (1.0 - above) * below
+    return slope if scale == 1.0 else slope * scale
+
+
+def _elu(x: Any, scale: float, alpha: float) -> Any:
+    below = apply("expm1", apply("minimum_scalar", x, scalar=0.0)) * (scale * alpha)
+    above = apply("maximum_scalar", x, scalar=0.0)
+    return (above if scale == 1.0 else above * scale) + below
+
+
+_SELU = {"scale": 1.0507009873554805, "alpha": 1.6732632423543772}
+register_pointwise(
+    "elu",
+    lambda x, alpha: _elu(x, 1.0, alpha),
+    "x where x > 0, else alpha (exp(x) - 1).",
+    slope=lambda x, alpha: _elu_slope(x, 1.0, alpha),
+    attributes=("alpha",),
+    check=numbers(alpha=1.0),
+)
+register_pointwise(
+    "selu",
+    lambda x: _elu(x, **_SELU),
+    "The scaled elu that keeps mean 0 and variance 1 (G. Klambauer et al., 2017).",
+    slope=lambda x: _elu_slope(x, **_SELU),
+)
+register_pointwise(
+    "leaky_relu",
+    lambda x, slope: (
+        apply("maximum_scalar", x, scalar=0.0) + apply("minimum_scalar", x, scalar=0.0) * slope
+    ),
+    "x where x > 0, else slope * x.",
+    slope=lambda x, slope: (x > 0).cast(x.dtype) * (1.0 - slope) + slope,
+    attributes=("slope",),
+    check=numbers(slope=0.01),
+)
+
+
+def _mish(x: Any) -> Any:
+    # tanh(log(1 + e)) = n / (n + 2) with e = exp(x) and n = e (e + 2). From 20 on it is 1 in
+    # float64, and exp(x) squared is far from overflow.
+    power = apply("minimum_scalar", x, scalar=20.0).exp()
+    count = (power + 2.0) * power
+    return count / (count + 2.0) * x
+
+
+def _mish_slope(x: Any) -> Any:
+    power = apply("minimum_scalar", x, scalar=20.0).exp()
+    count = (power + 2.0) * power
+    tanh = count / (count + 2.0)
+    return tanh + (1.0 - tanh * tanh) * x * x.sigmoid()
+
+
+register_pointwise("mish", _mish, "x tanh(softplus(x)) (D. Misra, 2019).", slope=_mish_slope)
+
+
+def _hardsigmoid(x: Any) -> Any:
+    return apply("clip", x + 3.0, low=0.0, high=6.0, edges=False) * (1 / 6)
+
+
+register_pointwise(
+    "hardsigmoid",
+    _hardsigmoid,
+    "(x + 3) / 6, not below 0 nor above 1.",
+    slope=lambda x: (abs(x) < 3.0).cast(x.dtype) * (1 / 6),
+)
+
+
+def _hardswish_slope(x: Any) -> Any:
+    above = (x >= 3.0).cast(x.dtype)
+    return apply("where", abs(x) < 3.0, x * (1 / 3) + 0.5, above)
+
+
+register_pointwise(
+    "hardswish",
+    lambda x: x * _hardsigmoid(x),
+    "x hardsigmoid(x) (A. Howard et al., Searching for MobileNetV3, 2019).",
+    slope=_hardswish_slope,
+)
+register_pointwise(
+    "softsign",
+    lambda x: x / (abs(x) + 1.0),
+    "x / (1 + |x|).",
+    slope=lambda x: 1.0 / ((abs(x) + 1.0) * (abs(x) + 1.0)),
 )

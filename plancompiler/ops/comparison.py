@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from plancompiler.ir.dtype import DType
@@ -22,7 +19,7 @@ from plancompiler.ops.elementwise import (
 from plancompiler.ops.registry import OpDef, register
 
 
-def _register_comparison(kind: str, ufunc: Callable[..., Any], dtypes: Dtypes, doc: str) -> None:
+def _register_comparison(kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str) -> None:
     register(
         OpDef(
             kind,

@@ -31,7 +31,7 @@ from plancompiler.ops.check import (
     only_attrs,
 )
 from plancompiler.ops.gradient import masked, nothing, reduce_to
-from plancompiler.ops.kernel import Direct, with_direct
+from plancompiler.ops.kernel import Direct, UfuncCall, with_direct, with_ufunc_call
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
@@ -83,6 +83,8 @@ def ufunc_kernel(ufunc: Callable[..., Any]) -> Kernel:
     def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         ufunc(*inputs, out=outputs[0])
 
+    if isinstance(ufunc, np.ufunc):
+        with_ufunc_call(lambda attrs: (ufunc, (None,) * ufunc.nin))(kernel)
     return kernel
 
 
@@ -390,7 +392,7 @@ def scalar_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infe
     return infer
 
 
-def scalar_kernel(ufunc: Callable[..., Any]) -> Kernel:
+def scalar_kernel(ufunc: np.ufunc) -> Kernel:
     """`ufunc(x, scalar)`, or `ufunc(scalar, x)` where swapped."""
 
     def direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
@@ -411,7 +413,11 @@ def scalar_kernel(ufunc: Callable[..., Any]) -> Kernel:
         else:
             ufunc(inputs[0], scalar, out=outputs[0])
 
-    return kernel
+    def call(attrs: AttrMap) -> UfuncCall:
+        first, second = None, attrs["scalar"]
+        return ufunc, (second, first) if attrs.get("swapped", False) else (first, second)
+
+    return with_ufunc_call(call)(kernel)
 
 
 ScalarGradient = Callable[[Any, Any, Any, Any, bool], Any]

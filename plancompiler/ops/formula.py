@@ -18,10 +18,7 @@ from plancompiler.ir.operators import Scalar, TensorOperators
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
 from plancompiler.ops.gradient import widened
-from plancompiler.ops.registry import AttrMap, Gradient, op_def
-
-Formula = Callable[..., Any]
-"""`(attributes, *inputs)`: what an op gives, by ops that have gradients: a tensor, or a tuple."""
+from plancompiler.ops.registry import AttrMap, Formula, Gradient, op_def
 
 
 class _Term(TensorOperators):

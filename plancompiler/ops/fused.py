@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any
-
-import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
+from plancompiler.ir.op import AttrValue, freeze_attrs
 from plancompiler.ir.sbp import BROADCAST, Partial, Reduction, Sbp
 from plancompiler.ops.check import only_attrs
-from plancompiler.ops.kernel import kernel_for
+from plancompiler.ops.elementwise_program import BoundProgram, Instruction, expanded
 from plancompiler.ops.registry import (
     Array,
     AttrMap,
-    Kernel,
     KernelContext,
     OpDef,
     Types,
@@ -41,8 +36,6 @@ KIND = "fused_elementwise"
 MAX_INPUTS = 6
 """Inputs of a program: which of them may be partial is found by trying all sets of them."""
 MAX_INSTRUCTIONS = 64
-BLOCK_BYTES = 1 << 18
-"""Bytes of a block of one buffer: several buffers of a program fit in a core's own cache."""
 
 # fmt: off
 ELEMENTWISE = frozenset({
@@ -67,19 +60,6 @@ ELEMENTWISE = frozenset({
 # fmt: on
 """Kinds whose every output element is a function of the input elements at its place alone, not of
 where that place is: the same on a block as on the whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One op of a program."""
-
-    kind: str
-    operands: tuple[int, ...]
-    attrs: Attrs
-
-    def __str__(self) -> str:
-        attrs = f" {json.dumps(dict(self.attrs), separators=(',', ':'))}" if self.attrs else ""
-        return f"{self.kind} {','.join(map(str, self.operands))}{attrs}"
 
 
 @lru_cache(maxsize=1024)
@@ -199,116 +179,13 @@ def _through(
 # --- kernel ---------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Step:
-    """An instruction with its buffer."""
-
-    kernel: Kernel
-    context: KernelContext
-    operands: tuple[int, ...]
-    buffer: int
-    """Which work buffer takes the result."""
-
-
-@dataclass(slots=True)
-class _Bound:
-    """A program bound to dtypes, ready to run on any block."""
-
-    steps: list[_Step]
-    dtypes: list[np.dtype[Any]]
-    """Of the work buffers."""
-    apart: frozenset[int]
-    """Inputs that the last step reads in places where its kernel may not write over them."""
-    block: int
-    """Elements of a block."""
-
-    @classmethod
-    def of(cls, program: tuple[Instruction, ...], inputs: Sequence[Array]) -> _Bound:
-        """Give every result a buffer; a buffer is free again after its last reader."""
-        last_read: dict[int, int] = {}
-        for place, instruction in enumerate(program):
-            last_read.update(dict.fromkeys(instruction.operands, place))
-        types = [TensorType((), DType.parse(array.dtype)) for array in inputs]
-        steps: list[_Step] = []
-        dtypes: list[np.dtype[Any]] = []
-        buffers: dict[int, int] = {}
-        free: dict[DType, list[int]] = {}
-        for place, instruction in enumerate(program):
-            definition, attrs = op_def(instruction.kind), dict(instruction.attrs)
-            (made,) = definition.infer(tuple(types[n] for n in instruction.operands), attrs)
-            over = {instruction.operands[position] for _, position in definition.inplace}
-            dying = [n for n in dict.fromkeys(instruction.operands) if last_read[n] == place]
-            barred = _read_apart(instruction)
-            # First the buffers that the kernel may write over while it reads them.
-            for number in dying:
-                if number in buffers and number in over and number not in barred:
-                    free.setdefault(types[number].dtype, []).append(buffers.pop(number))
-            waiting = free.get(made.dtype)
-            if waiting:
-                buffer = waiting.pop()
-            else:
-                buffer = len(dtypes)
-                dtypes.append(made.dtype.numpy)
-            for number in dying:
-                if number in buffers:
-                    free.setdefault(types[number].dtype, []).append(buffers.pop(number))
-            nothing: tuple[Any, ...] = ((),) * len(instruction.operands)
-            context = KernelContext(attrs, nothing, ((),), nothing, ((),))
-            operands = [types[number].dtype.numpy for number in instruction.operands]
-            kernel = kernel_for(definition, (*operands, made.dtype.numpy))
-            steps.append(_Step(kernel, context, instruction.operands, buffer))
-            buffers[len(types)] = buffer
-            types.append(made)
-        widest = max(each.dtype.itemsize for each in types)
-        return cls(steps, dtypes, _read_apart(program[-1]), max(1, BLOCK_BYTES // widest))
-
-
-def _read_apart(instruction: Instruction) -> frozenset[int]:
-    """Operands that an instruction reads in places where its kernel may not write over them."""
-    allowed = {position for _, position in op_def(instruction.kind).inplace}
-    return frozenset(
-        number for place, number in enumerate(instruction.operands) if place not in allowed
-    )
-
-
 def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    (out,) = outputs
-    bound: _Bound | None = context.state.get("bound")
+    bound = context.state.get("bound")
     if bound is None:
-        bound = context.state["bound"] = _Bound.of(_program(context.attrs), inputs)
-    # Where the output lies over an input, only the last step writes there, and only if it may.
-    apart = any(
-        number < len(inputs) and np.may_share_memory(inputs[number], out) for number in bound.apart
-    )
-    if not all(array.flags.c_contiguous for array in (*inputs, out)):
-        work = [np.empty(out.shape, dtype) for dtype in bound.dtypes]
-        _run(bound.steps, list(inputs), work, out, apart)
-        return
-    size, step = out.size, bound.block
-    flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
-    work = context.state.get("work", [])
-    if not work:
-        count = min(step, size)
-        work = context.state["work"] = [np.empty(count, dtype) for dtype in bound.dtypes]
-    for start in range(0, size, step):
-        stop = start + step
-        if stop > size:
-            work = [array[: size - start] for array in work]
-        numbers = [array[start:stop] for array in flat]
-        _run(bound.steps, numbers, work, result[start:stop], apart)
-
-
-def _run(
-    steps: Sequence[_Step], numbers: list[Array], work: Sequence[Array], out: Array, apart: bool
-) -> None:
-    """The program on one block."""
-    last = None if apart else steps[-1]
-    for step in steps:
-        result = out if step is last else work[step.buffer]
-        step.kernel(step.context, [numbers[number] for number in step.operands], [result])
-        numbers.append(result)
-    if apart:
-        np.copyto(out, numbers[-1])
+        dtypes = tuple(DType.parse(array.dtype) for array in inputs)
+        program = expanded(_program(context.attrs), dtypes)
+        bound = context.state["bound"] = BoundProgram(program, dtypes, context.arrays)
+    bound(inputs, outputs[0])
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:

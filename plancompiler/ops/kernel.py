@@ -148,6 +148,28 @@ def in_float32(kernel: Kernel) -> Kernel:
     return widened if form is None else with_direct(form)(widened)
 
 
+UfuncCall = tuple[np.ufunc, tuple[object | None, ...]]
+"""A NumPy function and its arguments before `out`: a number, or None for the next tensor."""
+
+_UFUNC_CALLS: dict[Kernel, Callable[[AttrMap], UfuncCall]] = {}
+
+
+def with_ufunc_call(form: Callable[[AttrMap], UfuncCall]) -> Callable[[Kernel], Kernel]:
+    """Say that a kernel is one call of a NumPy function."""
+
+    def given(kernel: Kernel) -> Kernel:
+        _UFUNC_CALLS[kernel] = form
+        return kernel
+
+    return given
+
+
+def ufunc_call(kernel: Kernel, attrs: AttrMap) -> UfuncCall | None:
+    """The call of a NumPy function that a kernel is with these attributes; None for others."""
+    form = _UFUNC_CALLS.get(kernel)
+    return None if form is None else form(attrs)
+
+
 def with_direct(form: DirectForm) -> Callable[[Kernel], Kernel]:
     """Give a kernel a direct form: with small arrays, making the output and naming it with `out=`
     takes longer than all the work.

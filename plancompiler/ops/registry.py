@@ -116,6 +116,10 @@ class Legal(Protocol):
     ) -> bool: ...
 
 
+Formula = Callable[..., Any]
+"""`(attributes, *inputs)`: what an op gives, written with other ops: a tensor, or a tuple."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpDef:
     """The one definition of an op."""
@@ -151,6 +155,8 @@ class OpDef:
     and what it makes is rounded (`ops.kernel.kernel_for`)."""
     source: bool = False
     """Makes data from outside the job (inputs, data files): may run ahead of the step."""
+    formula: Formula | None = None
+    """What an elementwise op gives, by other elementwise ops (`ops.elementwise_program`)."""
     files: tuple[str, ...] = ()
     """Attributes that name files to read: a path, or a tuple of paths."""
     doc: str = ""

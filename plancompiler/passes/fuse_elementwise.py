@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from plancompiler.ir import Job, Op, Partial, Value, freeze_attrs
+from plancompiler.ops.elementwise_program import Instruction
 from plancompiler.ops.fused import (
     ELEMENTWISE,
     KIND,
     MAX_INPUTS,
     MAX_INSTRUCTIONS,
-    Instruction,
 )
 from plancompiler.ops.registry import axis_signatures, op_def
 from plancompiler.passes.base import (

@@ -14,7 +14,8 @@ from plancompiler.errors import AttributeValueError, DTypeError, ShapeError
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import DType, Job, TensorType
 from plancompiler.ops import apply, infer_types, op_def, op_table
-from plancompiler.ops.fused import ELEMENTWISE, KIND, Instruction, parse_program
+from plancompiler.ops.elementwise_program import Instruction
+from plancompiler.ops.fused import ELEMENTWISE, KIND, parse_program
 from plancompiler.passes import run_passes
 from tests.dense import run_dense
 from tests.ops.sample import Maker

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.executor.cuda.kernels.fused import ALONE, alone, fused_kernel
+from plancompiler.executor.cuda.kernels.fused import formula_kernel, fused_kernel
 from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
 from plancompiler.executor.cuda.kernels.written import DEVICE_KERNELS
 from plancompiler.ir import DType
@@ -35,6 +35,9 @@ def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel
     kind = definition.kind
     if kind == FUSED:
         return fused_kernel(arrays, known, kernel_on)
+    derived = formula_kernel(arrays, definition, known)
+    if derived is not None:
+        return derived
     written = DEVICE_KERNELS.get(kind)
     if written is not None:
         native = definition.takes_bfloat16 or kind in _IN_BFLOAT16
@@ -44,9 +47,6 @@ def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel
         )
     if kind in AS_THEY_ARE:
         return kernel_for(definition, (each.numpy for each in known))
-    found = alone(kind, arrays, known) if kind in ALONE else None
-    if found is not None:
-        return found
     if kind not in _TOLD and not definition.source:
         _TOLD.add(kind)
         _LOG.warning(

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from plancompiler.ir import DType
-from plancompiler.ir.op import TensorType
-from plancompiler.ops.fused import Instruction, parse_program
+from plancompiler.ir.op import TensorType, freeze_attrs
+from plancompiler.ops.elementwise_program import Instruction, Instructions, expanded
+from plancompiler.ops.fused import parse_program
 from plancompiler.ops.registry import Kernel, KernelContext, OpDef, op_def
 
 KernelOn = Callable[[Any, OpDef, Iterable[DType]], Kernel]
@@ -28,12 +29,6 @@ _TYPES = {
     DType.FLOAT64: ("float64", "double"),
 }
 """Per dtype its name as a parameter and the C++ type in which it is computed."""
-
-_GELU = "T(0.7978845608028654)"
-_GELU_CUBIC = "T(0.035677408136300125)"
-_ROOT_HALF = "T(0.7071067811865476)"
-_NORMAL = "T(0.3989422804014327)"
-"""1 / sqrt(2 pi)."""
 
 # `{0}`, `{1}`, `{2}` are operands, `{s}` the attribute `scalar`, T the type of the result.
 _EXPRESSIONS: dict[str, str] = {
@@ -68,20 +63,6 @@ _EXPRESSIONS: dict[str, str] = {
     "trunc": "trunc({0})",
     "round": "rint({0})",
     "tanh": "tanh({0})",
-    "tanh_grad": "((T(1) - {0} * {0}) * {1})",
-    "sigmoid": "(T(0.5) * (tanh(T(0.5) * {0}) + T(1)))",
-    "sigmoid_grad": "((T(1) - {0}) * {0} * {1})",
-    "relu": "({0} < 0 ? T(0) : {0})",
-    "relu_grad": "({0} > 0 ? {1} : T(0))",
-    "gelu": f"(T(0.5) * {{0}} * (T(1) + tanh({{0}} * ({_GELU} + {_GELU_CUBIC} * {{0}} * {{0}}))))",
-    "gelu_grad": "gelu_slope(T({0})) * {1}",
-    "gelu_exact": f"(T(0.5) * {{0}} * (T(1) + erf({{0}} * {_ROOT_HALF})))",
-    "gelu_exact_grad": (
-        f"((T(0.5) * (T(1) + erf({{0}} * {_ROOT_HALF}))"
-        f" + {{0}} * {_NORMAL} * exp(T(-0.5) * {{0}} * {{0}})) * {{1}})"
-    ),
-    "silu": "({0} / (T(1) + exp(-{0})))",
-    "silu_grad": "silu_slope(T({0})) * {1}",
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
@@ -125,24 +106,15 @@ _EXPRESSIONS: dict[str, str] = {
     "pow_scalar": "pow({0}, {s})",
 }
 
-PREAMBLE = f"""
+PREAMBLE = """
 #ifndef INFINITY
 #define INFINITY __longlong_as_double(0x7ff0000000000000LL)
 #endif
 #ifndef NAN
 #define NAN __longlong_as_double(0x7ff8000000000000LL)
 #endif
-template <typename T> __device__ T gelu_slope(T x) {{
-  const T t = tanh(x * ({_GELU} + {_GELU_CUBIC} * x * x));
-  const T q = x * ({_GELU} + T(3) * {_GELU_CUBIC} * x * x);
-  return T(0.5) * (T(1) + t) * ((T(1) - t) * q + T(1));
-}}
-template <typename T> __device__ T silu_slope(T x) {{
-  const T s = T(1) / (T(1) + exp(-x));
-  return s * (T(1) + x * (T(1) - s));
-}}
 """
-"""Functions that expressions use."""
+"""Constants that expressions use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +126,10 @@ class FusedSource:
     body: str
 
 
-def source_of(program: tuple[str, ...], dtypes: Sequence[DType]) -> FusedSource | None:
+def source_of(program: Instructions, dtypes: Sequence[DType]) -> FusedSource | None:
     """The kernel of a program on inputs of these dtypes; None where it has no such form."""
     types = [TensorType((), dtype) for dtype in dtypes]
-    instructions = parse_program(program)
+    instructions = expanded(program, tuple(dtypes), everything=True)
     for instruction in instructions:
         operands = tuple(types[operand] for operand in instruction.operands)
         types += op_def(instruction.kind).infer(operands, dict(instruction.attrs))
@@ -209,21 +181,40 @@ def _literal(scalar: object, computed: str) -> str:
     return f"{computed}({value!r})"
 
 
-ALONE = frozenset({"erf", "gelu_exact", "gelu_exact_grad"})
-"""Kinds that run as programs of one op: NumPy has no function for them that a device would know."""
-
-
-def alone(kind: str, arrays: Any, dtypes: Sequence[DType]) -> Kernel | None:
-    """The kernel of one op as a program, None where there are no such kernels."""
-    numbers = ",".join(map(str, range(len(dtypes) - 1)))
-    source = source_of((f"{kind} {numbers}",), dtypes[:-1])
+def kernel_of_source(arrays: Any, name: str, source: FusedSource | None) -> Any:
+    """The compiled kernel; None where there is no source or such arrays have no such kernels."""
     make = getattr(arrays, "ElementwiseKernel", None)
     if source is None or make is None:
         return None
-    kernel = make(
-        source.inputs, source.outputs, source.body, f"plancompiler_{kind}", preamble=PREAMBLE
+    return make(
+        source.inputs, source.outputs, source.body, f"plancompiler_{name}", preamble=PREAMBLE
     )
-    return lambda context, inputs, outputs: kernel(*inputs, outputs[0])
+
+
+ALONE = frozenset({"erf"})
+"""Kinds that run as programs of one op: NumPy has no function for them that a device would know."""
+
+
+def formula_kernel(arrays: Any, definition: OpDef, dtypes: Sequence[DType]) -> Kernel | None:
+    """One kernel for an op that a formula describes, or a line of C++; None where there is none.
+
+    `dtypes` are those of inputs and output.
+    """
+    given = tuple(dtypes[:-1])
+
+    def run(context: KernelContext, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        bound = context.state.get("device_kernel")
+        if bound is None:
+            attrs = freeze_attrs(context.attrs)
+            program: Instructions = (Instruction(definition.kind, tuple(range(len(given))), attrs),)
+            source = source_of(program, given)
+            bound = kernel_of_source(arrays, definition.kind, source)
+            context.state["device_kernel"] = bound
+        bound(*inputs, outputs[0])
+
+    makes = hasattr(arrays, "ElementwiseKernel") and all(dtype in _TYPES for dtype in dtypes)
+    written = definition.formula is not None or definition.kind in ALONE
+    return run if makes and written else None
 
 
 def fused_kernel(arrays: Any, dtypes: Sequence[DType], kernel_on: KernelOn) -> Kernel:
@@ -242,19 +233,11 @@ def fused_kernel(arrays: Any, dtypes: Sequence[DType], kernel_on: KernelOn) -> K
 
 def _bind(arrays: Any, context: KernelContext, dtypes: Sequence[DType], kernel_on: KernelOn) -> Any:
     texts = context.attrs["program"]
-    program = tuple(map(str, texts)) if isinstance(texts, tuple) else ()
-    source = source_of(program, dtypes)
-    make = getattr(arrays, "ElementwiseKernel", None)
-    if source is None or make is None:
+    program = parse_program(tuple(map(str, texts)) if isinstance(texts, tuple) else ())
+    kernel = kernel_of_source(arrays, "fused", source_of(program, dtypes))
+    if kernel is None:
         return _OneByOne(arrays, context, program, dtypes, kernel_on)
-    kernel = make(
-        source.inputs, source.outputs, source.body, "plancompiler_fused", preamble=PREAMBLE
-    )
-
-    def run(inputs: Sequence[Any], out: Any) -> None:
-        kernel(*inputs, out)
-
-    return run
+    return lambda inputs, out: kernel(*inputs, out)
 
 
 class _OneByOne:
@@ -264,14 +247,14 @@ class _OneByOne:
         self,
         arrays: Any,
         context: KernelContext,
-        program: tuple[str, ...],
+        program: Instructions,
         dtypes: Sequence[DType],
         kernel_on: KernelOn,
     ) -> None:
         self._arrays = arrays
         types = [TensorType((), dtype) for dtype in dtypes]
         self._steps = []
-        for instruction in parse_program(program):
+        for instruction in program:
             definition = op_def(instruction.kind)
             operands = tuple(types[operand] for operand in instruction.operands)
             attrs = dict(instruction.attrs)

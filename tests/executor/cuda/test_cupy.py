@@ -13,7 +13,7 @@ from plancompiler.executor.cuda.kernels import fused, products
 from plancompiler.executor.cuda.kernels.fused import PREAMBLE, source_of
 from plancompiler.ir import DType
 from plancompiler.ops import op_def
-from plancompiler.ops.fused import ELEMENTWISE
+from plancompiler.ops.fused import ELEMENTWISE, parse_program
 from tests.executor.cuda.strict import ASKED, FUNCTIONS, StrictArray, StrictNamespace
 from tests.executor.cuda.test_fused import WITHOUT_A_LINE, calls
 from tests.executor.cuda.test_kernels import BOUNDS, HOST_ONLY, run_on
@@ -110,7 +110,8 @@ def test_cublas_numbers():
 
 @pytest.mark.parametrize("dtype", fused._TYPES)
 def test_fused_kernels_are_taken(dtype):
-    source = source_of(("mul 0,0",) if dtype is not DType.BOOL else ("logical_not 0",), [dtype])
+    program = ("mul 0,0",) if dtype is not DType.BOOL else ("logical_not 0",)
+    source = source_of(parse_program(program), [dtype])
     assert source is not None
     kernel = cupy.ElementwiseKernel(
         source.inputs, source.outputs, source.body, "test", preamble=PREAMBLE
@@ -196,7 +197,7 @@ def test_the_text_of_fused_kernels_is_cuda(tmp_path, dtype):
             for array in inputs
         ]
         program = tuple(text.replace('"float32"', f'"{dtype}"') for text in program)
-        source = source_of(program, types)
+        source = source_of(parse_program(program), types)
         if source is not None:
             functions.append(_as_cupy_writes_it(len(functions), source))
             kinds |= {text.split()[0] for text in program}

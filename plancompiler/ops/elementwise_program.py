@@ -1,0 +1,346 @@
+"""Programs of elementwise ops, and functions that are written as such programs.
+
+A program is a list of instructions over tensors of one shape. A chain of ops reads and writes whole
+tensors between its members; a program runs block by block, and keeps what lies between in buffers
+of one block that fit in a core's own cache.
+
+A formula is a Python function of tensors, such as `x * x.sigmoid()`. Called on symbols it gives its
+program, called on tensors their ops; so that its kernel, its device code, its gradient and its
+place in fused chains all follow from the one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import GradientError
+from plancompiler.ir.dtype import DType
+from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
+from plancompiler.ir.operators import Scalar, TensorOperators
+from plancompiler.ir.placement import Placement
+from plancompiler.ir.sbp import NdSbp
+from plancompiler.ops.gradient import widened
+from plancompiler.ops.kernel import BLOCK_BYTES, kernel_for, ufunc_call
+from plancompiler.ops.registry import Array, AttrMap, Formula, Kernel, KernelContext, OpDef, op_def
+
+Instructions = tuple["Instruction", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One op of a program."""
+
+    kind: str
+    operands: tuple[int, ...]
+    attrs: Attrs
+
+    def __str__(self) -> str:
+        attrs = f" {json.dumps(dict(self.attrs), separators=(',', ':'))}" if self.attrs else ""
+        return f"{self.kind} {','.join(map(str, self.operands))}{attrs}"
+
+
+# --- from a formula to its program ----------------------------------------------------------------
+
+
+class _Recording:
+    """The instructions that a formula has asked for so far; equal ones are asked for once."""
+
+    def __init__(self, dtypes: Sequence[DType], everything: bool) -> None:
+        self.dtypes = list(dtypes)
+        self._everything = everything
+        self._numbers: dict[Instruction, int] = {}
+
+    def expands(self, definition: OpDef) -> bool:
+        """Whether an op is recorded as the instructions of its formula."""
+        return definition.formula is not None and (
+            self._everything or definition.kernel in _DERIVED
+        )
+
+    def number_of(self, instruction: Instruction) -> int:
+        """The number of an instruction's result."""
+        number = self._numbers.get(instruction)
+        if number is None:
+            operands = tuple(TensorType((), self.dtypes[each]) for each in instruction.operands)
+            (made,) = op_def(instruction.kind).infer(operands, dict(instruction.attrs))
+            number = self._numbers[instruction] = len(self.dtypes)
+            self.dtypes.append(made.dtype)
+        return number
+
+    def program(self, result: int, inputs: int) -> Instructions:
+        """The instructions that `result` needs, numbered anew."""
+        needed = {result}
+        for instruction, number in reversed(self._numbers.items()):
+            if number in needed:
+                needed.update(instruction.operands)
+        new = {number: number for number in range(inputs)}
+        program = []
+        for instruction, number in self._numbers.items():
+            if number in needed:
+                operands = tuple(new[operand] for operand in instruction.operands)
+                new[number] = len(new)
+                program.append(Instruction(instruction.kind, operands, instruction.attrs))
+        return tuple(program)
+
+
+class _Symbol(TensorOperators):
+    """An input or a result of a program that is being recorded."""
+
+    __slots__ = ("number", "recording")
+
+    def __init__(self, recording: _Recording, number: int) -> None:
+        self.recording = recording
+        self.number = number
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # the mixin has an attribute
+        return ()
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]  # likewise
+        return self.recording.dtypes[self.number]
+
+    def _apply(
+        self, kind: str, inputs: Sequence[_Symbol], attrs: Mapping[str, AttrValue]
+    ) -> tuple[_Symbol, ...]:
+        definition = op_def(kind)
+        if self.recording.expands(definition):
+            assert definition.formula is not None
+            return (_widely(definition.formula, attrs, inputs),)
+        operands = tuple(each.number for each in inputs)
+        instruction = Instruction(kind, operands, freeze_attrs(attrs))
+        return (_Symbol(self.recording, self.recording.number_of(instruction)),)
+
+    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> _Symbol:
+        like = self if dtype is self.dtype else self.cast(dtype)
+        (zeros,) = self._apply("zeros_like", (like,), {})
+        return zeros + value
+
+    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[_Symbol, ...]:
+        raise GradientError("a formula is a function of its inputs alone", op=kind)
+
+    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> _Symbol:
+        raise GradientError("a formula leaves layouts to its ops")
+
+
+def _widely(formula: Formula, attrs: AttrMap, inputs: Sequence[_Symbol]) -> _Symbol:
+    """What a formula gives: of 16 bits, what it gives in float32, rounded once."""
+    result: _Symbol = formula(attrs, *map(widened, inputs))
+    dtype = inputs[0].dtype
+    return result.cast(dtype) if dtype.is_half else result
+
+
+@lru_cache(maxsize=1024)
+def program_of(
+    formula: Formula, attrs: Attrs, dtypes: tuple[DType, ...], everything: bool = False
+) -> Instructions:
+    """The program of a formula with these attributes on inputs of these dtypes.
+
+    Ops inside it that are formulas themselves become their instructions: those whose kernels are
+    derived too, or all with `everything`.
+    """
+    recording = _Recording(dtypes, everything)
+    inputs = [_Symbol(recording, number) for number in range(len(dtypes))]
+    return recording.program(_widely(formula, dict(attrs), inputs).number, len(dtypes))
+
+
+@lru_cache(maxsize=1024)
+def expanded(
+    program: Instructions, dtypes: tuple[DType, ...], everything: bool = False
+) -> Instructions:
+    """A program with the instructions of its formulas in their places; see `program_of`."""
+    recording = _Recording(dtypes, everything)
+    numbers: list[_Symbol] = [_Symbol(recording, number) for number in range(len(dtypes))]
+    for instruction in program:
+        operands = [numbers[operand] for operand in instruction.operands]
+        numbers += operands[0]._apply(instruction.kind, operands, dict(instruction.attrs))  # noqa: SLF001  # what every tensor has
+    return recording.program(numbers[-1].number, len(dtypes))
+
+
+_DERIVED: set[Kernel] = set()
+"""Kernels made by `kernel_of`."""
+
+
+def kernel_of(formula: Formula) -> Kernel:
+    """The kernel of an op that a formula describes; it takes bfloat16 as it is."""
+
+    def run(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        bound = context.state.get("bound")
+        if bound is None:
+            dtypes = tuple(DType.parse(array.dtype) for array in inputs)
+            program = program_of(formula, freeze_attrs(context.attrs), dtypes)
+            bound = context.state["bound"] = BoundProgram(program, dtypes, context.arrays)
+        bound(inputs, outputs[0])
+
+    _DERIVED.add(run)
+    return run
+
+
+# --- running a program ----------------------------------------------------------------------------
+
+
+class BoundProgram:
+    """A program bound to the dtypes of its inputs, as one Python function of a block."""
+
+    def __init__(self, program: Instructions, inputs: Sequence[DType], arrays: Any = np) -> None:
+        self._arrays = arrays
+        types = [TensorType((), dtype) for dtype in inputs]
+        for instruction in program:
+            operands = tuple(types[number] for number in instruction.operands)
+            types += op_def(instruction.kind).infer(operands, dict(instruction.attrs))
+        buffers, self._dtypes = _buffers_of(program, types, len(inputs))
+        self._source = _Source(program, types, buffers, len(inputs), arrays)
+        self._run = self._source.function(ends_in_work=False)
+        self._apart = tuple(number for number in _read_apart(program[-1]) if number < len(inputs))
+        """Inputs that the last instruction reads where its kernel may not write over them."""
+        self._block = max(1, BLOCK_BYTES // max(each.dtype.itemsize for each in types))
+        self._work: list[Array] = []
+        # Formulas take logarithms of 0, and bound what comes of them.
+        self._logs = any(each.kind.startswith("log") for each in program)
+
+    def __call__(self, inputs: Sequence[Array], out: Array) -> None:
+        """Run it on arrays of one shape."""
+        if self._logs:
+            with np.errstate(divide="ignore"):
+                self._blocks(inputs, out)
+        else:
+            self._blocks(inputs, out)
+
+    def _blocks(self, inputs: Sequence[Array], out: Array) -> None:
+        run = self._run
+        # Where the output lies over an input, only the last step writes there, and only if it may.
+        if self._apart and any(np.may_share_memory(inputs[each], out) for each in self._apart):
+            run = self._source.function(ends_in_work=True)
+        size, step = out.size, self._block
+        # On devices every call is a launch, and no cache is worth one.
+        if size <= step or not (
+            isinstance(out, np.ndarray) and all(each.flags.c_contiguous for each in (*inputs, out))
+        ):
+            run(inputs, self._work_of(out.shape), out)
+            return
+        flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
+        work = self._work_of((step,))
+        for start in range(0, size, step):
+            stop = start + step
+            if stop > size:
+                work = [array[: size - start] for array in work]
+            run([array[start:stop] for array in flat], work, result[start:stop])
+
+    def _work_of(self, shape: tuple[int, ...]) -> list[Array]:
+        if not self._work or self._work[0].shape != shape:
+            self._work = [self._arrays.empty(shape, dtype) for dtype in self._dtypes]
+        return self._work
+
+
+def _buffers_of(
+    program: Instructions, types: Sequence[TensorType], inputs: int
+) -> tuple[dict[int, int], list[np.dtype[Any]]]:
+    """The work buffer of every result, and the buffers' dtypes; a buffer is free again after the
+    last reader of what it holds.
+    """
+    last_read: dict[int, int] = {}
+    for place, instruction in enumerate(program):
+        last_read.update(dict.fromkeys(instruction.operands, place))
+    dtypes: list[np.dtype[Any]] = []
+    buffers: dict[int, int] = {}
+    free: dict[DType, list[int]] = {}
+    for place, instruction in enumerate(program):
+        made = types[inputs + place].dtype
+        held = [n for n in dict.fromkeys(instruction.operands) if n in buffers]
+        dying = [number for number in held if last_read[number] == place]
+        barred = _read_apart(instruction)
+        # First the buffers that the kernel may write over while it reads them.
+        for number in sorted(dying, key=lambda number: number in barred):
+            if number not in barred:
+                free.setdefault(types[number].dtype, []).append(buffers[number])
+        if not free.get(made):
+            free.setdefault(made, []).append(len(dtypes))
+            dtypes.append(made.numpy)
+        buffers[inputs + place] = free[made].pop()
+        for number in dying:
+            if number in barred:
+                free.setdefault(types[number].dtype, []).append(buffers[number])
+    return buffers, dtypes
+
+
+def _read_apart(instruction: Instruction) -> frozenset[int]:
+    """Operands that an instruction reads in places where its kernel may not write over them."""
+    allowed = {position for _, position in op_def(instruction.kind).inplace}
+    return frozenset(
+        number for place, number in enumerate(instruction.operands) if place not in allowed
+    )
+
+
+class _Source:
+    """A program as the text of a Python function: small tensors feel every call in between."""
+
+    def __init__(
+        self,
+        program: Instructions,
+        types: Sequence[TensorType],
+        buffers: Mapping[int, int],
+        inputs: int,
+        arrays: Any,
+    ) -> None:
+        self._arrays = arrays
+        self._names: dict[str, Any] = {"copyto": np.copyto}
+        values = [f"x{number}" for number in range(inputs)]
+        self._head = f"def run(inputs, work, out):\n  {', '.join(values)}, = inputs\n  "
+        self._head += f"{''.join(f'w{each}, ' for each in range(1 + max(buffers.values())))} = work"
+        self._calls: list[tuple[str, str]] = []
+        """Each with the name of its result in place of {}."""
+        for place, instruction in enumerate(program):
+            result = inputs + place
+            given = [values[number] for number in instruction.operands]
+            operands = [types[number].dtype for number in instruction.operands]
+            values.append(f"w{buffers[result]}")
+            call = self._call(place, instruction, given, operands, types[result].dtype)
+            self._calls.append((call, values[-1]))
+
+    def _call(
+        self,
+        place: int,
+        instruction: Instruction,
+        given: Sequence[str],
+        operands: Sequence[DType],
+        made: DType,
+    ) -> str:
+        """One instruction as a call, with {} for its result."""
+        definition, attrs = op_def(instruction.kind), dict(instruction.attrs)
+        dtypes = [dtype.numpy for dtype in (*operands, made)]
+        ufunc = ufunc_call(definition.kernel, attrs)
+        if ufunc is not None and not any(dtype.itemsize == 2 for dtype in dtypes):
+            self._names[f"f{place}"], arguments = ufunc
+            names, tensors = [], iter(given)
+            for number, argument in enumerate(arguments):
+                if argument is None:
+                    names.append(next(tensors))
+                else:
+                    # NumPy makes an array of a number at each call; devices take none of it.
+                    held = np.asarray(argument, dtypes[0]) if self._arrays is np else argument
+                    names.append(f"s{place}_{number}")
+                    self._names[names[-1]] = held
+            return f"f{place}({', '.join(names)}, out={{}})"
+        nothing: tuple[Any, ...] = ((),) * len(given)
+        context = KernelContext(attrs, nothing, ((),), nothing, ((),), arrays=self._arrays)
+        self._names[f"c{place}"] = context
+        self._names[f"k{place}"] = kernel_for(definition, dtypes)
+        return f"k{place}(c{place}, ({', '.join(given)},), ({{}},))"
+
+    def function(self, ends_in_work: bool) -> Callable[..., None]:
+        """The function; it makes its result in a work buffer first, or at once where it belongs."""
+        *calls, (last, target) = self._calls
+        lines = [call.format(name) for call, name in calls]
+        if ends_in_work:
+            lines += [last.format(target), f"copyto(out, {target})"]
+        else:
+            lines.append(last.format("out"))
+        names = dict(self._names)
+        exec("\n  ".join([self._head, *lines]), names)  # noqa: S102  # the text is made here
+        made: Callable[..., None] = names["run"]
+        return made
