@@ -20,6 +20,7 @@ from plancompiler.eager.tensor import DistTensor, Node
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import NonFiniteError, UsageError
 from plancompiler.executor.finite_check import check, says_non_finite, state_of
+from plancompiler.ir import SourceLine
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
@@ -64,25 +65,20 @@ class CheckedPlan(OpPlan):
     def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
         """See `OpPlan.call`."""
         inputs = [each.local for each in tensors]
-        before = state_of(inputs)
-        with _QUIET():
+        with self._checked(inputs, self.kind) as made:
             found = super().call(tensors)
-        line = user_line()
-        for each in found:
-            if isinstance(each.node, Node) and each.node.op is self:
-                each.node.source = line
-        self._check(before, inputs, [each.local for each in found], self.kind, line)
+            for each in found:
+                if isinstance(each.node, Node) and each.node.op is self:
+                    each.node.source = user_line()
+            made += [each.local for each in found]
         return found
 
     def update(self, tensors: Sequence[DistTensor]) -> None:
         """See `OpPlan.update`."""
-        inputs = [each.local for each in tensors]
-        before = state_of(inputs)
-        with _QUIET():
+        with self._checked([each.local for each in tensors], self.kind) as made:
             super().update(tensors)
-        if not any(self.moves):  # else `call` has checked
-            made = [tensors[source].local for _, source in self.mutates]
-            self._check(before, inputs, made, self.kind, user_line())
+            if not any(self.moves):  # else `call` has checked
+                made += [tensors[source].local for _, source in self.mutates]
 
     def backward(
         self,
@@ -93,28 +89,31 @@ class CheckedPlan(OpPlan):
     ) -> Sequence[DistTensor | None]:
         """See `OpPlan.backward`."""
         inputs = [each.local for each in (*(node.inputs or ()), *grads) if each is not None]
-        before = state_of((*inputs, *node.outputs))
-        with _QUIET():
+        line = getattr(node, "source", None)
+        with self._checked(inputs, f"the gradient of {self.kind}", node.outputs, line) as made:
             found = super().backward(node, grads, needed, create_graph)
-        made = [each.local for each in found if each is not None]
-        line = getattr(node, "source", None) or user_line()
-        self._check(before, inputs, made, f"the gradient of {self.kind}", line)
+            made += [each.local for each in found if each is not None]
         return found
 
-    def _check(
+    @contextmanager
+    def _checked(
         self,
-        before: int,
         inputs: Sequence[Array],
-        outputs: Sequence[Array],
         what: str,
-        line: object,
-    ) -> None:
+        others: Sequence[Array] = (),
+        line: SourceLine | None = None,
+    ) -> Iterator[list[Array]]:
+        """Check what the block has added to the list, unless inputs or others are no better."""
+        made: list[Array] = []
+        before = state_of((*inputs, *others))
+        with _QUIET():
+            yield made
         if self._excused or (inputs and not any(array.size for array in inputs)):
             return
         try:
-            check(before, outputs, what, "")
+            check(before, made, what, "")
         except NonFiniteError as error:
-            error.at(op=self.kind, source=line, rank=self.world.rank)
+            error.at(op=self.kind, source=line or user_line(), rank=self.world.rank)
             raise
 
 

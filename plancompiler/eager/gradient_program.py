@@ -159,7 +159,7 @@ def trace_gradient(
         if grad is None or not wants:
             results.append(None)
             continue
-        if grad.spec.type != place.spec.type or grad.placement != place.placement:
+        if not grad.spec.same_but_layout(place.spec):
             raise GradientError(
                 f"the gradient of {kind} does not fit its input",
                 op=kind,

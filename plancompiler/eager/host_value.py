@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 import numpy as np
 
+from plancompiler.eager.spec import TensorSpec
 from plancompiler.errors import ShapeError, UsageError
 from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
@@ -17,6 +18,7 @@ class HostValue:
 
     __slots__ = ()
 
+    spec: TensorSpec
     shape: tuple[int, ...]
 
     @abstractmethod
@@ -64,4 +66,12 @@ class HostValue:
             "a DistTensor does not become an array by itself",
             source=user_line(),
             hint="call .numpy() for the whole value or .to_local() for this rank's part",
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise UsageError(
+            "a DistTensor cannot be pickled: it is a part of what all ranks hold",
+            source=user_line(),
+            got=str(self.spec),
+            hint="pc.eager.save(folder, state) writes the parts of all ranks",
         )

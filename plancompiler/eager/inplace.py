@@ -44,7 +44,7 @@ def change(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: s
 def copy(tensor: DistTensor, value: DistTensor) -> DistTensor:
     """`tensor.copy_(value)`."""
     check_tensor("copy_", value)
-    if value.spec.type != tensor.spec.type or value.placement != tensor.placement:
+    if not value.spec.same_but_layout(tensor.spec):
         raise InplaceError(
             "a tensor can take the value of one of its own shape, dtype and placement only",
             source=user_line(),
@@ -87,10 +87,9 @@ class _Past:
         found = self._mode.copied(tensor)
         self._found[id(tensor)] = tensor, found
         source = tensor.source if self._mode.made(tensor) else None
-        plan = None if tensor.more is None else tensor.more.get("by")
+        plan = tensor.by
         if source is None or plan is None:
-            found.node = node
-            found.slot = tensor.slot if isinstance(node, Node) else 0
+            found.follow(tensor)
         elif plan.recorded and (recorded or node is not None):
             before = self.of(source, recorded=recorded)
             if before.node is not None:
@@ -114,18 +113,6 @@ class _Past:
 class _Change:
     """A tensor that is about to take another value."""
 
-    __slots__ = (
-        "alone",
-        "before",
-        "inner",
-        "lineage",
-        "mode",
-        "owner",
-        "past",
-        "recordable",
-        "tensor",
-    )
-
     def __init__(self, tensor: DistTensor) -> None:
         spec, world = tensor.spec, tensor.spec.world
         self.mode = mode = world.mode
@@ -137,9 +124,7 @@ class _Change:
         while owner.source is not None and mode.made(owner):
             self.lineage.insert(0, owner)
             owner = self.owner = owner.source
-        self.recordable = all(
-            each.more is not None and each.more["by"] is not None for each in self.lineage
-        )
+        self.recordable = all(each.by is not None for each in self.lineage)
         """Whether changes of a view are recorded: not through what was taken off the tape."""
         changed = owner if self.recordable else tensor
         if isinstance(changed.node, Leaf) and world.recording:
@@ -160,13 +145,13 @@ class _Change:
             else:
                 self.before = mode.copied(tensor)
             if self.inner and self.alone:
-                self.before.node, self.before.slot = tensor.node, tensor.slot
+                self.before.follow(tensor)
 
     def fitted(self, found: DistTensor, what: str) -> DistTensor:
         """A value in the tensor's layout; refuses one that the tensor cannot take."""
         spec, owner = self.tensor.spec, self.owner
         if found.spec is not spec:
-            if found.spec.type != spec.type or found.spec.placement != spec.placement:
+            if not found.spec.same_but_layout(spec):
                 raise InplaceError(
                     f"{what} in place would change the tensor's shape, dtype or placement",
                     source=user_line(),
@@ -235,12 +220,11 @@ class _Change:
             self.past.settle()
             put(tensor, found)
         if recorded:
-            tensor.node = found.node
-            tensor.slot = found.slot if isinstance(found.node, Node) else 0
+            tensor.follow(found)
         elif world.recording:
             tensor.node = None
-        if world.recording and tensor.more is not None:
-            tensor.more["renamed"] = world.clock
+        if world.recording:
+            tensor.renamed = world.clock
 
     def _finish_view(self, found: DistTensor) -> None:
         """The owner becomes what it was, with the value in the view's place; then the views of the
@@ -250,20 +234,17 @@ class _Change:
         for view in reversed(self.lineage):
             source = view.source
             assert source is not None
-            assert view.more is not None
-            found = replaced(self.past.of(source, recorded=True), found, view.more["by"])
+            found = replaced(self.past.of(source, recorded=True), found, view.by)
         self.settle()
         _check_writable(self.tensor)
         put(owner, found)
-        owner.node = found.node
-        owner.slot = found.slot if isinstance(found.node, Node) else 0
+        owner.follow(found)
         renamed = world.clock
         for tensor in (owner, *self.lineage):
-            if tensor.more is not None:
-                tensor.more["renamed"] = renamed
+            tensor.renamed = renamed
         for view in self.lineage:
-            assert view.more is not None
-            source, plan = view.source, view.more["by"]
+            source, plan = view.source, view.by
+            assert plan is not None
             if source is not None and source.node is not None and plan.recorded:
                 view.node = Node(plan, (source,), (view.local,), world.tick())
                 view.slot = 0
@@ -280,8 +261,7 @@ def holds_alone(tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
     """See `Mode.holds_alone`. Views and arrays of users hold the tensor's array, and are counted by
     their references to it. Compiled plans that work on its memory hold it, too, and count as none.
     """
-    if tensor.more is not None:
-        tensor.own()
+    tensor.own()
     local = tensor.local
     references = sys.getrefcount(local) - 1 - tensor.spec.world.lent[id(local)]
     kept = tensor.node.outputs if isinstance(tensor.node, Node) else ()
@@ -310,12 +290,9 @@ def write(tensor: DistTensor, value: DistTensor) -> None:
 
 
 def _check_writable(tensor: DistTensor) -> None:
-    if tensor.more is not None and not tensor.spec.world.mode.traces:
+    if not tensor.spec.world.mode.traces:
         tensor.own()
-    made: DistTensor | None = tensor
-    while made is not None and not _is_expanded(made):
-        made = made.source
-    if made is not None:
+    if any(each.by is not None and each.by.kind == "expand_to" for each in tensor.lineage()):
         raise InplaceError(
             "an expanded tensor cannot be changed in place: elements share memory",
             source=user_line(),
@@ -324,18 +301,11 @@ def _check_writable(tensor: DistTensor) -> None:
         )
 
 
-def _is_expanded(tensor: DistTensor) -> bool:
-    plan = None if tensor.more is None else tensor.more.get("by")
-    return plan is not None and plan.kind == "expand_to"
-
-
 def _is_same_view(one: DistTensor, other: DistTensor) -> bool:
     """Whether two tensors are the same elements of one tensor, taken by the same ops."""
     while one is not other:
         left, right = one.source, other.source
-        if left is None or right is None or one.more is None or other.more is None:
-            return False
-        if one.more["by"] is not other.more["by"]:
+        if left is None or right is None or one.by is not other.by:
             return False
         one, other = left, right
     return True
@@ -457,8 +427,7 @@ def _own(value: DistTensor) -> DistTensor:
     if not (mode.traces or value.is_view):
         return value
     found = mode.note(DistTensor(value.spec, mode.own_local(value)))
-    found.node = value.node
-    found.slot = value.slot if isinstance(value.node, Node) else 0
+    found.follow(value)
     return found
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from plancompiler.eager.creation import from_local
 from plancompiler.eager.spec import TensorSpec, WorldState
-from plancompiler.eager.tensor import DistTensor, Node, record
+from plancompiler.eager.tape import OneToOne
+from plancompiler.eager.tensor import DistTensor, record
 from plancompiler.errors import GradientError, PlacementError, ShapeError, TracingError, UsageError
 from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial, Placement, Reduction
 from plancompiler.ir.operators import SbpLike
@@ -151,53 +152,26 @@ def local_map(
     )
 
 
-class _Parting:
+class _Parting(OneToOne):
     """From a tensor to this rank's part."""
 
     kind = "local_part"
 
-    def __init__(self, source: TensorSpec, part: TensorSpec) -> None:
-        self.source = source
-        self.outputs = (part,)
-
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
         """The parts' gradients joined: along mesh axes of broadcast they are summands."""
-        (grad,) = grads
-        if grad is None:
-            return (None,)
         source = self.source
         layout = NdSbp(tuple(_SUM if entry is BROADCAST else entry for entry in source.sbp))
-        return (join_parts(grad, source.placement, layout, source.shape),)
+        return join_parts(grad, source.placement, layout, source.shape)
 
 
-class _Joining:
+class _Joining(OneToOne):
     """From this rank's part to a tensor."""
 
     kind = "join_parts"
 
-    def __init__(self, part: TensorSpec, target: TensorSpec) -> None:
-        self.target = target
-        self.outputs = (target,)
-        self.part = part
-
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
         """This rank's part of the gradient. Where all ranks gave one value, one of them gets it."""
-        (grad,) = grads
-        if grad is None:
-            return (None,)
-        target = self.target
+        part, (target,) = self.source, self.outputs
         layout = NdSbp(
             tuple(
                 _SUM
@@ -210,35 +184,22 @@ class _Joining:
         )
         if not (create_graph and grad.node is not None):
             moved = grad.redistribute(sbp=layout)
-            return (DistTensor(self.part, moved.local.copy()),)
+            return DistTensor(part, moved.local.copy())
         # Summands of a partial gradient are no function of its value; those of the whole one are.
         whole = grad.redistribute(sbp=NdSbp.broadcast(target.placement.ndim))
-        part = DistTensor(self.part, whole.redistribute(sbp=layout).local.copy())
-        record(part, _Sharing(target, self.part), whole)
-        return (part,)
+        found = DistTensor(part, whole.redistribute(sbp=layout).local.copy())
+        record(found, _Sharing(target, part), whole)
+        return found
 
 
-class _Sharing:
+class _Sharing(OneToOne):
     """From the gradient of a tensor to that of the part which this rank gave to it."""
 
     kind = "join_parts"
 
-    def __init__(self, target: TensorSpec, part: TensorSpec) -> None:
-        self.target = target
-        self.outputs = (part,)
-
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
         """What all ranks' parts get, joined; of those that gave one value only the first counts."""
-        (grad,) = grads
-        if grad is None:
-            return (None,)
-        target = self.target
+        target = self.source
         placement = target.placement
         at = placement.coordinates(placement.parallel_id(target.world.rank))
         if any(isinstance(each, Broadcast) and at[axis] for axis, each in enumerate(target.sbp)):
@@ -246,7 +207,7 @@ class _Sharing:
         layout = NdSbp(
             tuple(_SUM if isinstance(each, (Broadcast, Partial)) else each for each in target.sbp)
         )
-        return (join_parts(grad, placement, layout, target.shape),)
+        return join_parts(grad, placement, layout, target.shape)
 
 
 def _own_spec(world: WorldState[Any], spec: TensorSpec) -> TensorSpec:

@@ -62,7 +62,7 @@ class MaterializedView(DistTensor):
         return found
 
     def _made(self) -> Array:
-        plan, source = (self.more or {})["by"], self.source
+        plan, source = self.by, self.source
         assert source is not None
         found: Array = source.local if plan is None else plan.again(source)
         return found
@@ -77,7 +77,7 @@ class MaterializedView(DistTensor):
             return
         before, world.recording = world.recording, False
         try:
-            write(source, DistTensor(self.spec, self.held), more["by"])
+            write(source, DistTensor(self.spec, self.held), self.by)
         finally:
             world.recording = before
         super().written()
@@ -97,9 +97,7 @@ class MaterializedView(DistTensor):
     def __copy__(self) -> DistTensor:
         """See `DistTensor.__copy__`."""
         found = self.detach()
-        found.node = self.node
-        if found.node is not None:
-            found.slot = getattr(self, "slot", 0)
+        found.follow(self)
         return found
 
 
@@ -121,7 +119,7 @@ def replaced(source: DistTensor, value: DistTensor, plan: Any) -> DistTensor:
     """What a tensor becomes where a view of it, made by a plan, becomes `value`: in its layout."""
     made = value
     if plan is None:
-        if source.spec.type != value.spec.type or source.placement != value.placement:
+        if not source.spec.same_but_layout(value.spec):
             raise InplaceError(
                 "a rank's part of a view that has no memory of its own cannot be changed in place",
                 source=user_line(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -67,26 +68,22 @@ class OpPlan:
         self.source = definition.source
         self.stepped = definition.source or kind == "learning_rate"
         self.inside = outputs[0].inside
-        self.view = (
-            definition.view[0][1]
-            if len(outputs) == 1
-            and definition.view
-            and element_counts_agree(used[definition.view[0][1]], outputs[0])
-            else -1
-        )
-        self.alias = (
-            alias_of(kind, attrs, used[0], outputs[0])
-            if len(inputs) == len(outputs) == 1 and self.moves[0] is None
-            else None
-        )
+        self.alias: Change | None = None
         """What gives a view of the input in place of the output."""
-        self.strided = self.alias is not None and not keeps_order(kind, attrs, used[0], outputs[0])
+        self.any_order = True
+        """Whether it does so however the input lies in memory."""
+        self.strided = False
         """Whether that view is not in row-major order."""
-        self.any_order = self.view >= 0 and only_thin(used[self.view], outputs[0])
-        """Whether a reshape shares memory whatever the order."""
-        self.views = len(inputs) == len(outputs) == 1 and (
-            kind in VIEW_KINDS or bool(definition.view)
-        )
+        single = len(inputs) == len(outputs) == 1
+        if single and self.moves[0] is None:
+            self.alias = alias_of(kind, attrs, used[0], outputs[0])
+            self.strided = self.alias is not None and not keeps_order(
+                kind, attrs, used[0], outputs[0]
+            )
+        if single and definition.view and element_counts_agree(used[0], outputs[0]):
+            self.alias = methodcaller("reshape", outputs[0].local_shape)
+            self.any_order = only_thin(used[0], outputs[0])
+        self.views = single and (kind in VIEW_KINDS or bool(definition.view))
         """Whether the output is a view of the input: always, but for reshapes of some views."""
         self.context = KernelContext(
             attrs=attrs,
@@ -174,8 +171,9 @@ class OpPlan:
         """Run on tensors of the plan's specs, and record it if a gradient is wanted."""
         world = self.world
         source = tensors[0] if self.views else None
-        shares = source.__class__ is DistTensor
-        in_order = shares and (self.alias is not None or self.view >= 0) and tensors[0].packed()
+        alias = self.alias if source.__class__ is DistTensor else None
+        if alias is not None and not (tensors[0].packed() or self.any_order):
+            alias = None
         arrays = [
             tensor.local if move is None else tensor.moved(spec, move)
             for tensor, move, spec in zip(tensors, self.moves, self.used, strict=True)
@@ -187,35 +185,38 @@ class OpPlan:
             self.context.step = world.generator.step if self.source else world.step
             if self.source and world.rank == self.outputs[0].placement.rank_list[0]:
                 world.generator.note_data(self)
-        shares = shares and self.inside and self.moves[0] is None
-        if shares and self.view >= 0 and (in_order or self.any_order):
-            outs: tuple[Array, ...] = (arrays[0].reshape(self.outputs[0].local_shape),)
-        elif shares and self.alias is not None:
-            outs = (self.alias(arrays[0]),)
+        shares = alias is not None and self.inside and self.moves[0] is None
+        outs: tuple[Array, ...]
+        if alias is not None and shares:
+            outs = (alias(arrays[0]),)
         elif len(self.outputs) == 1:
-            shares = False
             outs = (self.local(*arrays),)
         else:
             outs = self.local(*arrays)
-        found: tuple[DistTensor, ...]
-        if source is not None and (shares or self.makes_view(source)):
-            if shares or not self.inside:
-                view = DistTensor(self.outputs[0], outs[0])
-                view.view_of(source, self)
-                if self.strided and view.more is not None:
-                    view.more["strided"] = True
-            else:
-                view = MaterializedView.of(source, self, outs[0])
-            found = (view,)
-        else:
+        if source is None or not (shares or self.makes_view(source)):
             found = tuple(map(DistTensor, self.outputs, outs))
+        elif shares or not self.inside:
+            found = (DistTensor(self.outputs[0], outs[0]),)
+            found[0].view_of(source, self)
+        else:
+            found = (MaterializedView.of(source, self, outs[0]),)
+        self.record(tensors, found, outs)
+        return found
+
+    def record(
+        self,
+        tensors: Sequence[DistTensor],
+        found: Sequence[DistTensor],
+        outs: tuple[Array, ...],
+    ) -> None:
+        """Put what was made of tensors on the tape, if a gradient is wanted."""
+        world = self.world
         if self.recorded and world.recording and any(each.node is not None for each in tensors):
-            world.clock = number = world.clock + 1
-            node = Node(self, tuple(tensors), outs, number, world.draw if self.random else None)
+            draw = world.draw if self.random else None
+            node = Node(self, tuple(tensors), outs, world.tick(), draw)
             for slot, tensor in enumerate(found):
                 if self.outputs[slot].dtype.is_floating:
                     tensor.node, tensor.slot = node, slot
-        return found
 
     def makes_view(self, tensor: DistTensor) -> bool:
         """Whether the output for this input is a view of it, where the op has views."""
@@ -234,12 +235,7 @@ class OpPlan:
         if any(self.moves):
             self.call(tensors)
             return
-        arrays = [tensor.local for tensor in tensors]
-        self.context.step = self.world.step
-        if self.inside:
-            self.kernel(self.context, arrays, [arrays[source] for _, source in self.mutates])
-        for _, source in self.mutates:
-            tensors[source].written()
+        self._updated(tensors, [tensor.local for tensor in tensors])
 
     def _updated(
         self, tensors: Sequence[DistTensor], arrays: Sequence[Array]
@@ -329,8 +325,7 @@ class OpPlan:
         before = world.forced
         world.forced = None if node.draw is None else node.draw[:2]
         try:
-            if self.gradient is None:
-                return [None] * len(self.inputs)
+            assert self.gradient is not None
             return self.gradient(attrs, node.inputs or (), outputs, grads)
         except PlanCompilerError as error:
             self._say_where(error)
@@ -357,12 +352,10 @@ def prepared(plan: OpPlan) -> Callable[..., DistTensor] | None:
         or not 1 <= len(plan.inputs) <= 2
     ):
         return None
-    if plan.alias is not None:
-        return _alias_run(plan, plan.alias)
-    if plan.views and plan.view < 0:
+    if plan.views and plan.alias is None:
         return None
     world, local, (spec,) = plan.world, plan.local, plan.outputs
-    shape, recorded, any_order = spec.local_shape, plan.recorded, plan.any_order
+    alias, any_order, recorded = plan.alias, plan.any_order, plan.recorded
 
     def run_one(x: DistTensor) -> DistTensor:
         out = local(x.local)
@@ -385,11 +378,11 @@ def prepared(plan: OpPlan) -> Callable[..., DistTensor] | None:
     def run_view(x: DistTensor) -> DistTensor:
         part = x.local
         if x.more is None and part.flags.c_contiguous:
-            out = part.reshape(shape)
+            out = alias(part)  # type: ignore[misc]  # it is there where this function is returned
             found = DistTensor(spec, out)
             found.more = {"base": x, "by": plan}
         elif x.__class__ is DistTensor and (x.packed() or any_order):
-            out = x.local.reshape(shape)
+            out = alias(x.local)  # type: ignore[misc]  # as above
             found = DistTensor(spec, out)
             found.view_of(x, plan)
         else:
@@ -400,37 +393,6 @@ def prepared(plan: OpPlan) -> Callable[..., DistTensor] | None:
             found.slot = 0
         return found
 
-    if plan.view >= 0:
-        return run_view if len(plan.inputs) == 1 else None
+    if alias is not None:
+        return run_view
     return run_one if len(plan.inputs) == 1 else run_two
-
-
-def _alias_run(plan: OpPlan, alias: Callable[[Array], Array]) -> Callable[..., DistTensor]:
-    """The same where the result is a view of the input."""
-    world, (spec,), recorded = plan.world, plan.outputs, plan.recorded
-    strided = plan.strided
-
-    def run_alias(x: DistTensor) -> DistTensor:
-        part = x.local
-        if x.more is None and part.flags.c_contiguous:
-            out = alias(part)
-            found = DistTensor(spec, out)
-            found.more = {"base": x, "by": plan}
-            if strided:
-                found.more["strided"] = True
-        elif x.__class__ is not DistTensor:
-            return plan.call((x,))[0]
-        else:
-            x.packed()
-            out = alias(x.local)
-            found = DistTensor(spec, out)
-            found.view_of(x, plan)
-            if strided and found.more is not None:
-                found.more["strided"] = True
-        if x.node is not None and recorded and world.recording:
-            world.clock = number = world.clock + 1
-            found.node = Node(plan, (x,), (out,), number)
-            found.slot = 0
-        return found
-
-    return run_alias

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tape import gradient_layout
-from plancompiler.eager.tensor import DistTensor, Node, record
+from plancompiler.eager.tape import OneToOne, gradient_layout
+from plancompiler.eager.tensor import DistTensor, record
 from plancompiler.ir import NdSbp
 
 
-class Redistribution:
+class Redistribution(OneToOne):
     """A change of layout of tensors of one spec."""
 
     kind = "redistribute"
 
     def __init__(self, source: TensorSpec, target: TensorSpec) -> None:
-        self.source = source
-        self.outputs = (target,)
+        super().__init__(source, target)
         self._move = None if source is target else source.world.mode.move(source, target)
 
     def __call__(self, tensor: DistTensor) -> DistTensor:
@@ -32,19 +29,10 @@ class Redistribution:
             record(found, self, tensor)
         return found
 
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
         """The same value in the layout that suits the input; see `gradient_layout`."""
-        (grad,) = grads
-        if grad is None:
-            return (None,)
         source = self.source
         if grad.placement == source.placement:
-            return (grad.redistribute(sbp=gradient_layout(source.sbp, grad.sbp)),)
+            return grad.redistribute(sbp=gradient_layout(source.sbp, grad.sbp))
         whole = gradient_layout(source.sbp, NdSbp.broadcast(source.placement.ndim))
-        return (grad.redistribute(source.placement, whole),)
+        return grad.redistribute(source.placement, whole)

@@ -6,14 +6,14 @@ that these have no compiled form; `pc.global_scatter` with a capacity has both.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from plancompiler.eager.spec import TensorSpec, WorldState
-from plancompiler.eager.tensor import DistTensor, Node, record
+from plancompiler.eager.spec import WorldState
+from plancompiler.eager.tape import OneToOne
+from plancompiler.eager.tensor import DistTensor, record
 from plancompiler.errors import PlacementError, UsageError
 from plancompiler.executor.comm import rows
 from plancompiler.ir import NdSbp
@@ -81,48 +81,30 @@ def _recorded(world: WorldState[Any], op: _Routed, x: DistTensor, local: Array) 
     return found
 
 
-class _Routed(ABC):
+class _Routed(OneToOne):
     """An exchange of rows on the tape."""
-
-    kind = ""
 
     def __init__(
         self, x: DistTensor, found: Array, counts: Array, received: Array, ranks: tuple[int, ...]
     ) -> None:
         spec = x.spec
         whole = NdSbp.broadcast(spec.placement.ndim)
-        self.outputs: tuple[TensorSpec, ...] = (
-            spec.world.spec(found.shape, spec.dtype, spec.placement, whole),
-        )
+        made = spec.world.spec(found.shape, spec.dtype, spec.placement, whole)
+        super().__init__(spec, made)
         self.counts = counts
         self.received = received
         self.ranks = ranks
-
-    @abstractmethod
-    def back(self, grad: DistTensor) -> DistTensor:
-        """The gradient of the input."""
-
-    def backward(
-        self,
-        node: Node,
-        grads: Sequence[DistTensor | None],
-        needed: tuple[bool, ...],
-        create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
-        """See `Recorded.backward`; recorded in turn where the world records."""
-        (grad,) = grads
-        return (None if grad is None else self.back(grad),)
 
 
 class _Scatter(_Routed):
     kind = "global_scatter"
 
-    def back(self, grad: DistTensor) -> DistTensor:
+    def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
         return global_gather(grad, self.counts, self.received, self.ranks)
 
 
 class _Gather(_Routed):
     kind = "global_gather"
 
-    def back(self, grad: DistTensor) -> DistTensor:
+    def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
         return global_scatter(grad, self.counts, self.ranks)[0]

@@ -12,6 +12,7 @@ from plancompiler.eager.spec import WorldState
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import NonFiniteError, UsageError
 from plancompiler.executor.space import Space
+from plancompiler.frontend.optim.eager import listed
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array, apply
 
@@ -89,7 +90,7 @@ class LossScale:
 
         Parameters may lie on several placements: all ranks that hold one decide together.
         """
-        given = [getattr(each, "value", each) for each in _listed(parameters)]
+        given: list[Any] = [getattr(each, "value", each) for each in listed(parameters)]
         for each in given:
             if not isinstance(each, DistTensor):
                 raise UsageError(
@@ -148,17 +149,6 @@ class LossScale:
                 expected="scale, good_steps",
             )
         self.scale, self.good_steps = float(state["scale"]), int(state["good_steps"])
-
-
-def _listed(parameters: Any) -> list[Any]:
-    if not isinstance(parameters, Iterable) or isinstance(parameters, (str, bytes, Mapping)):
-        raise UsageError(
-            "a step takes a list of parameters",
-            op="loss scaling",
-            source=user_line(),
-            got=type(parameters).__name__,
-        )
-    return list(parameters)
 
 
 def _any_infinite(world: WorldState[Any], grads: Sequence[DistTensor]) -> bool:

@@ -91,9 +91,17 @@ class TensorSpec:
         """Global shape and dtype."""
         return TensorType(self.shape, self.dtype)
 
+    def same_but_layout(self, other: TensorSpec) -> bool:
+        """Whether tensors of two specs have one shape, dtype and placement."""
+        return self.type == other.type and self.placement == other.placement
+
     def empty(self) -> np.ndarray[Any, np.dtype[Any]]:
         """A local array of unset elements."""
         return self.space.empty(self.local_shape, self.numpy_dtype)
+
+    def put(self, array: Array) -> Array:
+        """An array of this rank's part as a tensor holds it: a copy; empty on a rank outside."""
+        return self.space.put(array) if self.inside else self.empty()
 
     def __str__(self) -> str:
         return f"{self.type} on {self.placement} as {self.sbp}"
@@ -115,8 +123,14 @@ def attrs_key(attrs: Mapping[str, AttrValue]) -> tuple[object, ...]:
 class PreparedOp(Protocol[Tensor]):
     """An op on inputs of known specs."""
 
+    kind: str
+    attrs: Mapping[str, AttrValue]
     random: bool
     """Whether it draws numbers."""
+    recorded: bool
+    """Whether it goes on the tape."""
+    strided: bool
+    """Whether it makes views that are not in row-major order."""
     used: tuple[TensorSpec, ...]
     """The inputs in the layouts that the kernel takes."""
     outputs: tuple[TensorSpec, ...]
@@ -129,6 +143,9 @@ class PreparedOp(Protocol[Tensor]):
 
     def call(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run or record it."""
+
+    def again(self, tensor: Tensor) -> Array:
+        """This rank's part of the only output for the only input, computed once more."""
 
 
 class Mode(ABC, Generic[Tensor]):

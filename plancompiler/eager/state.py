@@ -99,7 +99,7 @@ def load(folder: str | PathLike[str], state: State, strict: bool = True, check: 
             else:
                 spec = specs[name]
                 array = arrays.get(name)
-                loaded = DistTensor(spec, spec.empty() if array is None else spec.space.put(array))
+                loaded = DistTensor(spec, spec.empty() if array is None else spec.put(array))
                 with world.no_grad():
                     put(value, loaded.redistribute(sbp=value.sbp))
                 found[key] = value

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from plancompiler.eager.spec import PreparedOp
 from plancompiler.errors import TracingError
-from plancompiler.ir import AttrValue, SourceLine, Value
+from plancompiler.ir import SourceLine, Value
 from plancompiler.ir.source import user_line
 
 
@@ -29,7 +30,7 @@ class Symbol:
     __slots__ = ("leaked", "seen", "value", "view")
 
     value: Value
-    view: tuple[Any, str, dict[str, AttrValue]] | None
+    view: tuple[Any, PreparedOp[Any]] | None
     """Of a view: the tensor whose memory it shares, and the op that makes it of that."""
     seen: Value | None
     """The base's value when the view was last made of it."""

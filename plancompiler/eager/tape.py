@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -17,6 +18,31 @@ from plancompiler.ir.source import user_line
 
 _NODE = attrgetter("node")
 _NUMBER = attrgetter("number")
+
+
+class OneToOne(ABC):
+    """An op of one tensor that is on the tape without a plan; see `Recorded`."""
+
+    kind: str
+
+    def __init__(self, source: TensorSpec, target: TensorSpec) -> None:
+        self.source = source
+        self.outputs = (target,)
+
+    def backward(
+        self,
+        node: Node,
+        grads: Sequence[DistTensor | None],
+        needed: tuple[bool, ...],
+        create_graph: bool,
+    ) -> Sequence[DistTensor | None]:
+        """See `Recorded.backward`."""
+        (grad,) = grads
+        return (None if grad is None else self.back(grad, create_graph),)
+
+    @abstractmethod
+    def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
+        """The gradient of the input."""
 
 
 def backward(
@@ -140,15 +166,13 @@ def retaken(tensor: DistTensor) -> Node | Leaf | None:
     node, more = tensor.node, tensor.more
     if more is None or not isinstance(node, Node) or "base" not in more:
         return node
-    changes = more["base"].more
-    changed = 0 if changes is None else changes.get("renamed", 0)
+    changed = more["base"].renamed
     if node.number >= changed:
         return node
     source: DistTensor = more.get("source", more["base"])
     behind, plan = retaken(source), more["by"]
     if plan is None and (node.inputs is None or node.inputs[0] is not source):
-        tensor.node = behind  # the same tensor once more
-        tensor.slot = source.slot if isinstance(behind, Node) else 0
+        tensor.follow(source)  # the same tensor once more
     elif behind is None:
         tensor.node = None
     else:
@@ -204,10 +228,7 @@ def _lost(node: Node, tensors: Sequence[DistTensor]) -> bool:
     """Whether a change in place has given an input another place on the tape, so that nobody knows
     what is behind the node; a gradient that comes to it is refused.
     """
-    return any(
-        tensor.more is not None and tensor.more.get("renamed", 0) > node.number
-        for tensor in tensors
-    )
+    return any(tensor.renamed > node.number for tensor in tensors)
 
 
 def _run_hooks(node: Node | Leaf, grads: list[DistTensor | None]) -> None:
@@ -224,11 +245,7 @@ def _checked(replaced: Any, grad: DistTensor) -> DistTensor:
     """What a hook gives in place of a gradient; GradientError where it cannot be one."""
     found: DistTensor = replaced
     spec = getattr(replaced, "spec", None)
-    if (
-        not isinstance(spec, TensorSpec)
-        or spec.type != grad.spec.type
-        or spec.placement != grad.placement
-    ):
+    if not isinstance(spec, TensorSpec) or not spec.same_but_layout(grad.spec):
         raise GradientError(
             "a hook gave what cannot take the place of the gradient",
             op="hook",
@@ -283,7 +300,7 @@ def seed(tensor: DistTensor, grad: DistTensor | None) -> DistTensor:
             return made
         return DistTensor(whole, whole.space.full(whole.local_shape, 1, whole.numpy_dtype))
     check_tensor("backward", grad)
-    if grad.spec.type != spec.type or grad.placement != spec.placement:
+    if not grad.spec.same_but_layout(spec):
         raise GradientError(
             "the gradient given to backward does not fit the tensor",
             source=user_line(),

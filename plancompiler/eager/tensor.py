@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -10,13 +10,9 @@ import numpy as np
 from plancompiler.eager.host_value import HostValue
 from plancompiler.eager.indexing import strided
 from plancompiler.eager.inplace_forms import InPlaceForms, check_tensor
-from plancompiler.eager.spec import Change, TensorSpec, WorldState, attrs_key
+from plancompiler.eager.spec import Change, PreparedOp, TensorSpec, WorldState, attrs_key
 from plancompiler.eager.symbol import Symbol
-from plancompiler.errors import (
-    GradientError,
-    PlacementError,
-    UsageError,
-)
+from plancompiler.errors import GradientError, PlacementError, UsageError
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, SourceLine
 from plancompiler.ir.operators import TENSORS_ONLY, Scalar, is_scalar, promoted, whole_numbers
 from plancompiler.ir.source import user_line
@@ -45,6 +41,10 @@ class Recorded(Protocol):
         create_graph: bool,
     ) -> Sequence[DistTensor | None]:
         """Gradients of the inputs that need one, from those of the outputs."""
+
+
+class RecordedPlan(PreparedOp["DistTensor"], Recorded, Protocol):
+    """The plan of an op that may have made a view."""
 
 
 class Leaf:
@@ -234,23 +234,12 @@ class DistTensor(InPlaceForms, HostValue):
         whole = spec.world.whole(spec)
         return spec.space.get(self.part(whole))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        raise UsageError(
-            "a DistTensor cannot be pickled: it is a part of what all ranks hold",
-            source=user_line(),
-            got=str(self.spec),
-            hint="pc.eager.save(folder, state) writes the parts of all ranks",
-        )
-
     def __copy__(self) -> DistTensor:
         """The same tensor once more: one memory, one place on the tape."""
-        if self.more is not None:
-            self.own()
+        self.own()
         found = DistTensor(self.spec, self.local)
         found.view_of(self)
-        found.node = self.node
-        if isinstance(self.node, Node):
-            found.slot = self.slot
+        found.follow(self)
         return found
 
     def __deepcopy__(self, memo: dict[int, object]) -> DistTensor:
@@ -327,14 +316,12 @@ class DistTensor(InPlaceForms, HostValue):
             raise GradientError("only a tensor with requires_grad set keeps a gradient")
         if value is not None:
             check_tensor("grad", value)
-        if value is not None and (
-            value.spec.type != self.spec.type or value.placement != self.placement
-        ):
-            raise GradientError(
-                "a gradient has the shape, dtype and placement of its tensor",
-                got=str(value.spec),
-                expected=str(self.spec),
-            )
+            if not value.spec.same_but_layout(self.spec):
+                raise GradientError(
+                    "a gradient has the shape, dtype and placement of its tensor",
+                    got=str(value.spec),
+                    expected=str(self.spec),
+                )
         self.node.grad = value
 
     @property
@@ -449,14 +436,40 @@ class DistTensor(InPlaceForms, HostValue):
             self.more = {"base": source, "by": by}
         else:
             self.more = {"base": more["base"], "source": source, "by": by}
-            if "strided" in more:
-                self.more["strided"] = True
 
     @property
     def source(self) -> DistTensor | None:
         """The tensor of which it was made as a view: its base, or another view of that."""
         more = self.more
         return None if more is None else more.get("source", more.get("base"))
+
+    @property
+    def by(self) -> RecordedPlan | None:
+        """The plan of the op that made it as a view; None where it is the same tensor once more."""
+        return None if self.more is None else self.more.get("by")
+
+    @property
+    def renamed(self) -> int:
+        """When a change in place gave it another place on the tape; 0 for never."""
+        return 0 if self.more is None else int(self.more.get("renamed", 0))
+
+    @renamed.setter
+    def renamed(self, clock: int) -> None:
+        if self.more is not None:
+            self.more["renamed"] = clock
+
+    def lineage(self) -> Iterator[DistTensor]:
+        """It, what it is a view of, and so on to its base."""
+        at: DistTensor | None = self
+        while at is not None:
+            yield at
+            at = at.source
+
+    def follow(self, other: DistTensor) -> None:
+        """Take the place of another tensor on the tape."""
+        self.node = other.node
+        if isinstance(other.node, Node):
+            self.slot = other.slot
 
     def packed(self) -> bool:
         """Lie in row-major order, before the memory is viewed. False, and nothing happens, for a
@@ -465,7 +478,7 @@ class DistTensor(InPlaceForms, HostValue):
         more = self.more
         if more is not None:
             if "base" in more:
-                return "strided" not in more
+                return not any(each.by is not None and each.by.strided for each in self.lineage())
             self.own()
         if not self.spec.world.mode.traces and not self.local.flags.c_contiguous:
             self.local = self.local.copy()
@@ -493,20 +506,14 @@ class DistTensor(InPlaceForms, HostValue):
                 run = first.runs.get((key, *attrs_key(attrs)) if attrs else key)
         except AttributeError:
             inputs = [self.coerced(kind, each) for each in inputs]
-            first, key = inputs[0].spec, None
+            key = None
         except (TypeError, ValueError):  # a list or an array among the attributes
             key = None
         if run is not None:
             return (run(*inputs),)
-        world = self.spec.world
-        plan = world.mode.plan(kind, tuple([tensor.spec for tensor in inputs]), attrs)
-        if plan.random:
-            world.draw_from(attrs)
-        elif key is not None:
-            run = world.mode.prepared(plan)
-            if run is not None:
-                first.runs[(key, *attrs_key(attrs)) if attrs else key] = run
-        return plan.call(inputs)
+        if key is not None and attrs:
+            key = (key, *attrs_key(attrs))
+        return _run(kind, key, attrs, inputs)
 
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> DistTensor:
         return self._source("fill", {"shape": shape, "dtype": str(dtype), "value": value})[0]
@@ -539,7 +546,12 @@ class DistTensor(InPlaceForms, HostValue):
         kept = other.__class__
         if kept is not float and kept is not int:
             if isinstance(other, DistTensor):
-                return _run_binary(kind, other, self) if swapped else _run_binary(kind, self, other)
+                left, right = (other, self) if swapped else (self, other)
+                ready: Run | None = left.spec.runs.get((kind, right.spec))
+                if ready is not None:
+                    return ready(left, right)
+                kind, left, right = promoted(kind, left, right)
+                return _run(kind, (kind, right.spec), {}, (left, right))[0]
             if not is_scalar(other):
                 return self._binary(kind, self.coerced(kind, other), swapped=swapped)
         number = other.item() if hasattr(other, "item") else other
@@ -557,7 +569,7 @@ class DistTensor(InPlaceForms, HostValue):
         attrs: dict[str, AttrValue] = {"scalar": number}
         if swapped:
             attrs["swapped"] = True
-        return _run(f"{kind}_scalar", key, attrs, self)
+        return _run(f"{kind}_scalar", key, attrs, (self,))[0]
 
     def _unary(self, kind: str, **attrs: AttrValue) -> DistTensor:
         if attrs:
@@ -565,7 +577,7 @@ class DistTensor(InPlaceForms, HostValue):
         run: Run | None = self.spec.runs.get(kind)
         if run is not None:
             return run(self)
-        return _run(kind, kind, {}, self)
+        return _run(kind, kind, {}, (self,))[0]
 
     __add__ = _operator("add")
     __sub__ = _operator("sub")
@@ -598,37 +610,30 @@ class DistTensor(InPlaceForms, HostValue):
             return run(self)
         wanted = whole_numbers("extents", shape[0] if len(shape) == 1 else shape)
         attrs: dict[str, AttrValue] = {"shape": wanted}
-        return _run("reshape", ("reshape", shape), attrs, self)
+        return _run("reshape", ("reshape", shape), attrs, (self,))[0]
 
     def relu(self) -> DistTensor:
         run: Run | None = self.spec.runs.get("relu")
         return self._unary("relu") if run is None else run(self)
 
 
-def _run_binary(kind: str, left: DistTensor, right: DistTensor) -> DistTensor:
-    run: Run | None = left.spec.runs.get((kind, right.spec))
-    if run is not None:
-        return run(left, right)
-    kind, left, right = promoted(kind, left, right)
-    return _run(kind, (kind, right.spec), {}, left, right)
-
-
 def _run(
-    kind: str, key: object, attrs: Mapping[str, AttrValue], *tensors: DistTensor
-) -> DistTensor:
-    """Run an op, and keep it on the first tensor's spec as one function where it is that simple."""
-    spec = tensors[0].spec
-    specs = tuple([tensor.spec for tensor in tensors])
-    mode = spec.world.mode
-    plan = mode.plan(kind, specs, attrs)
-    run: Run | None = mode.prepared(plan)
-    if run is not None:
+    kind: str, key: object, attrs: Mapping[str, AttrValue], tensors: Sequence[DistTensor]
+) -> tuple[DistTensor, ...]:
+    """Run an op, and keep it by a key on the first tensor's spec, as one function where it is that
+    simple.
+    """
+    spec, world = tensors[0].spec, tensors[0].spec.world
+    plan: PreparedOp[DistTensor] = world.mode.plan(
+        kind, tuple([each.spec for each in tensors]), attrs
+    )
+    if plan.random:
+        world.draw_from(attrs)
+    elif key is not None and (run := world.mode.prepared(plan)) is not None:
         if len(spec.runs) >= _RUNS:
             spec.runs.clear()
         spec.runs[key] = run
-        return run(*tensors)
-    made: DistTensor = plan.call(tensors)[0]
-    return made
+    return plan.call(tensors)
 
 
 _RUNS = 1024

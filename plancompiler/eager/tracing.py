@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 
 from plancompiler.eager.dispatch import RunMode
 from plancompiler.eager.foreach import Row
-from plancompiler.eager.materialized_view import slice_bounds
+from plancompiler.eager.materialized_view import replaced
 from plancompiler.eager.op_plan import OpPlan
 from plancompiler.eager.redistribution import Redistribution
 from plancompiler.eager.spec import Change, TensorSpec
@@ -169,11 +169,11 @@ class TraceMode(RunMode):
         if local.__class__ is not Symbol:
             return self.capture(tensor).value
         if local.view is not None:
-            base, kind, attrs = local.view
+            base, plan = local.view
             now = self.value(base)
             if now is not local.seen:
-                spec = tensor.spec
-                (local.value,) = self.recorder.add(kind, (now,), attrs, spec.placement)
+                add = self.recorder.add
+                (local.value,) = add(plan.kind, (now,), plan.attrs, tensor.placement)
                 local.seen = now
         found: Value = local.value
         return found
@@ -186,15 +186,7 @@ class TraceMode(RunMode):
         spec = tensor.spec
         whole = spec.world.reduced(spec)
         name = f"tensor_{len(self.captures)}"
-        attrs: dict[str, AttrValue] = {
-            "name": name,
-            "shape": spec.shape,
-            "dtype": str(spec.dtype),
-            "init": "zeros",
-            "init_args": (),
-            "trainable": False,
-        }
-        (value,) = self.recorder.add("variable", (), attrs, spec.placement, whole.sbp)
+        value = untrained_variable(self.recorder, name, whole)
         found = Capture(tensor, whole, value, name)
         for leaf, grad in self.leaves.items():
             if grad is tensor:
@@ -208,8 +200,9 @@ class TraceMode(RunMode):
         local: Any = tensor.local
         if local.__class__ is Symbol:
             if local.view is not None:
-                base, kind, attrs = local.view
-                self.store(base, self._into_base(base, kind, attrs, value))
+                base, plan = local.view
+                with self.world.no_grad():
+                    self.put(base, replaced(base, self.tensor(tensor.spec, value), plan))
                 local.seen = None
             else:
                 local.value = value
@@ -224,23 +217,6 @@ class TraceMode(RunMode):
             )
         capture.value = value
         capture.updated = updated
-
-    def _into_base(
-        self, base: DistTensor, kind: str, attrs: Mapping[str, AttrValue], value: Value
-    ) -> Value:
-        """The base's value when a view of it has been changed."""
-        add, where = self.recorder.add, base.placement
-        if kind in ("slice", "strided_slice"):
-            whole = self.value(base)
-            return add("slice_scatter", (whole, value), slice_bounds(attrs, base.ndim), where)[0]
-        if kind == "reshape":
-            return add("reshape", (value,), {"shape": base.shape}, where)[0]
-        if kind == "transpose":
-            axes = attrs["axes"]
-            assert isinstance(axes, tuple)
-            back = tuple(axes.index(axis) for axis in range(len(axes)))
-            return add("transpose", (value,), {"axes": back}, where)[0]
-        return value
 
     # --- what the eager path asks ---------------------------------------------------------------
 
@@ -266,13 +242,7 @@ class TraceMode(RunMode):
         found = tuple(map(self.tensor, plan.outputs, made))
         if plan.views and plan.makes_view(tensors[0]):
             self._note_view(found[0], tensors[0], plan)
-        if plan.recorded and world.recording and any(each.node is not None for each in tensors):
-            locals_ = tuple(each.local for each in found)
-            draw = world.draw if plan.random else None
-            node = Node(plan, tuple(tensors), locals_, world.tick(), draw)
-            for slot, tensor in enumerate(found):
-                if tensor.dtype.is_floating:
-                    tensor.node, tensor.slot = node, slot
+        plan.record(tensors, found, tuple(each.local for each in found))
         return found
 
     def holds_alone(self, tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
@@ -307,7 +277,7 @@ class TraceMode(RunMode):
             self._locals.append(at.local)
             at = at.source if self.made(at) else None
         symbol: Any = view.local
-        symbol.view = source, plan.kind, dict(plan.attrs)
+        symbol.view = source, plan
         symbol.seen = self.value(source)
 
     def _check_variable(self, tensor: DistTensor, kind: str) -> None:
@@ -409,3 +379,16 @@ class TraceMode(RunMode):
         if isinstance(found, TracedPlan):
             found.demanded = sbp
         return found
+
+
+def untrained_variable(recorder: JobBuilder, name: str, spec: TensorSpec) -> Value:
+    """Record a variable that begins as zeros."""
+    attrs: dict[str, AttrValue] = {
+        "name": name,
+        "shape": spec.shape,
+        "dtype": str(spec.dtype),
+        "init": "zeros",
+        "init_args": (),
+        "trainable": False,
+    }
+    return recorder.add("variable", (), attrs, spec.placement, spec.sbp)[0]

@@ -8,7 +8,6 @@ is not so, the view is a copy that is kept up to date (see `materialized_view`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from types import EllipsisType
 from typing import Any
@@ -53,27 +52,6 @@ def alias_of(
     return lambda array: array[place]
 
 
-def keeps_order(
-    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
-) -> bool:
-    """Whether a view that `alias_of` makes of a tensor in row-major order is in that order.
-
-    It is a fact of the whole tensor: a part may be in order by chance, with an extent of one, and
-    then the ranks would not agree on which reshapes are views.
-    """
-    given: Mapping[str, Any] = attrs
-    if kind == "transpose":
-        moved = [axis for axis in given["axes"] if used.shape[axis] != 1]
-        return moved == sorted(moved)
-    if kind == "expand_to":
-        return math.prod(used.shape) == math.prod(made.shape)
-    ndim = len(made.shape)
-    first = next((axis for axis, extent in enumerate(made.shape) if extent != 1), ndim)
-    return made.shape[first + 1 :] == used.shape[first + 1 :] and (
-        first == ndim or given.get("steps", (1,) * ndim)[first] == 1
-    )
-
-
 VIEW_KINDS = frozenset({"expand_to", "reshape", "slice", "strided_slice", "transpose"})
 """Ops whose result is a view, besides those that hand on the bytes of their input as they are. Of a
 reshape it depends on the strides."""
@@ -115,12 +93,24 @@ def view_strides(
     return strides
 
 
+def keeps_order(
+    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
+) -> bool:
+    """Whether a view that `alias_of` makes of a tensor in row-major order is in that order.
+
+    It is a fact of the whole tensor: a part may be in order by chance, with an extent of one, and
+    then the ranks would not agree on which reshapes are views.
+    """
+    strides = view_strides(kind, attrs, used.shape, row_major(used.shape), made.shape) or ()
+    laid = zip(made.shape, strides, row_major(made.shape), strict=True)
+    return all(extent == 1 or stride == wanted for extent, stride, wanted in laid)
+
+
 def strides_of(tensor: DistTensor) -> Strides:
     """The strides of a tensor that may be a view."""
-    source, more = tensor.source, tensor.more
-    if source is None or more is None:
+    source, plan = tensor.source, tensor.by
+    if source is None:
         return row_major(tensor.shape)
-    plan = more["by"]
     if plan is None:
         return strides_of(source) if source.shape == tensor.shape else row_major(tensor.shape)
     found = view_strides(plan.kind, plan.attrs, source.shape, strides_of(source), tensor.shape)

@@ -77,12 +77,9 @@ class World(WorldState[DistTensor]):
         layout = NdSbp.broadcast(placement.ndim) if sbp is None else NdSbp.of(sbp)
         dtype = DType.parse(array.dtype)
         spec = self.spec(array.shape, dtype, placement, layout)
-        if not spec.inside:
-            return DistTensor(spec, spec.empty())
-        if layout.has_partial:
-            whole = self.spec(array.shape, dtype, placement, NdSbp.broadcast(placement.ndim))
-            return DistTensor(spec, self.mode.move(whole, spec)(spec.space.put(array)))
-        return DistTensor(spec, spec.space.put(array[region_index(spec.region)]))
+        if layout.has_partial and spec.inside:
+            return DistTensor(spec, self.mode.move(self.whole(spec), spec)(spec.put(array)))
+        return DistTensor(spec, spec.put(array[region_index(spec.region)]))
 
     def array_for(self, value: object, placement: Placement) -> Array:
         """What a user gives as numbers for a placement: an array of the host, or of the device."""
@@ -122,9 +119,7 @@ class World(WorldState[DistTensor]):
                 hint="parts of a split are balanced: the first ranks hold one element more; "
                 "give the global shape where they differ",
             )
-        if not spec.inside:
-            return DistTensor(spec, spec.empty())
-        return DistTensor(spec, spec.space.put(array))
+        return DistTensor(spec, spec.put(array))
 
     # --- what the frontend asks for -------------------------------------------------------------
 

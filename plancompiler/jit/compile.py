@@ -23,11 +23,13 @@ from plancompiler.frontend.nn.module import Module
 from plancompiler.ir import Job
 from plancompiler.ir.source import user_line
 from plancompiler.ir.value import ACTIVE_TRACER
-from plancompiler.jit.compiled_program import Program
+from plancompiler.jit.specialization import Specialization
 
 PROGRAMS = 64
 """Programs that a compiled function keeps per world; the oldest goes when there are more."""
 
+_ByKind = dict[object, list[Specialization]]
+"""Specializations by what they depend on."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -60,7 +62,7 @@ class Compiled:
             raise UsageError("only a function can be compiled", got=type(function).__name__)
         self.function = function
         update_wrapper(self, function, updated=())
-        self._programs: WeakKeyDictionary[World, dict[object, list[Program]]] = WeakKeyDictionary()
+        self._programs: WeakKeyDictionary[World, _ByKind] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._around = _named_around(function)
         finalize(self, _close_all, self._programs)
@@ -97,7 +99,7 @@ class Compiled:
             if program.holds(tensors):
                 break
         else:
-            program = Program(world, self.function, args, kwargs, tensors)
+            program = Specialization(world, self.function, args, kwargs, tensors)
             known.append(program)
             _limit(programs)
         try:
@@ -249,7 +251,7 @@ def _names(code: CodeType) -> list[str]:
     return list(found)
 
 
-def _limit(programs: dict[object, list[Program]]) -> None:
+def _limit(programs: _ByKind) -> None:
     """Let go of the oldest programs when there are too many; all ranks do it in the same call."""
     while sum(map(len, programs.values())) > PROGRAMS:
         key = next(iter(programs))
@@ -257,7 +259,7 @@ def _limit(programs: dict[object, list[Program]]) -> None:
             program.close()
 
 
-def _close_all(programs: WeakKeyDictionary[World, dict[object, list[Program]]]) -> None:
+def _close_all(programs: WeakKeyDictionary[World, _ByKind]) -> None:
     for by_key in list(programs.values()):
         for known in by_key.values():
             for program in known:

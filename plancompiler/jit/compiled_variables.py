@@ -176,7 +176,7 @@ class Variables:
         moves: dict[str, Array | None] = {}
         copied = []
         for place, tensor in elsewhere:
-            if place.use.changed and tensor.more is not None:
+            if place.use.changed:
                 tensor.own()
             before = place.loan
             found = place.settle(tensor, self._call)

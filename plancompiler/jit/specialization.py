@@ -11,10 +11,10 @@ from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.symbol import Symbol
 from plancompiler.eager.tape import backward
 from plancompiler.eager.tensor import Leaf, Node
-from plancompiler.eager.tracing import Capture, TraceMode
+from plancompiler.eager.tracing import Capture, TraceMode, untrained_variable
 from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.trace import JobBuilder
-from plancompiler.ir import AttrValue, DType, Job, Value
+from plancompiler.ir import DType, Job, Value
 from plancompiler.ir.source import user_line
 from plancompiler.jit.compiled_run import CompiledRun, Draws
 from plancompiler.jit.compiled_variables import Variables, VariableUse
@@ -32,18 +32,8 @@ class _Made:
     """Whether it depends on what wants a gradient."""
 
 
-@dataclass(slots=True)
-class _Given:
-    """An argument, by its place."""
-
-    place: int
-
-
-@dataclass(slots=True)
-class _Kept:
-    """Anything else, as it was when the function was traced."""
-
-    value: Any
+_Making = Callable[[Sequence[DistTensor], Mapping[str, DistTensor]], Any]
+"""Makes a result of a call's arguments and of what its run has made, by name."""
 
 
 @dataclass(slots=True)
@@ -57,7 +47,7 @@ class _LeafState:
     """Spec of the gradient that the function finds."""
     read: bool
     """Whether the function depends on it."""
-    after: _Made | _Given | _Kept | None
+    after: _Making | None
     """What it leaves there; None for what it leaves alone."""
 
     def now(self, tensors: Sequence[DistTensor]) -> Leaf:
@@ -101,7 +91,7 @@ class _Variable:
 class _Traced:
     """What tracing a function gave."""
 
-    result: Any = None
+    result: _Making = lambda given, made: None
     leaves: list[_LeafState] = field(default_factory=list)
     variables: list[_Variable] = field(default_factory=list)
     made: dict[tuple[str, bool], _Made] = field(default_factory=dict)
@@ -112,7 +102,7 @@ class _Call:
 
     def __init__(
         self,
-        program: Program,
+        program: Specialization,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         tensors: Sequence[DistTensor],
@@ -155,7 +145,7 @@ class _Call:
         return self._program.gradients(self, node.inputs or (), grads)
 
 
-class Program:
+class Specialization:
     """A function traced for one kind of arguments, and the run of its plan."""
 
     def __init__(
@@ -170,7 +160,7 @@ class Program:
         self.name = name = getattr(function, "__name__", type(function).__name__)
         self._world = world
         self._function = function
-        self._gradients: dict[object, Program] = {}
+        self._gradients: dict[object, Specialization] = {}
         self._builder = JobBuilder(name)
         self._tracing = TraceMode(world, name, self._builder)
         self._traced = _Traced()
@@ -234,48 +224,31 @@ class Program:
 
     # --- tracing --------------------------------------------------------------------------------
 
-    def _resulting(self, value: Any, tensors: Sequence[DistTensor]) -> Any:
-        """A result, with what stands for its tensors in their place."""
+    def _resulting(self, value: Any, tensors: Sequence[DistTensor]) -> _Making:
+        """What makes a result of this form."""
         if isinstance(value, DistTensor):
             return self._resulting_tensor(value, tensors)
         if isinstance(value, dict):
-            return {name: self._resulting(each, tensors) for name, each in value.items()}
+            entries = {name: self._resulting(each, tensors) for name, each in value.items()}
+            return lambda given, made: {name: each(given, made) for name, each in entries.items()}
         if value.__class__ in (list, tuple):
-            return type(value)(self._resulting(each, tensors) for each in value)
-        return _Kept(value)
+            kind, parts = type(value), [self._resulting(each, tensors) for each in value]
+            return lambda given, made: kind(each(given, made) for each in parts)
+        return lambda given, made: value
 
-    def _resulting_tensor(
-        self, tensor: DistTensor, tensors: Sequence[DistTensor]
-    ) -> _Made | _Given | _Kept:
-        symbol: Any = tensor.local
-        if not isinstance(symbol, Symbol):
+    def _resulting_tensor(self, tensor: DistTensor, tensors: Sequence[DistTensor]) -> _Making:
+        if not isinstance(tensor.local, Symbol):
             place = _place(tensor, tensors)
-            return _Given(place) if place >= 0 else _Kept(tensor)
+            return lambda given, made: tensor if place < 0 else given[place]
         value = self._tracing.value(tensor)
         recorded = tensor.node is not None
         found = self._traced.made.get((value.name, recorded))
         if found is None:
-            spec = tensor.spec
-            whole = self._world.reduced(spec)
-            name = f"result_{len(self._traced.made)}"
-            found = _Made(name, whole, recorded)
-            self._traced.made[value.name, recorded] = found
-            self._keep(name, value, whole)
-        return found
-
-    def _keep(self, name: str, value: Value, spec: TensorSpec) -> None:
-        """Let a variable take a value that the run makes."""
-        attrs: dict[str, AttrValue] = {
-            "name": name,
-            "shape": spec.shape,
-            "dtype": str(spec.dtype),
-            "init": "zeros",
-            "init_args": (),
-            "trainable": False,
-        }
-        add = self._builder.add
-        (variable,) = add("variable", (), attrs, spec.placement, spec.sbp)
-        self._assign(variable, value)
+            name, spec = f"result_{len(self._traced.made)}", self._world.reduced(tensor.spec)
+            found = self._traced.made[value.name, recorded] = _Made(name, spec, recorded)
+            self._assign(untrained_variable(self._builder, name, spec), value)
+        name = found.name
+        return lambda given, made: made[name]
 
     def _assign(self, variable: Value, value: Value) -> None:
         for capture in self._tracing.captures:
@@ -289,9 +262,7 @@ class Program:
         tracing = self._tracing
         for leaf, before in tuple(tracing.leaves.items()):
             after = leaf.held
-            kept: _Made | _Given | _Kept | None = None
-            if after is not before:
-                kept = _Kept(None) if after is None else self._resulting_tensor(after, tensors)
+            kept = None if after is before else self._resulting(after, tensors)
             place = next((at for at, each in enumerate(tensors) if each.node is leaf), -1)
             spec = None if before is None else before.spec
             read = leaf in tracing.read
@@ -358,14 +329,14 @@ class Program:
         }
         for leaf in self._traced.leaves:
             if leaf.after is not None:
-                leaf.now(tensors).grad = _built(leaf.after, tensors, made)
+                leaf.now(tensors).grad = leaf.after(tensors, made)
         if recorded:
             # What will be refused needs to keep nothing.
             kept = ((), {}, ()) if self._changes else (args, kwargs or {}, tensors)
             call = _Call(self, *kept, state)
             results = [made[name] for name in self._recorded()]
             call.record([found[at] for at in self._wanting], results)
-        return _built(self._traced.result, tensors, made)
+        return self._traced.result(tensors, made)
 
     # --- gradients of results -------------------------------------------------------------------
 
@@ -409,7 +380,7 @@ class Program:
         wanting: Sequence[DistTensor],
         grads: Sequence[DistTensor | None],
         tensors: Sequence[DistTensor],
-    ) -> Program:
+    ) -> Specialization:
         world = self._world
 
         def function() -> list[DistTensor | None]:
@@ -432,7 +403,7 @@ class Program:
             if isinstance(tensor.node, Node):
                 tensor.node = Leaf(world)
         try:
-            return Program(world, function, (), {}, tensors, inner=True)
+            return Specialization(world, function, (), {}, tensors, inner=True)
         finally:
             for tensor, node in zip(wanting, nodes, strict=True):
                 tensor.node = node
@@ -468,16 +439,3 @@ def _tensors_in(value: Any) -> Iterator[DistTensor]:
 
 def _place(tensor: DistTensor, tensors: Sequence[DistTensor]) -> int:
     return next((at for at, each in enumerate(tensors) if each is tensor), -1)
-
-
-def _built(value: Any, tensors: Sequence[DistTensor], made: Mapping[str, DistTensor]) -> Any:
-    """A result out of what stands for its tensors."""
-    if isinstance(value, _Made):
-        return made[value.name]
-    if isinstance(value, _Given):
-        return tensors[value.place]
-    if isinstance(value, _Kept):
-        return value.value
-    if isinstance(value, dict):
-        return {name: _built(each, tensors, made) for name, each in value.items()}
-    return type(value)(_built(each, tensors, made) for each in value)
