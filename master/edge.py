@@ -28,6 +28,7 @@ from plancompiler.cluster.messages import (
     Registered,
     Run,
     Shipped,
+    Waiting,
 )
 from plancompiler.errors import (
     ClusterError,
@@ -59,6 +60,7 @@ from plancompiler.master.events import (
 )
 from plancompiler.master.job_channel import JobChannel
 from plancompiler.master.state import MasterState
+from plancompiler.master.stopped_early import StoppedEarly
 from plancompiler.master.work_threads import WorkThreads
 from plancompiler.plan.job_serde import job_from_bytes
 from plancompiler.plan.serde import plan_to_bytes
@@ -126,6 +128,7 @@ class MasterEdge:
         self._compilations: set[asyncio.Task[None]] = set()
         self._compilers = WorkThreads("plancompiler-compile", _COMPILATIONS)
         self._clock: asyncio.Task[None] | None = None
+        self._stopped_early = StoppedEarly()
         self._stopping = False
         self._stood_still = 0.0
 
@@ -202,6 +205,17 @@ class MasterEdge:
         connection = self._by_token.get(token)
         if connection is not None:
             self.handle(FromWorker(connection.number, heartbeat))
+
+    def stopped_early(self, rank: int, host: str) -> None:
+        """A worker that has not registered is stopped by a signal; `rank` -1: it wants any."""
+        if self._stopped_early.note(rank, host, self._now()):
+            for channel in self._channels.values():
+                if channel.waiting is not None:
+                    self._publish_waiting(channel, channel.waiting)
+
+    def _publish_waiting(self, channel: JobChannel, waiting: Waiting) -> None:
+        stopped = self._stopped_early.texts(waiting.ranks, self._now())
+        channel.publish(replace(waiting, stopped=stopped))
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -322,7 +336,10 @@ class MasterEdge:
                 channel = self._channels[job_id]
                 if isinstance(event, Shipped):
                     event = replace(event, sent_bytes=channel.sent_bytes)
-                channel.publish(event)
+                if isinstance(event, Waiting):
+                    self._publish_waiting(channel, event)
+                else:
+                    channel.publish(event)
                 if self._observe is not None:
                     self._observe(job_id, event)
             case Release(job_id):

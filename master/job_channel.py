@@ -81,7 +81,8 @@ class JobChannel:
         self.readers = 0
         """How many follow its events."""
         self._events: list[JobEvent | None] = []
-        self._waiting: Waiting | None = None
+        self.waiting: Waiting | None = None
+        """Which ranks the job waits for, as its readers hear."""
         """Why it does not begin."""
         self._changes = Changes()
         self._limit = event_bytes
@@ -103,10 +104,10 @@ class JobChannel:
     def publish(self, event: JobEvent) -> None:
         """Add an event for all readers, present and future; of what is missing only the latest."""
         if isinstance(event, Waiting):
-            self._waiting = event
+            self.waiting = event
             self.wake()
             return
-        self._waiting = None
+        self.waiting = None
         self._events.append(event)
         if isinstance(event, RankOutputs):
             if self._first_step < 0:
@@ -154,7 +155,7 @@ class JobChannel:
         self.readers += 1
         try:
             while True:
-                if position == len(self._events) and self._waiting in (None, waiting):
+                if position == len(self._events) and self.waiting in (None, waiting):
                     if self._ended:
                         return
                     await self._changes.wait()
@@ -162,7 +163,7 @@ class JobChannel:
                 dropped_through = self._dropped_through
                 told_through = max(told_through, self._first_step - 1)
                 position += len(batch)
-                if not batch and self._waiting in (None, waiting):
+                if not batch and self.waiting in (None, waiting):
                     yield None
                 for event in batch:
                     if isinstance(event, (RankOutputs, StepDone)) and event.step <= dropped_through:
@@ -175,8 +176,8 @@ class JobChannel:
                     if isinstance(event, StepDone):
                         told_through = max(told_through, event.step)
                     yield event
-                if self._waiting is not None and self._waiting is not waiting:
-                    waiting = self._waiting
+                if self.waiting is not None and self.waiting is not waiting:
+                    waiting = self.waiting
                     yield waiting
         finally:
             self.readers -= 1

@@ -369,7 +369,11 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     @_answering
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:
-        self._edge.beat(request.token, decode(Heartbeat, request.heartbeat))
+        heartbeat = decode(Heartbeat, request.heartbeat)
+        if request.token:
+            self._edge.beat(request.token, heartbeat)
+        elif heartbeat.stopped:
+            self._edge.stopped_early(request.rank, request.host[:_MAX_TEXT])
         return pb.BeatReply()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +31,7 @@ from plancompiler.errors import (
     PlanCompilerError,
     UsageError,
 )
+from plancompiler.executor.comm.host_wire import HOST_VARIABLE
 from plancompiler.executor.cuda.device import local_device
 from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE
@@ -102,6 +105,8 @@ def run_worker(
     channel = peers = None
     heartbeats = Heartbeats()
     try:
+        named = host or os.environ.get(HOST_VARIABLE) or socket.gethostname()
+        heartbeats.announce(master, tls, token_file, rank, named)
         peers = open_peers(transport, master, listen, tls, insecure, host)
         register = peers.offer(rank, device, version or software_version())
         register = replace(register, deadline=deadline)

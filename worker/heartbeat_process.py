@@ -46,7 +46,7 @@ class HeartbeatProcess:
         self._said = False
         """Whether standard error has it that the worker is stopped."""
         self._introduction: dict[str, Any] | None = None
-        """How to reach the master, once the worker has registered."""
+        """How to reach the master; with a token once the worker has registered."""
         self._stub: Any = None
 
     def serve(self) -> None:
@@ -74,19 +74,24 @@ class HeartbeatProcess:
         for line in lines:
             if line:
                 self._introduction = json.loads(line)
+                self._stub = None
 
     def _look(self, status: ProcessStatus, passed: float) -> None:
         self._stopped = self._stopped + passed if status.is_stopped else 0.0
         # Before it is wanted, as others lose patience too. One that lives gives a sign each second.
-        if self._introduction is not None and (status.is_stopped or self._quiet > time_limits.SIGN):
-            self._open(self._introduction)
+        told = self._introduction
+        has_registered = told is not None and "token" in told
+        if has_registered and (status.is_stopped or self._quiet > time_limits.SIGN):
+            self._open()
         is_known = self._stopped >= time_limits.STOPPED_WORKER
         if is_known and not self._said:
             self._said = True
             sys.stderr.write(f"plancompiler: {status.stopped_text}; {CONTINUE_HINT}\n")
             sys.stderr.flush()
         # Of one that has just been stopped nothing is said: it may be continued at once.
-        if self._quiet >= QUIET_SECONDS and status.is_stopped == is_known:
+        # Nor of one that has not registered and only is slow: nobody misses it.
+        is_worth_telling = is_known or (has_registered and not status.is_stopped)
+        if self._quiet >= QUIET_SECONDS and is_worth_telling:
             self._speak(status)
 
     def _speak(self, status: ProcessStatus) -> None:
@@ -96,28 +101,43 @@ class HeartbeatProcess:
             return
         import grpc  # noqa: PLC0415  # see the module's text
 
+        from plancompiler.errors import PlanCompilerError  # noqa: PLC0415  # as above
         from plancompiler.proto import cluster_pb2 as pb  # noqa: PLC0415
 
-        self._open(told)
         heartbeat = pb.Heartbeat(
             stopped=status.is_stopped,
             cpu_seconds=status.cpu_seconds,
             gets_on=waits_for_disk(self._process),
         )
-        request = pb.BeatRequest(token=bytes.fromhex(told["token"]), heartbeat=heartbeat)
+        request = pb.BeatRequest(
+            token=bytes.fromhex(told.get("token", "")),
+            heartbeat=heartbeat,
+            rank=told.get("rank", -1),
+            host=told.get("host", ""),
+        )
         try:
+            self._open()
             self._stub.Beat(request, timeout=time_limits.BEAT)
-        except grpc.RpcError:
+        except (grpc.RpcError, PlanCompilerError):
             return
 
-    def _open(self, told: dict[str, Any]) -> None:
-        if self._stub is not None:
+    def _open(self) -> None:
+        told = self._introduction
+        if self._stub is not None or told is None:
             return
-        from plancompiler.cluster.channel import TlsFiles, open_channel  # noqa: PLC0415  # as above
+        from plancompiler.cluster.channel import (  # noqa: PLC0415  # as above
+            TlsFiles,
+            connect_master,
+            open_channel,
+        )
         from plancompiler.proto.cluster_pb2_grpc import WorkerStub  # noqa: PLC0415  # as above
 
         tls = None if told["tls"] is None else TlsFiles(*map(Path, told["tls"]))
-        channel = open_channel(told["master"], tls, bytes.fromhex(told["session"]))
+        if "token" in told:
+            channel = open_channel(told["master"], tls, bytes.fromhex(told["session"]))
+        else:
+            file = None if told["token_file"] is None else Path(told["token_file"])
+            channel = connect_master(told["master"], tls, file, time_limits.BEAT)
         self._stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from plancompiler.cluster.channel import TlsFiles
@@ -29,7 +30,7 @@ class Heartbeats:
     """Starts the process beside this one, and tells it now and then that all is well."""
 
     def __init__(self) -> None:
-        package = str(Path(time_limits.__file__).parent.parent)
+        package = str(Path(time_limits.__file__).parents[2])
         words = [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps([package, *sys.path])]
         self._process = subprocess.Popen(
             [*words, str(os.getpid())],
@@ -43,16 +44,27 @@ class Heartbeats:
         os.set_blocking(self._pipe, False)
         self._next = 0.0
 
+    def announce(
+        self,
+        master: str,
+        tls: TlsFiles | None,
+        token_file: Path | None,
+        rank: int | None,
+        host: str,
+    ) -> None:
+        """Let it say where this worker is stopped before it has registered."""
+        file = None if token_file is None else str(token_file.absolute())
+        wanted = -1 if rank is None else rank
+        self._reach(master, tls, {"token_file": file, "rank": wanted, "host": host})
+
     def introduce(self, master: str, tls: TlsFiles | None, session: bytes, token: bytes) -> None:
         """Let it speak for this worker, which has registered."""
+        self._reach(master, tls, {"session": session.hex(), "token": token.hex()})
+
+    def _reach(self, master: str, tls: TlsFiles | None, told: Mapping[str, object]) -> None:
         files = () if tls is None else (tls.ca, tls.cert, tls.key)
-        told = {
-            "master": master,
-            "tls": [str(each.absolute()) for each in files] or None,
-            "session": session.hex(),
-            "token": token.hex(),
-        }
-        self._tell(json.dumps(told).encode() + SIGN)
+        names = [str(each.absolute()) for each in files] or None
+        self._tell(json.dumps({"master": master, "tls": names, **told}).encode() + SIGN)
 
     def sign(self) -> None:
         """All is well; may be called as often as one likes."""

@@ -171,3 +171,5 @@ def _say_waiting(waiting: Waiting) -> None:
         f"waiting for a worker of rank {ranks}{f' and {more} more' if more else ''} "
         f"({waiting.seconds:.0f} s)"
     )
+    for text in waiting.stopped:
+        print_note(text)

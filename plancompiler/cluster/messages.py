@@ -401,6 +401,8 @@ class Waiting:
     """Of all of them."""
     seconds: float
     """Since its submission."""
+    stopped: tuple[str, ...] = ()
+    """Which workers are stopped that would come, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,14 +209,16 @@ class JobEvent(_message.Message):
     def __init__(self, phase_changed: _Optional[_Union[PhaseChanged, _Mapping]] = ..., compile_finished: _Optional[_Union[CompileFinished, _Mapping]] = ..., rank_outputs: _Optional[_Union[RankOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., ticket_done: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., rank_timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("ranks", "count", "seconds")
+    __slots__ = ("ranks", "count", "seconds", "stopped")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     count: int
     seconds: float
-    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    stopped: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ..., stopped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepsFailed(_message.Message):
     __slots__ = ("ticket", "error")
@@ -387,12 +389,16 @@ class Heartbeat(_message.Message):
     def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ..., gets_on: _Optional[bool] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
-    __slots__ = ("token", "heartbeat")
+    __slots__ = ("token", "heartbeat", "rank", "host")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     heartbeat: Heartbeat
-    def __init__(self, token: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    rank: int
+    host: str
+    def __init__(self, token: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class BeatReply(_message.Message):
     __slots__ = ()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import plancompiler as pc
+from plancompiler.cluster.messages import Waiting
 from plancompiler.errors import MasterUnreachableError, PlanCompilerError, WorkerLostError
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
@@ -130,6 +131,35 @@ def test_a_worker_that_is_stopped_is_named(cluster: Cluster, when: str) -> None:
                 handle.result()
     assert caught.value.report.rank == 1
     assert "its process is in state T, stopped by a signal" in str(caught.value)
+
+
+STOPS_ITSELF = """
+import os, signal
+from plancompiler.worker.heartbeats import Heartbeats
+beside = Heartbeats()
+beside.announce({address!r}, None, None, 1, "elsewhere")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_worker_that_is_stopped_before_it_registers_is_named_to_those_who_wait() -> None:
+    class HeardError(Exception):
+        pass
+
+    def hear(waiting: Waiting) -> None:
+        if waiting.stopped:
+            raise HeardError(*waiting.stopped)
+
+    with MasterServer(ranks=2) as server, Client(server.address) as client:
+        handle = client.submit(regression(2), 1, on_waiting=hear)
+        command = [sys.executable, "-c", STOPS_ITSELF.format(address=server.address)]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
+            try:
+                with pytest.raises(HeardError) as caught:
+                    handle.result()
+            finally:
+                process.kill()
+    assert caught.value.args == ("rank 1: its worker on host elsewhere is stopped (state T)",)
 
 
 def test_a_worker_whose_interpreter_is_held_is_not_silent(cluster: Cluster) -> None:
