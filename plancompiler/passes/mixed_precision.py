@@ -18,6 +18,7 @@ bfloat16 has the exponents of float32, so it holds whatever float32 holds, and n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plancompiler.errors import UsageError
@@ -31,13 +32,14 @@ from plancompiler.ir import (
     Phase,
     Placement,
     Split,
+    TensorType,
     Value,
     freeze_attrs,
 )
 from plancompiler.ir.settings import Settings, option
 from plancompiler.ops.loss_scale import UPDATES, guarded_kind
 from plancompiler.ops.registry import infer_types, op_def
-from plancompiler.passes.base import PassResult, counted, with_ops
+from plancompiler.passes.base import PassResult, counted, producers_of, with_ops
 
 FIRST_SCALE = 65536
 """Initial scale where the config names none."""
@@ -140,15 +142,16 @@ def lower_precision(job: Job, config: PrecisionOptions) -> PassResult:
     if config.precision == "float32":
         return PassResult(job, "off")
     low = DType.parse(config.precision)
-    rewrite = _Rewrite(job, config, low)
+    facts = _analyse(job, low)
+    rewrite = _Rewrite(job, config, facts, _decide(job, facts, low))
     rewritten = with_ops(job, rewrite.ops())
     summary = (
-        f"{counted(rewrite.lowered, 'op')} of {len(job.ops)} in {low}, with "
+        f"{counted(len(rewrite.decisions.lowered), 'op')} of {len(job.ops)} in {low}, with "
         f"{counted(rewrite.casts, 'cast')}; "
     )
     if low is not DType.FLOAT16:
         return PassResult(rewritten, summary + "no gradient is scaled")
-    if rewrite.scale is None:
+    if not facts.seeds:
         return PassResult(rewritten, summary + "no gradient to scale")
     summary += (
         f"loss scale {config.loss_scale or FIRST_SCALE}, checked on "
@@ -157,106 +160,197 @@ def lower_precision(job: Job, config: PrecisionOptions) -> PassResult:
     return PassResult(rewritten, summary)
 
 
+# --- analysis: where gradients go -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What follows from gradients where these are scaled or have 16 bits, by name."""
+
+    seeds: Mapping[str, Op]
+    """The ones at which the gradients of losses start, where they are scaled."""
+    scaled: frozenset[str]
+    """Values in backward that carry the scale."""
+    leaving: frozenset[str]
+    """Ops outside backward that use gradients, or change what they train, where those are scaled:
+    they read gradients as they would be without a scale.
+    """
+    held: frozenset[str]
+    """Of these, updates and what follows from them: they come after the check of all gradients."""
+    traced: frozenset[str]
+    """Ops that work on gradients as they were traced."""
+
+
+def _analyse(job: Job, low: DType) -> _Facts:
+    seeds = _seeds(job) if low is DType.FLOAT16 else {}
+    scaled: dict[str, int] = {}
+    """With how many uses of gradients came before."""
+    after: set[str] = set()
+    """Values that follow from gradients outside backward."""
+    backward: set[str] = set()
+    updated: set[str] = set()
+    leaving: set[str] = set()
+    held: set[str] = set()
+    traced: set[str] = set()
+    for op in job.ops:
+        inputs = {value.name for value in op.inputs}
+        outputs = [value.name for value in op.outputs]
+        phase, changes = op.origin.phase, bool(op_def(op.kind).mutates)
+        if phase is Phase.BACKWARD:
+            backward.update(outputs)
+        if op.name in seeds:
+            scaled[outputs[0]] = len(leaving)
+        elif phase is Phase.BACKWARD:
+            # One loss's backward is traced without a break, so a gradient from before the last use
+            # of gradients belongs to another loss.
+            for value in op.inputs:
+                if value.name in after or scaled.get(value.name, len(leaving)) < len(leaving):
+                    raise _second_order(op, value)
+            if not inputs.isdisjoint(scaled):
+                scaled.update(dict.fromkeys(outputs, len(leaving)))
+        elif seeds:
+            if (changes and phase is Phase.UPDATE) or inputs & (after | scaled.keys()):
+                leaving.add(op.name)
+                after.update(outputs)
+                if changes or inputs & updated:
+                    held.add(op.name)
+                    updated.update(outputs)
+        elif low is not DType.FLOAT16 and (phase is Phase.UPDATE or inputs & (after | backward)):
+            traced.add(op.name)
+            after.update(outputs)
+    return _Facts(seeds, frozenset(scaled), frozenset(leaving), frozenset(held), frozenset(traced))
+
+
+def _seeds(job: Job) -> dict[str, Op]:
+    if not any(op.origin.phase is Phase.UPDATE and op_def(op.kind).mutates for op in job.ops):
+        return {}
+    return {
+        op.name: op
+        for op in job.ops
+        if op.kind == "fill"
+        and op.origin.phase is Phase.BACKWARD
+        and op.attr("value") == 1.0
+        and op.outputs[0].shape == ()
+        and op.outputs[0].dtype.is_floating
+    }
+
+
+def _second_order(op: Op, value: Value) -> UsageError:
+    return UsageError(
+        "a gradient of gradients cannot be computed with loss scaling",
+        op=op.name,
+        source=op.source,
+        got=f"%{value.name}, which follows from the gradients of another loss",
+        expected="losses that depend on no gradient",
+        hint="use precision=float32 for this job",
+    )
+
+
+# --- decisions: which ops work on 16 bits ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Decisions:
+    low: DType
+    lowered: Mapping[str, tuple[DType, ...]]
+    """The dtypes of what an op makes, by its name, for those that work on 16 bits."""
+
+
+def _decide(job: Job, facts: _Facts, low: DType) -> _Decisions:
+    made: dict[str, DType] = {}
+    lowered: dict[str, tuple[DType, ...]] = {}
+    variables = {op.outputs[0].name for op in job.ops if op.kind == "variable"}
+    kept = {*facts.seeds, *facts.leaving, *facts.traced}
+    for op in job.ops:
+        made.update((value.name, value.dtype) for value in op.outputs)
+        floating = [value.name for value in op.inputs if value.dtype.is_floating]
+        # All floating inputs have 16 bits already, parameters aside.
+        fed_low = any(made[name] is low for name in floating) and all(
+            made[name] is low or name in variables for name in floating
+        )
+        wanted = op.kind in LOW or (op.kind in FOLLOWING and fed_low)
+        if op.name not in kept and wanted and _is_lowerable(op, low):
+            inputs = tuple(
+                TensorType(value.shape, low if _is_low(op, position) else made[value.name])
+                for position, value in enumerate(op.inputs)
+            )
+            types = infer_types(op.kind, inputs, dict(op.attrs))
+            lowered[op.name] = tuple(tensor.dtype for tensor in types)
+            made.update(zip((value.name for value in op.outputs), lowered[op.name], strict=True))
+    return _Decisions(low, lowered)
+
+
+def _is_lowerable(op: Op, low: DType) -> bool:
+    """Whether all floating numbers of an op were traced as float32, and fit."""
+    operands = [value for value in (*op.inputs, *op.outputs) if value.dtype.is_floating]
+    scalar = op.attr("scalar", 1.0)
+    if isinstance(scalar, (int, float)) and scalar:
+        least, most = low.range
+        if not least <= abs(scalar) <= most:
+            return False
+    return bool(operands) and all(one.dtype is DType.FLOAT32 for one in operands)
+
+
+def _is_low(op: Op, position: int) -> bool:
+    """Whether an op on 16 bits reads this input in them."""
+    return op.inputs[position].dtype.is_floating and position not in _WIDE.get(op.kind, ())
+
+
+# --- rewriting ------------------------------------------------------------------------------------
+
+
 class _Rewrite:
     """Walks the job once, in order, and keeps what it makes of each value by its traced name."""
 
-    def __init__(self, job: Job, config: PrecisionOptions, low: DType) -> None:
-        self._job, self._config, self._low = job, config, low
-        self._traced = {value.name: op for op in job.ops for value in op.outputs}
+    def __init__(
+        self, job: Job, config: PrecisionOptions, facts: _Facts, decisions: _Decisions
+    ) -> None:
+        self._job, self._config, self._facts, self.decisions = job, config, facts, decisions
+        self._traced = producers_of(job)
         self._made: dict[str, Value] = {}
         """Each value as it is made now."""
         self._cast: dict[tuple[str, DType], list[tuple[Origin, Value]]] = {}
         """Its other forms, and for whom they were made."""
         self._done: list[Op] = []
         self._names = {op.name for op in job.ops}
-        self.lowered = self.casts = self.checked = self.guarded = 0
-        """Ops in 16 bits, casts, gradients looked at, updates that can be skipped."""
-        self.scale: Value | None = None
-        """The variable; None where nothing is scaled, as with bfloat16."""
+        self.casts = self.checked = self.guarded = 0
+        """Casts, gradients looked at, updates that can be skipped."""
         self._scales: dict[Placement, Value] = {}
         self._inverses: dict[Placement, Value] = {}
-        self._scaled: dict[str, int] = {}
-        """Scaled gradients in backward, by traced name, with how many uses of gradients came
-        before."""
-        self._uses = 0
-        """Ops outside backward that use gradients."""
         self._finals: dict[str, Value] = {}
         """Gradients as they leave backward, by traced name."""
-        self._after_backward: set[str] = set()
-        """Values that follow from gradients outside backward."""
         self._held: list[Op] = []
-        """Updates and what follows from them: they come after the check of all gradients."""
-        self._updated: set[str] = set()
 
     def ops(self) -> list[Op]:
         """The ops of the job in 16 bits."""
-        seeds = self._seeds() if self._low is DType.FLOAT16 else {}
-        if seeds:
-            self._make_scale(next(iter(seeds.values())))
+        facts = self._facts
+        for seed in [*facts.seeds.values()][:1]:
+            self._make_scale(seed)
         for op in self._job.ops:
-            if op.name in seeds:
-                self._scaled[op.outputs[0].name] = self._uses
+            if op.name in facts.seeds:
                 self._made[op.outputs[0].name] = self._seed(op)
-            elif op.origin.phase is Phase.BACKWARD:
-                self._check_first_order(op)
-                if any(value.name in self._scaled for value in op.inputs):
-                    self._scaled.update((value.name, self._uses) for value in op.outputs)
-                self._lower(op)
-            elif self.scale is not None and self._follows_backward(op):
+            elif op.name in facts.leaving:
                 self._leave_backward(op)
-            elif self._low is not DType.FLOAT16 and self._uses_gradients(op):
-                self._after_backward.update(value.name for value in op.outputs)
-                self._append_traced(op)
+            elif op.name in self.decisions.lowered:
+                self._append_low(op)
             else:
-                self._lower(op)
-        if self.scale is not None:
+                self._append_traced(op)
+        if facts.seeds:
             self._guard()
         return self._done
 
     # --- dtypes -----------------------------------------------------------------------------------
 
-    def _lower(self, op: Op) -> None:
-        """Append an op in the dtype that its kind calls for."""
-        low = op.kind in LOW or (op.kind in FOLLOWING and self._is_fed_low(op))
-        if low and self._is_lowerable(op):
-            self._append_low(op)
-        else:
-            self._append_traced(op)
-
-    def _is_lowerable(self, op: Op) -> bool:
-        """Whether all floating numbers of an op were traced as float32, and fit."""
-        operands = [value for value in (*op.inputs, *op.outputs) if value.dtype.is_floating]
-        scalar = op.attr("scalar", 1.0)
-        if isinstance(scalar, (int, float)) and scalar:
-            least, most = self._low.range
-            fits = least <= abs(scalar) <= most
-        else:
-            fits = True
-        return bool(operands) and fits and all(one.dtype is DType.FLOAT32 for one in operands)
-
-    def _is_fed_low(self, op: Op) -> bool:
-        """Whether all floating inputs have 16 bits already, parameters aside."""
-        values = [value for value in op.inputs if value.dtype.is_floating]
-        low = [self._made[value.name].dtype is self._low for value in values]
-        return any(low) and all(
-            is_low or self._traced[value.name].kind == "variable"
-            for value, is_low in zip(values, low, strict=True)
-        )
-
     def _append_low(self, op: Op) -> None:
-        wide = _WIDE.get(op.kind, ())
+        low = self.decisions.low
         inputs = tuple(
-            self._as(value, self._low, op)
-            if value.dtype.is_floating and position not in wide
-            else self._made[value.name]
+            self._as(value, low, op) if _is_low(op, position) else self._made[value.name]
             for position, value in enumerate(op.inputs)
         )
-        types = infer_types(op.kind, tuple(value.type for value in inputs), dict(op.attrs))
+        dtypes = self.decisions.lowered[op.name]
         outputs = tuple(
-            replace(value, dtype=tensor.dtype)
-            for value, tensor in zip(op.outputs, types, strict=True)
+            replace(value, dtype=dtype) for value, dtype in zip(op.outputs, dtypes, strict=True)
         )
-        self.lowered += 1
         self._append(replace(op, inputs=inputs, outputs=outputs))
 
     def _append_traced(self, op: Op) -> None:
@@ -323,32 +417,11 @@ class _Rewrite:
 
     # --- the scale --------------------------------------------------------------------------------
 
-    def _seeds(self) -> dict[str, Op]:
-        """The ones at which the gradients of losses start, by name, where there are updates."""
-        updates = any(
-            op.origin.phase is Phase.UPDATE and op_def(op.kind).mutates for op in self._job.ops
-        )
-        if not updates:
-            return {}
-        found = {}
-        for op in self._job.ops:
-            value = op.outputs[0] if op.outputs else None
-            if (
-                op.kind == "fill"
-                and op.origin.phase is Phase.BACKWARD
-                and op.attr("value") == 1.0
-                and value is not None
-                and value.shape == ()
-                and value.dtype.is_floating
-            ):
-                found[op.name] = op
-        return found
-
     def _make_scale(self, seed: Op) -> None:
         first = float(self._config.loss_scale or FIRST_SCALE)
-        self.scale = self._variable("loss_scale", "float32", "constant", (first,), seed)
+        self._scale = self._variable("loss_scale", "float32", "constant", (first,), seed)
         self._counter = self._variable("loss_scale.good_steps", "int32", "zeros", (), seed)
-        self._scales[seed.placement] = self.scale
+        self._scales[seed.placement] = self._scale
 
     def _variable(
         self, name: str, dtype: str, init: str, init_args: tuple[float, ...], like: Op
@@ -368,12 +441,11 @@ class _Rewrite:
         return self._add(name, "variable", (), like.placement, Origin(), like, attrs, whole)
 
     def _scale_on(self, placement: Placement, like: Op) -> Value:
-        assert self.scale is not None
         if placement not in self._scales:
             whole = NdSbp.broadcast(placement.ndim)
             name = f"loss_scale:there_{len(self._scales)}"
             self._scales[placement] = self._add(
-                name, "redistribute", (self.scale,), placement, Origin(), like, None, whole
+                name, "redistribute", (self._scale,), placement, Origin(), like, None, whole
             )
         return self._scales[placement]
 
@@ -385,54 +457,16 @@ class _Rewrite:
         attrs: dict[str, AttrValue] = {"dtype": str(dtype)}
         return self._add(f"{op.name}:scale", "cast", (scale,), op.placement, op.origin, op, attrs)
 
-    def _check_first_order(self, op: Op) -> None:
-        """Backward does not go through what gradients were used for, nor through gradients again.
-
-        One loss's backward is traced without a break, so a gradient from before the last use of
-        gradients belongs to another loss.
-        """
-        for value in op.inputs:
-            earlier = self._scaled.get(value.name, self._uses) < self._uses
-            if earlier or value.name in self._after_backward:
-                raise UsageError(
-                    "a gradient of gradients cannot be computed with loss scaling",
-                    op=op.name,
-                    source=op.source,
-                    got=f"%{value.name}, which follows from the gradients of another loss",
-                    expected="losses that depend on no gradient",
-                    hint="use precision=float32 for this job",
-                )
-
-    def _follows_backward(self, op: Op) -> bool:
-        """Whether an op outside backward uses gradients, or changes what they train."""
-        if op.origin.phase is Phase.UPDATE and op_def(op.kind).mutates:
-            return True
-        return any(
-            value.name in self._after_backward or value.name in self._scaled for value in op.inputs
-        )
-
-    def _uses_gradients(self, op: Op) -> bool:
-        """Whether an op outside backward belongs to an update, or works on gradients."""
-        return op.origin.phase is Phase.UPDATE or any(
-            value.name in self._after_backward
-            or self._traced[value.name].origin.phase is Phase.BACKWARD
-            for value in op.inputs
-        )
-
     def _leave_backward(self, op: Op) -> None:
         """Append an op that reads gradients as they would be without a scale."""
-        self._uses += 1
-        self._after_backward.update(value.name for value in op.outputs)
         inputs = tuple(
             self._final(value, op)
-            if value.name in self._scaled
+            if value.name in self._facts.scaled
             else self._as(value, value.dtype, op)
             for value in op.inputs
         )
         op = replace(op, inputs=inputs)
-        mutates = op_def(op.kind).mutates
-        if mutates or any(value.name in self._updated for value in inputs):
-            self._updated.update(value.name for value in op.outputs)
+        if op.name in self._facts.held:
             self._made.update((value.name, value) for value in op.outputs)
             self._held.append(op)
         else:
@@ -465,8 +499,7 @@ class _Rewrite:
 
     def _guard(self) -> None:
         """Append the check of all gradients, the scale's update, and the guarded updates."""
-        assert self.scale is not None
-        home = self.scale.placement
+        home = self._scale.placement
         like = self._traced[next(iter(self._finals))] if self._finals else self._held[0]
         found = {
             placement: self._any_broken(placement, gradients, like)
@@ -558,16 +591,15 @@ class _Rewrite:
         return replace(op, kind=kind, inputs=(*op.inputs, flag))
 
     def _update_scale(self, flag: Value, like: Op) -> None:
-        assert self.scale is not None
         counter = self._counter
         outputs = tuple(
-            replace(value, name=f"{value.name}:next") for value in (self.scale, counter)
+            replace(value, name=f"{value.name}:next") for value in (self._scale, counter)
         )
         self._append(
             Op(
                 "loss_scale:update",
                 "loss_scale_update",
-                (self.scale, counter, flag),
+                (self._scale, counter, flag),
                 outputs,
                 freeze_attrs({"interval": self._config.loss_scale_steps}),
                 flag.placement,

@@ -57,7 +57,7 @@ def place_in_segments(
     for stages that share ranks.
     """
     gathers = {each.op.name for each in timed if _is_late_gather(each)}
-    chunks = _Chunks([each for each in timed if each.rate is Rate.MICRO])
+    chunks = _decide(_analyse([each for each in timed if each.rate is Rate.MICRO]))
     pipeline = _pipeline(chunks, schedule, microbatches)
     first, last = 0, len(pipeline.segments) - 1
     segment: dict[str, int] = {}
@@ -134,46 +134,112 @@ def _gathered_where_read(
     return found
 
 
-# --- chunks ---------------------------------------------------------------------------------------
+# --- analysis: where the values of a micro-batch go -----------------------------------------------
 
 
-class _Chunks:
-    """The chunk of every op that runs in every micro-batch."""
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """The ops that run in every micro-batch; all by the name of the op."""
 
-    def __init__(self, timed: Sequence[Timed]) -> None:
-        self._timed = {each.op.name: each for each in timed}
-        self._producer = {value.name: each.op for each in timed for value in each.op.outputs}
-        self._readers: dict[str, list[Op]] = {}
-        for each in timed:
-            for producer in self._producers(each.op):
-                self._readers.setdefault(producer.name, []).append(each.op)
-        # One set per placement: sets per op would take memory for ops times ranks.
-        placements = dict.fromkeys(each.op.placement for each in timed)
-        ranks = {placement: frozenset(placement.rank_list) for placement in placements}
-        self._ranks = {each.op.name: ranks[each.op.placement] for each in timed}
-        self._disjoint: dict[tuple[frozenset[int], frozenset[int]], bool] = {}
-        self._backward = self._find_backward()
-        self._named = any(each.op.origin.stage >= 0 for each in timed)
-        self.of: dict[str, int] = {}
-        """By the name of the op."""
-        self._hosts: dict[frozenset[int], set[int]] = {}
-        """Chunks on a set of ranks."""
-        self._place_forward()
-        self._place_backward()
-        self._place_conversions()
-        self.count = 1 + max(self.of.values(), default=-1)
+    timed: Mapping[str, Timed]
+    producers: Mapping[str, tuple[Op, ...]]
+    """What makes the values of this micro-batch that an op reads."""
+    readers: Mapping[str, Sequence[Op]]
+    ranks: Mapping[str, frozenset[int]]
+    apart_from: Mapping[frozenset[int], frozenset[frozenset[int]]]
+    """Sets of ranks that have none in common with a set."""
+    backward: frozenset[str]
+    """Ops that belong to gradients: those of backward and what reads these."""
+    is_named: bool
+    """Whether the user named stages."""
 
     @property
     def ops(self) -> Iterator[Op]:
         """All ops in order."""
-        return (each.op for each in self._timed.values())
+        return (each.op for each in self.timed.values())
+
+    def fed_by(self, op: Op) -> list[Op]:
+        """The producers of what an op reads, data aside."""
+        return [each for each in self.producers[op.name] if not op_def(each.kind).source]
+
+    def apart(self, left: Op, right: Op) -> bool:
+        """Whether two ops have no rank in common."""
+        return self.ranks[right.name] in self.apart_from[self.ranks[left.name]]
+
+    def moves(self, op: Op) -> bool:
+        """Whether an op brings a value to other ranks."""
+        return any(self.apart(producer, op) for producer in self.producers[op.name])
+
+
+def _analyse(timed: Sequence[Timed]) -> _Flow:
+    producer = {value.name: each.op for each in timed for value in each.op.outputs}
+    producers = {
+        each.op.name: tuple(
+            producer[value.name] for value in each.op.inputs if value.name in producer
+        )
+        for each in timed
+    }
+    readers: dict[str, list[Op]] = {}
+    for each in timed:
+        for one in producers[each.op.name]:
+            readers.setdefault(one.name, []).append(each.op)
+    # One set per placement: sets per op would take memory for ops times ranks.
+    placements = dict.fromkeys(each.op.placement for each in timed)
+    ranks = {placement: frozenset(placement.rank_list) for placement in placements}
+    distinct = set(ranks.values())
+    return _Flow(
+        {each.op.name: each for each in timed},
+        producers,
+        readers,
+        {each.op.name: ranks[each.op.placement] for each in timed},
+        {one: frozenset(other for other in distinct if one.isdisjoint(other)) for one in distinct},
+        _backward(timed, producers, readers),
+        any(each.op.origin.stage >= 0 for each in timed),
+    )
+
+
+def _backward(
+    timed: Sequence[Timed],
+    producers: Mapping[str, Sequence[Op]],
+    readers: Mapping[str, Sequence[Op]],
+) -> frozenset[str]:
+    names: set[str] = set()
+    for each in timed:
+        made = producers[each.op.name]
+        if each.op.origin.phase is not Phase.FORWARD or any(one.name in names for one in made):
+            names.add(each.op.name)
+    # Constants that were shared with gradients, and are read by nothing else any more.
+    for each in reversed(timed):
+        op, reading = each.op, readers.get(each.op.name, ())
+        alone = not producers[op.name] and not op_def(op.kind).source
+        if alone and reading and all(reader.name in names for reader in reading):
+            names.add(op.name)
+    return frozenset(names)
+
+
+# --- decisions: the chunk of every op -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """The chunk of every op that runs in every micro-batch."""
+
+    flow: _Flow
+    of: Mapping[str, int]
+    """By the name of the op."""
+    backward: frozenset[str]
+    """As those of the flow, with pieces where they are taken."""
+
+    @property
+    def count(self) -> int:
+        return 1 + max(self.of.values(), default=-1)
 
     def ranks(self) -> list[frozenset[int]]:
         """The ranks of each chunk. Raises MicrobatchError for a chunk without ops."""
-        forward = {self.of[op.name] for op in self.ops if op.name not in self._backward}
+        forward = {self.of[op.name] for op in self.flow.ops if op.name not in self.backward}
         missing = next(chunk for chunk in range(len(forward) + 1) if chunk not in forward)
         if missing < self.count:
-            op = next(op for op in self.ops if self.of[op.name] >= missing)
+            op = next(op for op in self.flow.ops if self.of[op.name] >= missing)
             raise MicrobatchError(
                 f"stage {missing} has no op that works on micro-batches",
                 op=op.name,
@@ -182,18 +248,18 @@ class _Chunks:
                 expected="stages counted from 0 without a gap",
             )
         found: list[set[frozenset[int]]] = [set() for _ in range(self.count)]
-        for op in self.ops:
-            found[self.of[op.name]].add(self._ranks[op.name])
+        for op in self.flow.ops:
+            found[self.of[op.name]].add(self.flow.ranks[op.name])
         return [frozenset().union(*each) for each in found]
 
     def example(self, chunk: int) -> Op:
         """An op of a chunk, to name in an error."""
-        return next(op for op in self.ops if self.of[op.name] == chunk)
+        return next(op for op in self.flow.ops if self.of[op.name] == chunk)
 
     def segment(self, each: Timed, schedule: str) -> Segment:
         """The segment of an op."""
         chunk = self.of[each.op.name]
-        if each.op.name not in self._backward:
+        if each.op.name not in self.backward:
             return Segment(SegmentKind.FORWARD, chunk)
         if schedule == "zero_bubble" and self._is_weight(each):
             return Segment(SegmentKind.WEIGHT, chunk)
@@ -202,95 +268,77 @@ class _Chunks:
     def _is_weight(self, each: Timed) -> bool:
         """Whether no other stage waits for it: all it makes are parts of sums over the batch."""
         if op_def(each.op.kind).collects:
-            producer = self._timed[self._producer[each.op.inputs[0].name].name]
-            return self._is_weight(producer)
+            (producer,) = self.flow.producers[each.op.name]
+            return self._is_weight(self.flow.timed[producer.name])
         return all(isinstance(sbp, Partial) for sbp in each.signature.outputs)
 
-    def _producers(self, op: Op) -> list[Op]:
-        """What makes the values of this micro-batch that an op reads."""
-        found = (self._producer.get(value.name) for value in op.inputs)
-        return [producer for producer in found if producer is not None]
 
-    def _find_backward(self) -> set[str]:
-        """Names of ops that belong to gradients: those of backward and what reads these."""
-        found: set[str] = set()
-        for op in self.ops:
-            if op.origin.phase is not Phase.FORWARD or any(
-                producer.name in found for producer in self._producers(op)
-            ):
-                found.add(op.name)
-        # Constants that were shared with gradients, and are read by nothing else any more.
-        for op in reversed(list(self.ops)):
-            readers = self._readers.get(op.name, ())
-            if (
-                not self._producers(op)
-                and not op_def(op.kind).source
-                and readers
-                and all(reader.name in found for reader in readers)
-            ):
-                found.add(op.name)
-        return found
+def _decide(flow: _Flow) -> _Chunks:
+    """Raises MicrobatchError for values that go back to an earlier stage."""
+    placing = _Placing(flow)
+    placing.forward()
+    placing.backward()
+    return _Chunks(flow, placing.of, placing.conversions())
 
-    def _apart(self, left: Op, right: Op) -> bool:
-        """Whether two ops have no rank in common."""
-        return self._are_disjoint(self._ranks[left.name], self._ranks[right.name])
 
-    def _are_disjoint(self, left: frozenset[int], right: frozenset[int]) -> bool:
-        found = self._disjoint.get((left, right))
-        if found is None:
-            found = self._disjoint[left, right] = left.isdisjoint(right)
-        return found
+class _Placing:
+    """Gives the ops of a flow their chunks."""
 
-    def _moves(self, op: Op) -> bool:
-        """Whether an op brings a value to other ranks."""
-        return any(self._apart(producer, op) for producer in self._producers(op))
+    def __init__(self, flow: _Flow) -> None:
+        self._flow = flow
+        self.of: dict[str, int] = {}
+        self._hosts: dict[frozenset[int], set[int]] = {}
+        """Chunks on a set of ranks."""
 
     def _host(self, op: Op, chunk: int) -> None:
-        self._hosts.setdefault(self._ranks[op.name], set()).add(chunk)
+        self._hosts.setdefault(self._flow.ranks[op.name], set()).add(chunk)
 
     def _hosted(self, op: Op) -> list[int]:
         """The chunks that an op's ranks have so far, ascending."""
-        ranks = self._ranks[op.name]
+        flow = self._flow
+        ranks = flow.ranks[op.name]
         found: set[int] = set()
         for others, chunks in self._hosts.items():
-            if not self._are_disjoint(ranks, others):
+            if others not in flow.apart_from[ranks]:
                 found |= chunks
         return sorted(found)
 
     def _neighbours(self, op: Op, backward: bool) -> list[Op]:
         """Readers of one direction that have their chunk and share ranks with an op."""
+        flow = self._flow
         return [
             reader
-            for reader in self._readers.get(op.name, ())
-            if (reader.name in self._backward) is backward
+            for reader in flow.readers.get(op.name, ())
+            if (reader.name in flow.backward) is backward
             and reader.name in self.of
-            and not self._apart(op, reader)
+            and not flow.apart(op, reader)
         ]
 
     # Forward.
 
-    def _place_forward(self) -> None:
-        forward = [op for op in self.ops if op.name not in self._backward]
+    def forward(self) -> None:
+        flow = self._flow
+        forward = [op for op in flow.ops if op.name not in flow.backward]
         loose: list[Op] = []
         moving: list[Op] = []
         least: dict[str, int] = {}
         open_names: set[str] = set()
         for op in forward:
-            counted = [each for each in self._producers(op) if not op_def(each.kind).source]
-            step = 0 if self._named else 1
+            counted = flow.fed_by(op)
+            step = 0 if flow.is_named else 1
             reached = max(
-                (least[each.name] + (step if self._apart(each, op) else 0) for each in counted),
+                (least[each.name] + (step if flow.apart(each, op) else 0) for each in counted),
                 default=0,
             )
-            if self._named and op.origin.stage >= 0 and not self._moves(op):
+            if flow.is_named and op.origin.stage >= 0 and not flow.moves(op):
                 self._check_order(op, op.origin.stage, counted, least)
                 least[op.name] = self.of[op.name] = op.origin.stage
                 self._host(op, op.origin.stage)
                 continue
             least[op.name] = reached
-            crosses = any(self._apart(each, op) for each in counted)
-            if (crosses and self._named) or (
-                all(each.name in open_names for each in counted) and (self._named or not crosses)
+            crosses = any(flow.apart(each, op) for each in counted)
+            if (crosses and flow.is_named) or (
+                all(each.name in open_names for each in counted) and (flow.is_named or not crosses)
             ):
                 open_names.add(op.name)
                 loose.append(op)
@@ -307,19 +355,20 @@ class _Chunks:
             self.of[op.name] = max(least[op.name], min(beside, default=0))
         self._place_loose(loose, least)
         for op in forward:
-            counted = [each for each in self._producers(op) if not op_def(each.kind).source]
+            counted = flow.fed_by(op)
             self._check_order(op, self.of[op.name], counted, self.of)
 
     def _place_loose(self, loose: Sequence[Op], least: Mapping[str, int]) -> None:
         """Place what no move decides: where its first reader is; what nobody on the way to another
         chunk reads (metrics), where its inputs are; else on the first chunk of its ranks.
         """
+        flow = self._flow
         for op in reversed(loose):
             beside = [self.of[each.name] for each in self._neighbours(op, False)]
             elsewhere = [
                 self.of[each.name]
-                for each in self._readers.get(op.name, ())
-                if each.name in self.of and self._apart(op, each)
+                for each in flow.readers.get(op.name, ())
+                if each.name in self.of and flow.apart(op, each)
             ]
             if beside and min(beside) < min(elsewhere, default=1 + max(beside)):
                 self.of[op.name] = max(least[op.name], min(beside))
@@ -328,7 +377,9 @@ class _Chunks:
                 self.of[op.name] = max(before, default=least[op.name])
         for op in loose:
             if op.name not in self.of:
-                known = [self.of[each.name] for each in self._producers(op) if each.name in self.of]
+                known = [
+                    self.of[each.name] for each in flow.producers[op.name] if each.name in self.of
+                ]
                 if known:
                     self.of[op.name] = max(least[op.name], *known)
             if op.name in self.of:
@@ -357,29 +408,30 @@ class _Chunks:
 
     # Backward.
 
-    def _place_backward(self) -> None:
-        backward = [op for op in self.ops if op.name in self._backward]
+    def backward(self) -> None:
+        flow = self._flow
+        backward = [op for op in flow.ops if op.name in flow.backward]
         loose: list[Op] = []
         open_names: set[str] = set()
         for op in backward:
-            producers = [each for each in self._producers(op) if not op_def(each.kind).source]
+            producers = flow.fed_by(op)
             gradients = [
                 each
                 for each in producers
-                if each.name in self._backward and each.name not in open_names
+                if each.name in flow.backward and each.name not in open_names
             ]
             moved = [
-                each for each in producers if each.name in self._backward and self._apart(each, op)
+                each for each in producers if each.name in flow.backward and flow.apart(each, op)
             ]
             if moved:
                 self.of[op.name] = self._stage_before(op, moved[0])
-            elif gradients or (self._named and op.origin.stage >= 0):
+            elif gradients or (flow.is_named and op.origin.stage >= 0):
                 # The sum of the gradients of what moved has the name of the move.
-                named = [op.origin.stage] if self._named and op.origin.stage >= 0 else []
+                named = [op.origin.stage] if flow.is_named and op.origin.stage >= 0 else []
                 self.of[op.name] = min([self.of[each.name] for each in gradients] + named)
             else:
                 # What is computed again, and gradients of losses: where the values come from.
-                beside = [self.of[each.name] for each in producers if not self._apart(each, op)]
+                beside = [self.of[each.name] for each in producers if not flow.apart(each, op)]
                 self.of[op.name] = max(beside, default=min(self._hosted(op), default=0))
                 open_names.add(op.name)
                 loose.append(op)
@@ -403,21 +455,27 @@ class _Chunks:
             )
         return before[-1]
 
-    def _place_conversions(self) -> None:
-        """Pieces are taken where they are first read; what is collected, where it is made."""
-        for op in reversed(list(self.ops)):
+    def conversions(self) -> frozenset[str]:
+        """Pieces are taken where they are first read; what is collected, where it is made. The ops
+        of backward after that.
+        """
+        flow = self._flow
+        backward = set(flow.backward)
+        for op in reversed(list(flow.ops)):
             if op.kind == "take_piece":
-                readers = self._readers[op.name]
-                forward = [each for each in readers if each.name not in self._backward]
+                readers = flow.readers[op.name]
+                forward = [each for each in readers if each.name not in backward]
                 if forward:
-                    self._backward.discard(op.name)
+                    backward.discard(op.name)
                     self.of[op.name] = min(self.of[each.name] for each in forward)
                 else:
-                    self._backward.add(op.name)
+                    backward.add(op.name)
                     self.of[op.name] = max(self.of[each.name] for each in readers)
-        for op in self.ops:
+        for op in flow.ops:
             if op_def(op.kind).collects:
-                self.of[op.name] = self.of[self._producer[op.inputs[0].name].name]
+                (producer,) = flow.producers[op.name]
+                self.of[op.name] = self.of[producer.name]
+        return frozenset(backward)
 
 
 # --- the pipeline ---------------------------------------------------------------------------------

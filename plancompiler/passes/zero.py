@@ -15,8 +15,9 @@ What a layer is follows from the names of parameters: all up to the first number
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from plancompiler.errors import UsageError
 from plancompiler.ir import (
@@ -79,34 +80,37 @@ def split_training_state(job: Job, config: ZeroOptions) -> PassResult:
         said = f"zero {config.zero} splits nothing: one device along {_listed(config.dp_axes)}"
         _log.warning("job %s: %s", job.name, said)
         return PassResult(job, said)
-    shards, notes = _find_shards(job, config.dp_axes)
+    facts = _analyse(job, config.dp_axes)
+    shards = facts.shards
     if not shards:
         parameter = next(op for op in job.ops if op.kind == "variable")
         raise UsageError(
             "zero finds nothing to split",
             op=parameter.name,
             source=parameter.source,
-            got=notes[0] if notes else "no trainable variable that an optimizer updates",
+            got=facts.notes[0]
+            if facts.notes
+            else "no trainable variable that an optimizer updates",
             expected=f"a trainable variable that is broadcast along {_listed(config.dp_axes)}",
             hint="leave zero out, or place variables that an optimizer updates broadcast along "
             "the data-parallel axes",
         )
-    rewrite = _Rewrite(job, config, shards)
+    decisions = _decide(facts, config)
     states = sum(len(shard.variables) - 1 for shard in shards)
     before, after = (sum(each.nbytes(split) for each in shards) for split in (False, True))
     summary = (
         f"zero {config.zero} split {counted(len(shards), 'parameter')} and "
         f"{counted(states, 'state')} along {_listed(config.dp_axes)}: {before} to {after} bytes "
-        f"per device; {counted(rewrite.gathers, 'gather')}"
+        f"per device; {counted(len(decisions.gathers), 'gather')}"
     )
-    return PassResult(with_ops(job, rewrite.ops()), summary, tuple(notes))
+    return PassResult(with_ops(job, _rewritten(facts, decisions)), summary, facts.notes)
 
 
 def _listed(axes: Sequence[str]) -> str:
     return ", ".join(axes)
 
 
-# --- which variables are split, and how -----------------------------------------------------------
+# --- analysis: which variables can be split, and how ----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +147,45 @@ class _Shard:
         return len(self.variables) * elements * value.dtype.itemsize
 
 
-def _layout(variable: Op) -> NdSbp:
-    """A variable's layout; on mesh axes of one device all are broadcast."""
-    given = variable.sbp or NdSbp.broadcast(variable.placement.ndim)
-    return _canonical(given, variable.placement)
+@dataclass(frozen=True)
+class _Facts:
+    """A job, and what of it can be split."""
+
+    job: Job
+    shards: tuple[_Shard, ...]
+    notes: tuple[str, ...]
+    """Why other parameters are left alone."""
+
+    @cached_property
+    def readers(self) -> dict[str, list[Op]]:
+        """The ops that read each value."""
+        return readers_of(self.job)
+
+    @cached_property
+    def producers(self) -> dict[str, Op]:
+        """The op that makes each value."""
+        return producers_of(self.job)
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """Each op's place in the job."""
+        return {op.name: place for place, op in enumerate(self.job.ops)}
+
+    @cached_property
+    def shard_of(self) -> dict[str, _Shard]:
+        """By the name of a variable op or of an op that changes one."""
+        return {
+            op.name: shard for shard in self.shards for op in (*shard.variables, *shard.changes)
+        }
 
 
-def _canonical(sbp: NdSbp, placement: Placement) -> NdSbp:
-    entries = zip(sbp.entries, placement.hierarchy, strict=True)
-    return NdSbp(tuple(entry if extent > 1 else BROADCAST for entry, extent in entries))
-
-
-def _find_shards(job: Job, dp_axes: Sequence[str]) -> tuple[list[_Shard], list[str]]:
-    """Parameters to split, and why others are left alone."""
-    readers, producers = readers_of(job), producers_of(job)
-    found, notes = [], []
+def _analyse(job: Job, dp_axes: Sequence[str]) -> _Facts:
+    facts = _Facts(job, (), ())
+    shards, notes = [], []
     for op in job.ops:
         if op.kind != "variable" or op.attr("trainable") is not True:
             continue
-        variables, changes = _state_of(op, readers, producers)
+        variables, changes = _state_of(op, facts)
         if not changes:
             continue
         sbp = _shard_layout(op.outputs[0], op.placement, _layout(op), dp_axes)
@@ -173,8 +197,16 @@ def _find_shards(job: Job, dp_axes: Sequence[str]) -> tuple[list[_Shard], list[s
         if refusing is not None:
             notes.append(f"{op.attr('name')}: {refusing.kind} cannot work on {sbp}")
         else:
-            found.append(_Shard(op, variables, changes, sbp))
-    return found, notes
+            shards.append(_Shard(op, variables, changes, sbp))
+    return _Facts(job, tuple(shards), tuple(notes))
+
+
+def _layout(variable: Op) -> NdSbp:
+    """A variable's layout; on mesh axes of one device all are broadcast."""
+    placement = variable.placement
+    given = variable.sbp or NdSbp.broadcast(placement.ndim)
+    entries = zip(given.entries, placement.hierarchy, strict=True)
+    return NdSbp(tuple(entry if extent > 1 else BROADCAST for entry, extent in entries))
 
 
 def _changed(op: Op) -> Iterator[tuple[Value, Value]]:
@@ -183,44 +215,46 @@ def _changed(op: Op) -> Iterator[tuple[Value, Value]]:
         yield op.inputs[source], op.outputs[target]
 
 
-def _state_of(
-    parameter: Op, readers: dict[str, list[Op]], producers: dict[str, Op]
-) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+def _state_of(parameter: Op, facts: _Facts) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     """A parameter with the state that goes with it, and the ops that change them.
 
     That is what is changed by an op that reads the parameter or its next value, and is of its shape
     on the same devices in the same layout. Nothing where no op changes the parameter itself.
     """
     value = parameter.outputs[0]
+    variables = {value.name: parameter}
+    changes: dict[str, Op] = {}
+
+    def take(change: Op, before: Value) -> None:
+        state = facts.producers[before.name]
+        if (
+            before.shape == value.shape
+            and state.placement == parameter.placement
+            and state.kind == "variable"
+            and _layout(state) == _layout(parameter)
+        ):
+            variables[before.name] = state
+            changes[change.name] = change
+
     nexts = [
         after
-        for reader in readers.get(value.name, ())
+        for reader in facts.readers.get(value.name, ())
         for before, after in _changed(reader)
         if before.name == value.name
     ]
     if not nexts:
         return (), ()
-    variables = {value.name: parameter}
-    changes: dict[str, Op] = {}
     for read in (value, *nexts):
-        for reader in readers.get(read.name, ()):
+        for reader in facts.readers.get(read.name, ()):
             for before, _ in _changed(reader):
-                state = producers[before.name]
-                alike = before.shape == value.shape and state.placement == parameter.placement
-                if alike and state.kind == "variable" and _layout(state) == _layout(parameter):
-                    variables[before.name] = state
-                    changes[reader.name] = reader
+                take(reader, before)
     # And what such an op reads as it is changed in the same step: gradients of several steps.
     for reader in tuple(changes.values()):
         for read in reader.inputs:
-            maker = producers[read.name]
+            maker = facts.producers[read.name]
             for before, after in _changed(maker):
-                state = producers[before.name]
-                alike = before.shape == value.shape and state.placement == parameter.placement
-                known = state.kind == "variable" and _layout(state) == _layout(parameter)
-                if after.name == read.name and alike and known:
-                    variables[before.name] = state
-                    changes[maker.name] = maker
+                if after.name == read.name:
+                    take(maker, before)
     return tuple(variables.values()), tuple(changes.values())
 
 
@@ -297,20 +331,20 @@ def _splits(op: Op, variables: set[str], sbp: NdSbp) -> bool:
     )
 
 
-# --- the rewrite ----------------------------------------------------------------------------------
+# --- decisions: what is exchanged, and where ------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Stored:
     """A value that is stored in shards and gathered for its readers: a parameter, or its cast."""
 
     shard: _Shard
     value: Value
-    readers: list[Op]
+    readers: tuple[Op, ...]
     """Ops of forward and backward, in order."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Visit:
     """A stretch of ops that keep a layer's parameters gathered."""
 
@@ -320,178 +354,192 @@ class _Visit:
     readers: list[tuple[Op, _Stored]] = field(default_factory=list)
 
 
-class _Rewrite:
-    def __init__(self, job: Job, config: ZeroOptions, shards: Sequence[_Shard]) -> None:
-        self._job, self._config = job, config
-        self._shard_of = {
-            op.name: shard for shard in shards for op in (*shard.variables, *shard.changes)
-        }
-        self._readers, self._producers = readers_of(job), producers_of(job)
-        self._place = {op.name: place for place, op in enumerate(job.ops)}
-        self._early: dict[str, Op] = {}
-        """Ops that move to the front, so that gathers can stand before any reader."""
-        self._before: dict[str, list[Op]] = {}
-        """New ops by the name of the op that they stand before."""
-        self._instead: dict[str, dict[str, Value]] = {}
-        """What an op reads instead, by its name and the name of what it read."""
-        self.gathers = 0
-        """Gathers of a step."""
-        stored = [each for shard in shards for each in self._stored(shard)]
-        visits = self._visits(stored)
-        if config.zero < 3:
-            for each in stored:
-                self._gather(each, each.readers, None)
-        else:
-            for of_placement in visits.values():
-                self._gather_visits(of_placement)
-        for shard in shards:
-            self._reduce_gradients(shard, visits.get(shard.parameter.placement, []))
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A value in another layout, for some of its readers."""
 
-    def ops(self) -> Iterator[Op]:
-        """All ops in their new order."""
-        yield from (self._laid_out(op) for op in self._early.values())
-        for op in self._job.ops:
-            if op.name in self._early:
-                continue
-            yield from self._before.get(op.name, ())
-            instead = self._instead.get(op.name)
-            if instead is not None:
-                op = rewired(op, instead)
-            yield self._laid_out(op)
+    value: Value
+    layouts: tuple[tuple[str, NdSbp], ...]
+    """The layouts that it goes through, each with the name of the value in it."""
+    readers: tuple[Op, ...]
+    before: Op
+    """What the exchange stands before."""
+    phase: Phase
+    late: str | None = None
+    """The op before which it may begin."""
 
-    def _laid_out(self, op: Op) -> Op:
-        """Variables and the ops that change them, with their new layout."""
-        shard = self._shard_of.get(op.name)
-        if shard is None or (op.sbp is None and op.kind != "variable"):
-            return op
-        return replace(op, sbp=shard.sbp)
 
-    def _stored(self, shard: _Shard) -> Iterator[_Stored]:
-        """What is gathered of a parameter: itself, and casts of it that are smaller than it."""
-        variable = shard.parameter
-        self._early[variable.name] = variable
-        value = variable.outputs[0]
-        readers = []
-        for op in self._readers[value.name]:
-            if op.origin.phase is Phase.UPDATE or op.name in self._shard_of:
-                continue
-            if op.kind == "cast" and op.outputs[0].dtype.itemsize < value.dtype.itemsize:
-                self._early[op.name] = op
-                yield _Stored(shard, op.outputs[0], self._readers.get(op.outputs[0].name, []))
-            else:
-                readers.append(op)
-        yield _Stored(shard, value, readers)
+@dataclass(frozen=True, slots=True)
+class _Decisions:
+    """What becomes of a job."""
 
-    def _gather(self, stored: _Stored, readers: Sequence[Op], late: str | None) -> None:
-        """Let these readers read the value in the user's layout, gathered before the first."""
-        if not readers:
-            return
-        gathered = self._redistribute(
-            stored.value,
-            f"{stored.value.name}:gather_{self.gathers}",
-            stored.shard.layout,
+    early: tuple[Op, ...]
+    """Ops that move to the front, so that gathers can stand before any reader."""
+    gathers: tuple[_Exchange, ...]
+    """In a step."""
+    reductions: tuple[_Exchange, ...]
+
+
+def _decide(facts: _Facts, config: ZeroOptions) -> _Decisions:
+    early: dict[str, Op] = {}
+    stored = tuple(each for shard in facts.shards for each in _stored(shard, facts, early))
+    visits = _visits(facts.job, stored, config.prefetch)
+    wanted = (
+        ((each, each.readers, None) for each in stored)
+        if config.zero < 3
+        else _gathers_of_visits(facts.job, visits, config.prefetch)
+    )
+    gathers = tuple(
+        _Exchange(
+            each.value,
+            ((f"{each.value.name}:gather_{number}", each.shard.layout),),
+            readers,
             readers[0],
-            Origin(readers[0].origin.phase),
+            readers[0].origin.phase,
             late,
         )
-        self.gathers += 1
-        for reader in readers:
-            self._instead.setdefault(reader.name, {})[stored.value.name] = gathered
+        for number, (each, readers, late) in enumerate(one for one in wanted if one[1])
+    )
+    reductions = tuple(
+        each
+        for shard in facts.shards
+        for each in _reductions(shard, facts, visits.get(shard.parameter.placement, ()), config)
+    )
+    return _Decisions(tuple(early.values()), gathers, reductions)
 
-    def _redistribute(
-        self,
-        value: Value,
-        name: str,
-        sbp: NdSbp,
-        before: Op,
-        origin: Origin,
-        late: str | None = None,
-    ) -> Value:
-        """A new op before another; the value in that layout."""
-        found = replace(value, name=name)
-        attrs = freeze_attrs({} if late is None else {"late": late})
-        source = self._producers[value.name].source
-        op = Op(
-            name, "redistribute", (value,), (found,), attrs, value.placement, sbp, source, origin
-        )
-        self._producers[name] = op
-        self._before.setdefault(before.name, []).append(op)
-        return found
 
-    def _visits(self, stored: Sequence[_Stored]) -> dict[Placement, list[_Visit]]:
-        """Per placement, the visits to its layers in order of their first reader.
+def _stored(shard: _Shard, facts: _Facts, early: dict[str, Op]) -> Iterator[_Stored]:
+    """What is gathered of a parameter: itself, and casts of it that are smaller than it. Adds the
+    ops that make these to `early`.
+    """
+    variable = shard.parameter
+    early[variable.name] = variable
+    value = variable.outputs[0]
+    readers = []
+    for op in facts.readers[value.name]:
+        if op.origin.phase is Phase.UPDATE or op.name in facts.shard_of:
+            continue
+        if op.kind == "cast" and op.outputs[0].dtype.itemsize < value.dtype.itemsize:
+            early[op.name] = op
+            cast = op.outputs[0]
+            yield _Stored(shard, cast, tuple(facts.readers.get(cast.name, ())))
+        else:
+            readers.append(op)
+    yield _Stored(shard, value, tuple(readers))
 
-        A layer that is needed again while at most the prefetch window of others came between stays
-        gathered: it would be in memory anyway.
-        """
-        reading: dict[str, list[_Stored]] = {}
-        for each in stored:
-            for reader in each.readers:
-                reading.setdefault(reader.name, []).append(each)
-        found: dict[Placement, list[_Visit]] = {}
-        for place, op in enumerate(self._job.ops):
-            for each in reading.get(op.name, ()):
-                visits = found.setdefault(each.value.placement, [])
-                recent = visits[-1 - self._config.prefetch :]
-                visit = next((one for one in recent if one.layer == each.shard.layer), None)
-                if visit is None:
-                    visit = _Visit(each.shard.layer, place)
-                    visits.append(visit)
-                visit.readers.append((op, each))
-        return found
 
-    def _gather_visits(self, visits: Sequence[_Visit]) -> None:
-        """Gather the values of each visit, from some visits ahead on."""
-        for number, visit in enumerate(visits):
-            ahead = visits[max(0, number - self._config.prefetch)]
+def _visits(job: Job, stored: Sequence[_Stored], prefetch: int) -> dict[Placement, list[_Visit]]:
+    """Per placement, the visits to its layers in order of their first reader.
+
+    A layer that is needed again while at most the prefetch window of others came between stays
+    gathered: it would be in memory anyway.
+    """
+    reading: dict[str, list[_Stored]] = {}
+    for each in stored:
+        for reader in each.readers:
+            reading.setdefault(reader.name, []).append(each)
+    visits: dict[Placement, list[_Visit]] = {}
+    for place, op in enumerate(job.ops):
+        for each in reading.get(op.name, ()):
+            there = visits.setdefault(each.value.placement, [])
+            recent = there[-1 - prefetch :]
+            visit = next((one for one in recent if one.layer == each.shard.layer), None)
+            if visit is None:
+                visit = _Visit(each.shard.layer, place)
+                there.append(visit)
+            visit.readers.append((op, each))
+    return visits
+
+
+def _gathers_of_visits(
+    job: Job, visits: Mapping[Placement, Sequence[_Visit]], prefetch: int
+) -> Iterator[tuple[_Stored, tuple[Op, ...], str]]:
+    """The values of each visit, gathered from some visits ahead on."""
+    for there in visits.values():
+        for number, visit in enumerate(there):
+            ahead = there[max(0, number - prefetch)]
             readers: dict[str, tuple[_Stored, list[Op]]] = {}
             for op, stored in visit.readers:
                 readers.setdefault(stored.value.name, (stored, []))[1].append(op)
             for stored, ops in readers.values():
-                self._gather(stored, ops, self._job.ops[ahead.start].name)
+                yield stored, tuple(ops), job.ops[ahead.start].name
 
-    def _reduce_gradients(self, shard: _Shard, visits: Sequence[_Visit]) -> None:
-        """Let what reads a parameter's gradient for the update read its shard.
 
-        The shard is read a layer or two after the gradient was made, so that reductions overlap
-        with backward and yet the whole gradients of a few layers at most are in memory.
-        """
-        for value in self._gradients(shard):
-            made = self._place[self._producers[value.name].name]
-            later = [visit for visit in visits if visit.start > made]
-            readers = [
-                op for op in self._readers[value.name] if op.origin.phase is not Phase.BACKWARD
-            ]
-            starts = [visit.start for visit in later[self._config.prefetch :]]
-            # Layers may be visited after the update too, by what the program evaluates then.
-            at = self._job.ops[min((self._place[readers[0].name], *starts[:1]))]
-            origin = Origin(Phase.BACKWARD)
-            reduced = value
-            if self._config.zero == 1:
-                name = f"{value.name}:whole"
-                reduced = self._redistribute(value, name, shard.layout, at, origin)
-            name = f"{value.name}:shard"
-            reduced = self._redistribute(reduced, name, shard.sbp, at, origin)
-            for reader in readers:
-                self._instead.setdefault(reader.name, {})[value.name] = reduced
+def _reductions(
+    shard: _Shard, facts: _Facts, visits: Sequence[_Visit], config: ZeroOptions
+) -> Iterator[_Exchange]:
+    """What reads a parameter's gradient for the update reads its shard.
 
-    def _gradients(self, shard: _Shard) -> list[Value]:
-        """What backward makes and a parameter's update reads, be it through other ops of its shape
-        (clipping).
-        """
-        shape = shard.parameter.outputs[0].shape
-        found: dict[str, Value] = {}
-        pending = [value for change in shard.changes for value in change.inputs]
-        seen: set[str] = set()
-        while pending:
-            value = pending.pop()
-            op = self._producers[value.name]
-            alike = value.shape == shape and value.placement == shard.parameter.placement
-            if value.name in seen or not alike or op.name in self._shard_of:
-                continue
-            seen.add(value.name)
-            if op.origin.phase is Phase.BACKWARD:
-                found[value.name] = value
-            else:
-                pending.extend(op.inputs)
-        return list(found.values())
+    The shard is read a layer or two after the gradient was made, so that reductions overlap
+    with backward and yet the whole gradients of a few layers at most are in memory.
+    """
+    for value in _gradients(shard, facts):
+        made = facts.place[facts.producers[value.name].name]
+        later = [visit.start for visit in visits if visit.start > made]
+        readers = tuple(
+            op for op in facts.readers[value.name] if op.origin.phase is not Phase.BACKWARD
+        )
+        # Layers may be visited after the update too, by what the program evaluates then.
+        at = min((facts.place[readers[0].name], *later[config.prefetch :][:1]))
+        whole = ((f"{value.name}:whole", shard.layout),) if config.zero == 1 else ()
+        layouts = (*whole, (f"{value.name}:shard", shard.sbp))
+        yield _Exchange(value, layouts, readers, facts.job.ops[at], Phase.BACKWARD)
+
+
+def _gradients(shard: _Shard, facts: _Facts) -> list[Value]:
+    """What backward makes and a parameter's update reads, be it through other ops of its shape
+    (clipping).
+    """
+    shape = shard.parameter.outputs[0].shape
+    gradients: dict[str, Value] = {}
+    pending = [value for change in shard.changes for value in change.inputs]
+    seen: set[str] = set()
+    while pending:
+        value = pending.pop()
+        op = facts.producers[value.name]
+        fits = value.shape == shape and value.placement == shard.parameter.placement
+        if value.name in seen or not fits or op.name in facts.shard_of:
+            continue
+        seen.add(value.name)
+        if op.origin.phase is Phase.BACKWARD:
+            gradients[value.name] = value
+        else:
+            pending.extend(op.inputs)
+    return list(gradients.values())
+
+
+# --- rewriting ------------------------------------------------------------------------------------
+
+
+def _rewritten(facts: _Facts, decisions: _Decisions) -> Iterator[Op]:
+    """All ops in their new order."""
+    before: dict[str, list[Op]] = {}
+    instead: dict[str, dict[str, Value]] = {}
+    for each in (*decisions.gathers, *decisions.reductions):
+        value, source = each.value, facts.producers[each.value.name].source
+        for name, sbp in each.layouts:
+            attrs = freeze_attrs({} if each.late is None else {"late": each.late})
+            made = replace(value, name=name)
+            before.setdefault(each.before.name, []).append(
+                Op(
+                    *(name, "redistribute", (value,), (made,), attrs),
+                    *(value.placement, sbp, source, Origin(each.phase)),
+                )
+            )
+            value = made
+        for reader in each.readers:
+            instead.setdefault(reader.name, {})[each.value.name] = value
+    early = {op.name for op in decisions.early}
+    yield from (_laid_out(op, facts) for op in decisions.early)
+    for op in facts.job.ops:
+        if op.name not in early:
+            yield from before.get(op.name, ())
+            yield _laid_out(rewired(op, instead.get(op.name, {})), facts)
+
+
+def _laid_out(op: Op, facts: _Facts) -> Op:
+    """Variables and the ops that change them, with their new layout."""
+    shard = facts.shard_of.get(op.name)
+    if shard is None or (op.sbp is None and op.kind != "variable"):
+        return op
+    return replace(op, sbp=shard.sbp)
