@@ -50,12 +50,12 @@ from plancompiler.master.events import (
     MasterCompiled,
     MasterEvent,
     MasterFailed,
+    MasterTick,
     Publish,
     Release,
     StartCompile,
     Stopping,
     Tell,
-    Tick,
     WorkerGone,
 )
 from plancompiler.master.job_channel import JobChannel
@@ -393,7 +393,7 @@ class MasterEdge:
             await asyncio.sleep(TICK_SECONDS)
             self._stood_still += max(0.0, time.monotonic() - before - _LONGEST_TICK)
             try:
-                self.handle(Tick())
+                self.handle(MasterTick())
             except Exception:
                 _log.exception("the clock of the master stumbled")
             readers = sum(channel.readers for channel in self._channels.values())

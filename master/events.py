@@ -132,7 +132,7 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class MasterTick:
     """Time passed."""
 
 
@@ -152,7 +152,7 @@ MasterEvent = (
     | CollectAsked
     | FinishAsked
     | CancelAsked
-    | Tick
+    | MasterTick
     | Stopping
 )
 

@@ -8,10 +8,10 @@ from plancompiler.cluster.messages import JobPhase, Run, Save, WriteIndex
 from plancompiler.errors import DeadlineError
 from plancompiler.limits.time_limits import DEADLINE, LONGEST_ANSWER, if_unseen
 from plancompiler.master.events import Limits
-from plancompiler.master.records import Job, Worker
+from plancompiler.master.records import JobRecord, Worker
 
 
-def somebody_works(job: Job, workers: Mapping[int, Worker], now: float) -> bool:
+def somebody_works(job: JobRecord, workers: Mapping[int, Worker], now: float) -> bool:
     """Whether a rank that a job waits for has used its processor within the deadline; such a rank
     is waited for, however slow it is, so the job is not overdue before it has stood still.
     """
@@ -25,7 +25,7 @@ def somebody_works(job: Job, workers: Mapping[int, Worker], now: float) -> bool:
 
 
 def standing_still(
-    job: Job, workers: Mapping[int, Worker], now: float, limits: Limits
+    job: JobRecord, workers: Mapping[int, Worker], now: float, limits: Limits
 ) -> DeadlineError | None:
     """What a job fails with because ranks that it waits for stand still, their processors idle."""
     if job.phase.is_end or job.aborting:
@@ -44,7 +44,9 @@ def standing_still(
     )
 
 
-def _late_alone(job: Job, workers: Mapping[int, Worker], now: float, limits: Limits) -> set[int]:
+def _late_alone(
+    job: JobRecord, workers: Mapping[int, Worker], now: float, limits: Limits
+) -> set[int]:
     """Of ranks that wait for nobody, as they compile what they have, or save: those that have stood
     still for their deadline.
     """
@@ -63,7 +65,9 @@ def _late_alone(job: Job, workers: Mapping[int, Worker], now: float, limits: Lim
     }
 
 
-def _late_together(job: Job, workers: Mapping[int, Worker], now: float, limits: Limits) -> set[int]:
+def _late_together(
+    job: JobRecord, workers: Mapping[int, Worker], now: float, limits: Limits
+) -> set[int]:
     """All ranks that are awaited, where one may wait for another and all stand still. Those that
     run have watchdogs, which say more, so they have the first word.
     """
@@ -82,13 +86,15 @@ def _idle(worker: Worker, since: float, now: float) -> float:
     return now - max(worker.worked, since)
 
 
-def _deadline(job: Job, worker: Worker, running: bool = False) -> float:
+def _deadline(job: JobRecord, worker: Worker, running: bool = False) -> float:
     """How long a rank may stand still; one that runs may wait for its device."""
     seconds = job.request.deadline or worker.offer.deadline or DEADLINE
     return if_unseen(seconds) if running and worker.offer.device != "cpu" else seconds
 
 
-def too_late(job: Job, present: Collection[int], world_size: int, limits: Limits) -> DeadlineError:
+def too_late(
+    job: JobRecord, present: Collection[int], world_size: int, limits: Limits
+) -> DeadlineError:
     """What an overdue job fails with. `present` are the ranks with a worker."""
     if job.phase is JobPhase.QUEUED:
         return too_few_workers(present, world_size, limits.workers)

@@ -59,7 +59,7 @@ class Worker:
             self.rank, self.host, self.offer.device, self.offer.version, self.job_id
         )
 
-    def lost(self, job: Job, how: str) -> WorkerLostError:
+    def lost(self, job: JobRecord, how: str) -> WorkerLostError:
         """What a job fails with when the worker is lost."""
         step = job.counts.under_way if isinstance(job.current, Run) else None
         return WorkerLostError(
@@ -79,7 +79,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Job:
+class JobRecord:
     """A job from its submission until it is forgotten."""
 
     id: int

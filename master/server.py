@@ -32,7 +32,7 @@ from plancompiler.cluster.channel import (
 )
 from plancompiler.cluster.chunks import UploadBudget
 from plancompiler.cluster.messages import JobEvent
-from plancompiler.cluster.token import Challenger, TokenFile, new_credential, read_token_file
+from plancompiler.cluster.token import Challenger, SecretFile, new_credential, read_token_file
 from plancompiler.errors import ClusterError, UsageError
 from plancompiler.limits import time_limits
 from plancompiler.lower.compile import resolve_mode
@@ -185,7 +185,7 @@ class MasterServer:
             )
         self._port = port
         # Written before anyone gets an answer, so that whoever does finds it.
-        token = None if self._own is None else TokenFile(self.address, self._own)
+        token = None if self._own is None else SecretFile(self.address, self._own)
         try:
             await server.start()
             self._edge.start()

@@ -81,6 +81,7 @@ from plancompiler.master.events import (
     MasterCompiled,
     MasterEvent,
     MasterFailed,
+    MasterTick,
     Publish,
     Release,
     SaveAsked,
@@ -88,12 +89,11 @@ from plancompiler.master.events import (
     StepAsked,
     Stopping,
     Tell,
-    Tick,
     WorkerGone,
 )
 from plancompiler.master.overdue import somebody_works, standing_still, too_late
 from plancompiler.master.peers import check_reachable, far_peers, host_of
-from plancompiler.master.records import Job, Worker
+from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.registration import free_rank
 from plancompiler.master.saving import Operation, Saving, operations_of, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
@@ -126,7 +126,7 @@ class MasterState:
         """By rank."""
         self._ranks: dict[int, int] = {}
         """Connection -> rank."""
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, JobRecord] = {}
         self._queue: deque[int] = deque()
         self._active: int | None = None
         self._tickets = itertools.count(1 << 32)
@@ -161,7 +161,7 @@ class MasterState:
                 self._ask(job_id, Finish(job_id), now)
             case CancelAsked(job_id, reason):
                 self._cancel(job_id, reason, now)
-            case Tick():
+            case MasterTick():
                 self._tick(now)
             case Stopping():
                 self._stop(now)
@@ -279,10 +279,10 @@ class MasterState:
     def _offers(self) -> dict[int, Register]:
         return {rank: worker.offer for rank, worker in self._workers.items()}
 
-    def _busy(self, job: Job) -> list[Worker]:
+    def _busy(self, job: JobRecord) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.job_id == job.id]
 
-    def _retire(self, job: Job, now: float) -> None:
+    def _retire(self, job: JobRecord, now: float) -> None:
         """Make room for the next job when no rank works on this one any longer."""
         if job.id != self._active or self._busy(job):
             return
@@ -295,7 +295,7 @@ class MasterState:
     def _tell(self, worker: Worker, message: MasterMessage) -> None:
         self._actions.append(Tell(worker.connection, message))
 
-    def _tell_all(self, job: Job, message: MasterMessage) -> None:
+    def _tell_all(self, job: JobRecord, message: MasterMessage) -> None:
         for worker in self._busy(job):
             self._tell(worker, message)
 
@@ -304,7 +304,7 @@ class MasterState:
     def _submit(self, event: JobSubmitted, now: float) -> None:
         check_submission(event, self.world_size)
         request = event.request
-        job = Job(event.job_id, event.name, request, event.transport_token, now)
+        job = JobRecord(event.job_id, event.name, request, event.transport_token, now)
         if not request.open:
             job.operations.extend(operations_of(job.id, request, self._tickets))
         ended = [each.id for each in self._jobs.values() if each.phase.is_end]
@@ -356,7 +356,7 @@ class MasterState:
         job.shipping = Shipping(event.digests, hosts)
         self._deliver(job, job.shipping.first())
 
-    def _deliver(self, job: Job, deliveries: list[Delivery]) -> None:
+    def _deliver(self, job: JobRecord, deliveries: list[Delivery]) -> None:
         mode, cache = job.request.mode, job.request.cache
         for each in deliveries:
             message = Compile(
@@ -364,7 +364,7 @@ class MasterState:
             )
             self._tell(self._workers[each.rank], message)
 
-    def _fetched(self, job: Job, rank: int, copy: LocalCopy | None, now: float) -> None:
+    def _fetched(self, job: JobRecord, rank: int, copy: LocalCopy | None, now: float) -> None:
         """A rank has its slice or plan, so others of its host can get theirs from it."""
         shipping = job.shipping
         if shipping is None or not shipping.arrived(rank):
@@ -374,7 +374,7 @@ class MasterState:
             self._publish(job, Shipped(shipping.fetched, self.world_size))
         self._deliver(job, shipping.after(rank, copy))
 
-    def _compiled(self, job: Job, rank: int, message: RankCompiled, now: float) -> None:
+    def _compiled(self, job: JobRecord, rank: int, message: RankCompiled, now: float) -> None:
         if job.phase is not JobPhase.COMPILING:
             return
         self._fetched(job, rank, None, now)  # it has said so, unless it cannot share
@@ -403,14 +403,14 @@ class MasterState:
         for worker in self._busy(job):
             self._tell(worker, job.prepare(worker.rank, far_peers(worker.rank, offers)))
 
-    def _all_done(self, job: Job, rank: int) -> bool:
+    def _all_done(self, job: JobRecord, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""
         if rank not in job.waiting:
             return False
         job.waiting.remove(rank)
         return not job.waiting
 
-    def _outputs(self, job: Job, rank: int, message: Outputs, now: float) -> None:
+    def _outputs(self, job: JobRecord, rank: int, message: Outputs, now: float) -> None:
         if rank not in job.reporters or not isinstance(job.current, Run):
             return
         error = job.counts.came(rank, message.step, job.current.steps, job.reported)
@@ -444,7 +444,7 @@ class MasterState:
         if job.phase is JobPhase.RUNNING and job.current is None:
             self._next_operation(job, now)
 
-    def _next_operation(self, job: Job, now: float) -> None:
+    def _next_operation(self, job: JobRecord, now: float) -> None:
         if not job.operations:
             job.current = None
             job.deadline = now + self.limits.idle
@@ -473,7 +473,7 @@ class MasterState:
         job.deadline = now + self.limits.progress
         self._tell_all(job, operation)
 
-    def _written(self, job: Job, rank: int, ticket: int, now: float) -> None:
+    def _written(self, job: JobRecord, rank: int, ticket: int, now: float) -> None:
         """A rank has written its part of the checkpoint that is under way."""
         saving = job.saving
         if saving is None or not saving.written(rank, ticket):
@@ -488,7 +488,7 @@ class MasterState:
         if job.current is None:
             self._next_operation(job, now)
 
-    def _operation_done(self, job: Job, rank: int, ticket: int, now: float) -> None:
+    def _operation_done(self, job: JobRecord, rank: int, ticket: int, now: float) -> None:
         current = job.current
         if current is None or isinstance(current, Finish) or current.ticket != ticket:
             return
@@ -513,7 +513,7 @@ class MasterState:
         self._publish(job, TicketDone(ticket))
         self._next_operation(job, now)
 
-    def _run_failed(self, job: Job, rank: int, message: RunFailed, now: float) -> None:
+    def _run_failed(self, job: JobRecord, rank: int, message: RunFailed, now: float) -> None:
         """A run of an open job has ended on a rank, and the others end theirs."""
         current = job.current
         if not isinstance(current, Run) or current.ticket != message.ticket:
@@ -526,7 +526,7 @@ class MasterState:
         if self._all_done(job, rank):
             self._run_ended_badly(job, current.ticket, now)
 
-    def _run_ended_badly(self, job: Job, ticket: int, now: float) -> None:
+    def _run_ended_badly(self, job: JobRecord, ticket: int, now: float) -> None:
         """All ranks have ended a run that failed on some of them."""
         causes = [each for each in job.run_errors if each.code not in _CONSEQUENCES]
         error = (causes or job.run_errors)[0]
@@ -540,7 +540,9 @@ class MasterState:
 
     # --- ends ---------------------------------------------------------------------------------
 
-    def _fail(self, job: Job, error: ErrorReport, now: float, cause: bool | None = None) -> None:
+    def _fail(
+        self, job: JobRecord, error: ErrorReport, now: float, cause: bool | None = None
+    ) -> None:
         """Stop a job on all ranks. The first cause is reported, not what followed from it."""
         if cause is None:
             cause = error.code not in _CONSEQUENCES
@@ -566,7 +568,7 @@ class MasterState:
         self._end(job, JobPhase.CANCELLED if job.not_finite is None else JobPhase.FAILED, now)
         self._retire(job, now)
 
-    def _end(self, job: Job, phase: JobPhase, now: float) -> None:
+    def _end(self, job: JobRecord, phase: JobPhase, now: float) -> None:
         """The job's last phase. Its ranks have a little time to let go of it."""
         job.aborting = False
         job.ended = now
@@ -604,7 +606,7 @@ class MasterState:
             if job is not None:
                 self._overdue(job, now)
 
-    def _overdue(self, job: Job, now: float) -> None:
+    def _overdue(self, job: JobRecord, now: float) -> None:
         error = standing_still(job, self._workers, now, self.limits)
         if error is None and now <= job.deadline:
             return
@@ -628,19 +630,19 @@ class MasterState:
 
     # --- small things -------------------------------------------------------------------------
 
-    def _enter(self, job: Job, phase: JobPhase, limit: float, now: float) -> None:
+    def _enter(self, job: JobRecord, phase: JobPhase, limit: float, now: float) -> None:
         job.phase = phase
         job.deadline = now + limit
         error = job.error if phase.is_end else None
         self._publish(job, PhaseChanged(phase, now - job.submitted, error))
 
-    def _publish(self, job: Job, event: JobEvent) -> None:
+    def _publish(self, job: JobRecord, event: JobEvent) -> None:
         self._actions.append(Publish(job.id, event))
 
-    def _active_job(self, job_id: int) -> Job | None:
+    def _active_job(self, job_id: int) -> JobRecord | None:
         return self._jobs[job_id] if job_id and job_id == self._active else None
 
-    def _known(self, job_id: int) -> Job:
+    def _known(self, job_id: int) -> JobRecord:
         job = self._jobs.get(job_id)
         if job is None:
             raise ClusterError("the master knows no such job", got=f"job {job_id}")

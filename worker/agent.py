@@ -44,13 +44,13 @@ from plancompiler.worker.events import (
     FromMaster,
     Interrupt,
     MasterGone,
-    Send,
     Start,
     StartBeside,
     StopAsked,
-    Tick,
+    TellMaster,
     WorkerAction,
     WorkerEvent,
+    WorkerTick,
 )
 from plancompiler.worker.heartbeats import Heartbeats
 from plancompiler.worker.job_runner import JobRunner
@@ -190,7 +190,9 @@ class _Agent:
         try:
             while leaving is None:
                 before = time.monotonic()
-                events: list[WorkerEvent] = [Tick(time.process_time(), self._quiet_work.was_seen())]
+                events: list[WorkerEvent] = [
+                    WorkerTick(time.process_time(), self._quiet_work.was_seen())
+                ]
                 with contextlib.suppress(queue.Empty):
                     events.insert(0, self._events.get(timeout=_TICK_SECONDS))
                 # Time in which this process stood still says nothing of the master.
@@ -220,7 +222,7 @@ class _Agent:
 
     def _act(self, action: WorkerAction) -> None:
         match action:
-            case Send(message):
+            case TellMaster(message):
                 self._outbox.put(message)
             case Start(work):
                 self._runner.start(work)

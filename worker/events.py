@@ -75,7 +75,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class WorkerTick:
     """Time passed; the process has used so much CPU time."""
 
     cpu_seconds: float = 0.0
@@ -96,7 +96,7 @@ WorkerEvent = (
     | SaveWritten
     | SaveFailed
     | Closed
-    | Tick
+    | WorkerTick
     | StopAsked
 )
 
@@ -108,7 +108,7 @@ Work = Compile | Prepare | Run | Save | WriteIndex | Collect | SendTimeline
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class TellMaster:
     """Tell the master."""
 
     message: WorkerMessage
@@ -151,4 +151,4 @@ class Exit:
     error: ErrorReport | None
 
 
-WorkerAction = Send | Start | StartBeside | Interrupt | Close | Exit
+WorkerAction = TellMaster | Start | StartBeside | Interrupt | Close | Exit

@@ -35,15 +35,15 @@ from plancompiler.worker.events import (
     MasterGone,
     SaveFailed,
     SaveWritten,
-    Send,
     Start,
     StartBeside,
     StopAsked,
-    Tick,
+    TellMaster,
     Work,
     WorkDone,
     WorkerAction,
     WorkerEvent,
+    WorkerTick,
     WorkFailed,
 )
 
@@ -111,7 +111,7 @@ class WorkerState:
                 self._send(Idle(job_id))
             case StopAsked():
                 self._leave(Exit(None), now)
-            case Tick():
+            case WorkerTick():
                 self._tick(event, now)
         self._move_on()
         return self._actions
@@ -180,7 +180,7 @@ class WorkerState:
         elif self._exit is not None:
             self._actions.append(self._exit)
 
-    def _tick(self, tick: Tick, now: float) -> None:
+    def _tick(self, tick: WorkerTick, now: float) -> None:
         self._gets_on |= tick.gets_on
         if now - self._last_beat >= self._silence / _BEATS_PER_SILENCE:
             self._last_beat = now
@@ -197,4 +197,4 @@ class WorkerState:
 
     def _send(self, message: WorkerMessage) -> None:
         if self._exit is None or isinstance(message, (Failed, Idle)):
-            self._actions.append(Send(message))
+            self._actions.append(TellMaster(message))

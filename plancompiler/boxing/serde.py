@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from plancompiler.boxing.graph import (
     BoxingTaskGraph,
@@ -14,9 +15,24 @@ from plancompiler.boxing.graph import (
     Transfer,
 )
 from plancompiler.ir import Micro, NdSbp
+from plancompiler.ir.columns import (
+    DTYPE,
+    FLAG,
+    GIVEN,
+    OPTIONAL_PLACEMENT,
+    OPTIONAL_SBP,
+    PLACEMENT,
+    PLAIN,
+    SBP,
+    SHAPE,
+    SOURCE,
+    STRING,
+    Columns,
+    Ragged,
+    coded,
+)
 from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.wire import (
-    DTYPES,
     PRIMITIVES,
     REDUCTIONS,
     TASK_KINDS,
@@ -24,7 +40,6 @@ from plancompiler.ir.wire import (
     TableReader,
     TableWriter,
     build,
-    flatten,
     pick,
     pick_optional,
     reading,
@@ -36,6 +51,37 @@ from plancompiler.ir.wire import (
 from plancompiler.ir.wire_ops import read_ops, write_ops
 from plancompiler.ops.rule import NdSignature
 from plancompiler.proto import boxing_task_graph_pb2 as graph_pb2
+
+_PLACED = Columns(
+    PlacedOp,
+    "op_",
+    op=GIVEN,
+    signature=GIVEN,
+    inputs=("sources", Ragged(Columns(FamilyOutput, "op_source_"))),
+)
+_FAMILIES = Columns(
+    TaskFamily,
+    "family_",
+    kind=coded(TASK_KINDS),
+    name=STRING,
+    placement=PLACEMENT,
+    inputs=Ragged(Columns(FamilyOutput, "family_input_")),
+    outputs=Ragged(Columns(TensorLayout, "family_output_", shape=SHAPE, dtype=DTYPE, sbp=SBP)),
+    transfer=GIVEN,
+    source=SOURCE,
+    segment=GIVEN,
+    per_microbatch=GIVEN,
+)
+_TRANSFERS = Columns(
+    Transfer,
+    "transfer_",
+    primitive=coded(PRIMITIVES),
+    mesh_axes=Ragged(PLAIN, "transfer_mesh_axis"),
+    reduction=coded(REDUCTIONS, optional=True),
+    src_placement=OPTIONAL_PLACEMENT,
+    src_sbp=OPTIONAL_SBP,
+    late=FLAG,
+)
 
 
 def graph_to_bytes(graph: BoxingTaskGraph) -> bytes:
@@ -81,12 +127,12 @@ def _write(body: graph_pb2.PlacedGraph, graph: BoxingTaskGraph | RankSlice) -> N
     tables = TableWriter()
     placed = graph.ops
     write_ops(body.ops, tables, [each.op for each in placed])
-    body.op_family.extend([each.family for each in placed])
-    body.op_sources.extend([len(each.inputs) for each in placed])
-    body.op_source_family.extend([one.family for each in placed for one in each.inputs])
-    body.op_source_slot.extend([one.slot for each in placed for one in each.inputs])
+    _PLACED.write(body, placed, tables)
     _write_signatures(body, tables, [each.signature for each in placed])
-    _write_families(body, tables, graph.families)
+    transfers = [family.transfer for family in graph.families if family.transfer is not None]
+    _FAMILIES.write(body, graph.families, tables)
+    body.family_transfers.extend([int(each.transfer is not None) for each in graph.families])
+    _TRANSFERS.write(body, transfers, tables)
     if graph.pipeline is not None:
         _write_pipeline(body, tables, graph, graph.pipeline)
     tables.write(body.tables)
@@ -149,52 +195,17 @@ def _write_signatures(
     )
 
 
-def _write_families(
-    body: graph_pb2.PlacedGraph, tables: TableWriter, families: Sequence[TaskFamily]
-) -> None:
-    outputs = flatten(family.outputs for family in families)
-    transfers = [family.transfer for family in families if family.transfer is not None]
-    strings, placements = tables.strings, tables.placements
-    body.family_number.extend([family.number for family in families])
-    # Generated stubs type an enum column by their own enum; it takes numbers: hence `arg-type`.
-    body.family_kind.extend(TASK_KINDS.encode(family.kind for family in families))  # type: ignore[arg-type]
-    body.family_name.extend([strings[family.name] for family in families])
-    body.family_placement.extend([placements[family.placement] for family in families])
-    body.family_source.extend([tables.source(family.source) for family in families])
-    body.family_inputs.extend([len(family.inputs) for family in families])
-    body.family_input_family.extend([one.family for family in families for one in family.inputs])
-    body.family_input_slot.extend([one.slot for family in families for one in family.inputs])
-    body.family_outputs.extend([len(family.outputs) for family in families])
-    body.family_output_shape.extend([tables.shapes[layout.shape] for layout in outputs])
-    body.family_output_dtype.extend(DTYPES.encode(layout.dtype for layout in outputs))  # type: ignore[arg-type]
-    body.family_output_sbp.extend([tables.sbp(layout.sbp) for layout in outputs])
-    body.family_transfers.extend([int(family.transfer is not None) for family in families])
-    body.transfer_primitive.extend(PRIMITIVES.encode(one.primitive for one in transfers))  # type: ignore[arg-type]
-    body.transfer_mesh_axes.extend([len(one.mesh_axes) for one in transfers])
-    body.transfer_mesh_axis.extend(flatten(one.mesh_axes for one in transfers))
-    body.transfer_reduction.extend(REDUCTIONS.encode(one.reduction for one in transfers))  # type: ignore[arg-type]
-    body.transfer_src_axis.extend([one.src_axis for one in transfers])
-    body.transfer_dst_axis.extend([one.dst_axis for one in transfers])
-    body.transfer_src_placement.extend(
-        [tables.optional_placement(one.src_placement) for one in transfers]
-    )
-    body.transfer_src_sbp.extend([tables.optional_sbp(one.src_sbp) for one in transfers])
-    body.transfer_late.extend([int(one.late) for one in transfers])
-
-
 def _read(
     body: graph_pb2.PlacedGraph, data_bytes: int
 ) -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...], Pipeline | None]:
     tables = TableReader(body.tables, data_bytes)
     pipeline = _read_pipeline(body)
     micros = None if pipeline is None else _read_micros(body, tables)
-    sources = build(FamilyOutput, body.op_source_family[:], body.op_source_slot[:])
-    ops = build(
-        PlacedOp,
-        read_ops(body.ops, tables, micros),
-        pick(_read_signatures(body, tables), body.op_signature[:]),
-        body.op_family[:],
-        split(sources, body.op_sources[:]),
+    ops = _PLACED.read(
+        body,
+        tables,
+        op=read_ops(body.ops, tables, micros),
+        signature=pick(_read_signatures(body, tables), body.op_signature[:]),
     )
     families = tuple(_read_families(body, tables))
     if pipeline is not None:
@@ -232,40 +243,13 @@ def _read_signatures(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[N
 
 
 def _read_families(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[TaskFamily]:
-    transfers = iter(
-        build(
-            Transfer,
-            PRIMITIVES.decode(body.transfer_primitive[:]),
-            split(body.transfer_mesh_axis[:], body.transfer_mesh_axes[:]),
-            REDUCTIONS.decode_optional(body.transfer_reduction[:]),
-            body.transfer_src_axis[:],
-            body.transfer_dst_axis[:],
-            pick_optional(tables.placements, body.transfer_src_placement[:]),
-            pick_optional(tables.sbps, body.transfer_src_sbp[:]),
-            [bool(flag) for flag in body.transfer_late],
-        )
-    )
-    inputs = build(FamilyOutput, body.family_input_family[:], body.family_input_slot[:])
-    outputs = build(
-        TensorLayout,
-        pick(tables.shapes, body.family_output_shape[:]),
-        DTYPES.decode(body.family_output_dtype[:]),
-        pick(tables.sbps, body.family_output_sbp[:]),
-    )
     if sum(body.family_transfers) != len(body.transfer_primitive):
         raise ValueError("transfers do not fit their families")
-    return build(
-        TaskFamily,
-        body.family_number[:],
-        TASK_KINDS.decode(body.family_kind[:]),
-        pick(tables.strings, body.family_name[:]),
-        pick(tables.placements, body.family_placement[:]),
-        split(inputs, body.family_inputs[:]),
-        split(outputs, body.family_outputs[:]),
-        [next(transfers) if flag else None for flag in body.family_transfers],
-        pick(tables.sources, body.family_source[:]),
-        body.family_segment[:] if body.schedule else [0] * len(body.family_number),
-        [bool(flag) for flag in body.family_per_microbatch]
-        if body.schedule
-        else [False] * len(body.family_number),
-    )
+    transfers = iter(_TRANSFERS.read(body, tables))
+    given: dict[str, Sequence[Any]] = {
+        "transfer": [next(transfers) if flag else None for flag in body.family_transfers]
+    }
+    if body.schedule:
+        given["segment"] = body.family_segment[:]
+        given["per_microbatch"] = list(map(bool, body.family_per_microbatch))
+    return _FAMILIES.read(body, tables, **given)

@@ -40,7 +40,7 @@ def load_command(name: str) -> click.Command:
     return cast("click.Command", getattr(module, f"{name}_command"))
 
 
-class Program(click.Group):
+class CommandLine(click.Group):
     """A group whose every failure is one paragraph on stderr and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -100,7 +100,9 @@ def _explain(error: BaseException, text: str) -> None:
     print_note("plancompiler: " + " ".join(text.splitlines()))
 
 
-@click.group("plancompiler", cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "plancompiler", cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(
     package_name="plancompiler", prog_name="plancompiler", message="%(prog)s %(version)s"
 )

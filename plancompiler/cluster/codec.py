@@ -28,7 +28,7 @@ _PLAIN = (int, float, bool, str, bytes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
+class FieldForm:
     """How the values of a field cross; None where they do as they are."""
 
     write: Callable[[Any], Any] | None = None
@@ -109,7 +109,7 @@ def decode(cls: type[Record], message: Any) -> Record:
     return codec(cls).read(message)
 
 
-def _form(hint: Any, longest: int | None) -> Form:
+def _form(hint: Any, longest: int | None) -> FieldForm:
     arguments = typing.get_args(hint)
     if isinstance(hint, UnionType):
         (inner,) = (each for each in arguments if each is not NoneType)
@@ -118,20 +118,20 @@ def _form(hint: Any, longest: int | None) -> Form:
         return _tuple_form(_form(arguments[0], longest))
     if dataclasses.is_dataclass(hint):
         inner = codec(typing.cast("type[Any]", hint))
-        return Form(inner.plain, inner.read, is_record=True)
+        return FieldForm(inner.plain, inner.read, is_record=True)
     if issubclass(hint, enum.Enum):
-        return Form(attrgetter("value"), functools.partial(_member, hint))
+        return FieldForm(attrgetter("value"), functools.partial(_member, hint))
     if hint is str and longest is not None:
         cut = itemgetter(slice(longest))
-        return Form(cut, cut)
+        return FieldForm(cut, cut)
     if hint not in _PLAIN:
         raise TypeError(f"a field of type {hint} has no wire form")
-    return Form()
+    return FieldForm()
 
 
-def _tuple_form(item: Form) -> Form:
+def _tuple_form(item: FieldForm) -> FieldForm:
     write, read = item.write, item.read
-    return Form(
+    return FieldForm(
         None if write is None else lambda rows: [write(each) for each in rows],
         tuple if read is None else lambda rows: tuple([read(each) for each in rows]),
     )

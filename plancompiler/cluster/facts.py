@@ -7,24 +7,19 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from plancompiler.errors import WireFormatError
-from plancompiler.ir.wire import build, split
+from plancompiler.ir.columns import PLAIN, Columns, Ragged
 from plancompiler.plan.digest import CrossRankFact
 from plancompiler.proto import cluster_pb2 as pb
 
 _MAX_FACTS = 1 << 20
+_FACTS = Columns(CrossRankFact, ranks=Ragged(PLAIN, "rank"))
 
 
 def facts_to_bytes(facts: Sequence[CrossRankFact]) -> bytes:
     """What a rank believes about registers that cross ranks."""
-    return pb.Facts(
-        sync_id=[fact.sync_id for fact in facts],
-        register=[fact.register for fact in facts],
-        name=[fact.name for fact in facts],
-        role=[fact.role for fact in facts],
-        ranks=[len(fact.ranks) for fact in facts],
-        rank=[rank for fact in facts for rank in fact.ranks],
-        text=[fact.text for fact in facts],
-    ).SerializeToString()
+    message = pb.Facts()
+    _FACTS.write(message, facts)
+    return message.SerializeToString()
 
 
 def facts_from_bytes(data: bytes) -> tuple[CrossRankFact, ...]:
@@ -39,14 +34,4 @@ def facts_from_bytes(data: bytes) -> tuple[CrossRankFact, ...]:
             got=len(message.text),
             expected=f"at most {_MAX_FACTS}",
         )
-    return tuple(
-        build(
-            CrossRankFact,
-            message.sync_id[:],
-            message.register[:],
-            message.name[:],
-            message.role[:],
-            split(message.rank[:], message.ranks[:]),
-            message.text[:],
-        )
-    )
+    return tuple(_FACTS.read(message))

@@ -59,7 +59,7 @@ _LARGE: dict[type, _Large] = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
+class _EnvelopeField:
     """Where a record is in its envelope."""
 
     codec: Codec[Any]
@@ -96,13 +96,13 @@ class Envelope(Generic[T, P]):
         ]
 
 
-def _place(cls: type[Any], oneof: Any) -> _Place:
+def _place(cls: type[Any], oneof: Any) -> _EnvelopeField:
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
     (field,) = (each for each in oneof.fields if each.name == name)
     names = {each.name for each in dataclasses.fields(cls)}
     message = field.message_type
     is_bare = message is None or not names.issubset(message.fields_by_name)
-    return _Place(codec(cls), name, is_bare, _LARGE.get(cls))
+    return _EnvelopeField(codec(cls), name, is_bare, _LARGE.get(cls))
 
 
 class Reader(Generic[T, P]):

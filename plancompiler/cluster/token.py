@@ -186,7 +186,7 @@ def _file_name(host: str, port: int) -> str:
     return f"{host}-{port}.token"
 
 
-class TokenFile:
+class SecretFile:
     """The secret of a running master, where clients and workers of its user find it.
 
     The file is locked as long as its master lives: a file without a lock is one that a killed

@@ -234,7 +234,9 @@ def _runs(ranks: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
 class TableWriter:
     """Interns what a message's columns refer to; `write` puts the tables into the message."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: int = 0) -> None:
+        self.base = base
+        """What ids are less by in the message."""
         self.strings = _Interned()
         self.placements = _Interned()
         self.shapes = _Interned()
@@ -362,7 +364,8 @@ class _AttrColumns:
 class TableReader:
     """The tables of a message, as lists of the things that its columns name."""
 
-    def __init__(self, message: Any, data_bytes: int) -> None:
+    def __init__(self, message: Any, data_bytes: int, base: int = 0) -> None:
+        self.base = base
         self.strings: list[str] = list(message.strings)
         self.placements = self._placements(message, data_bytes)
         self.shapes: list[Shape] = split(message.shape_extent[:], message.shape_ndim[:])

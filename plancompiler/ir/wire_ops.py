@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plancompiler.ir.op import Micro
-from plancompiler.ir.placement import Placement
-from plancompiler.ir.value import Op, Value
-from plancompiler.ir.wire import (
-    DTYPES,
-    TableReader,
-    TableWriter,
-    build,
-    pick,
-    pick_optional,
-    split,
+from plancompiler.ir.columns import (
+    ATTRS,
+    DTYPE,
+    GIVEN,
+    OPTIONAL_SBP,
+    ORIGIN,
+    PLACEMENT,
+    SHAPE,
+    SOURCE,
+    STRING,
+    Columns,
 )
+from plancompiler.ir.op import Micro
+from plancompiler.ir.value import Op, Value
+from plancompiler.ir.wire import TableReader, TableWriter, pick, split
 
 
 class _ValueTable:
@@ -38,49 +41,45 @@ class _ValueTable:
         return found
 
 
+_VALUES = Columns(
+    Value, "value_", name=STRING, shape=SHAPE, dtype=DTYPE, placement=PLACEMENT, source=GIVEN
+)
+_OPS = Columns(
+    Op,
+    "op_",
+    name=STRING,
+    kind=STRING,
+    inputs=GIVEN,
+    outputs=GIVEN,
+    attrs=ATTRS,
+    placement=PLACEMENT,
+    sbp=OPTIONAL_SBP,
+    source=SOURCE,
+    origin=ORIGIN,
+    micro=GIVEN,
+)
+
+
 def write_ops(message: Any, tables: TableWriter, ops: Sequence[Op]) -> None:
     """Fill an `Ops` message."""
     values = _ValueTable()
-    strings, placements = tables.strings, tables.placements
     message.output_value.extend([values.index(value) for op in ops for value in op.outputs])
     message.input_value.extend([values.index(value) for op in ops for value in op.inputs])
-    message.value_name.extend([strings[value.name] for value in values.values])
-    message.value_shape.extend([tables.shapes[value.shape] for value in values.values])
-    message.value_dtype.extend(DTYPES.encode(value.dtype for value in values.values))
-    message.value_placement.extend([placements[value.placement] for value in values.values])
-    message.op_name.extend([strings[op.name] for op in ops])
-    message.op_kind.extend([strings[op.kind] for op in ops])
     message.op_inputs.extend([len(op.inputs) for op in ops])
     message.op_outputs.extend([len(op.outputs) for op in ops])
-    message.op_attrs.extend([tables.attrs(op.attrs) for op in ops])
-    message.op_placement.extend([placements[op.placement] for op in ops])
-    message.op_sbp.extend([tables.optional_sbp(op.sbp) for op in ops])
-    message.op_source.extend([tables.source(op.source) for op in ops])
-    message.op_origin.extend([tables.origins[op.origin] for op in ops])
+    _VALUES.write(message, values.values, tables)
+    _OPS.write(message, ops, tables)
 
 
 def read_ops(
     message: Any, tables: TableReader, micros: Sequence[Micro | None] | None = None
 ) -> list[Op]:
     """The ops of an `Ops` message; `micros` are their places in a step of several micro-batches."""
-    placements: Sequence[Placement] = tables.placements
-    values = build(
-        Value,
-        pick(tables.strings, message.value_name[:]),
-        pick(tables.shapes, message.value_shape[:]),
-        DTYPES.decode(message.value_dtype[:]),
-        pick(placements, message.value_placement[:]),
-    )
-    return build(
-        Op,
-        pick(tables.strings, message.op_name[:]),
-        pick(tables.strings, message.op_kind[:]),
-        split(pick(values, message.input_value[:]), message.op_inputs[:]),
-        split(pick(values, message.output_value[:]), message.op_outputs[:]),
-        pick(tables.attr_sets, message.op_attrs[:]),
-        pick(placements, message.op_placement[:]),
-        pick_optional(tables.sbps, message.op_sbp[:]),
-        pick(tables.sources, message.op_source[:]),
-        pick(tables.origins, message.op_origin[:]),
-        [None] * len(message.op_name) if micros is None else micros,
+    values = _VALUES.read(message, tables)
+    return _OPS.read(
+        message,
+        tables,
+        inputs=split(pick(values, message.input_value[:]), message.op_inputs[:]),
+        outputs=split(pick(values, message.output_value[:]), message.op_outputs[:]),
+        micro=[None] * len(message.op_name) if micros is None else micros,
     )

@@ -70,7 +70,7 @@ def split_into_microbatches(job: Job, options: MicrobatchOptions) -> PassResult:
     """
     if options.microbatches == 1:
         return PassResult(job, "off")
-    layouts = _Layouts(job, options)
+    layouts = _LayoutsInTime(job, options)
     layouts.walk()
     layouts.split_early()
     timed = list(_with_conversions(job, layouts))
@@ -110,7 +110,7 @@ class _Choice:
     rate: Rate
 
 
-class _Layouts:
+class _LayoutsInTime:
     """The layout of every value along micro-batches, and the signature of every op."""
 
     def __init__(self, job: Job, options: MicrobatchOptions) -> None:
@@ -392,7 +392,7 @@ def _pieces(layouts: Sequence[Sbp]) -> int:
 # --- conversions ----------------------------------------------------------------------------------
 
 
-def _with_conversions(job: Job, layouts: _Layouts) -> Iterator[Timed]:
+def _with_conversions(job: Job, layouts: _LayoutsInTime) -> Iterator[Timed]:
     """The ops with those that change layouts along micro-batches, each right after its producer."""
     needed: dict[str, dict[Sbp, Value]] = {}
     for op in job.ops:

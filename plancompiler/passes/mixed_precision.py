@@ -143,7 +143,7 @@ def lower_precision(job: Job, config: PrecisionOptions) -> PassResult:
         return PassResult(job, "off")
     low = DType.parse(config.precision)
     facts = _analyse(job, low)
-    rewrite = _Rewrite(job, config, facts, _decide(job, facts, low))
+    rewrite = _InLowPrecision(job, config, facts, _decide(job, facts, low))
     rewritten = with_ops(job, rewrite.ops())
     summary = (
         f"{counted(len(rewrite.decisions.lowered), 'op')} of {len(job.ops)} in {low}, with "
@@ -164,7 +164,7 @@ def lower_precision(job: Job, config: PrecisionOptions) -> PassResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _Gradients:
     """What follows from gradients where these are scaled or have 16 bits, by name."""
 
     seeds: Mapping[str, Op]
@@ -181,7 +181,7 @@ class _Facts:
     """Ops that work on gradients as they were traced."""
 
 
-def _analyse(job: Job, low: DType) -> _Facts:
+def _analyse(job: Job, low: DType) -> _Gradients:
     seeds = _seeds(job) if low is DType.FLOAT16 else {}
     scaled: dict[str, int] = {}
     """With how many uses of gradients came before."""
@@ -209,16 +209,22 @@ def _analyse(job: Job, low: DType) -> _Facts:
             if not inputs.isdisjoint(scaled):
                 scaled.update(dict.fromkeys(outputs, len(leaving)))
         elif seeds:
-            if (changes and phase is Phase.UPDATE) or inputs & (after | scaled.keys()):
+            if (changes and phase is Phase.UPDATE) or not (
+                inputs.isdisjoint(after) and inputs.isdisjoint(scaled)
+            ):
                 leaving.add(op.name)
                 after.update(outputs)
-                if changes or inputs & updated:
+                if changes or not inputs.isdisjoint(updated):
                     held.add(op.name)
                     updated.update(outputs)
-        elif low is not DType.FLOAT16 and (phase is Phase.UPDATE or inputs & (after | backward)):
+        elif low is not DType.FLOAT16 and (
+            phase is Phase.UPDATE or not inputs.isdisjoint(after) or not inputs.isdisjoint(backward)
+        ):
             traced.add(op.name)
             after.update(outputs)
-    return _Facts(seeds, frozenset(scaled), frozenset(leaving), frozenset(held), frozenset(traced))
+    return _Gradients(
+        seeds, frozenset(scaled), frozenset(leaving), frozenset(held), frozenset(traced)
+    )
 
 
 def _seeds(job: Job) -> dict[str, Op]:
@@ -250,13 +256,13 @@ def _second_order(op: Op, value: Value) -> UsageError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decisions:
+class _Lowered:
     low: DType
     lowered: Mapping[str, tuple[DType, ...]]
     """The dtypes of what an op makes, by its name, for those that work on 16 bits."""
 
 
-def _decide(job: Job, facts: _Facts, low: DType) -> _Decisions:
+def _decide(job: Job, facts: _Gradients, low: DType) -> _Lowered:
     made: dict[str, DType] = {}
     lowered: dict[str, tuple[DType, ...]] = {}
     variables = {op.outputs[0].name for op in job.ops if op.kind == "variable"}
@@ -277,7 +283,7 @@ def _decide(job: Job, facts: _Facts, low: DType) -> _Decisions:
             types = infer_types(op.kind, inputs, dict(op.attrs))
             lowered[op.name] = tuple(tensor.dtype for tensor in types)
             made.update(zip((value.name for value in op.outputs), lowered[op.name], strict=True))
-    return _Decisions(low, lowered)
+    return _Lowered(low, lowered)
 
 
 def _is_lowerable(op: Op, low: DType) -> bool:
@@ -299,11 +305,11 @@ def _is_low(op: Op, position: int) -> bool:
 # --- rewriting ------------------------------------------------------------------------------------
 
 
-class _Rewrite:
+class _InLowPrecision:
     """Walks the job once, in order, and keeps what it makes of each value by its traced name."""
 
     def __init__(
-        self, job: Job, config: PrecisionOptions, facts: _Facts, decisions: _Decisions
+        self, job: Job, config: PrecisionOptions, facts: _Gradients, decisions: _Lowered
     ) -> None:
         self._job, self._config, self._facts, self.decisions = job, config, facts, decisions
         self._traced = producers_of(job)

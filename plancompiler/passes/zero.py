@@ -148,7 +148,7 @@ class _Shard:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _Splittable:
     """A job, and what of it can be split."""
 
     job: Job
@@ -179,8 +179,8 @@ class _Facts:
         }
 
 
-def _analyse(job: Job, dp_axes: Sequence[str]) -> _Facts:
-    facts = _Facts(job, (), ())
+def _analyse(job: Job, dp_axes: Sequence[str]) -> _Splittable:
+    facts = _Splittable(job, (), ())
     shards, notes = [], []
     for op in job.ops:
         if op.kind != "variable" or op.attr("trainable") is not True:
@@ -198,7 +198,7 @@ def _analyse(job: Job, dp_axes: Sequence[str]) -> _Facts:
             notes.append(f"{op.attr('name')}: {refusing.kind} cannot work on {sbp}")
         else:
             shards.append(_Shard(op, variables, changes, sbp))
-    return _Facts(job, tuple(shards), tuple(notes))
+    return _Splittable(job, tuple(shards), tuple(notes))
 
 
 def _layout(variable: Op) -> NdSbp:
@@ -215,7 +215,7 @@ def _changed(op: Op) -> Iterator[tuple[Value, Value]]:
         yield op.inputs[source], op.outputs[target]
 
 
-def _state_of(parameter: Op, facts: _Facts) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+def _state_of(parameter: Op, facts: _Splittable) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     """A parameter with the state that goes with it, and the ops that change them.
 
     That is what is changed by an op that reads the parameter or its next value, and is of its shape
@@ -370,7 +370,7 @@ class _Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decisions:
+class _Exchanges:
     """What becomes of a job."""
 
     early: tuple[Op, ...]
@@ -380,7 +380,7 @@ class _Decisions:
     reductions: tuple[_Exchange, ...]
 
 
-def _decide(facts: _Facts, config: ZeroOptions) -> _Decisions:
+def _decide(facts: _Splittable, config: ZeroOptions) -> _Exchanges:
     early: dict[str, Op] = {}
     stored = tuple(each for shard in facts.shards for each in _stored(shard, facts, early))
     visits = _visits(facts.job, stored, config.prefetch)
@@ -405,10 +405,10 @@ def _decide(facts: _Facts, config: ZeroOptions) -> _Decisions:
         for shard in facts.shards
         for each in _reductions(shard, facts, visits.get(shard.parameter.placement, ()), config)
     )
-    return _Decisions(tuple(early.values()), gathers, reductions)
+    return _Exchanges(tuple(early.values()), gathers, reductions)
 
 
-def _stored(shard: _Shard, facts: _Facts, early: dict[str, Op]) -> Iterator[_Stored]:
+def _stored(shard: _Shard, facts: _Splittable, early: dict[str, Op]) -> Iterator[_Stored]:
     """What is gathered of a parameter: itself, and casts of it that are smaller than it. Adds the
     ops that make these to `early`.
     """
@@ -466,7 +466,7 @@ def _gathers_of_visits(
 
 
 def _reductions(
-    shard: _Shard, facts: _Facts, visits: Sequence[_Visit], config: ZeroOptions
+    shard: _Shard, facts: _Splittable, visits: Sequence[_Visit], config: ZeroOptions
 ) -> Iterator[_Exchange]:
     """What reads a parameter's gradient for the update reads its shard.
 
@@ -486,7 +486,7 @@ def _reductions(
         yield _Exchange(value, layouts, readers, facts.job.ops[at], Phase.BACKWARD)
 
 
-def _gradients(shard: _Shard, facts: _Facts) -> list[Value]:
+def _gradients(shard: _Shard, facts: _Splittable) -> list[Value]:
     """What backward makes and a parameter's update reads, be it through other ops of its shape
     (clipping).
     """
@@ -511,7 +511,7 @@ def _gradients(shard: _Shard, facts: _Facts) -> list[Value]:
 # --- rewriting ------------------------------------------------------------------------------------
 
 
-def _rewritten(facts: _Facts, decisions: _Decisions) -> Iterator[Op]:
+def _rewritten(facts: _Splittable, decisions: _Exchanges) -> Iterator[Op]:
     """All ops in their new order."""
     before: dict[str, list[Op]] = {}
     instead: dict[str, dict[str, Value]] = {}
@@ -537,7 +537,7 @@ def _rewritten(facts: _Facts, decisions: _Decisions) -> Iterator[Op]:
             yield _laid_out(rewired(op, instead.get(op.name, {})), facts)
 
 
-def _laid_out(op: Op, facts: _Facts) -> Op:
+def _laid_out(op: Op, facts: _Splittable) -> Op:
     """Variables and the ops that change them, with their new layout."""
     shard = facts.shard_of.get(op.name)
     if shard is None or (op.sbp is None and op.kind != "variable"):

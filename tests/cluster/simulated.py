@@ -43,11 +43,11 @@ from plancompiler.master.events import (
     MasterCompiled,
     MasterEvent,
     MasterFailed,
+    MasterTick,
     Publish,
     Release,
     StartCompile,
     Tell,
-    Tick,
     WorkerGone,
 )
 from plancompiler.master.state import MasterState
@@ -217,10 +217,10 @@ class SimulatedCluster:
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
-            self.tell_master(Tick())
+            self.tell_master(MasterTick())
             for worker in self.workers:
                 if not worker.exited and not worker.silent:
-                    self._tell_worker(worker, worker_events.Tick())
+                    self._tell_worker(worker, worker_events.WorkerTick())
             self.run()
 
     def _master_compiles(self) -> None:
@@ -249,7 +249,7 @@ class SimulatedCluster:
     def _tell_worker(self, worker: SimulatedWorker, event: worker_events.WorkerEvent) -> None:
         for action in worker.state.handle(event, self.now):
             match action:
-                case worker_events.Send(message):
+                case worker_events.TellMaster(message):
                     worker.to_master.append(message)
                 case worker_events.Start(work):
                     assert worker.work is None, "two works at a time"

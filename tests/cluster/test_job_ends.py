@@ -27,7 +27,14 @@ from plancompiler.errors import (
     WorkerLostError,
 )
 from plancompiler.limits.time_limits import DEADLINE, LONGEST_ANSWER
-from plancompiler.master.events import CancelAsked, FromWorker, Limits, StepAsked, Stopping, Tick
+from plancompiler.master.events import (
+    CancelAsked,
+    FromWorker,
+    Limits,
+    MasterTick,
+    StepAsked,
+    Stopping,
+)
 from plancompiler.plan.digest import CrossRankFact
 from plancompiler.worker import events
 from plancompiler.worker.state import MASTER_SILENCES
@@ -121,9 +128,9 @@ def test_a_silent_master_is_lost() -> None:
     for _ in range(round(2 * MASTER_SILENCES * cluster.limits.silence)):
         cluster.now += 0.5
         assert not worker.exited
-        cluster._tell_worker(worker, events.Tick())
+        cluster._tell_worker(worker, events.WorkerTick())
     cluster.now += 1.0
-    cluster._tell_worker(worker, events.Tick())
+    cluster._tell_worker(worker, events.WorkerTick())
     while worker.work is not None or worker.closing is not None:
         cluster._work_ends(worker) if worker.work is not None else cluster._closes(worker)
     assert worker.exited
@@ -192,7 +199,7 @@ def test_a_worker_that_does_not_let_go_is_given_up() -> None:
         cluster.now += 0.5
         for worker in workers:
             cluster.tell_master(FromWorker(worker.connection, Heartbeat()))
-            cluster.tell_master(Tick())
+            cluster.tell_master(MasterTick())
     assert cluster.busy() == {}
     assert cluster.released == [job]
 
@@ -248,7 +255,7 @@ def test_a_worker_that_works_is_waited_for(phase: JobPhase) -> None:
             used += share
             for worker in workers:
                 cluster.tell_master(FromWorker(worker.connection, Heartbeat(False, used)))
-            cluster.tell_master(Tick())
+            cluster.tell_master(MasterTick())
 
     pass_time(200, 0.05)
     assert cluster.error(job) is None
@@ -283,7 +290,7 @@ def test_a_rank_that_stands_still_is_named_after_the_deadline(doing: type, deadl
                 idle = worker is late or doing is Run
                 beat = Heartbeat(False, 0.0 if idle else used, gets_on and idle)
                 cluster.tell_master(FromWorker(worker.connection, beat))
-            cluster.tell_master(Tick())
+            cluster.tell_master(MasterTick())
 
     limit = (deadline or DEADLINE) + (LONGEST_ANSWER if doing is Run else 0)
     pass_time(3 * limit, True)
@@ -307,7 +314,7 @@ def test_a_rank_that_waits_for_another_while_the_job_runs_is_waited_for() -> Non
         for worker in workers:
             beat = Heartbeat(False, second * 0.5 if worker is workers[0] else 0.0)
             cluster.tell_master(FromWorker(worker.connection, beat))
-        cluster.tell_master(Tick())
+        cluster.tell_master(MasterTick())
     assert cluster.error(job) is None
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from plancompiler.cluster.messages import Refused, Registered, Run
 from plancompiler.errors import ClusterError
-from plancompiler.worker.events import Exit, FromMaster, Interrupt, MasterGone, StopAsked, Tick
+from plancompiler.worker.events import (
+    Exit,
+    FromMaster,
+    Interrupt,
+    MasterGone,
+    StopAsked,
+    WorkerTick,
+)
 from plancompiler.worker.state import LEAVE_SECONDS, WorkerState
 
 GONE = ClusterError("the master ended the connection").report
@@ -23,8 +30,8 @@ def test_it_ends_without_its_work(reason: object) -> None:
     state.handle(FromMaster(Run(1, 1, 1, False)), 0.0)
     asked = state.handle(reason, 1.0)
     assert any(isinstance(each, Interrupt) for each in asked)
-    early = state.handle(Tick(), 1.0 + LEAVE_SECONDS - 0.1)
+    early = state.handle(WorkerTick(), 1.0 + LEAVE_SECONDS - 0.1)
     assert not any(isinstance(each, Exit) for each in (*asked, *early))
-    late = state.handle(Tick(), 1.0 + LEAVE_SECONDS)
+    late = state.handle(WorkerTick(), 1.0 + LEAVE_SECONDS)
     leaving = [each for each in late if isinstance(each, Exit)]
     assert leaving == [Exit(None if isinstance(reason, StopAsked) else GONE)]
