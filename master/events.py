@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plancompiler.cluster.messages import JobEvent, JobRequest, MasterMessage, WorkerMessage
 from plancompiler.errors import ErrorReport
 from plancompiler.limits import time_limits
+from plancompiler.master.saving import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,39 +89,10 @@ class MasterFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StepAsked:
-    """A client asks an open job for steps."""
+class Asked:
+    """A client asks something of an open job."""
 
-    job_id: int
-    ticket: int
-    steps: int
-    fed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SaveAsked:
-    """A client asks an open job for a checkpoint."""
-
-    job_id: int
-    ticket: int
-    directory: str
-    background: bool = False
-    """It is written while steps go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectAsked:
-    """A client asks an open job for its variables."""
-
-    job_id: int
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class FinishAsked:
-    """A client needs an open job no longer."""
-
-    job_id: int
+    operation: Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +119,7 @@ MasterEvent = (
     | JobSubmitted
     | MasterCompiled
     | MasterFailed
-    | StepAsked
-    | SaveAsked
-    | CollectAsked
-    | FinishAsked
+    | Asked
     | CancelAsked
     | MasterTick
     | Stopping

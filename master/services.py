@@ -29,7 +29,16 @@ from plancompiler.cluster.chunks import (
     pack,
 )
 from plancompiler.cluster.codec import decode, encode
-from plancompiler.cluster.messages import Heartbeat, JobPhase, JobRequest, Refused
+from plancompiler.cluster.messages import (
+    Collect,
+    Finish,
+    Heartbeat,
+    JobPhase,
+    JobRequest,
+    Refused,
+    Run,
+    Save,
+)
 from plancompiler.cluster.serde import (
     JOB_EVENTS,
     MASTER_MESSAGES,
@@ -51,12 +60,9 @@ from plancompiler.limits import time_limits
 from plancompiler.master.admission import CALLER
 from plancompiler.master.edge import Connection, MasterEdge
 from plancompiler.master.events import (
+    Asked,
     CancelAsked,
-    CollectAsked,
-    FinishAsked,
     FromWorker,
-    SaveAsked,
-    StepAsked,
 )
 from plancompiler.master.job_channel import JobChannel, Relay
 from plancompiler.master.work_threads import WorkThreads
@@ -254,7 +260,7 @@ class ClientService(pb_grpc.ClientServicer):
             if feeds is not None:
                 channel.keep_feeds(ticket, await self._unpacking.parcel(feeds), held)
             try:
-                self._edge.handle(StepAsked(first.job_id, ticket, first.steps, feeds is not None))
+                self._edge.handle(Asked(Run(first.job_id, ticket, first.steps, feeds is not None)))
             except PlanCompilerError:
                 channel.drop_feeds(ticket)
                 raise
@@ -264,13 +270,15 @@ class ClientService(pb_grpc.ClientServicer):
     async def Save(self, request: pb.SaveRequest, context: Context) -> pb.OperationReply:
         self._own(Received("a client")(request).job_id)
         ticket = self._edge.next_ticket()
-        self._edge.handle(SaveAsked(request.job_id, ticket, request.directory, request.background))
+        self._edge.handle(
+            Asked(Save(request.job_id, ticket, request.directory, request.background))
+        )
         return Sent()(pb.OperationReply(ticket=ticket))
 
     @_answering
     async def Finish(self, request: pb.JobRequest, context: Context) -> pb.OperationReply:
         self._own(Received("a client")(request).job_id)
-        self._edge.handle(FinishAsked(request.job_id))
+        self._edge.handle(Asked(Finish(request.job_id)))
         return Sent()(pb.OperationReply())
 
     @_answering
@@ -279,7 +287,7 @@ class ClientService(pb_grpc.ClientServicer):
         ticket = self._edge.next_ticket()
         relay = channel.relays[ticket] = Relay(self._edge.world_size)
         try:
-            self._edge.handle(CollectAsked(request.job_id, ticket))
+            self._edge.handle(Asked(Collect(request.job_id, ticket)))
             async for chunk in relay.chunks():
                 await context.write(chunk)
         finally:

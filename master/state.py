@@ -70,10 +70,9 @@ from plancompiler.errors import (
     WorkerLostError,
 )
 from plancompiler.master.events import (
+    Asked,
     CancelAsked,
-    CollectAsked,
     Disconnect,
-    FinishAsked,
     FromWorker,
     JobSubmitted,
     Limits,
@@ -84,9 +83,7 @@ from plancompiler.master.events import (
     MasterTick,
     Publish,
     Release,
-    SaveAsked,
     StartCompile,
-    StepAsked,
     Stopping,
     Tell,
     WorkerGone,
@@ -151,14 +148,8 @@ class MasterState:
                 job = self._active_job(job_id)
                 if job is not None:
                     self._fail(job, error, now)
-            case StepAsked(job_id, ticket, steps, fed):
-                self._ask(job_id, Run(job_id, ticket, steps, fed), now)
-            case SaveAsked(job_id, ticket, directory, background):
-                self._ask(job_id, Save(job_id, ticket, directory, background), now)
-            case CollectAsked(job_id, ticket):
-                self._ask(job_id, Collect(job_id, ticket), now)
-            case FinishAsked(job_id):
-                self._ask(job_id, Finish(job_id), now)
+            case Asked(operation):
+                self._ask(operation, now)
             case CancelAsked(job_id, reason):
                 self._cancel(job_id, reason, now)
             case MasterTick():
@@ -428,12 +419,12 @@ class MasterState:
 
     # --- operations ---------------------------------------------------------------------------
 
-    def _ask(self, job_id: int, operation: Operation, now: float) -> None:
-        job = self._known(job_id)
+    def _ask(self, operation: Operation, now: float) -> None:
+        job = self._known(operation.job_id)
         if job.phase.is_end or job.aborting:
             if job.error is not None:
                 raise PlanCompilerError.from_report(job.error)
-            raise ClusterError(f"job {job_id} has ended", got=f"phase {job.phase}")
+            raise ClusterError(f"job {job.id} has ended", got=f"phase {job.phase}")
         if not job.request.open or any(isinstance(each, Finish) for each in job.operations):
             raise ClusterError(
                 "this job takes no more requests", hint="open a session to go step by step"

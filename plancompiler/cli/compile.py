@@ -8,7 +8,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -109,36 +109,27 @@ def compile_command(
     if check_modes:
         check_all_modes(job, world_size, compilation, only)
         summary["modes_equal"] = True
-    transfers = boxing_costs(compilation.graph) if costs else ()
+    parts: list[tuple[str, Sequence[Any], Callable[[Any], None]]] = []
     if costs:
-        summary["transfers"] = [plain_data(each) for each in transfers]
-    steps = list(explain(job, world_size)) if explaining else []
-    stages = explain_pipeline(compilation.graph.pipeline, compilation.plans) if explaining else []
+        parts.append(("transfers", boxing_costs(compilation.graph), print_costs))
     if explaining:
-        summary["explain"] = [plain_data(each) for each in steps]
-    if stages:
-        summary["pipeline"] = [plain_data(each) for each in stages]
-    spent = profile_of(compilation, trace_seconds) if profile else []
+        parts.append(("explain", list(explain(job, world_size)), print_explained))
+        stages = explain_pipeline(compilation.graph.pipeline, compilation.plans)
+        if stages:
+            parts.append(("pipeline", stages, print_explained_pipeline))
     if profile:
-        summary["profile"] = [plain_data(each) for each in spent]
+        parts.append(("profile", profile_of(compilation, trace_seconds), print_profile))
+    for name, rows, _ in parts:
+        summary[name] = [plain_data(each) for each in rows]
     if out is not None:
         write_plans(compilation, summary, out)
     if as_json:
         print_json(summary)
-    else:
-        print_table(("what", "value"), _lines(summary))
-    if costs and not as_json:
+        return
+    print_table(("what", "value"), _lines(summary))
+    for _, rows, show in parts:
         print_result()
-        print_costs(transfers)
-    if explaining and not as_json:
-        print_result()
-        print_explained(steps)
-    if stages and not as_json:
-        print_result()
-        print_explained_pipeline(stages)
-    if profile and not as_json:
-        print_result()
-        print_profile(spent)
+        show(rows)
 
 
 def summarize(compilation: Compilation, trace_seconds: float) -> dict[str, Any]:

@@ -45,95 +45,77 @@ def _parse_settings(
     return dict(map(parse_setting, values))
 
 
-def job_argument(command: Command) -> Command:
-    """FILE[:FUNCTION]"""
-    return click.argument("target", metavar="FILE[:FUNCTION]")(command)
+job_argument = click.argument("target", metavar="FILE[:FUNCTION]")
 
 
-def settings_option(command: Command) -> Command:
-    """-D key=value, repeatable"""
-    return click.option(
-        "-D",
-        "settings",
-        multiple=True,
-        metavar="KEY=VALUE",
-        callback=_parse_settings,
-        help="A setting passed to the job's function; may be repeated.",
-    )(command)
+settings_option = click.option(
+    "-D",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_parse_settings,
+    help="A setting passed to the job's function; may be repeated.",
+)
 
 
-def allow_ops_option(command: Command) -> Command:
-    """--allow-ops, repeatable"""
-    return click.option(
-        "--allow-ops",
-        multiple=True,
-        metavar="MODULE",
-        help="Let custom ops of jobs be imported from this module; may be repeated.",
-    )(command)
+allow_ops_option = click.option(
+    "--allow-ops",
+    multiple=True,
+    metavar="MODULE",
+    help="Let custom ops of jobs be imported from this module; may be repeated.",
+)
 
 
-def mode_option(command: Command) -> Command:
-    """--mode, checked by the compiler so that the option and the variable give one error"""
-    return click.option(
-        "--mode",
-        metavar="MODE",
-        help="Compile mode: naive, rank_per_thread, rank_per_iter or rank_per_process. "
-        "Else PLANCOMPILER_COMPILE_MODE is read.",
-    )(command)
+mode_option = click.option(
+    "--mode",
+    metavar="MODE",
+    help="Compile mode: naive, rank_per_thread, rank_per_iter or rank_per_process. "
+    "Else PLANCOMPILER_COMPILE_MODE is read.",
+)
 
 
-def allow_mixed_kernels_option(command: Command) -> Command:
-    """--allow-mixed-kernels, as the parameter `allow_mixed_kernels`."""
-    return click.option(
-        "--allow-mixed-kernels",
-        is_flag=True,
-        help="Where ranks compute with other versions or kernels of NumPy and its BLAS, warn "
-        "instead of failing: their results differ in the last bits.",
-    )(command)
+allow_mixed_kernels_option = click.option(
+    "--allow-mixed-kernels",
+    is_flag=True,
+    help="Where ranks compute with other versions or kernels of NumPy and its BLAS, warn "
+    "instead of failing: their results differ in the last bits.",
+)
 
 
-def cache_option(command: Command) -> Command:
-    """--no-cache, as the parameter `cache`"""
-    return click.option(
-        "--no-cache",
-        "cache",
-        is_flag=True,
-        flag_value=False,
-        default=True,
-        help="Compile everything, and keep nothing in the plan cache.",
-    )(command)
+cache_option = click.option(
+    "--no-cache",
+    "cache",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Compile everything, and keep nothing in the plan cache.",
+)
 
 
-def strict_restore_option(command: Command) -> Command:
-    """--no-strict-restore"""
-    return click.option(
-        "--no-strict-restore",
-        "strict_restore",
-        is_flag=True,
-        flag_value=False,
-        default=True,
-        help="Leave what the checkpoint holds and the job does not have.",
-    )(command)
+strict_restore_option = click.option(
+    "--no-strict-restore",
+    "strict_restore",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Leave what the checkpoint holds and the job does not have.",
+)
 
 
-def anomaly_option(command: Command) -> Command:
-    """--anomaly"""
-    return click.option(
-        "--anomaly",
-        is_flag=True,
-        help="Check what every op makes, and name the one that makes the first inf or nan.",
-    )(command)
+anomaly_option = click.option(
+    "--anomaly",
+    is_flag=True,
+    help="Check what every op makes, and name the one that makes the first inf or nan.",
+)
 
 
-def steps_option(command: Command) -> Command:
-    """--steps"""
-    return click.option(
-        "--steps",
-        type=click.IntRange(min=1),
-        default=DEFAULT_STEPS,
-        show_default=True,
-        help="How many steps.",
-    )(command)
+steps_option = click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=DEFAULT_STEPS,
+    show_default=True,
+    help="How many steps.",
+)
 
 
 def save_options(command: Command) -> Command:
@@ -161,16 +143,14 @@ def save_options(command: Command) -> Command:
     return cast("Command", option(decorated))
 
 
-def deadline_option(command: Command) -> Command:
-    """--deadline"""
-    return click.option(
-        "--deadline",
-        type=click.FloatRange(min=0, min_open=True),
-        default=DEADLINE,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long a rank may stand still, its processor idle, while others wait for it.",
-    )(command)
+deadline_option = click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEADLINE,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a rank may stand still, its processor idle, while others wait for it.",
+)
 
 
 def timeline_options(command: Command) -> Command:
@@ -184,21 +164,17 @@ def timeline_options(command: Command) -> Command:
     return trace(profile(command))
 
 
-def json_option(command: Command) -> Command:
-    """--json"""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(
-        command
-    )
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout."
+)
 
 
-def token_option(command: Command) -> Command:
-    """--token-file"""
-    return click.option(
-        "--token-file",
-        type=click.Path(path_type=Path),
-        help="File with the secret of master, workers and clients; by default the master makes one "
-        "that those of its user on this machine find.",
-    )(command)
+token_option = click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the secret of master, workers and clients; by default the master makes one "
+    "that those of its user on this machine find.",
+)
 
 
 def tls_options(command: Command) -> Command:

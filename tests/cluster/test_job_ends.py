@@ -28,11 +28,11 @@ from plancompiler.errors import (
 )
 from plancompiler.limits.time_limits import DEADLINE, LONGEST_ANSWER
 from plancompiler.master.events import (
+    Asked,
     CancelAsked,
     FromWorker,
     Limits,
     MasterTick,
-    StepAsked,
     Stopping,
 )
 from plancompiler.plan.digest import CrossRankFact
@@ -343,10 +343,10 @@ def test_requests_to_a_failed_job_get_its_error() -> None:
     workers[0].fail_at = Run
     job = cluster.submit(JobRequest(0, open=True))
     cluster.run()
-    cluster.tell_master(StepAsked(job, 1, 1, False))
+    cluster.tell_master(Asked(Run(job, 1, 1, False)))
     cluster.run()
     with pytest.raises(PlanCompilerError, match="the kernel broke"):
-        cluster.tell_master(StepAsked(job, 2, 1, False))
+        cluster.tell_master(Asked(Run(job, 2, 1, False)))
 
 
 def test_an_open_job_nobody_uses_ends() -> None:

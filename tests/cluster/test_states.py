@@ -8,8 +8,10 @@ import pytest
 
 from plancompiler.cluster.messages import (
     MISSING_SHOWN,
+    Collect,
     Compile,
     CompileFinished,
+    Finish,
     JobPhase,
     JobRequest,
     OperationDone,
@@ -42,13 +44,10 @@ from plancompiler.errors import (
 )
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.master.events import (
+    Asked,
     CancelAsked,
-    CollectAsked,
-    FinishAsked,
     FromWorker,
     Limits,
-    SaveAsked,
-    StepAsked,
 )
 from tests.cluster.simulated import ALL_GOOD, BROKEN, SimulatedCluster, cluster_of, until
 
@@ -165,13 +164,13 @@ def test_the_next_checkpoint_and_the_end_wait_for_the_one_before() -> None:
     job = cluster.submit(JobRequest(0, open=True))
     cluster.run()
     workers[0].slow_disk = True
-    cluster.tell_master(SaveAsked(job, 1, "a", background=True))
-    cluster.tell_master(StepAsked(job, 2, 1, False))
+    cluster.tell_master(Asked(Save(job, 1, "a", background=True)))
+    cluster.tell_master(Asked(Run(job, 2, 1, False)))
     cluster.run()
     done = [event.ticket for event in cluster.events[job] if isinstance(event, TicketDone)]
     assert done == [1, 2], "the client hears when the values are copied, and steps go on"
-    cluster.tell_master(SaveAsked(job, 3, "b"))
-    cluster.tell_master(FinishAsked(job))
+    cluster.tell_master(Asked(Save(job, 3, "b")))
+    cluster.tell_master(Asked(Finish(job)))
     cluster.run()
     assert [len(worker.saves) for worker in workers] == [1, 1]
     assert cluster.phases(job)[-1] is JobPhase.RUNNING
@@ -186,8 +185,8 @@ def test_a_checkpoint_that_never_gets_written_is_noticed_at_the_end() -> None:
     job = cluster.submit(JobRequest(0, open=True))
     cluster.run()
     workers[1].slow_disk = True
-    cluster.tell_master(SaveAsked(job, 1, "a", background=True))
-    cluster.tell_master(FinishAsked(job))
+    cluster.tell_master(Asked(Save(job, 1, "a", background=True)))
+    cluster.tell_master(Asked(Finish(job)))
     cluster.run()
     cluster.pass_time(DEADLINE + 2)
     error = cluster.error(job)
@@ -223,20 +222,20 @@ def test_an_open_job_can_be_saved_after_a_value_that_is_not_finite(rank: int) ->
     cluster.run()
     workers[rank].not_finite = NOT_FINITE
     workers[1 - rank].not_finite = STOPPED
-    cluster.tell_master(StepAsked(job, 1, 3, False))
-    cluster.tell_master(StepAsked(job, 2, 1, False))  # before the client knows
-    cluster.tell_master(SaveAsked(job, 3, "a"))
+    cluster.tell_master(Asked(Run(job, 1, 3, False)))
+    cluster.tell_master(Asked(Run(job, 2, 1, False)))  # before the client knows
+    cluster.tell_master(Asked(Save(job, 3, "a")))
     cluster.run()
     told = [each for each in cluster.events[job] if isinstance(each, (StepsFailed, TicketDone))]
     assert told == [StepsFailed(1, NOT_FINITE), StepsFailed(2, NOT_FINITE), TicketDone(3)]
-    cluster.tell_master(CollectAsked(job, 4))
+    cluster.tell_master(Asked(Collect(job, 4)))
     cluster.run()
     assert all(save.before for worker in workers for save in worker.saves)
     assert all(each.before for worker in workers for each in worker.collected)
     assert [len(worker.saves) + len(worker.collected) for worker in workers] == [2, 2]
     with pytest.raises(NonFiniteError):
-        cluster.tell_master(StepAsked(job, 5, 1, False))
-    cluster.tell_master(FinishAsked(job))
+        cluster.tell_master(Asked(Run(job, 5, 1, False)))
+    cluster.tell_master(Asked(Finish(job)))
     cluster.run()
     assert cluster.phases(job)[-1] is JobPhase.FAILED
     assert cluster.error(job) == NOT_FINITE
@@ -253,7 +252,7 @@ def test_a_job_that_nobody_saves_ends_with_what_was_not_finite() -> None:
     workers[0].not_finite = NOT_FINITE
     job = cluster.submit(JobRequest(0, open=True))
     cluster.run()
-    cluster.tell_master(StepAsked(job, 1, 1, False))
+    cluster.tell_master(Asked(Run(job, 1, 1, False)))
     cluster.run()
     assert cluster.phases(job)[-1] is JobPhase.RUNNING
     cluster.tell_master(CancelAsked(job, "its client went away"))
@@ -267,7 +266,7 @@ def test_only_a_value_that_is_not_finite_leaves_a_job_open() -> None:
     workers[0].not_finite = workers[1].not_finite = STOPPED  # and nobody says by whom
     job = cluster.submit(JobRequest(0, open=True))
     cluster.run()
-    cluster.tell_master(StepAsked(job, 1, 1, False))
+    cluster.tell_master(Asked(Run(job, 1, 1, False)))
     cluster.run()
     assert cluster.phases(job)[-1] is JobPhase.FAILED
     assert cluster.busy() == {0: 0, 1: 0}
@@ -367,22 +366,22 @@ def test_an_open_job_goes_step_by_step() -> None:
     assert cluster.phases(job)[-1] is JobPhase.RUNNING
     for ticket, event in enumerate(
         [
-            StepAsked(job, 0, 1, True),
-            SaveAsked(job, 1, "folder"),
-            CollectAsked(job, 2),
-            StepAsked(job, 3, 4, False),
+            Asked(Run(job, 0, 1, True)),
+            Asked(Save(job, 1, "folder")),
+            Asked(Collect(job, 2)),
+            Asked(Run(job, 3, 4, False)),
         ]
     ):
         cluster.tell_master(event)
         cluster.run()
         assert cluster.events[job][-1] == TicketDone(ticket)
-    cluster.tell_master(FinishAsked(job))
+    cluster.tell_master(Asked(Finish(job)))
     cluster.run()
     assert cluster.phases(job) == ALL_GOOD
     with pytest.raises(ClusterError, match="has ended"):
-        cluster.tell_master(StepAsked(job, 4, 1, False))
+        cluster.tell_master(Asked(Run(job, 4, 1, False)))
     with pytest.raises(ClusterError, match="no such job"):
-        cluster.tell_master(StepAsked(99, 4, 1, False))
+        cluster.tell_master(Asked(Run(99, 4, 1, False)))
 
 
 def test_messages_out_of_place_are_harmless() -> None:
@@ -440,7 +439,7 @@ def test_any_order_of_events_ends_well(seed: int) -> None:
                 jobs.append(cluster.submit(JobRequest(0, open=True)))
             case 8 if jobs:
                 job, ticket = rng.choice(jobs), rng.randint(1, 99)
-                asked = StepAsked(job, ticket, 1, False), SaveAsked(job, ticket, "f", True)
+                asked = Asked(Run(job, ticket, 1, False)), Asked(Save(job, ticket, "f", True))
                 try:
                     cluster.tell_master(rng.choice(asked))
                 except PlanCompilerError:
