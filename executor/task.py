@@ -116,7 +116,7 @@ class TaskBinder:
             return None
         period = len(outputs)
         context = KernelContext(
-            dict(spec.attrs),
+            definition.complete(dict(spec.attrs)),
             spec.input_shapes,
             spec.output_shapes,
             spec.input_regions,

@@ -98,7 +98,7 @@ def _context(job: Job, op: Op) -> KernelContext:
     input_shapes = tuple(value.shape for value in op.inputs)
     output_shapes = tuple(value.shape for value in op.outputs)
     return KernelContext(
-        attrs=dict(op.attrs),
+        attrs=op_def(op.kind).complete(dict(op.attrs)),
         input_shapes=input_shapes,
         output_shapes=output_shapes,
         input_regions=tuple(map(_whole, input_shapes)),

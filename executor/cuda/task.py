@@ -237,7 +237,7 @@ class DeviceBinder(TaskBinder):
     ) -> Work:
         """A kernel on arrays by slot."""
         context = KernelContext(
-            dict(spec.attrs),
+            op_def(spec.kind).complete(dict(spec.attrs)),
             spec.input_shapes,
             spec.output_shapes,
             spec.input_regions,

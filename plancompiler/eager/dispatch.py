@@ -26,7 +26,7 @@ from plancompiler.ir import AttrValue, NdSbp, Placement, freeze_attrs, plain_val
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
-from plancompiler.ops.registry import Array, OpDef, Types, mesh_signatures, op_def
+from plancompiler.ops.registry import Array, OpDef, Types, infer_types, mesh_signatures, op_def
 from plancompiler.ops.rule import NdSignature
 
 logger = logging.getLogger("plancompiler.eager")
@@ -101,7 +101,7 @@ class RunMode(Mode[DistTensor]):
                     hint="move a tensor first: tensor.redistribute(placement=...)",
                 )
         types = tuple(spec.type for spec in inputs)
-        outputs = op_def(kind).infer(types, plain)
+        outputs = infer_types(kind, types, plain)
         if not outputs:
             raise AttributeValueError("an op without outputs has no eager form", got=kind)
         if sbp is not None:

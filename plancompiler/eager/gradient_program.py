@@ -15,7 +15,7 @@ from plancompiler.eager.spec import TensorSpec, WorldState
 from plancompiler.errors import GradientError
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement
 from plancompiler.ir.operators import Scalar, TensorOperators
-from plancompiler.ops.registry import Array, Gradient
+from plancompiler.ops.registry import Array, OpDef
 
 Step = tuple[Callable[..., Any], tuple[int, ...], int, int]
 """A function of arrays, the places of its inputs, that of its first output, and how many it has."""
@@ -134,8 +134,7 @@ class GradientProgram:
 
 def trace_gradient(
     world: WorldState[Any],
-    kind: str,
-    gradient: Gradient,
+    definition: OpDef,
     attrs: Mapping[str, AttrValue],
     given: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
     grads: Sequence[TensorSpec | None],
@@ -146,14 +145,7 @@ def trace_gradient(
     inputs, outputs = ([steps.place(spec) for spec in specs] for specs in given)
     arrived = [None if spec is None else steps.place(spec) for spec in grads]
     places = steps.places
-    passed = gradient(attrs, inputs, outputs, arrived)
-    if len(passed) != len(inputs):
-        raise GradientError(
-            f"the gradient of {kind} has another number of entries than the op has inputs",
-            op=kind,
-            got=len(passed),
-            expected=len(inputs),
-        )
+    passed = definition.gradients(attrs, inputs, outputs, arrived)
     results: list[Place | None] = []
     for place, grad, wants in zip(inputs, passed, needed, strict=True):
         if grad is None or not wants:
@@ -161,8 +153,8 @@ def trace_gradient(
             continue
         if not grad.spec.same_but_layout(place.spec):
             raise GradientError(
-                f"the gradient of {kind} does not fit its input",
-                op=kind,
+                f"the gradient of {definition.kind} does not fit its input",
+                op=definition.kind,
                 got=str(grad.spec),
                 expected=str(place.spec),
             )

@@ -12,8 +12,8 @@ from plancompiler.eager.gradient_program import GradientProgram, trace_gradient
 from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import Change, TensorSpec, WorldState
 from plancompiler.eager.tensor import DistTensor, Node
-from plancompiler.eager.views import VIEW_KINDS, alias_of, keeps_order, makes_view, only_thin
-from plancompiler.errors import GradientError, PlanCompilerError
+from plancompiler.eager.views import alias_of, keeps_order, makes_view, only_thin
+from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.space import HOST
 from plancompiler.ir import AttrValue
 from plancompiler.ir.source import user_line
@@ -57,7 +57,7 @@ class OpPlan:
             if move is not None and kept is not got
         )
         """Which inputs their gradients see reduced, as what, and how they become it."""
-        self.gradient = definition.gradient
+        self.definition = definition
         self.mutates = definition.mutates
         self.recorded = (
             any(spec.dtype.is_floating for spec in outputs)
@@ -83,10 +83,10 @@ class OpPlan:
         if single and definition.view and element_counts_agree(used[0], outputs[0]):
             self.alias = methodcaller("reshape", outputs[0].local_shape)
             self.any_order = only_thin(used[0], outputs[0])
-        self.views = single and (kind in VIEW_KINDS or bool(definition.view))
+        self.views = single and (definition.strided or bool(definition.view))
         """Whether the output is a view of the input: always, but for reshapes of some views."""
         self.context = KernelContext(
-            attrs=attrs,
+            attrs=definition.complete(attrs),
             input_shapes=tuple(spec.shape for spec in inputs),
             output_shapes=tuple(spec.shape for spec in outputs),
             input_regions=tuple(spec.region for spec in used),
@@ -163,7 +163,7 @@ class OpPlan:
         context = self.context
         context.seed, context.step, key = self.world.draw
         if context.attrs["key"] != key:
-            context.attrs = {**self.attrs, "key": key}
+            context.attrs = {**context.attrs, "key": key}
         outs = self._several(*arrays)
         return outs[0] if len(outs) == 1 else outs
 
@@ -266,12 +266,6 @@ class OpPlan:
         create_graph: bool,
     ) -> Sequence[DistTensor | None]:
         """Gradients of the inputs that need one; see `Recorded.backward`."""
-        if self.gradient is None:
-            raise GradientError(
-                f"{self.kind} has no gradient",
-                op=self.kind,
-                hint="detach its input, or keep it off the way from what wants a gradient",
-            )
         draw = node.draw
         attrs = self.attrs if draw is None else {**self.attrs, "key": draw[2]}
         if create_graph:
@@ -306,10 +300,8 @@ class OpPlan:
         grads: Sequence[TensorSpec | None],
         needed: tuple[bool, ...],
     ) -> GradientProgram:
-        assert self.gradient is not None
-        return trace_gradient(
-            self.world, self.kind, self.gradient, attrs, (self.kept, self.outputs), grads, needed
-        )
+        given = self.kept, self.outputs
+        return trace_gradient(self.world, self.definition, attrs, given, grads, needed)
 
     def _differentiable(
         self, node: Node, attrs: Mapping[str, AttrValue], grads: Sequence[DistTensor | None]
@@ -325,8 +317,7 @@ class OpPlan:
         before = world.forced
         world.forced = None if node.draw is None else node.draw[:2]
         try:
-            assert self.gradient is not None
-            return self.gradient(attrs, node.inputs or (), outputs, grads)
+            return self.definition.gradients(attrs, node.inputs or (), outputs, grads)
         except PlanCompilerError as error:
             self._say_where(error)
             raise

@@ -52,10 +52,6 @@ def alias_of(
     return lambda array: array[place]
 
 
-VIEW_KINDS = frozenset({"expand_to", "reshape", "slice", "strided_slice", "transpose"})
-"""Ops whose result is a view, besides those that hand on the bytes of their input as they are. Of a
-reshape it depends on the strides."""
-
 Strides = tuple[int, ...]
 """By how many elements of the base's memory a step along each axis goes on, were it whole."""
 

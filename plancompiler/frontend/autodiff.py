@@ -66,28 +66,12 @@ def _reached(ops: Sequence[Op], wrt: Sequence[Value]) -> set[str]:
 
 def _accumulate(builder: JobBuilder, op: Op, reached: set[str], found: dict[str, Value]) -> None:
     """Add what one op passes back to the gradients of its inputs."""
-    gradient = op_def(op.kind).gradient
-    if gradient is None:
-        raise GradientError(
-            f"{op.kind} has no gradient",
-            op=op.name,
-            source=op.source,
-            hint="keep it off the way from the parameters to the loss",
-        )
     arrived = [found.get(value.name) for value in op.outputs]
     try:
-        passed = gradient(dict(op.attrs), op.inputs, op.outputs, arrived)
+        passed = op_def(op.kind).gradients(dict(op.attrs), op.inputs, op.outputs, arrived)
     except PlanCompilerError as error:
         error.at(op=op.name, source=op.source)
         raise
-    if len(passed) != len(op.inputs):
-        raise GradientError(
-            f"the gradient of {op.kind} has another number of entries than the op has inputs",
-            op=op.name,
-            source=op.source,
-            got=len(passed),
-            expected=len(op.inputs),
-        )
     for value, grad in zip(op.inputs, passed, strict=True):
         if grad is None or value.name not in reached:
             continue

@@ -47,7 +47,7 @@ from plancompiler.ir.settings import Settings, default_settings
 from plancompiler.ir.source import shown_path, user_line
 from plancompiler.ir.value import ACTIVE_TRACER, Tracer
 from plancompiler.ops.liveness import live_ops
-from plancompiler.ops.registry import op_def
+from plancompiler.ops.registry import infer_types
 
 CONSTANT_ELEMENTS = 1024
 """A constant is part of the job's text and travels with it, so it must be small."""
@@ -156,7 +156,7 @@ class JobBuilder:
                 self._check_owned(value)
             placement = require_placement(placement)
             plain = {key: plain_value(key, value) for key, value in attrs.items()}
-            types = op_def(kind).infer(tuple(value.type for value in inputs), plain)
+            types = infer_types(kind, tuple(value.type for value in inputs), plain)
             if sbp is not None:
                 for tensor in types:
                     sbp.check(placement.ndim, len(tensor.shape))

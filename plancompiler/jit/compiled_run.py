@@ -151,7 +151,7 @@ class CompiledRun:
         key = attrs.get("key")
         if key.__class__ is int:
             return self._drawn(kernel, attrs, key)
-        of_optimizer = bool(definition.mutates) or spec.kind in _OPTIMIZER_KINDS
+        of_optimizer = bool(definition.mutates) or definition.counts_steps
         if not of_optimizer and not definition.source:
             return kernel
 
@@ -175,14 +175,11 @@ class CompiledRun:
             number = key - DRAWN + draws.number if key >= DRAWN else key
             context.seed, context.step = draws.seed, draws.step
             if context.attrs["key"] != number:
-                context.attrs = {**attrs, "key": number}
+                context.attrs = {**context.attrs, "key": number}
             kernel(context, inputs, outputs)
 
         return drawn
 
-
-_OPTIMIZER_KINDS = frozenset({"learning_rate", "adafactor_moments", "lamb_direction"})
-"""Kinds besides updates that count the steps of an optimizer."""
 
 _hubs: WeakValueDictionary[bytes, LocalHub] = WeakValueDictionary()
 _hubs_lock = threading.Lock()

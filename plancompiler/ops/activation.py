@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from plancompiler.ops.attributes import Float
 from plancompiler.ops.elementwise import ufunc_kernel
 from plancompiler.ops.kernel import Direct, blocks, keep_where, scratch, with_direct
-from plancompiler.ops.pointwise import numbers, register_pointwise
-from plancompiler.ops.registry import Array, KernelContext, apply
+from plancompiler.ops.pointwise import register_pointwise
+from plancompiler.ops.registry import Arrays, KernelContext, apply
 
 # --- relu -----------------------------------------------------------------------------------------
 # Written by hand: NumPy makes a tensor's maximum in one call, and its mask as bits; see
@@ -27,7 +28,7 @@ def _relu_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Dir
 
 
 @with_direct(_relu_direct)
-def _relu_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _relu_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     np.maximum(inputs[0], 0, out=outputs[0])
 
 
@@ -38,9 +39,7 @@ def _relu_grad_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -
 
 
 @with_direct(_relu_grad_direct)
-def _relu_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _relu_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     for y, dy, dx in blocks(*inputs, *outputs):
         mask = scratch(context, "mask", y.shape, np.dtype(np.bool_))
         np.greater(y, 0, out=mask)
@@ -51,6 +50,7 @@ register_pointwise(
     "relu",
     lambda x: apply("maximum_scalar", x, scalar=0.0),
     "max(x, 0).",
+    precision="following",
     slope=lambda y: (y > 0).cast(y.dtype),
     of_output=True,
     kernel=_relu_kernel,
@@ -64,6 +64,7 @@ register_pointwise(
     "tanh",
     None,
     "The hyperbolic tangent.",
+    precision="following",
     slope=lambda y: 1.0 - y * y,
     of_output=True,
     kernel=ufunc_kernel(np.tanh),
@@ -73,6 +74,7 @@ register_pointwise(
     # The same function as 1 / (1 + exp(-x)), and never overflows.
     lambda x: ((x * 0.5).tanh() + 1.0) * 0.5,
     "1 / (1 + exp(-x)).",
+    precision="following",
     slope=lambda y: (1.0 - y) * y,
     of_output=True,
 )
@@ -92,6 +94,7 @@ register_pointwise(
     "gelu",
     lambda x: (((x * x * (_SCALE * _CUBIC) + _SCALE) * x).tanh() + 1.0) * x * 0.5,
     "The Gaussian error linear unit in its tanh form (Hendrycks & Gimpel, 2016).",
+    precision="following",
     slope=_gelu_slope,
 )
 
@@ -106,12 +109,15 @@ register_pointwise(
     lambda x: x * _normal_share(x),
     "x times the normal distribution function (Hendrycks & Gimpel, 2016); `gelu` has its tanh "
     "form.",
+    precision="following",
+    portable=False,
     slope=lambda x: _normal_share(x) + (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi)) * x,
 )
 register_pointwise(
     "silu",
     lambda x: x * x.sigmoid(),
     "x sigmoid(x), also called swish.",
+    precision="following",
     slope=lambda x: ((1.0 - x.sigmoid()) * x + 1.0) * x.sigmoid(),
 )
 register_pointwise(
@@ -148,8 +154,7 @@ register_pointwise(
     lambda x, alpha: _elu(x, 1.0, alpha),
     "x where x > 0, else alpha (exp(x) - 1).",
     slope=lambda x, alpha: _elu_slope(x, 1.0, alpha),
-    attributes=("alpha",),
-    check=numbers(alpha=1.0),
+    schema=(Float("alpha", 1.0),),
 )
 register_pointwise(
     "selu",
@@ -164,8 +169,8 @@ register_pointwise(
     ),
     "x where x > 0, else slope * x.",
     slope=lambda x, slope: (x > 0).cast(x.dtype) * (1.0 - slope) + slope,
-    attributes=("slope",),
-    check=numbers(slope=0.01),
+    schema=(Float("slope", 0.01),),
+    precision="following",
 )
 
 

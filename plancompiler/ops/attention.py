@@ -23,37 +23,42 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attention_formula import attention_formula, gradient_formula, mask_formula
 from plancompiler.ops.attention_tiles import Tiles, causal_diagonal
+from plancompiler.ops.attributes import Attribute, Float, Int
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Extra,
     KernelContext,
     Legal,
     OpDef,
     Rule,
+    Tensors,
     Types,
     apply,
     register,
 )
 from plancompiler.ops.rule import Signature
 
+_ATTRS = (
+    Attribute("causal", False),
+    Float("scale"),
+    Float("dropout", 0.0, least=0.0, below=1.0),
+    Int("key", 0),
+)
+
 
 def check_attention(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, TensorType]:
     """Checks queries, keys and values; the types of the result and of the normalisers."""
-    float_attr(attrs, "scale")
     query, key, value = inputs[:3]
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
@@ -94,11 +99,7 @@ def _check(kind: str, inputs: Types, attrs: AttrMap, given: int) -> tuple[Tensor
     """Checks the inputs of an op that has `given` of them before the mask; the types of the result
     and of the normalisers.
     """
-    only_attrs(kind, attrs, "causal", "scale", "dropout", "key")
-    expect_inputs(kind, inputs, given + len(inputs[given : given + 1]))
     found = check_attention(kind, inputs, attrs)
-    float_attr(attrs, "dropout", 0.0, least=0.0, below=1.0)
-    int_attr(attrs, "key", 0)
     if len(inputs) > given:
         _check_mask(kind, inputs[given], (*inputs[0].shape[:3], inputs[1].shape[2]))
     return found
@@ -133,7 +134,6 @@ def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _mask_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("attention_mask_grad", inputs, 7)
     _check_grad("attention_mask_grad", inputs, attrs)
     return inputs[6:]
 
@@ -145,7 +145,7 @@ def _row_max(scores: Array) -> Array:
     return found.reshape(*scores.shape[:2], 1)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     query, key, value, *mask = inputs
     attend(context, Tiles(context, query, key, mask), query, key, value, *outputs)
 
@@ -160,7 +160,7 @@ def attend(
     normaliser: Array | None = None,
 ) -> None:
     """Attention of a device's queries to its keys, into `result` and `normaliser`."""
-    scale = float_attr(context.attrs, "scale")
+    scale = context.attrs["scale"]
     query, result = tiles.fold(query), tiles.fold(result)
     normaliser = None if normaliser is None else tiles.fold(normaliser)
     key, value = (array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value))
@@ -221,14 +221,14 @@ def _weigh(scores: Array, level: Array) -> None:
 
 
 def _slopes(
-    context: KernelContext, inputs: Sequence[Array], tiles: Tiles
+    context: KernelContext, inputs: Arrays, tiles: Tiles
 ) -> Iterator[tuple[slice, slice, slice, Array, Array, Array, Array]]:
     """Tile by tile: pairs, positions of queries, keys, scaled queries, gradients of the result, the
     weights that are multiplied with the values, and the gradient of the scores.
     """
     # With weights w = exp(scores - normaliser): dw = dy valueᵀ, dscores = w * (dw - sum(dy * y)).
     query, key, value, result, normaliser, passed = inputs[:6]
-    scale = float_attr(context.attrs, "scale")
+    scale = context.attrs["scale"]
     query, result, normaliser, passed = map(tiles.fold, (query, result, normaliser, passed))
     key, value = (array.reshape(tiles.pairs, *array.shape[2:]) for array in (key, value))
     for pairs, rows in tiles.queries():
@@ -259,10 +259,10 @@ def _slopes(
             yield pairs, rows, columns, scaled, dy, kept, slopes
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # dvalue = wᵀ dy, dquery = dscores key, dkey = dscoresᵀ query.
     query, key, *_ = inputs
-    scale = float_attr(context.attrs, "scale")
+    scale = context.attrs["scale"]
     tiles = Tiles(context, query, key, inputs[6:])
     dquery = tiles.fold(outputs[0])
     key, dkey, dvalue = (
@@ -288,9 +288,7 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         dvalue.fill(0)
 
 
-def _mask_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _mask_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (query, key, *_), (out,) = inputs, outputs
     tiles = Tiles(context, query, key, inputs[6:])
     out.fill(0)
@@ -317,9 +315,7 @@ def _product(context: KernelContext, left: Array, right: Array, out: Array, sets
     np.add(out, part, out=out)
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (query, key, value, *mask) = inputs
     given = (query, key, value, *outputs, grads[0], *mask)
     found: tuple[Any, ...] = apply("attention_grad", *given, **attrs)
@@ -383,7 +379,7 @@ def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     query, _, value = inputs[:3]
     scores = element_count(query.shape[:3]) * value.shape[2]
     found = 2 * scores * (query.shape[3] + value.shape[3])
-    return found // 2 if attrs.get("causal", False) else found
+    return found // 2 if attrs["causal"] else found
 
 
 def default_scale(width: int) -> float:
@@ -397,11 +393,14 @@ register(
         "attention",
         infer=_infer,
         rule=_rule(3, "Y, L"),
+        inputs=(3, 4),
+        attrs=_ATTRS,
         kernel=in_float32(contiguous(_kernel)),
         gradient=unless_first(_gradient, attention_formula),
         extra=_extra,
         legal=_legal,
         flops=_flops,
+        precision="low",
         doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
         "logarithm of the softmax's sum). Each of the g heads of keys serves h / g heads of "
         'queries; with `causal` query i sees keys 0 to i, with "lower_right" the last query sees '
@@ -417,12 +416,16 @@ register(
         "attention_grad",
         infer=_grad_infer,
         rule=_rule(6, "Q, K, V"),
+        inputs=(6, 7),
+        attrs=_ATTRS,
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(gradient_formula),
         linear=((5,),),
         extra=_extra,
         legal=_legal,
         flops=lambda inputs, outputs, attrs: 5 * _flops(inputs, outputs, attrs) // 2,
+        precision="low",
+        wide=(4,),
         doc="(q, k, v, y, logarithm of sums, dy) -> (dq, dk, dv); a mask follows them.",
     )
 )
@@ -431,10 +434,15 @@ register(
         "attention_mask_grad",
         infer=_mask_grad_infer,
         rule=_rule(6, "M"),
+        inputs=7,
+        attrs=_ATTRS,
         kernel=in_float32(contiguous(_mask_grad_kernel)),
         gradient=by_formula(mask_formula),
         linear=((5,),),
         flops=_flops,
+        precision="low",
+        wide=(4,),
+        portable=False,
         doc="(q, k, v, y, logarithm of sums, dy, mask) -> the gradient of the mask.",
     )
 )

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from plancompiler.ops.attention_tiles import causal_diagonal
-from plancompiler.ops.check import float_attr, int_attr
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.registry import AttrMap, apply
 
@@ -41,7 +40,7 @@ def gradient_formula(
     """The gradients of queries, keys and values, as the op `attention_grad` gives them."""
     given = (query, key, value, result, normaliser, passed, *mask)
     weights, slopes = _slopes(attrs, *given)
-    dtype, scale = query.dtype, float_attr(attrs, "scale")
+    dtype, scale = query.dtype, attrs["scale"]
     query, key, passed = (each.cast(normaliser.dtype) for each in (query, key, passed))
     by_keys = _by_keys(slopes, key)
     dquery = (by_keys @ key).reshape(query.shape) * scale
@@ -84,7 +83,7 @@ def _turned(tensor: Any) -> Any:
 def _scores(attrs: AttrMap, query: Any, key: Any, masks: list[Any]) -> Any:
     """[batch, heads, queries, keys], finite where hidden."""
     shape = (*query.shape[:3], key.shape[2])
-    scores = (_by_keys(query, key) @ _turned(key)).reshape(shape) * float_attr(attrs, "scale")
+    scores = (_by_keys(query, key) @ _turned(key)).reshape(shape) * attrs["scale"]
     for each in masks:
         scores = scores + each
     lowest = _lowest(scores)
@@ -109,10 +108,10 @@ def _weights(scores: Any, normaliser: Any) -> Any:
 
 
 def _dropped(attrs: AttrMap, weights: Any) -> Any:
-    rate = float_attr(attrs, "dropout", 0.0)
+    rate = attrs["dropout"]
     if not rate:
         return weights
-    return apply("dropout", weights, rate=rate, key=int_attr(attrs, "key", 0))
+    return apply("dropout", weights, rate=rate, key=attrs["key"])
 
 
 def _slopes(

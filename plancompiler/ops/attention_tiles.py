@@ -12,7 +12,6 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ops import kernel as blocking
-from plancompiler.ops.check import float_attr
 from plancompiler.ops.dropout import kept_in_rows, stream_of
 from plancompiler.ops.registry import Array, AttrMap, KernelContext
 
@@ -68,7 +67,7 @@ class Tiles:
         """
         self._context = context
         self._masks = masks
-        self.rate = float_attr(context.attrs, "dropout", 0.0)
+        self.rate = context.attrs.get("dropout", 0.0)
         self.keys: int = key.shape[2]
         self.groups: int = key.shape[1]
         self.pairs = key.shape[0] * self.groups

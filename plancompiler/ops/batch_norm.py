@@ -9,7 +9,7 @@ the chain of the three is the derivative of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,26 +18,26 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
+from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import (
     FLOATS,
     expect_accumulated,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import expand_to
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
     Rule,
+    Tensors,
     Types,
     apply,
     register,
@@ -46,13 +46,12 @@ from plancompiler.ops.registry import (
 _STATISTICS = ("mean", "variance", "gradient of the variance")
 
 
-def _check(kind: str, inputs: Types, count: int, *names: str) -> TensorType:
+def _check(kind: str, inputs: Types, *names: str) -> TensorType:
     """Checks x and one number per channel for each of `names`; returns the type of statistics.
 
     Those made have at least float32: a variance may leave the range of 16 bits where what is
     normalised by it does not.
     """
-    expect_inputs(kind, inputs, count)
     x = inputs[0]
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
@@ -121,13 +120,12 @@ def _shared_count(context: KernelContext) -> float:
 
 
 def _mean_infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs("channel_mean", attrs)
-    found = _check("channel_mean", inputs, 1)
+    found = _check("channel_mean", inputs)
     _elements("channel_mean", inputs[0])
     return (found,)
 
 
-def _mean_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _mean_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (out,) = outputs
     total = np.zeros(out.shape, np.float64)
     for (x,) in _planes(*inputs):
@@ -135,9 +133,7 @@ def _mean_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
     np.multiply(total, _shared_count(context), out=out, casting="same_kind")
 
 
-def _mean_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _mean_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (x,) = inputs
     share = grads[0] * (1.0 / _count(x))
     return (_per_channel(share if share.dtype is x.dtype else share.cast(x.dtype), x),)
@@ -148,10 +144,12 @@ register(
         "channel_mean",
         infer=_mean_infer,
         rule=_rule("X -> c"),
+        inputs=1,
         kernel=in_float32(contiguous(_mean_kernel)),
         gradient=_mean_gradient,
         linear=((0,),),
         flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
+        portable=False,
         doc="The mean of each channel of x [n, c, ...] over batch and space, in at least float32: "
         "[c].",
     )
@@ -162,15 +160,12 @@ register(
 
 
 def _variance_infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs("channel_variance", attrs)
-    found = _check("channel_variance", inputs, 2, "mean")
+    found = _check("channel_variance", inputs, "mean")
     _elements("channel_variance", inputs[0])
     return (found,)
 
 
-def _variance_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _variance_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, mean), (out,) = inputs, outputs
     total = np.zeros(out.shape, np.float64)
     for (seen,) in _planes(x):
@@ -182,22 +177,19 @@ def _variance_kernel(
 
 
 def _variance_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     dx, dmean = apply("channel_variance_grad", *inputs, grads[0])
     return dx, dmean
 
 
 def _variance_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs("channel_variance_grad", attrs)
-    _check("channel_variance_grad", inputs, 3, "mean", "gradient of the variance")
+    _check("channel_variance_grad", inputs, "mean", "gradient of the variance")
     _elements("channel_variance_grad", inputs[0])
     return inputs[:2]
 
 
-def _variance_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _variance_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, mean, dvariance), (dx, dmean) = inputs, outputs
     total = np.zeros(dmean.shape, np.float64)
     factor = _channel(dvariance * (2.0 * _shared_count(context)))
@@ -219,9 +211,11 @@ register(
         "channel_variance",
         infer=_variance_infer,
         rule=_rule("X, c -> c"),
+        inputs=2,
         kernel=in_float32(contiguous(_variance_kernel)),
         gradient=_variance_gradient,
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        portable=False,
         doc="(x [n, c, ...], mean [c]) -> the mean of (x - mean)² of each channel: [c].",
     )
 )
@@ -230,11 +224,13 @@ register(
         "channel_variance_grad",
         infer=_variance_grad_infer,
         rule=_rule("X, c, c -> X, c"),
+        inputs=3,
         kernel=in_float32(contiguous(_variance_grad_kernel)),
         gradient=by_formula(_variance_grad_formula),
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         inplace=((0, 0),),
         linear=((2,),),
+        portable=False,
         doc="(x, mean, dvariance) -> (dx, dmean).",
     )
 )
@@ -244,9 +240,7 @@ register(
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs("batch_norm", attrs, "eps")
-    float_attr(attrs, "eps", least=0.0)
-    _check("batch_norm", inputs, 5, "mean", "variance", "gamma", "beta")
+    _check("batch_norm", inputs, "mean", "variance", "gamma", "beta")
     return inputs[:1]
 
 
@@ -255,9 +249,9 @@ def _rstd(variance: Array, eps: float) -> Array:
     return found
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     x, mean, variance, gamma, beta = inputs
-    factor = gamma * _rstd(variance, float_attr(context.attrs, "eps"))
+    factor = gamma * _rstd(variance, context.attrs["eps"])
     centre, factor, shift = map(_channel, (mean, factor, beta))
     for seen, made in _planes(x, outputs[0]):
         np.subtract(seen, centre, out=made)
@@ -265,27 +259,23 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.add(made, shift, out=made)
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     found: tuple[Any, ...] = apply("batch_norm_grad", *inputs[:4], grads[0], **attrs)
     return found
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs("batch_norm_grad", attrs, "eps")
-    float_attr(attrs, "eps", least=0.0)
-    _check("batch_norm_grad", inputs, 5, "mean", "variance", "gamma")
+    _check("batch_norm_grad", inputs, "mean", "variance", "gamma")
     expect_shape("batch_norm_grad", inputs[4], inputs[0].shape, "gradient")
     return *inputs[:4], inputs[3]
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # With r = (variance + eps) ** -1/2 and the sums a = sum dy, b = sum dy * (x - mean):
     # dx = dy * gamma * r, dmean = -gamma * r * a, dvariance = -gamma / 2 * r³ * b, dgamma = r * b.
     x, mean, variance, gamma, dy = inputs
     dx, *made = outputs
-    rstd = _rstd(variance, float_attr(context.attrs, "eps")).astype(np.float64)
+    rstd = _rstd(variance, context.attrs["eps"]).astype(np.float64)
     plain, weighted = np.zeros((2, len(mean)), np.float64)
     centre, factor = _channel(mean), _channel((gamma * rstd).astype(x.dtype))
     for seen, passed, back in _planes(x, dy, dx):
@@ -303,7 +293,7 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
 def _grad_formula(
     attrs: AttrMap, x: Any, mean: Any, variance: Any, gamma: Any, dy: Any
 ) -> tuple[Any, ...]:
-    rstd = apply("rsqrt", variance + float_attr(attrs, "eps"))
+    rstd = apply("rsqrt", variance + attrs["eps"])
     scale = gamma * rstd
     plain = dy.sum(_others(x))
     weighted = (dy * (x - _per_channel(mean, x))).sum(_others(x))
@@ -316,6 +306,8 @@ register(
         "batch_norm",
         infer=_infer,
         rule=_rule("X, c, c, c, c -> X"),
+        inputs=5,
+        attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_kernel)),
         gradient=_gradient,
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
@@ -329,11 +321,14 @@ register(
         "batch_norm_grad",
         infer=_grad_infer,
         rule=_rule("X, c, c, c, X -> X, c, c, c, c"),
+        inputs=5,
+        attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),
         linear=((4,),),
         flops=lambda inputs, outputs, attrs: 5 * element_count(inputs[0].shape),
         inplace=((0, 0), (0, 4)),
+        portable=False,
         doc="(x, mean, variance, gamma, dy) -> (dx, dmean, dvariance, dgamma, dbeta).",
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,7 @@ from plancompiler.ops.check import (
     INTEGERS,
     broadcast_shapes,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
-    only_attrs,
 )
 from plancompiler.ops.elementwise import (
     UNARY_RULE,
@@ -30,9 +28,11 @@ from plancompiler.ops.elementwise import (
 from plancompiler.ops.gradient import nothing, over_positive, reduce_to
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -138,6 +138,7 @@ register(
         rule=UNARY_RULE,
         kernel=ufunc_kernel(np.invert),
         inplace=((0, 0),),
+        elementwise=True,
         doc="All bits flipped.",
     )
 )
@@ -182,23 +183,19 @@ register_binary("logical_xor", np.logical_xor, None, dtypes=_BOOL, doc="True whe
 
 
 def _lerp_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("lerp", inputs, 3)
-    only_attrs("lerp", attrs)
     for tensor in inputs:
         expect_dtype("lerp", tensor, FLOATS)
     dtype = expect_same_dtype("lerp", inputs)
     return (TensorType(broadcast_shapes("lerp", [one.shape for one in inputs]), dtype),)
 
 
-def _lerp_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _lerp_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     x, y, weight = inputs
     step = np.multiply(np.subtract(y, x), weight)
     np.add(x, step, out=outputs[0])
 
 
-def _lerp_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _lerp_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x, y, weight = inputs
     dz = grads[0]
     return (
@@ -217,6 +214,7 @@ register(
         gradient=_lerp_gradient,
         linear=((0, 1),),
         inplace=((0, 0),),
+        elementwise=True,
         doc="x + weight * (y - x); all three broadcast.",
     )
 )

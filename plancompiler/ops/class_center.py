@@ -8,7 +8,6 @@ per class, so any device can make any part of the sample, and the same words giv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,23 +17,22 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import BROADCAST
 from plancompiler.ir.shard import Range
 from plancompiler.ops import random
+from plancompiler.ops.attributes import Int, Ints
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_shape,
-    int_attr,
-    ints_attr,
-    only_attrs,
 )
 from plancompiler.ops.loss import check_labels
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -52,7 +50,7 @@ from plancompiler.ops.softmax import IGNORE_INDEX
 
 def _shards(kind: str, attrs: AttrMap) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Classes of each shard, and how many of them it gives."""
-    counts, sizes = ints_attr(attrs, "counts"), ints_attr(attrs, "sizes")
+    counts, sizes = attrs["counts"], attrs["sizes"]
     if not counts or min(counts) < 0 or sum(counts) == 0:
         raise AttributeValueError(
             f"{kind} needs the number of classes of each shard", got=counts, expected="at least one"
@@ -84,10 +82,6 @@ def distinct_labels(flat: Array, counts: Sequence[int], ignored: int) -> tuple[A
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "class_center_sample"
-    expect_inputs(kind, inputs, 1)
-    only_attrs(kind, attrs, "counts", "sizes", "ignore_index", "key")
-    int_attr(attrs, "ignore_index", IGNORE_INDEX)
-    int_attr(attrs, "key")
     _, sizes = _shards(kind, attrs)
     expect_dtype(kind, inputs[0], INTEGERS, "labels")
     return TensorType((sum(sizes),), DType.INT64), TensorType(inputs[0].shape, DType.INT64)
@@ -116,16 +110,16 @@ def _by_shard(
     To make it whole would cost no more, but then the rows of weights split by shards are not where
     their samples are.
     """
-    counts, sizes = ints_attr(attrs, "counts"), ints_attr(attrs, "sizes")
+    counts, sizes = attrs["counts"], attrs["sizes"]
     if not 1 < len(counts) == hierarchy[-1] or not (are_balanced(counts) and are_balanced(sizes)):
         return True
     return signature.outputs[0][len(hierarchy) - 1] == FIRST
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (labels,), (sampled, remapped) = inputs, outputs
     counts, sizes = _shards("class_center_sample", context.attrs)
-    ignored = int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
+    ignored = context.attrs["ignore_index"]
     flat = labels.reshape(-1)
     positives, bounds = distinct_labels(flat, counts, ignored)
     for shard, (size, held) in enumerate(zip(sizes, np.diff(bounds), strict=True)):
@@ -144,7 +138,7 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
     moved = offsets[shard_of] + place - bounds[shard_of]
     np.copyto(remapped, np.where(flat == ignored, ignored, moved).reshape(labels.shape))
     low, high = context.output_regions[0][0]
-    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    start = random.stream(context.seed, context.attrs["key"], context.step)
     for shard in range(len(counts)):
         first, last = int(offsets[shard]), int(offsets[shard + 1])
         if max(first, low) >= min(last, high):
@@ -174,10 +168,18 @@ register(
         "class_center_sample",
         infer=_infer,
         rule=_rule,
+        inputs=1,
+        attrs=(
+            Ints("counts"),
+            Ints("sizes"),
+            Int("ignore_index", IGNORE_INDEX),
+            Int("key"),
+        ),
         kernel=_kernel,
         extra=_own_part,
         legal=_by_shard,
-        flops=lambda inputs, outputs, attrs: sum(ints_attr(attrs, "counts")),
+        flops=lambda inputs, outputs, attrs: sum(attrs["counts"]),
+        portable=False,
         doc="labels [...] -> (sampled [s], labels [...]): of each range of `counts` classes the "
         "ones among the labels and random others, `sizes` together, counted from the start of the "
         "range; and each label as a position in the sample. `key` names the stream of numbers.",
@@ -190,7 +192,7 @@ register(
 
 def _aligned(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
     """Classes and samples split by shards, where splits are what the shards are."""
-    counts, sizes = ints_attr(attrs, "counts"), ints_attr(attrs, "sizes")
+    counts, sizes = attrs["counts"], attrs["sizes"]
     if len(counts) != parts or not (are_balanced(counts) and are_balanced(sizes)):
         return ()
     return cut_together(len(inputs), len(outputs))
@@ -198,7 +200,7 @@ def _aligned(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple
 
 def _class_rows(context: KernelContext, sampled: Array, held: Range, part: Range) -> Array:
     """For each sample of the part, the row of its class among those of [held); -1 if not held."""
-    counts, sizes = ints_attr(context.attrs, "counts"), ints_attr(context.attrs, "sizes")
+    counts, sizes = context.attrs["counts"], context.attrs["sizes"]
     offsets = np.asarray(starts_of(sizes))
     shard = np.searchsorted(offsets, np.arange(*part), side="right") - 1
     wrong = (sampled < 0) | (sampled >= np.asarray(counts)[shard])
@@ -216,8 +218,6 @@ def _class_rows(context: KernelContext, sampled: Array, held: Range, part: Range
 
 def _rows_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "class_center_rows"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "counts", "sizes")
     counts, sizes = _shards(kind, attrs)
     weight, sampled = inputs
     expect_dtype(kind, weight, FLOATS, "weight")
@@ -231,7 +231,7 @@ def _rows_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType((sum(sizes), *weight.shape[1:]), weight.dtype),)
 
 
-def _rows_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _rows_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (weight, sampled), (out,) = inputs, outputs
     held, part = context.input_regions[0][0], context.output_regions[0][0]
     rows = _class_rows(context, sampled, held, part)
@@ -243,16 +243,12 @@ def _rows_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         out[inside] = weight[rows[inside]]
 
 
-def _rows_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _rows_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return apply("class_center_rows_grad", inputs[1], grads[0], **attrs), None
 
 
 def _rows_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "class_center_rows_grad"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "counts", "sizes")
     counts, sizes = _shards(kind, attrs)
     sampled, drows = inputs
     expect_dtype(kind, sampled, INTEGERS, "sample")
@@ -263,9 +259,7 @@ def _rows_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType((sum(counts), *drows.shape[1:]), drows.dtype),)
 
 
-def _rows_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _rows_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (sampled, drows), (out,) = inputs, outputs
     held, part = context.output_regions[0][0], context.input_regions[1][0]
     rows = _class_rows(context, sampled, held, part)
@@ -279,8 +273,8 @@ def _rows_grad_kernel(
 
 
 def _rows_grad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return None, apply("class_center_rows", grads[0], inputs[0], **attrs)
 
 
@@ -289,12 +283,17 @@ register(
         "class_center_rows",
         infer=_rows_infer,
         rule="c ..., s -> s ...",
+        attrs=(
+            Ints("counts"),
+            Ints("sizes"),
+        ),
         kernel=_rows_kernel,
         gradient=_rows_gradient,
         linear=((0,),),
         extra=_aligned,
         legal=shards_stay_whole,
         flops=lambda inputs, outputs, attrs: 0,
+        portable=False,
         doc="(weight [classes, ...], sampled [s]) -> [s, ...]: the rows of sampled classes, which "
         "count from the start of their range as class_center_sample gives them.",
     )
@@ -304,11 +303,16 @@ register(
         "class_center_rows_grad",
         infer=_rows_grad_infer,
         rule="s, s ... -> c ...",
+        attrs=(
+            Ints("counts"),
+            Ints("sizes"),
+        ),
         kernel=_rows_grad_kernel,
         gradient=_rows_grad_gradient,
         linear=((1,),),
         extra=_aligned,
         legal=shards_stay_whole,
+        portable=False,
         doc="The gradient of class_center_rows: (sampled, drows) -> dweight.",
     )
 )

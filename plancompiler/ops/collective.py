@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import BROADCAST, NdSbp, Partial, Sbp, Split
 from plancompiler.ir.value import Value, current_tracer
-from plancompiler.ops.check import axis_attr, expect_inputs, int_attr, only_attrs
+from plancompiler.ops.attributes import Int
 from plancompiler.ops.kernel import copy_unless_shared
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import (
+    Arrays,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Tensors,
+    Types,
+    register,
+)
 from plancompiler.ops.shape import keeps_extremes, no_flops
 
 
@@ -81,22 +88,21 @@ def reduced(x: Any, along: str | int | None) -> Any:
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("place_gradient", inputs, 1)
-    only_attrs("place_gradient", attrs, "along", "split")
-    int_attr(attrs, "along", -1, least=-1)
-    if int_attr(attrs, "split", -1, least=-1) >= 0:
-        axis_attr(attrs, len(inputs[0].shape), "split")
+    if attrs["split"] >= len(inputs[0].shape):
+        raise AttributeValueError(
+            "attribute 'split' has a wrong value",
+            got=attrs["split"],
+            expected=f"an axis of {inputs[0]}",
+        )
     return inputs
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     copy_unless_shared(inputs[0], outputs[0])
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    along, split = int_attr(attrs, "along", -1), int_attr(attrs, "split", -1)
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    along, split = attrs["along"], attrs["split"]
     where = None if along < 0 else along
     if split < 0:
         return (reduced(grads[0], where),)
@@ -108,6 +114,10 @@ register(
         "place_gradient",
         infer=_infer,
         rule="... -> ...",
+        attrs=(
+            Int("along", -1, least=-1),
+            Int("split", -1, least=-1),
+        ),
         kernel=_kernel,
         gradient=_gradient,
         linear=((0,),),
@@ -115,6 +125,7 @@ register(
         flops=no_flops,
         view=((0, 0),),
         takes_bfloat16=True,
+        precision="following",
         doc="The same values; their gradient takes its layout here, along mesh axis `along` (-1: "
         "all): split by axis `split`, or with -1 reduced.",
     )

@@ -8,6 +8,7 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ops.check import ANY, NUMBERS
 from plancompiler.ops.elementwise import (
     BINARY_RULE,
+    SCALAR,
     UNARY_RULE,
     Dtypes,
     binary_infer,
@@ -26,6 +27,7 @@ def _register_comparison(kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str) -
             infer=binary_infer(kind, dtypes, DType.BOOL),
             rule=BINARY_RULE,
             kernel=ufunc_kernel(ufunc),
+            elementwise=True,
             doc=f"x {doc} y.",
         )
     )
@@ -34,8 +36,10 @@ def _register_comparison(kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str) -
         OpDef(
             name,
             infer=scalar_infer(name, dtypes, DType.BOOL),
+            attrs=SCALAR,
             rule=UNARY_RULE,
             kernel=scalar_kernel(ufunc),
+            elementwise=True,
             doc=f"x {doc} scalar.",
         )
     )

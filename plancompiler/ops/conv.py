@@ -21,19 +21,17 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import depthwise
 from plancompiler.ops import kernel as blocking
+from plancompiler.ops.attributes import Int, Ints
 from plancompiler.ops.check import (
     NUMBERS,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
-    int_attr,
-    ints_attr,
-    only_attrs,
 )
 from plancompiler.ops.groups import GroupCount, group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Gradient,
     Infer,
@@ -41,11 +39,12 @@ from plancompiler.ops.registry import (
     KernelContext,
     OpDef,
     Rule,
+    Tensors,
     Types,
     apply,
     register,
 )
-from plancompiler.ops.window import WINDOW_ATTRS, Window, box, window_of
+from plancompiler.ops.window import WINDOW_ATTRS, Window, box, window_attributes, window_of
 
 _SPATIAL = {1: "[n, c, length]", 2: "[n, c, height, width]", 3: "[n, c, depth, height, width]"}
 _COLUMN_BLOCKS = 8
@@ -53,7 +52,6 @@ _COLUMN_BLOCKS = 8
 
 
 def _check(kind: str, inputs: Types, ndim: int, names: tuple[str, str]) -> None:
-    expect_inputs(kind, inputs, 2)
     for tensor, name in zip(inputs, names, strict=True):
         expect_dtype(kind, tensor, NUMBERS, name)
         if len(tensor.shape) != ndim + 2:
@@ -63,10 +61,6 @@ def _check(kind: str, inputs: Types, ndim: int, names: tuple[str, str]) -> None:
                 expected=f"{ndim + 2} axes" + (f" {_SPATIAL[ndim]}" if name == "input" else ""),
             )
     expect_same_dtype(kind, inputs)
-
-
-def _groups(attrs: AttrMap) -> int:
-    return int_attr(attrs, "groups", 1, least=1)
 
 
 def _pass_on(attrs: AttrMap, **more: Any) -> dict[str, Any]:
@@ -107,9 +101,8 @@ def _pieces(images: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, tup
 def _conv_infer(kind: str, ndim: int) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
         _check(kind, inputs, ndim, ("input", "weight"))
-        only_attrs(kind, attrs, *WINDOW_ATTRS, "groups")
         x, weight = inputs
-        groups = _groups(attrs)
+        groups = attrs["groups"]
         _divide(kind, "output channels", weight.shape[0], groups)
         if x.shape[1] != weight.shape[1] * groups:
             raise ShapeError(
@@ -125,12 +118,12 @@ def _conv_infer(kind: str, ndim: int) -> Infer:
 
 
 def _conv_kernel(kind: str) -> Kernel:
-    def run(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def run(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x, weight), (out,) = inputs, outputs
         window = window_of(kind, context.attrs, weight.shape[2:])
         if weight.shape[1] == 0 or out.size == 0:
             out.fill(0)
-        elif _is_depthwise(context.input_shapes[1], _groups(context.attrs)):
+        elif _is_depthwise(context.input_shapes[1], context.attrs["groups"]):
             depthwise.convolve(context, window, x, weight, out)
         else:
             _convolve(context, window, x, weight, out)
@@ -177,9 +170,8 @@ def _convolve(context: KernelContext, window: Window, x: Array, weight: Array, o
 def _transpose_infer(kind: str, ndim: int) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
         _check(kind, inputs, ndim, ("input", "weight"))
-        only_attrs(kind, attrs, *WINDOW_ATTRS, "groups", "output_padding")
         x, weight = inputs
-        groups = _groups(attrs)
+        groups = attrs["groups"]
         if x.shape[1] != weight.shape[0]:
             raise ShapeError(
                 f"the channels of {kind} do not fit its weight",
@@ -188,7 +180,7 @@ def _transpose_infer(kind: str, ndim: int) -> Infer:
             )
         _divide(kind, "input channels", weight.shape[0], groups)
         window = window_of(kind, attrs, weight.shape[2:])
-        more = ints_attr(attrs, "output_padding", (0,) * ndim)
+        more = attrs["output_padding"]
         if len(more) != ndim or not all(
             0 <= extra < stride for extra, stride in zip(more, window.stride, strict=True)
         ):
@@ -214,13 +206,13 @@ def _transpose_infer(kind: str, ndim: int) -> Infer:
 
 
 def _transpose_kernel(kind: str) -> Kernel:
-    def run(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def run(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x, weight), (out,) = inputs, outputs
         window = window_of(kind, context.attrs, weight.shape[2:])
         out.fill(0)
         if x.size == 0 or out.size == 0:
             return
-        if _is_depthwise(context.input_shapes[1], _groups(context.attrs)):
+        if _is_depthwise(context.input_shapes[1], context.attrs["groups"]):
             depthwise.convolve_transposed(context, window, x, weight, out)
         else:
             _convolve_transposed(context, window, x, weight, out)
@@ -257,12 +249,11 @@ def _convolve_transposed(
 def _weight_infer(kind: str, ndim: int) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
         _check(kind, inputs, ndim, ("input", "gradient"))
-        only_attrs(kind, attrs, *WINDOW_ATTRS, "groups", "kernel")
         x, dy = inputs
-        groups = _groups(attrs)
+        groups = attrs["groups"]
         _divide(kind, "channels", x.shape[1], groups)
         _divide(kind, "channels of the gradient", dy.shape[1], groups)
-        extents = ints_attr(attrs, "kernel")
+        extents = attrs["kernel"]
         if len(extents) != ndim:
             raise AttributeValueError(
                 f"attribute 'kernel' of {kind} has a wrong value",
@@ -281,13 +272,13 @@ def _weight_infer(kind: str, ndim: int) -> Infer:
 
 
 def _weight_kernel(kind: str) -> Kernel:
-    def run(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def run(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x, dy), (out,) = inputs, outputs
         window = window_of(kind, context.attrs, out.shape[2:])
         out.fill(0)
         if x.size == 0 or dy.size == 0:
             return
-        if _is_depthwise(context.output_shapes[0], _groups(context.attrs)):
+        if _is_depthwise(context.output_shapes[0], context.attrs["groups"]):
             depthwise.weight_gradient(window, x, dy, out)
         else:
             _weight_product(context, window, x, dy, out)
@@ -331,12 +322,12 @@ def _weight_product(
 
 
 def _group_count(inputs: Types, attrs: AttrMap) -> int | None:
-    groups = _groups(attrs)
+    groups = attrs["groups"]
     return None if groups == 1 or _is_depthwise(inputs[1].shape, groups) else groups
 
 
 def _weight_group_count(inputs: Types, attrs: AttrMap) -> int | None:
-    groups = _groups(attrs)
+    groups = attrs["groups"]
     channels = {tensor.shape[1] for tensor in inputs}
     return None if groups == 1 or channels == {groups} else groups
 
@@ -349,7 +340,7 @@ def _rule(ndim: int, count: GroupCount, *lines: str) -> Rule:
     )
 
     def rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-        if _groups(attrs) == 1:
+        if attrs["groups"] == 1:
             return single
         return apart if count(inputs, attrs) is None else grouped
 
@@ -369,9 +360,7 @@ def _left_over(attrs: AttrMap, kernel: Sequence[int], sizes: Sequence[int]) -> t
 
 
 def _conv_gradient(kind: str) -> Gradient:
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         (x, weight), (dy,) = inputs, grads
         kernel = weight.shape[2:]
         more = _left_over(attrs, kernel, x.shape[2:])
@@ -385,9 +374,7 @@ def _conv_gradient(kind: str) -> Gradient:
 
 
 def _transpose_gradient(kind: str) -> Gradient:
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         (x, weight), (dy,) = inputs, grads
         shared = _pass_on(attrs)
         return (
@@ -399,9 +386,7 @@ def _transpose_gradient(kind: str) -> Gradient:
 
 
 def _weight_gradient(kind: str) -> Gradient:
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         (x, dy), (dw,) = inputs, grads
         more = _left_over(attrs, dw.shape[2:], x.shape[2:])
         shared = _pass_on(attrs)
@@ -431,6 +416,7 @@ def _weight_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
 def _register(ndim: int) -> None:
     kind = f"conv{ndim}d"
     extra, legal = group_split(_group_count, (1, 0), (1,))
+    attrs = (*window_attributes(ndim), Int("groups", 1, least=1))
     register(
         OpDef(
             kind,
@@ -442,12 +428,15 @@ def _register(ndim: int) -> None:
                 "n [c] s, [o] [i] k -> n [o] t",
                 "n g s, g [i] k -> n g t",
             ),
+            inputs=2,
+            attrs=attrs,
             kernel=in_float32(contiguous(_conv_kernel(kind))),
             gradient=_conv_gradient(kind),
             linear=((0,), (1,)),
             extra=extra,
             legal=legal,
             flops=_conv_flops,
+            precision="low",
             doc=f"x {_SPATIAL[ndim]} and weight [o, c / groups, *kernel] -> [n, o, *windows]: the "
             "sum over channels and window of x times weight. Spatial axes stay whole.",
         )
@@ -463,12 +452,16 @@ def _register(ndim: int) -> None:
                 "n [i] t, [i] [c] k -> n [o] s",
                 "n g t, g [c] k -> n g s",
             ),
+            inputs=2,
+            attrs=(*attrs, Ints("output_padding", (0,) * ndim)),
             kernel=in_float32(contiguous(_transpose_kernel(kind))),
             gradient=_transpose_gradient(kind),
             linear=((0,), (1,)),
             extra=extra,
             legal=legal,
             flops=_transpose_flops,
+            precision="low",
+            portable=ndim > 1,
             doc=f"The transposed {kind}: x [n, i, *windows] and weight [i, o / groups, *kernel] -> "
             "[n, o, *spatial], what each element passes back to its window. `output_padding` adds "
             "elements behind the last window.",
@@ -486,12 +479,15 @@ def _register(ndim: int) -> None:
                 "n [c] s, n [o] t -> [o] [i] k",
                 "n g s, n g t -> g [i] k",
             ),
+            inputs=2,
+            attrs=(*attrs, Ints("kernel")),
             kernel=in_float32(contiguous(_weight_kernel(kind))),
             gradient=_weight_gradient(kind),
             linear=((0,), (1,)),
             extra=extra,
             legal=legal,
             flops=_weight_flops,
+            precision="low",
             doc=f"The gradient of {kind} by its weight: (x, dy) -> dweight.",
         )
     )

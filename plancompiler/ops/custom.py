@@ -34,12 +34,14 @@ from plancompiler.ir.op import AttrValue, SourceLine, TensorType
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ir.source import shown_path
+from plancompiler.ops.attributes import Attribute, Like
 from plancompiler.ops.check import broadcast_shapes, describe
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     custom_ops,
@@ -151,9 +153,11 @@ def op(
             parameters = _Parameters(name, rule, function)
             definition = OpDef(
                 name,
-                infer=_Infer(name, rule, parameters, infer, _dtypes(name, dtype, outputs)),
+                infer=_Infer(name, rule, infer, _dtypes(name, dtype, outputs)),
                 rule=rule,
                 kernel=_Kernel(name, function, parameters),
+                attrs=tuple(parameters.attributes),
+                portable=False,
                 gradient=None if gradient is None else _gradient_of(name, gradient),
                 linear=_linear(name, linear, parameters.count),
                 reduction=_reduction(name, reduction),
@@ -266,7 +270,7 @@ class _Parameters:
     def __init__(self, name: str, rule: str, function: Function) -> None:
         self.count = len(parse_rule_line(rule)[0])
         self.defaults: dict[str, AttrValue] = {}
-        self.attributes: list[str] = []
+        self.attributes: list[Attribute] = []
         self.wants_context = False
         arrays = 0
         open_ended = False
@@ -293,9 +297,9 @@ class _Parameters:
             )
 
     def _add_attribute(self, name: str, parameter: inspect.Parameter) -> None:
-        self.attributes.append(parameter.name)
         value = parameter.default
         if value is _NONE:
+            self.attributes.append(Attribute(parameter.name))
             return
         if isinstance(value, list):
             value = tuple(value)
@@ -308,29 +312,7 @@ class _Parameters:
                 expected="a number, a text, or a tuple of one of them",
             )
         self.defaults[parameter.name] = value
-
-    def check(self, name: str, attrs: AttrMap) -> None:
-        """The attributes of a call are those of the function, with values like their defaults."""
-        for each, value in attrs.items():
-            if each not in self.attributes:
-                raise AttributeValueError(
-                    f"{name} has no attribute {each!r}",
-                    got=f"{each}={value!r}",
-                    expected="only " + ", ".join(self.attributes)
-                    if self.attributes
-                    else "no attributes",
-                )
-            like = self.defaults.get(each)
-            fits = type(value) is type(like) or (type(like), type(value)) == (float, int)
-            if like is not None and not fits:
-                raise AttributeValueError(
-                    f"attribute {each!r} of {name} has a wrong value",
-                    got=repr(value),
-                    expected=f"a {type(like).__name__}, like its default {like!r}",
-                )
-        for each in self.attributes:
-            if each not in attrs:
-                raise AttributeValueError(f"attribute {each!r} of {name} is missing")
+        self.attributes.append(Like(parameter.name, value))
 
 
 def _dtypes(
@@ -383,25 +365,16 @@ class _Infer:
         self,
         name: str,
         rule: str,
-        parameters: _Parameters,
         own: Function | None,
         dtypes: tuple[DType, ...] | None,
     ) -> None:
         self.name = name
         self.rule = rule
-        self.parameters = parameters
         self.own = own
         self.dtypes = dtypes
 
     def __call__(self, inputs: Types, attrs: AttrMap) -> Types:
         operands, results = parse_rule_line(self.rule)
-        if len(inputs) != len(operands):
-            raise AttributeValueError(
-                f"{self.name} has another number of inputs than its rule",
-                got=f"{len(inputs)} ({describe(inputs)})",
-                expected=f"{len(operands)}, as in {self.rule!r}",
-            )
-        self.parameters.check(self.name, attrs)
         extents, leading = self._extents(operands, inputs)
         if self.own is not None:
             return self._own_types(inputs, attrs, len(results))
@@ -475,9 +448,7 @@ class _Infer:
 def _gradient_of(name: str, function: Function) -> Any:
     """The user's gradient function in the form of the table."""
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         complete = [
             out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001  # every tensor's door
             for out, grad in zip(outputs, grads, strict=True)
@@ -509,9 +480,7 @@ class _Kernel:
         self.function = function
         self.wants_context = parameters.wants_context
 
-    def __call__(
-        self, context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> None:
+    def __call__(self, context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         more = {_CONTEXT: context} if self.wants_context else {}
         given = _called(self.name, "the function", self.function, *inputs, **context.attrs, **more)
         found = given if isinstance(given, (tuple, list)) else (given,)

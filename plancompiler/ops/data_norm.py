@@ -7,32 +7,28 @@ many devices as there are groups never meet rows of other devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from plancompiler.errors import ShapeError
+from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import Range, balanced_range, element_count
+from plancompiler.ops.attributes import Bool, Float, Int
 from plancompiler.ops.check import (
     FLOATS,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import blocks, in_float32, scratch
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -45,10 +41,10 @@ from plancompiler.ops.shards import cut_together, shards_stay_whole
 
 def _decayed_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "decayed_sum_update"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "decay")
-    if float_attr(attrs, "decay", least=0.0) != 1.0:
-        float_attr(attrs, "decay", below=1.0)
+    if attrs["decay"] > 1.0:
+        raise AttributeValueError(
+            "attribute 'decay' has a wrong value", got=attrs["decay"], expected="at most 1"
+        )
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
     expect_shape(kind, inputs[1], inputs[0].shape, "summand")
@@ -56,12 +52,10 @@ def _decayed_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[:1]
 
 
-def _decayed_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _decayed_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # As state - (1 - decay) * state: in float32 a decay close to 1 is known less well than 1 less
     # it.
-    lost = 1.0 - float_attr(context.attrs, "decay")
+    lost = 1.0 - context.attrs["decay"]
     for state, value, out in blocks(*inputs, *outputs):
         work = scratch(context, "work", state.shape, state.dtype)
         np.multiply(state, lost, out=work)
@@ -74,9 +68,11 @@ register(
         "decayed_sum_update",
         infer=_decayed_infer,
         rule="..., ... -> ...",
+        attrs=(Float("decay", least=0.0),),
         kernel=in_float32(_decayed_kernel),
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         mutates=((0, 0),),
+        skippable=True,
         doc="(state, value) -> decay * state + value.",
     )
 )
@@ -105,62 +101,52 @@ def _expect_rows(kind: str, shape: tuple[int, ...], rows: int, groups: int) -> N
 
 def _sums_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "group_sums"
-    expect_inputs(kind, inputs, 1)
-    only_attrs(kind, attrs, "groups", "mean")
-    bool_attr(attrs, "mean")
     (x,) = inputs
     expect_dtype(kind, x, FLOATS)
     expect_ndim(kind, x, 1)
-    groups = int_attr(attrs, "groups", least=1)
+    groups = attrs["groups"]
     _expect_rows(kind, x.shape, x.shape[0], groups)
     return (TensorType((groups, *x.shape[1:]), x.dtype),)
 
 
-def _sums_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _sums_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     rows, groups = context.input_shapes[0][0], context.output_shapes[0][0]
     part, held = context.input_regions[0][0], context.output_regions[0][0]
-    mean = bool_attr(context.attrs, "mean")
+    mean = context.attrs["mean"]
     for number, (start, stop), size in _pieces(rows, groups, part, held):
         total = np.add.reduce(x[start:stop], axis=0, dtype=np.float64)
         factor = 1.0 / size if mean else 1.0
         np.multiply(total, factor, out=out[number, ...], casting="same_kind")
 
 
-def _sums_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _sums_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (apply("group_rows", grads[0], rows=inputs[0].shape[0], mean=attrs["mean"]),)
 
 
 def _rows_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "group_rows"
-    expect_inputs(kind, inputs, 1)
-    only_attrs(kind, attrs, "rows", "mean")
-    bool_attr(attrs, "mean")
     (state,) = inputs
     expect_dtype(kind, state, FLOATS)
     expect_ndim(kind, state, 1)
     if state.shape[0] == 0:
         raise ShapeError(f"{kind} needs at least one group", got=state.shape)
-    rows = int_attr(attrs, "rows", least=0)
+    rows = attrs["rows"]
     _expect_rows(kind, (rows, *state.shape[1:]), rows, state.shape[0])
     return (TensorType((rows, *state.shape[1:]), state.dtype),)
 
 
-def _rows_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _rows_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (state,), (out,) = inputs, outputs
     rows, groups = context.output_shapes[0][0], context.input_shapes[0][0]
     part, held = context.output_regions[0][0], context.input_regions[0][0]
-    mean = bool_attr(context.attrs, "mean")
+    mean = context.attrs["mean"]
     out.fill(0)
     for number, (start, stop), size in _pieces(rows, groups, part, held):
         np.multiply(state[number], 1.0 / size if mean else 1.0, out=out[start:stop, ...])
 
 
-def _rows_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _rows_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (apply("group_sums", grads[0], groups=inputs[0].shape[0], mean=attrs["mean"]),)
 
 
@@ -177,6 +163,10 @@ register(
         "group_sums",
         infer=_sums_infer,
         rule="n ... -> g ...",
+        attrs=(
+            Int("groups", least=1),
+            Bool("mean"),
+        ),
         kernel=in_float32(_sums_kernel),
         gradient=_sums_gradient,
         linear=((0,),),
@@ -192,6 +182,10 @@ register(
         "group_rows",
         infer=_rows_infer,
         rule="g ... -> n ...",
+        attrs=(
+            Int("rows", least=0),
+            Bool("mean"),
+        ),
         kernel=in_float32(_rows_kernel),
         gradient=_rows_gradient,
         linear=((0,),),

@@ -5,28 +5,27 @@ Diagonal k has its first element at row max(0, -k) and column max(0, k).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
+from plancompiler.ops.attributes import Dtype, Int
 from plancompiler.ops.check import (
     ANY,
-    dtype_attr,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -63,29 +62,25 @@ def _diagonal_of(matrices: Array, rows: slice, columns: slice) -> Array:
 
 
 def _diagonal_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("diagonal", inputs, 1)
-    only_attrs("diagonal", attrs, "offset")
     expect_dtype("diagonal", inputs[0], ANY)
     expect_ndim("diagonal", inputs[0], 2)
     *batch, rows, columns = inputs[0].shape
-    length = _length(rows, columns, int_attr(attrs, "offset"))
+    length = _length(rows, columns, attrs["offset"])
     return (TensorType((*batch, length), inputs[0].dtype),)
 
 
-def _diagonal_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _diagonal_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *_, rows, columns = context.input_regions[0]
     here = context.output_regions[0][-1]
-    local = _on_matrix(rows, columns, here, int_attr(context.attrs, "offset"))
+    local = _on_matrix(rows, columns, here, context.attrs["offset"])
     if local[2] != slice(0, here[1] - here[0]):
         outputs[0].fill(0)
     np.copyto(outputs[0][..., local[2]], _diagonal_of(inputs[0], *local[:2]))
 
 
 def _diagonal_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     rows, columns = inputs[0].shape[-2:]
     return (apply("diag_embed", grads[0], rows=rows, columns=columns, offset=attrs["offset"]),)
 
@@ -95,6 +90,7 @@ register(
         "diagonal",
         infer=_diagonal_infer,
         rule="... m n -> ... d",
+        attrs=(Int("offset"),),
         kernel=_diagonal_kernel,
         gradient=_diagonal_gradient,
         linear=((0,),),
@@ -107,12 +103,10 @@ register(
 
 
 def _diag_embed_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("diag_embed", inputs, 1)
-    only_attrs("diag_embed", attrs, "rows", "columns", "offset")
     expect_ndim("diag_embed", inputs[0], 1)
-    rows, columns = int_attr(attrs, "rows", least=0), int_attr(attrs, "columns", least=0)
+    rows, columns = attrs["rows"], attrs["columns"]
     *batch, length = inputs[0].shape
-    fits = _length(rows, columns, int_attr(attrs, "offset"))
+    fits = _length(rows, columns, attrs["offset"])
     if length != fits:
         raise ShapeError(
             "diag_embed needs as many elements as the diagonal has",
@@ -122,19 +116,17 @@ def _diag_embed_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType((*batch, rows, columns), inputs[0].dtype),)
 
 
-def _diag_embed_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _diag_embed_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *_, rows, columns = context.output_regions[0]
     here = context.input_regions[0][-1]
-    local = _on_matrix(rows, columns, here, int_attr(context.attrs, "offset"))
+    local = _on_matrix(rows, columns, here, context.attrs["offset"])
     outputs[0].fill(0)
     np.copyto(_diagonal_of(outputs[0], *local[:2]), inputs[0][..., local[2]])
 
 
 def _diag_embed_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return (apply("diagonal", grads[0], offset=attrs["offset"]),)
 
 
@@ -143,6 +135,11 @@ register(
         "diag_embed",
         infer=_diag_embed_infer,
         rule="... d -> ... m n",
+        attrs=(
+            Int("rows", least=0),
+            Int("columns", least=0),
+            Int("offset"),
+        ),
         kernel=_diag_embed_kernel,
         gradient=_diag_embed_gradient,
         linear=((0,),),
@@ -160,27 +157,22 @@ def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None
     """`outside(column - row, k)` says which elements become zero."""
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 1)
-        only_attrs(kind, attrs, "diagonal")
         expect_ndim(kind, inputs[0], 2)
-        int_attr(attrs, "diagonal")
         return inputs
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         box = context.output_regions[0][-2:]
 
         def masked() -> Array:
             rows, columns = (np.arange(start, stop) for start, stop in box)
-            away: Array = outside(columns - rows[:, None], int_attr(context.attrs, "diagonal"))
+            away: Array = outside(columns - rows[:, None], context.attrs["diagonal"])
             return away
 
         mask = of_box(context, "mask", box, masked)
         copy_unless_shared(inputs[0], outputs[0])
         np.copyto(outputs[0], outputs[0].dtype.type(0), where=mask)
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         return (apply(kind, grads[0], diagonal=attrs["diagonal"]),)
 
     register(
@@ -188,6 +180,7 @@ def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None
             kind,
             infer=infer,
             rule="... -> ...",
+            attrs=(Int("diagonal"),),
             kernel=kernel,
             gradient=gradient,
             linear=((0,),),
@@ -207,16 +200,13 @@ _register_triangle("triu", np.less, "Matrices with zeros below diagonal `diagona
 
 
 def _eye_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("eye", inputs, 0)
-    only_attrs("eye", attrs, "rows", "columns", "offset", "dtype")
-    rows, columns = int_attr(attrs, "rows", least=0), int_attr(attrs, "columns", least=0)
-    int_attr(attrs, "offset")
-    return (TensorType((rows, columns), dtype_attr(attrs)),)
+    rows, columns = attrs["rows"], attrs["columns"]
+    return (TensorType((rows, columns), attrs["dtype"]),)
 
 
-def _eye_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _eye_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     rows, columns = context.output_regions[0]
-    offset = int_attr(context.attrs, "offset")
+    offset = context.attrs["offset"]
     everything = (0, max(context.output_shapes[0]))
     local = _on_matrix(rows, columns, everything, offset)
     outputs[0].fill(0)
@@ -228,6 +218,12 @@ register(
         "eye",
         infer=_eye_infer,
         rule="-> m n",
+        attrs=(
+            Int("rows", least=0),
+            Int("columns", least=0),
+            Int("offset"),
+            Dtype("dtype"),
+        ),
         kernel=_eye_kernel,
         flops=no_flops,
         doc="A matrix of zeros with ones on a diagonal.",

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from plancompiler.ir.shard import Region
 from plancompiler.ops import random
+from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -34,11 +33,7 @@ _WORDS_AT_ONCE = 1 << 15
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("dropout", inputs, 1)
-    only_attrs("dropout", attrs, "rate", "key")
     expect_dtype("dropout", inputs[0], FLOATS)
-    float_attr(attrs, "rate", least=0.0, below=1.0)
-    int_attr(attrs, "key")
     return inputs
 
 
@@ -82,7 +77,7 @@ class Mask:
 
 def stream_of(context: KernelContext, rate: float) -> tuple[int, int]:
     """The start of a call's words, and the number below which a word drops its element."""
-    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    start = random.stream(context.seed, context.attrs["key"], context.step)
     return start, min(round(rate * 2**32), 2**32 - 1)
 
 
@@ -111,9 +106,9 @@ def kept_in_rows(
     return found
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
-    rate = float_attr(context.attrs, "rate")
+    rate = context.attrs["rate"]
     if rate == 0.0 or x.size == 0:
         copy_unless_shared(x, out)
         return
@@ -128,9 +123,7 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.multiply(piece, keep, out=piece)
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (apply("dropout", grads[0], **attrs),)
 
 
@@ -139,10 +132,15 @@ register(
         "dropout",
         infer=_infer,
         rule="... -> ...",
+        attrs=(
+            Float("rate", least=0.0, below=1.0),
+            Int("key"),
+        ),
         kernel=contiguous(_kernel),
         gradient=_gradient,
         linear=((0,),),
         inplace=((0, 0),),
+        precision="following",
         doc="Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate). The "
         "mask follows from seed, key, step and the global index, so the gradient is the same op on "
         "the gradient.",

@@ -8,28 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import BROADCAST, PARTIAL_SUM
+from plancompiler.ops.attributes import Text
 from plancompiler.ops.check import (
     NUMBERS,
     describe,
     expect_dtype,
     expect_same_dtype,
-    only_attrs,
-    str_attr,
 )
 from plancompiler.ops.gradient import expand_to
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -82,8 +82,7 @@ def _extents(letters: tuple[str, ...], shapes: Sequence[tuple[int, ...]]) -> dic
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs("einsum", attrs, "equation")
-    letters, output = parse_equation(str_attr(attrs, "equation"))
+    letters, output = parse_equation(attrs["equation"])
     if len(letters) != len(inputs) or any(
         len(part) != len(tensor.shape) for part, tensor in zip(letters, inputs, strict=False)
     ):
@@ -99,7 +98,7 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    letters, output = parse_equation(str_attr(attrs, "equation"))
+    letters, output = parse_equation(attrs["equation"])
     left = ", ".join(" ".join(part) or "..." for part in letters)
     return f"{left} -> {' '.join(output) or '...'}"
 
@@ -161,8 +160,8 @@ def _path(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, .
     return steps
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    equation = str_attr(context.attrs, "equation")
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    equation = context.attrs["equation"]
     letters, output = parse_equation(equation)
     path = context.state.get("path")
     if path is None:
@@ -186,10 +185,8 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
 # --- gradient -------------------------------------------------------------------------------------
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    letters, output = parse_equation(str_attr(attrs, "equation"))
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    letters, output = parse_equation(attrs["equation"])
     found = []
     for position, part in enumerate(letters):
         others = [each for each in range(len(letters)) if each != position]
@@ -214,7 +211,7 @@ def _gradient(
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    letters, _ = parse_equation(str_attr(attrs, "equation"))
+    letters, _ = parse_equation(attrs["equation"])
     extents = _extents(letters, [tensor.shape for tensor in inputs])
     return max(1, len(inputs)) * prod(extents.values())
 
@@ -224,10 +221,12 @@ register(
         "einsum",
         infer=_infer,
         rule=_rule,
+        attrs=(Text("equation"),),
         kernel=in_float32(_kernel),
         gradient=_gradient,
         extra=_extra,
         flops=_flops,
+        precision="low",
         doc="Sums of products by `equation`, whose letters name axes: 'bij,bjk->bik'. A letter "
         "that the output lacks is summed away; splitting it leaves a partial.",
     )

@@ -16,24 +16,22 @@ from plancompiler.errors import AttributeValueError, DTypeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
+from plancompiler.ops.attributes import Bool, Dtype, Number
 from plancompiler.ops.check import (
     ANY,
     FLOATS,
     NUMBERS,
     SIGNED,
-    bool_attr,
     broadcast_shapes,
     check_float,
-    dtype_attr,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
-    only_attrs,
 )
 from plancompiler.ops.gradient import masked, nothing, reduce_to
 from plancompiler.ops.kernel import Direct, UfuncCall, with_direct, with_ufunc_call
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Extra,
     Gradient,
@@ -42,6 +40,7 @@ from plancompiler.ops.registry import (
     KernelContext,
     LinearIf,
     OpDef,
+    Tensors,
     Types,
     apply,
     apply_source,
@@ -61,8 +60,6 @@ def unary_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infer
     """One input, an output of its shape with dtype `result`, or its own; no attributes."""
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 1)
-        only_attrs(kind, attrs)
         expect_dtype(kind, inputs[0], dtypes)
         return (TensorType(inputs[0].shape, result or inputs[0].dtype),)
 
@@ -80,7 +77,7 @@ def ufunc_kernel(ufunc: Callable[..., Any]) -> Kernel:
         return lambda x, y: ufunc(x, y, order="C")
 
     @with_direct(direct)
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         ufunc(*inputs, out=outputs[0])
 
     if isinstance(ufunc, np.ufunc):
@@ -106,15 +103,11 @@ def register_unary(
     gradient: Callable[[Any, Any, Any], Any] | None,
     *,
     dtypes: Dtypes = FLOATS,
-    linear: tuple[tuple[int, ...], ...] = (),
-    extra: Extra | None = None,
-    doc: str,
+    **facts: Any,
 ) -> None:
-    """Register an op of one input; `gradient(x, y, dy)` gives dx."""
+    """Register an op of one input; `gradient(x, y, dy)` gives dx, `facts` are those of `OpDef`."""
 
-    def gradients(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         return (None if gradient is None else gradient(inputs[0], outputs[0], grads[0]),)
 
     register(
@@ -124,10 +117,9 @@ def register_unary(
             rule=UNARY_RULE,
             kernel=kernel,
             gradient=gradients,
-            linear=linear,
-            extra=extra,
             inplace=((0, 0),),
-            doc=doc,
+            elementwise=True,
+            **facts,
         )
     )
 
@@ -143,6 +135,7 @@ register_unary(
     lambda x, y, dy: -dy,
     dtypes=SIGNED,
     linear=((0,),),
+    precision="following",
     doc="-x",
 )
 register_unary(
@@ -150,6 +143,7 @@ register_unary(
     ufunc_kernel(np.absolute),
     lambda x, y, dy: dy * apply("sign", x),
     dtypes=NUMBERS,
+    precision="following",
     doc="The absolute value; its gradient at zero is zero.",
 )
 register_unary(
@@ -177,9 +171,7 @@ register_unary(
 )
 
 
-def _zeros_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _zeros_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     outputs[0].fill(0)
 
 
@@ -189,6 +181,7 @@ register_unary(
     lambda x, y, dy: nothing(dy),
     dtypes=NUMBERS,
     linear=((0,),),
+    precision="following",
     doc="Zeros, whatever x is.",
 )
 
@@ -200,8 +193,6 @@ def binary_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infe
     """Two inputs of one dtype that broadcast; the output has `result`, or their dtype."""
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 2)
-        only_attrs(kind, attrs)
         for tensor in inputs:
             expect_dtype(kind, tensor, dtypes)
         dtype = expect_same_dtype(kind, inputs)
@@ -216,9 +207,7 @@ BinaryGradient = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
 def _binary_gradient(gradient: BinaryGradient) -> Gradient:
-    def gradients(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         found = gradient(inputs[0], inputs[1], outputs[0], grads[0])
         return tuple(
             None if grad is None else reduce_to(grad, tensor.shape)
@@ -244,11 +233,9 @@ def register_binary(
     gradient: BinaryGradient | None,
     *,
     dtypes: Dtypes = NUMBERS,
-    linear: tuple[tuple[int, ...], ...] = (),
-    extra: Extra | None = None,
-    doc: str,
+    **facts: Any,
 ) -> None:
-    """Register an op of two inputs of one dtype that broadcast."""
+    """Register an op of two inputs of one dtype that broadcast; `facts` are those of `OpDef`."""
     register(
         OpDef(
             kind,
@@ -256,10 +243,9 @@ def register_binary(
             rule=BINARY_RULE,
             kernel=ufunc_kernel(ufunc),
             gradient=None if gradient is None else _binary_gradient(gradient),
-            linear=linear,
-            extra=extra,
             inplace=((0, 0), (0, 1)),
-            doc=doc,
+            elementwise=True,
+            **facts,
         )
     )
 
@@ -296,6 +282,7 @@ register_binary(
     np.add,
     lambda x, y, z, dz: (dz, dz),
     linear=((0, 1),),
+    precision="following",
     doc="x + y.",
 )
 register_binary(
@@ -303,6 +290,7 @@ register_binary(
     np.subtract,
     lambda x, y, z, dz: (dz, -dz),
     linear=((0, 1),),
+    precision="following",
     doc="x - y.",
 )
 register_binary(
@@ -310,6 +298,7 @@ register_binary(
     np.multiply,
     lambda x, y, z, dz: (dz * y, dz * x),
     linear=((0,), (1,)),
+    precision="following",
     doc="x * y.",
 )
 register_binary(
@@ -332,6 +321,7 @@ register_binary(
     np.maximum,
     _of_extreme(lambda x, y: x < y),
     extra=keeps(Reduction.MAX, 2),
+    precision="following",
     doc="The greater of two; on ties they share the gradient equally.",
 )
 register_binary(
@@ -339,6 +329,7 @@ register_binary(
     np.minimum,
     _of_extreme(lambda x, y: x > y),
     extra=keeps(Reduction.MIN, 2),
+    precision="following",
     doc="The lesser of two; on ties they share the gradient equally.",
 )
 
@@ -348,11 +339,7 @@ register_binary(
 
 def check_scalar(kind: str, tensor: TensorType, attrs: AttrMap, name: str = "scalar") -> None:
     """The attribute `name` is a number that the tensor's dtype can hold."""
-    scalar = attrs.get(name)
-    if not isinstance(scalar, (bool, int, float)):
-        raise AttributeValueError(
-            f"{kind} needs a plain number as its attribute {name!r}", got=repr(scalar)
-        )
+    scalar = attrs[name]
     if tensor.dtype.is_floating:
         fits = not isinstance(scalar, bool)
     elif tensor.dtype.is_integer:
@@ -378,15 +365,16 @@ def check_scalar(kind: str, tensor: TensorType, attrs: AttrMap, name: str = "sca
             )
 
 
+SCALAR = (Number("scalar"), Bool("swapped", False))
+"""The attributes of an op of a tensor and a number."""
+
+
 def scalar_infer(kind: str, dtypes: Dtypes, result: DType | None = None) -> Infer:
     """One input with attributes `scalar` and, optionally, `swapped`."""
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 1)
-        only_attrs(kind, attrs, "scalar", "swapped")
         expect_dtype(kind, inputs[0], dtypes)
         check_scalar(kind, inputs[0], attrs)
-        bool_attr(attrs, "swapped", False)
         return (TensorType(inputs[0].shape, result or inputs[0].dtype),)
 
     return infer
@@ -397,7 +385,7 @@ def scalar_kernel(ufunc: np.ufunc) -> Kernel:
 
     def direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
         scalar = context.attrs["scalar"]
-        if context.attrs.get("swapped", False):
+        if context.attrs["swapped"]:
             if not _resolves(ufunc, (type(scalar), dtypes[0]), dtypes[1]):
                 return None
             return lambda x: ufunc(scalar, x, order="C")
@@ -406,16 +394,16 @@ def scalar_kernel(ufunc: np.ufunc) -> Kernel:
         return lambda x: ufunc(x, scalar, order="C")
 
     @with_direct(direct)
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         scalar = context.attrs["scalar"]
-        if context.attrs.get("swapped", False):
+        if context.attrs["swapped"]:
             ufunc(scalar, inputs[0], out=outputs[0])
         else:
             ufunc(inputs[0], scalar, out=outputs[0])
 
     def call(attrs: AttrMap) -> UfuncCall:
         first, second = None, attrs["scalar"]
-        return ufunc, (second, first) if attrs.get("swapped", False) else (first, second)
+        return ufunc, (second, first) if attrs["swapped"] else (first, second)
 
     return with_ufunc_call(call)(kernel)
 
@@ -431,18 +419,15 @@ def _register_scalar(
     *,
     dtypes: Dtypes = NUMBERS,
     linear_if: LinearIf | None = None,
-    extra: Extra | None = None,
-    doc: str,
+    **facts: Any,
 ) -> None:
     """Register an op of a tensor and a number. With `linear_if` it is linear in the tensor, where
     that holds.
     """
     name = f"{kind}_scalar"
 
-    def gradients(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
-        swapped = bool(attrs.get("swapped", False))
+    def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+        swapped = attrs["swapped"]
         return (gradient(inputs[0], attrs["scalar"], outputs[0], grads[0], swapped),)
 
     register(
@@ -450,13 +435,14 @@ def _register_scalar(
             name,
             infer=scalar_infer(name, dtypes),
             rule=UNARY_RULE,
+            attrs=SCALAR,
             kernel=kernel,
             gradient=gradients,
             linear=() if linear_if is None else ((0,),),
             linear_if=linear_if,
-            extra=extra,
             inplace=((0, 0),),
-            doc=doc,
+            elementwise=True,
+            **facts,
         )
     )
 
@@ -478,18 +464,16 @@ def _scales(inputs: Types, attrs: AttrMap) -> bool:
 
 def _divides(inputs: Types, attrs: AttrMap) -> bool:
     # Only x / s is linear, s / x is not; and zero makes NaN of the zeros in a sum's parts.
-    if attrs.get("swapped", False):
+    if attrs["swapped"]:
         return False
     held = _as_held(attrs["scalar"], inputs[0].dtype)
     return math.isfinite(held) and held != 0
 
 
-def _pow_scalar_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _pow_scalar_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     scalar = context.attrs["scalar"]
-    if context.attrs.get("swapped", False):
+    if context.attrs["swapped"]:
         np.power(scalar, x, out=out)
     elif scalar == 2:
         np.multiply(x, x, out=out)
@@ -536,6 +520,7 @@ _register_scalar(
     scalar_kernel(np.multiply),
     lambda x, s, z, dz, swapped: dz * s,
     linear_if=_scales,
+    precision="following",
     doc="x * scalar; linear where the scalar is finite.",
 )
 _register_scalar(
@@ -575,25 +560,21 @@ _register_scalar(
 
 
 def _cast_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("cast", inputs, 1)
-    only_attrs("cast", attrs, "dtype")
     expect_dtype("cast", inputs[0], ANY)
-    return (TensorType(inputs[0].shape, dtype_attr(attrs)),)
+    return (TensorType(inputs[0].shape, attrs["dtype"]),)
 
 
-def _cast_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _cast_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     np.copyto(outputs[0], inputs[0], casting="unsafe")
 
 
-def _cast_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _cast_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (grads[0].cast(inputs[0].dtype) if inputs[0].dtype.is_floating else None,)
 
 
 def _casts_linearly(inputs: Types, attrs: AttrMap) -> bool:
     # To an integer or a truth value the parts would be cut off one by one.
-    return inputs[0].dtype.is_floating and dtype_attr(attrs).is_floating
+    return inputs[0].dtype.is_floating and attrs["dtype"].is_floating
 
 
 register(
@@ -601,12 +582,15 @@ register(
         "cast",
         infer=_cast_infer,
         rule=UNARY_RULE,
+        inputs=1,
+        attrs=(Dtype("dtype"),),
         kernel=_cast_kernel,
         gradient=_cast_gradient,
         linear=((0,),),
         linear_if=_casts_linearly,
         inplace=((0, 0),),
         takes_bfloat16=True,
+        elementwise=True,
         doc="The same values as another dtype; linear between floating dtypes.",
     )
 )

@@ -27,7 +27,17 @@ from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.kernel import BLOCK_BYTES, kernel_for, ufunc_call
-from plancompiler.ops.registry import Array, AttrMap, Formula, Kernel, KernelContext, OpDef, op_def
+from plancompiler.ops.registry import (
+    Array,
+    Arrays,
+    AttrMap,
+    Formula,
+    Kernel,
+    KernelContext,
+    OpDef,
+    infer_types,
+    op_def,
+)
 
 Instructions = tuple["Instruction", ...]
 
@@ -67,7 +77,7 @@ class _Recording:
         number = self._numbers.get(instruction)
         if number is None:
             operands = tuple(TensorType((), self.dtypes[each]) for each in instruction.operands)
-            (made,) = op_def(instruction.kind).infer(operands, dict(instruction.attrs))
+            (made,) = infer_types(instruction.kind, operands, dict(instruction.attrs))
             number = self._numbers[instruction] = len(self.dtypes)
             self.dtypes.append(made.dtype)
         return number
@@ -169,7 +179,7 @@ _DERIVED: set[Kernel] = set()
 def kernel_of(formula: Formula) -> Kernel:
     """The kernel of an op that a formula describes; it takes bfloat16 as it is."""
 
-    def run(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def run(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         bound = context.state.get("bound")
         if bound is None:
             dtypes = tuple(DType.parse(array.dtype) for array in inputs)
@@ -192,7 +202,7 @@ class BoundProgram:
         types = [TensorType((), dtype) for dtype in inputs]
         for instruction in program:
             operands = tuple(types[number] for number in instruction.operands)
-            types += op_def(instruction.kind).infer(operands, dict(instruction.attrs))
+            types += infer_types(instruction.kind, operands, dict(instruction.attrs))
         buffers, self._dtypes = _buffers_of(program, types, len(inputs))
         self._source = _Source(program, types, buffers, len(inputs), arrays)
         self._run = self._source.function(ends_in_work=False)
@@ -203,7 +213,7 @@ class BoundProgram:
         # Formulas take logarithms of 0, and bound what comes of them.
         self._logs = any(each.kind.startswith("log") for each in program)
 
-    def __call__(self, inputs: Sequence[Array], out: Array) -> None:
+    def __call__(self, inputs: Arrays, out: Array) -> None:
         """Run it on arrays of one shape."""
         if self._logs:
             with np.errstate(divide="ignore"):
@@ -211,7 +221,7 @@ class BoundProgram:
         else:
             self._blocks(inputs, out)
 
-    def _blocks(self, inputs: Sequence[Array], out: Array) -> None:
+    def _blocks(self, inputs: Arrays, out: Array) -> None:
         run = self._run
         # Where the output lies over an input, only the last step writes there, and only if it may.
         if self._apart and any(np.may_share_memory(inputs[each], out) for each in self._apart):
@@ -311,7 +321,8 @@ class _Source:
         made: DType,
     ) -> str:
         """One instruction as a call, with {} for its result."""
-        definition, attrs = op_def(instruction.kind), dict(instruction.attrs)
+        definition = op_def(instruction.kind)
+        attrs = definition.complete(dict(instruction.attrs))
         dtypes = [dtype.numpy for dtype in (*operands, made)]
         ufunc = ufunc_call(definition.kernel, attrs)
         if ufunc is not None and not any(dtype.itemsize == 2 for dtype in dtypes):

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Int
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
     expect_dtype,
-    expect_inputs,
     expect_shape,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import contiguous, in_float32
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -32,8 +29,6 @@ from plancompiler.ops.registry import (
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("embedding", inputs, 2)
-    only_attrs("embedding", attrs)
     table, ids = inputs
     expect_dtype("embedding", table, FLOATS, "table")
     expect_dtype("embedding", ids, INTEGERS, "ids")
@@ -59,7 +54,7 @@ def _local_ids(ids: Array, vocabulary: int, low: int, high: int) -> tuple[Array,
     return flat - low, (flat >= low) & (flat < high)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     table, ids = inputs
     low, high = context.input_regions[0][0]
     rows, inside = _local_ids(ids, context.input_shapes[0][0], low, high)
@@ -72,9 +67,7 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         out[inside] = table[rows[inside]]
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     table, ids = inputs
     return apply("embedding_grad", ids, grads[0], vocabulary=table.shape[0]), None
 
@@ -95,15 +88,13 @@ register(
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("embedding_grad", inputs, 2)
-    only_attrs("embedding_grad", attrs, "vocabulary")
     ids, dy = inputs
     expect_dtype("embedding_grad", ids, INTEGERS, "ids")
     expect_dtype("embedding_grad", dy, FLOATS, "gradient")
     expect_shape("embedding_grad", dy, (*ids.shape, *dy.shape[-1:]), "gradient")
     if not dy.shape:
         raise ShapeError("embedding_grad needs a gradient with a feature axis", got=dy.shape)
-    return (TensorType((int_attr(attrs, "vocabulary", least=0), dy.shape[-1]), dy.dtype),)
+    return (TensorType((attrs["vocabulary"], dy.shape[-1]), dy.dtype),)
 
 
 def add_rows(out: Array, rows: Array, values: Array, inside: Array | None = None) -> None:
@@ -131,7 +122,7 @@ def add_rows(out: Array, rows: Array, values: Array, inside: Array | None = None
             np.add(target, values[position], out=target)
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (ids, dy), (out,) = inputs, outputs
     low, high = context.output_regions[0][0]
     rows, inside = _local_ids(ids, context.output_shapes[0][0], low, high)
@@ -140,9 +131,7 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
     add_rows(out, rows, gradient, inside)
 
 
-def _grad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _grad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return None, apply("embedding", grads[0], inputs[0])
 
 
@@ -151,6 +140,7 @@ register(
         "embedding_grad",
         infer=_grad_infer,
         rule="..., ... d -> v d",
+        attrs=(Int("vocabulary", least=0),),
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=_grad_gradient,
         linear=((1,),),

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ir.shard import element_count
-from plancompiler.ops.check import FLOATS, expect_dtype, expect_inputs, only_attrs
+from plancompiler.ops.check import FLOATS, expect_dtype
 from plancompiler.ops.kernel import blocks
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, OpDef, Types, register
 from plancompiler.ops.rule import operand_line
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("found_inf", inputs, 1)
-    only_attrs("found_inf", attrs)
     expect_dtype("found_inf", inputs[0], FLOATS)
     return (TensorType((), DType.FLOAT32),)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     finite = all(np.isfinite(x).all() for (x,) in blocks(*inputs))
     outputs[0].fill(0.0 if finite else 1.0)
 
@@ -37,6 +33,7 @@ register(
         "found_inf",
         infer=_infer,
         rule=_rule,
+        inputs=1,
         kernel=_kernel,
         reduction=Reduction.MAX,
         flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),

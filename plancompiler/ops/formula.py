@@ -18,7 +18,7 @@ from plancompiler.ir.operators import Scalar, TensorOperators
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
 from plancompiler.ops.gradient import widened
-from plancompiler.ops.registry import AttrMap, Formula, Gradient, op_def
+from plancompiler.ops.registry import AttrMap, Formula, Gradient, Tensors, op_def
 
 
 class _Term(TensorOperators):
@@ -74,9 +74,7 @@ def by_formula(formula: Formula) -> Gradient:
     GradientError where the formula uses an op without a gradient.
     """
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         steps: list[_Step] = []
         given = [_Term(each, steps, True) for each in inputs]
         made = formula(attrs, *map(widened, given))
@@ -88,10 +86,7 @@ def by_formula(formula: Formula) -> Gradient:
             arrived = [found.pop(id(term), None) for term in results]
             if all(grad is None for grad in arrived):
                 continue
-            back = op_def(kind).gradient
-            if back is None:
-                raise GradientError(f"{kind} has no gradient, but a formula uses it", op=kind)
-            passed = back(
+            passed = op_def(kind).gradients(
                 options,
                 [term.tensor for term in sources],
                 [term.tensor for term in results],
@@ -123,9 +118,7 @@ def unless_first(usual: Gradient, formula: Formula) -> Gradient:
     """
     general = by_formula(formula)
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         usually = grads[0] is not None and all(grad is None for grad in grads[1:])
         return (usual if usually else general)(attrs, inputs, outputs, grads)
 

@@ -9,7 +9,6 @@ members; the program keeps what lies between in buffers of one block.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 
@@ -17,16 +16,18 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import AttrValue, freeze_attrs
 from plancompiler.ir.sbp import BROADCAST, Partial, Reduction, Sbp
-from plancompiler.ops.check import only_attrs
+from plancompiler.ops.attributes import Attribute
 from plancompiler.ops.elementwise_program import BoundProgram, Instruction, expanded
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
     Types,
     axis_signatures,
     flops_of,
+    infer_types,
+    is_custom,
     op_def,
     register,
 )
@@ -36,30 +37,6 @@ KIND = "fused_elementwise"
 MAX_INPUTS = 6
 """Inputs of a program: which of them may be partial is found by trying all sets of them."""
 MAX_INSTRUCTIONS = 64
-
-# fmt: off
-ELEMENTWISE = frozenset({
-    "neg", "abs", "sign", "exp", "log", "sqrt", "rsqrt", "square", "add", "sub", "mul", "div",
-    "pow", "maximum", "minimum", "add_scalar", "sub_scalar", "mul_scalar", "div_scalar",
-    "pow_scalar", "maximum_scalar", "minimum_scalar", "cast", "masked", "where", "zeros_like",
-    "relu", "relu_grad",
-    "tanh", "tanh_grad", "sigmoid", "sigmoid_grad", "gelu", "gelu_grad", "atan2", "hypot",
-    "fmod", "remainder", "floor_divide", "logaddexp", "copysign", "bitwise_and", "bitwise_or",
-    "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "logical_and", "logical_or",
-    "logical_xor", "logical_not", "lerp", "less", "less_scalar", "less_equal",
-    "less_equal_scalar", "greater", "greater_scalar", "greater_equal", "greater_equal_scalar",
-    "equal", "equal_scalar", "not_equal", "not_equal_scalar", "swiglu", "softplus",
-    "softplus_grad", "logsigmoid", "logsigmoid_grad", "silu", "silu_grad", "mish", "mish_grad",
-    "elu", "elu_grad", "selu", "selu_grad", "leaky_relu", "leaky_relu_grad", "hardsigmoid",
-    "hardsigmoid_grad", "hardswish", "hardswish_grad", "softsign", "softsign_grad",
-    "gelu_exact", "gelu_exact_grad", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-    "cosh", "asinh", "acosh", "atanh", "exp2", "expm1", "log2", "log10", "log1p", "reciprocal",
-    "floor", "ceil", "round", "trunc", "erf", "isnan", "isinf", "isfinite", "clip",
-    "nan_to_num",
-})
-# fmt: on
-"""Kinds whose every output element is a function of the input elements at its place alone, not of
-where that place is: the same on a block as on the whole."""
 
 
 @lru_cache(maxsize=1024)
@@ -79,13 +56,13 @@ def parse_program(program: tuple[str, ...]) -> tuple[Instruction, ...]:
                 got=repr(text),
                 expected='"KIND NUMBER,… {ATTRIBUTES}"',
             ) from None
-        if kind not in ELEMENTWISE:
+        if is_custom(kind) or not op_def(kind).elementwise:
             raise AttributeValueError(f"{KIND} cannot run this kind of op", got=repr(kind))
     return tuple(found)
 
 
 def _program(attrs: AttrMap) -> tuple[Instruction, ...]:
-    program = attrs.get("program")
+    program = attrs["program"]
     if not isinstance(program, tuple) or not program:
         raise AttributeValueError(f"{KIND} needs a program of instructions", got=repr(program))
     return parse_program(tuple(map(str, program)))
@@ -102,12 +79,11 @@ def _types(inputs: Types, attrs: AttrMap) -> Types:
                 expected=f"numbers below {len(types)}",
             )
         operands = tuple(types[operand] for operand in instruction.operands)
-        types.extend(op_def(instruction.kind).infer(operands, dict(instruction.attrs)))
+        types.extend(infer_types(instruction.kind, operands, dict(instruction.attrs)))
     return tuple(types)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs(KIND, attrs, "program")
     if not 1 <= len(inputs) <= MAX_INPUTS or len(_program(attrs)) > MAX_INSTRUCTIONS:
         raise AttributeValueError(
             f"{KIND} has too many inputs or instructions, or none",
@@ -179,7 +155,7 @@ def _through(
 # --- kernel ---------------------------------------------------------------------------------------
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     bound = context.state.get("bound")
     if bound is None:
         dtypes = tuple(DType.parse(array.dtype) for array in inputs)
@@ -206,6 +182,7 @@ register(
         KIND,
         infer=_infer,
         rule=_rule,
+        attrs=(Attribute("program"),),
         kernel=_kernel,
         extra=_extra,
         flops=_flops,

@@ -15,28 +15,30 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import PARTIAL_SUM, Partial
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Float, Int, Ints
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    int_attr,
-    ints_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import blocks, copy_unless_shared, in_float32, scratch
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import (
+    AT_LEAST_ONE,
+    Array,
+    Arrays,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    register,
+)
 from plancompiler.ops.rule import NdSignature, Signature
 
 # --- gradients of several steps -------------------------------------------------------------------
 
 
 def _sum_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("gradient_sum_update", inputs, 2)
-    only_attrs("gradient_sum_update", attrs, "every")
-    int_attr(attrs, "every", least=1)
     for tensor in inputs:
         expect_dtype("gradient_sum_update", tensor, FLOATS)
     expect_same_dtype("gradient_sum_update", inputs)
@@ -44,9 +46,9 @@ def _sum_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[:1]
 
 
-def _sum_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (total, gradient), (out,) = inputs, outputs
-    if context.step % int_attr(context.attrs, "every") == 0:
+    if context.step % context.attrs["every"] == 0:
         copy_unless_shared(gradient, out)
     else:
         np.add(total, gradient, out=out)
@@ -57,6 +59,7 @@ register(
         "gradient_sum_update",
         infer=_sum_infer,
         rule="..., ... -> ...",
+        attrs=(Int("every", least=1),),
         kernel=_sum_kernel,
         linear=((0, 1),),
         mutates=((0, 0),),
@@ -69,14 +72,8 @@ register(
 
 
 def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
-    if not inputs:
-        expect_inputs("clip_addends", inputs, 1)
-    only_attrs("clip_addends", attrs, "max_norm", "eps")
-    if not float_attr(attrs, "max_norm") > 0:
-        raise AttributeValueError(
-            "a norm is clipped to a positive number", got=attrs.get("max_norm")
-        )
-    float_attr(attrs, "eps", 1e-6, least=0.0)
+    if not attrs["max_norm"] > 0:
+        raise AttributeValueError("a norm is clipped to a positive number", got=attrs["max_norm"])
     for tensor in inputs:
         expect_dtype("clip_addends", tensor, FLOATS)
     return inputs
@@ -110,10 +107,10 @@ def _clip_legal(
     )
 
 
-def _clip_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    limit = float_attr(context.attrs, "max_norm")
+def _clip_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    limit = context.attrs["max_norm"]
     norm = math.sqrt(sum(_square_sum(each) for each in inputs))
-    factor = min(1.0, limit / (norm + float_attr(context.attrs, "eps", 1e-6)))
+    factor = min(1.0, limit / (norm + context.attrs["eps"]))
     for source, target in zip(inputs, outputs, strict=True):
         np.multiply(source, factor, out=target)
 
@@ -132,6 +129,11 @@ register(
         "clip_addends",
         infer=_clip_infer,
         rule=_clip_rule,
+        inputs=AT_LEAST_ONE,
+        attrs=(
+            Float("max_norm"),
+            Float("eps", 1e-06, least=0.0),
+        ),
         kernel=_clip_kernel,
         extra=_clip_extra,
         legal=_clip_legal,
@@ -148,11 +150,6 @@ register(
 
 def _control_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "lamb_control"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "every", "max_norm", "eps")
-    int_attr(attrs, "every", least=1)
-    float_attr(attrs, "max_norm", 0.0, least=0.0)
-    float_attr(attrs, "eps", 1e-6, least=0.0)
     total, count = inputs
     expect_dtype(kind, total, FLOATS, "sum of squares")
     expect_dtype(kind, count, frozenset({DType.INT32}), "count")
@@ -161,15 +158,13 @@ def _control_infer(inputs: Types, attrs: AttrMap) -> Types:
     return total, total, count
 
 
-def _control_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _control_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs = context.attrs
     total, count = float(inputs[0]), int(inputs[1])
-    every, limit = int_attr(attrs, "every"), float_attr(attrs, "max_norm", 0.0)
+    every, limit = attrs["every"], attrs["max_norm"]
     norm = math.sqrt(total) / every if total >= 0 and math.isfinite(total) else math.inf
     skipped = not math.isfinite(norm) or context.step % every != every - 1
-    factor = min(1.0, limit / (norm + float_attr(attrs, "eps", 1e-6))) if limit else 1.0
+    factor = min(1.0, limit / (norm + attrs["eps"])) if limit else 1.0
     outputs[0].fill(factor / every)
     outputs[1].fill(skipped)
     outputs[2].fill(count if skipped else count + 1)
@@ -180,6 +175,11 @@ register(
         "lamb_control",
         infer=_control_infer,
         rule="..., ... -> ..., ..., ...",
+        attrs=(
+            Int("every", least=1),
+            Float("max_norm", 0.0, least=0.0),
+            Float("eps", 1e-06, least=0.0),
+        ),
         kernel=_control_kernel,
         mutates=((2, 1),),
         doc="(sum of squares of all gradients, updates so far) -> (what gradients are multiplied "
@@ -195,7 +195,7 @@ register(
 
 def _check_flat(attrs: AttrMap, inputs: Types, kind: str) -> tuple[int, ...]:
     """The sizes of segments, which flat buffers must have."""
-    sizes = ints_attr(attrs, "sizes")
+    sizes: tuple[int, ...] = attrs["sizes"]
     if any(size < 0 for size in sizes):
         raise AttributeValueError(f"{kind} needs sizes of at least 0", got=sizes)
     for flat in inputs:
@@ -208,7 +208,7 @@ def _segments(context: KernelContext) -> list[tuple[int, slice]]:
     found = context.state.setdefault("segments", {})
     low, high = box = context.input_regions[0][0]
     if box not in found:
-        ends = np.cumsum((0, *ints_attr(context.attrs, "sizes")))
+        ends = np.cumsum((0, *context.attrs["sizes"]))
         pairs = zip(np.maximum(ends[:-1], low), np.minimum(ends[1:], high), strict=True)
         found[box] = [
             (number, slice(int(start) - low, int(stop) - low))
@@ -221,8 +221,6 @@ def _segments(context: KernelContext) -> list[tuple[int, slice]]:
 
 def _square_sums_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "segment_square_sums"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "sizes")
     for flat in inputs:
         expect_dtype(kind, flat, FLOATS)
     dtype = expect_same_dtype(kind, inputs)
@@ -230,9 +228,7 @@ def _square_sums_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType((2, len(sizes)), DType.FLOAT32 if dtype.is_half else dtype),)
 
 
-def _square_sums_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _square_sums_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (out,) = outputs
     out.fill(0)
     for number, place in _segments(context):
@@ -245,8 +241,10 @@ register(
         "segment_square_sums",
         infer=_square_sums_infer,
         rule="a, a -> [two] [n]",
+        attrs=(Ints("sizes"),),
         kernel=_square_sums_kernel,
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        portable=False,
         doc="Two flat buffers [a], cut into segments of these `sizes` -> the sums of squares of "
         "each, [2, n], in at least float32.",
     )
@@ -255,8 +253,6 @@ register(
 
 def _flat_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "flat_lamb_update"
-    expect_inputs(kind, inputs, 5)
-    only_attrs(kind, attrs, "sizes")
     w, u, sums, rate, skipped = inputs
     for tensor in inputs:
         expect_dtype(kind, tensor, FLOATS)
@@ -268,7 +264,7 @@ def _flat_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[:1]
 
 
-def _flat_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _flat_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (w, u, sums, rate, skipped), (out,) = inputs, outputs
     if skipped:
         copy_unless_shared(w, out)
@@ -287,9 +283,11 @@ register(
         "flat_lamb_update",
         infer=_flat_infer,
         rule="a, a, [two] [n], ..., ... -> a",
+        attrs=(Ints("sizes"),),
         kernel=in_float32(_flat_kernel),
         flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
         inplace=((0, 0),),
+        portable=False,
         doc="(w [a], u [a], sums of squares of the segments of both [2, n], lr, skipped) -> "
         "w - lr trust u, where the trust ratio is that of each segment (see lamb_update), or w "
         "where `skipped` is not 0.",

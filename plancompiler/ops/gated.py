@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,29 +10,27 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import blocks, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Infer,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
 )
 
 
-def _infer_of(kind: str, count: int, results: int) -> Infer:
+def _infer_of(kind: str, results: int) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, count)
-        only_attrs(kind, attrs)
         for tensor in inputs:
             expect_dtype(kind, tensor, FLOATS)
             expect_shape(kind, tensor, inputs[0].shape, "inputs")
@@ -51,7 +48,7 @@ def _sigmoid(x: Array, out: Array) -> None:
     np.add(out, 0.5, out=out)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     for gate, up, out in blocks(*inputs, *outputs):
         work = scratch(context, "work", gate.shape, gate.dtype)
         _sigmoid(gate, work)
@@ -59,7 +56,7 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.multiply(work, up, out=out)
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # With s = sigmoid(gate): dup = dy * gate * s, dgate = dy * up * s * (1 + gate * (1 - s)).
     for gate, up, dy, dgate, dup in blocks(*inputs, *outputs):
         unit = scratch(context, "unit", gate.shape, gate.dtype)
@@ -82,9 +79,7 @@ def _grad_formula(attrs: AttrMap, gate: Any, up: Any, dy: Any) -> tuple[Any, Any
     return dy * up * (unit + (1.0 - unit) * value), dy * value
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     found: tuple[Any, ...] = apply("swiglu_grad", *inputs, grads[0])
     return found
 
@@ -92,26 +87,29 @@ def _gradient(
 register(
     OpDef(
         "swiglu",
-        infer=_infer_of("swiglu", 2, 1),
+        infer=_infer_of("swiglu", 1),
         rule="..., ... -> ...",
         kernel=in_float32(_kernel),
         gradient=_gradient,
         linear=((1,),),
         flops=lambda inputs, outputs, attrs: 6 * element_count(inputs[0].shape),
         inplace=((0, 0), (0, 1)),
+        elementwise=True,
+        precision="following",
         doc="gate * sigmoid(gate) * up.",
     )
 )
 register(
     OpDef(
         "swiglu_grad",
-        infer=_infer_of("swiglu_grad", 3, 2),
+        infer=_infer_of("swiglu_grad", 2),
         rule="..., ..., ... -> ..., ...",
         kernel=in_float32(_grad_kernel),
         gradient=by_formula(_grad_formula),
         linear=((2,),),
         flops=lambda inputs, outputs, attrs: 11 * element_count(inputs[0].shape),
         inplace=((0, 0), (1, 1), (1, 2)),
+        precision="following",
         doc="(gate, up, dy) -> (dgate, dup).",
     )
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from plancompiler.errors import GradientError
-from plancompiler.ops.registry import AttrMap, Gradient, apply
+from plancompiler.ops.registry import AttrMap, Gradient, Tensors, apply
 
 
 def reduce_to(grad: Any, shape: tuple[int, ...]) -> Any:
@@ -46,9 +45,7 @@ def accumulated(gradient: Gradient) -> Gradient:
     or counts may leave their range.
     """
 
-    def widely(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def widely(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         if not any(each.dtype.is_half for each in (*inputs, *outputs)):
             return gradient(attrs, inputs, outputs, grads)
         wide = [

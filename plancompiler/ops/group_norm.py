@@ -6,7 +6,7 @@ and the channels of a group stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,26 +15,25 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
+from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.check import (
     FLOATS,
     expect_accumulated,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -48,7 +47,7 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
         expect_dtype(kind, tensor, FLOATS)
     expect_same_dtype(kind, inputs[:2])
     expect_ndim(kind, x, 2)
-    groups = int_attr(attrs, "groups", least=1)
+    groups = attrs["groups"]
     if x.shape[1] % groups or element_count(x.shape[1:]) == 0:
         raise ShapeError(
             f"{kind} needs channels that its groups divide, and elements in each group",
@@ -59,9 +58,6 @@ def _check(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("group_norm", inputs, 3)
-    only_attrs("group_norm", attrs, "groups", "eps")
-    float_attr(attrs, "eps", least=0.0)
     statistics = _check("group_norm", inputs, attrs)
     expect_same_dtype("group_norm", inputs)
     expect_shape("group_norm", inputs[2], inputs[0].shape[1:2], "beta (one per channel)")
@@ -69,8 +65,6 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("group_norm_grad", inputs, 5)
-    only_attrs("group_norm_grad", attrs, "groups")
     x, gamma, mean, rstd, dy = inputs
     statistics = _check("group_norm_grad", inputs, attrs)
     expect_same_dtype("group_norm_grad", (x, dy))
@@ -86,7 +80,7 @@ class _Layout:
 
     def __init__(self, context: KernelContext, x: Array) -> None:
         shape = context.input_shapes[0]
-        self.channels = shape[1] // int_attr(context.attrs, "groups")
+        self.channels = shape[1] // context.attrs["groups"]
         self.space = element_count(shape[2:])
         self.groups = x.shape[1] // self.channels
         self.average = scratch(context, "average", (self.channels * self.space, 1), x.dtype)
@@ -118,9 +112,9 @@ class _Layout:
             yield tuple(array[start : start + step] for array in arrays)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, gamma, beta), (y, mean, rstd) = inputs, outputs
-    eps = float_attr(context.attrs, "eps")
+    eps = context.attrs["eps"]
     layout = _Layout(context, x)
     gamma, beta = layout.parameter(gamma), layout.parameter(beta)
     arrays = (layout.wide(x), layout.wide(y), layout.narrow(mean), layout.narrow(rstd))
@@ -138,7 +132,7 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.add(made, beta, out=made)
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # With h = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - avg(g) - h * avg(g * h)).
     x, gamma, mean, rstd, dy = inputs
     dx, dgamma, dbeta = outputs
@@ -167,9 +161,7 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         np.multiply(made, scale, out=made)
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (x, gamma, _), (_, mean, rstd) = inputs, outputs
     given = (x, gamma, mean, rstd, grads[0])
     dx, dgamma, dbeta = apply("group_norm_grad", *given, groups=attrs["groups"])
@@ -178,7 +170,7 @@ def _gradient(
 
 def _wide(x: Any, attrs: AttrMap) -> Any:
     """x [n, c, ...] as [n, groups, elements of a group]."""
-    count, groups = x.shape[0], int_attr(attrs, "groups")
+    count, groups = x.shape[0], attrs["groups"]
     return x.reshape(count, groups, element_count(x.shape[1:]) // groups)
 
 
@@ -192,7 +184,7 @@ def _formula(attrs: AttrMap, x: Any, gamma: Any, beta: Any) -> tuple[Any, ...]:
     mean = wide.mean(-1, keepdims=True)
     centred = wide - mean
     spread = (centred * centred).mean(-1, keepdims=True)
-    rstd = apply("rsqrt", spread + float_attr(attrs, "eps"))
+    rstd = apply("rsqrt", spread + attrs["eps"])
     y = (centred * rstd).reshape(x.shape) * _over_channels(gamma, x) + _over_channels(beta, x)
     return y, mean.reshape(mean.shape[:2]), rstd.reshape(mean.shape[:2])
 
@@ -211,13 +203,13 @@ def _grad_formula(
 
 def _group_count(inputs: Types, attrs: AttrMap) -> int | None:
     """The number of groups where the rule line cannot split between them."""
-    groups = int_attr(attrs, "groups")
+    groups = attrs["groups"]
     return None if groups in (1, inputs[0].shape[1]) else groups
 
 
 def _line(inputs: Types, attrs: AttrMap, pattern: str) -> str:
     """`pattern` with X for x, c for parameters, T for statistics."""
-    groups, channels = int_attr(attrs, "groups"), inputs[0].shape[1]
+    groups, channels = attrs["groups"], inputs[0].shape[1]
     space = " ".join(f"[s{axis}]" for axis in range(len(inputs[0].shape) - 2))
     one_each = groups == channels
     axis = "c" if one_each else "[c]"
@@ -237,6 +229,11 @@ register(
         "group_norm",
         infer=_infer,
         rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, C -> X, T, T"),
+        inputs=3,
+        attrs=(
+            Int("groups", least=1),
+            Float("eps", least=0.0),
+        ),
         kernel=in_float32(contiguous(_kernel)),
         gradient=unless_first(_gradient, _formula),
         extra=_extra,
@@ -253,6 +250,8 @@ register(
         "group_norm_grad",
         infer=_grad_infer,
         rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, T, T, X -> X, C, C"),
+        inputs=5,
+        attrs=(Int("groups", least=1),),
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),
         linear=((4,),),

@@ -7,7 +7,6 @@ attention does, and one product with one weight makes all three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,20 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    only_attrs,
 )
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Extra,
     KernelContext,
     Legal,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -41,8 +40,6 @@ _OTHERS = 2
 
 
 def _split_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("split_qkv", inputs, 1 + len(inputs[1:2]))
-    only_attrs("split_qkv", attrs)
     product = inputs[0]
     for tensor in inputs:
         expect_dtype("split_qkv", tensor, FLOATS)
@@ -63,8 +60,6 @@ def _split_infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _join_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("join_qkv", inputs, 3)
-    only_attrs("join_qkv", attrs)
     query, key, value = inputs
     for tensor in inputs:
         expect_dtype("join_qkv", tensor, FLOATS)
@@ -101,9 +96,7 @@ def _as_part(heads: Array, part: Array) -> Array:
     return heads.reshape(batch, groups, each, length, width).transpose(0, 3, 1, 2, 4)
 
 
-def _split_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _split_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     product, *biases = inputs
     for part, output in zip(_parts(product), outputs, strict=True):
         target = _as_part(output, product[part])
@@ -113,15 +106,13 @@ def _split_kernel(
             np.copyto(target, product[part])
 
 
-def _join_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _join_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (product,) = outputs
     for part, heads in zip(_parts(product), inputs, strict=True):
         np.copyto(product[part], _as_part(heads, product[part]))
 
 
-def _split_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _split_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     given = [
         output * 0.0 if grad is None else grad for output, grad in zip(outputs, grads, strict=True)
     ]
@@ -129,9 +120,7 @@ def _split_gradient(
     return (back, *(back.sum((0, 1)) for _ in inputs[1:]))
 
 
-def _join_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _join_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     found: tuple[Any, ...] = apply("split_qkv", grads[0])
     return found
 
@@ -173,10 +162,12 @@ register(
         "split_qkv",
         infer=_split_infer,
         rule=_split_rule,
+        inputs=(1, 2),
         kernel=contiguous(_split_kernel),
         gradient=_split_gradient,
         extra=_extra,
         legal=_legal,
+        precision="following",
         doc="product [b, t, g, p, d], and a bias [g, p, d] to add first -> queries "
         "[b, g (p - 2), t, d], keys and values [b, g, t, d].",
     )
@@ -187,11 +178,13 @@ register(
         "join_qkv",
         infer=_join_infer,
         rule=_join_rule,
+        inputs=3,
         kernel=contiguous(_join_kernel),
         gradient=_join_gradient,
         linear=((0, 1, 2),),
         extra=_extra,
         legal=_legal,
+        precision="following",
         doc="queries [b, h, t, d], keys and values [b, g, t, d] -> [b, t, g, h / g + 2, d]: the "
         "inverse of split_qkv, and its gradient.",
     )

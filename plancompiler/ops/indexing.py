@@ -7,9 +7,7 @@ outside the axis fails the run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -17,28 +15,25 @@ from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import BROADCAST, PARTIAL_SUM, Partial, Reduction, Split
+from plancompiler.ops.attributes import Axis, Dtype, Int, Text
 from plancompiler.ops.check import (
     ANY,
     INTEGERS,
     NUMBERS,
-    axis_attr,
-    dtype_attr,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    int_attr,
-    only_attrs,
-    str_attr,
 )
 from plancompiler.ops.embedding import add_rows
 from plancompiler.ops.gradient import masked
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     apply_source,
@@ -96,25 +91,23 @@ def _expect_outside(kind: str, axis: int, x: tuple[int, ...], other: TensorType)
 
 def _take_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "take_along_axis"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "axis")
     x, indices = inputs
     expect_dtype(kind, x, ANY)
     expect_dtype(kind, indices, INTEGERS, "indices")
-    _expect_outside(kind, axis_attr(attrs, len(x.shape)), x.shape, indices)
+    _expect_outside(kind, attrs["axis"], x.shape, indices)
     return (TensorType(indices.shape, x.dtype),)
 
 
 def _take_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[0].shape)
-    axis = axis_attr(attrs, ndim)
+    axis = attrs["axis"]
     line = _line(ndim, axis, "i")
     return f"{_line(ndim, axis, 'v')}, {line} -> {line}"
 
 
-def _take_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _take_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, indices), (out,) = inputs, outputs
-    axis = axis_attr(context.attrs, x.ndim)
+    axis = context.attrs["axis"]
     low, high = context.input_regions[0][axis]
     places, inside = local_indices(indices, context.input_shapes[0][axis], low, high)
     if inside is None:
@@ -126,11 +119,9 @@ def _take_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         np.copyto(out, np.where(inside, found, np.zeros((), out.dtype)))
 
 
-def _take_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _take_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x, indices = inputs
-    axis = axis_attr(attrs, x.ndim)
+    axis = attrs["axis"]
     grad = apply("take_along_axis_grad", indices, grads[0], axis=axis, extent=x.shape[axis])
     return grad, None
 
@@ -140,11 +131,14 @@ register(
         "take_along_axis",
         infer=_take_infer,
         rule=_take_rule,
+        inputs=2,
+        attrs=(Axis(),),
         kernel=_take_kernel,
         gradient=_take_gradient,
         linear=((0,),),
         extra=_keeps_first,
         flops=no_flops,
+        portable=False,
         doc="(x, indices) -> for each index, the element of x there along `axis`; the other axes "
         "agree.",
     )
@@ -153,20 +147,18 @@ register(
 
 def _take_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "take_along_axis_grad"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "axis", "extent")
     indices, dy = inputs
     expect_dtype(kind, indices, INTEGERS, "indices")
     expect_dtype(kind, dy, NUMBERS, "gradient")
     expect_shape(kind, dy, indices.shape, "gradient")
-    axis = axis_attr(attrs, len(dy.shape))
-    extent = int_attr(attrs, "extent", least=0)
+    axis = attrs["axis"]
+    extent = attrs["extent"]
     return (TensorType((*dy.shape[:axis], extent, *dy.shape[axis + 1 :]), dy.dtype),)
 
 
 def _take_grad_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[0].shape)
-    axis = axis_attr(attrs, ndim)
+    axis = attrs["axis"]
     line = _line(ndim, axis, "i")
     return f"{line}, {line} -> {_line(ndim, axis, 'v')}"
 
@@ -190,11 +182,9 @@ def _add_at(out: Array, flat: Array, values: Array) -> None:
         np.add.at(out.reshape(-1), flat, values)
 
 
-def _take_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _take_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (indices, dy), (out,) = inputs, outputs
-    axis = axis_attr(context.attrs, out.ndim)
+    axis = context.attrs["axis"]
     low, high = context.output_regions[0][axis]
     places, inside = local_indices(indices, context.output_shapes[0][axis], low, high)
     out.fill(0)
@@ -207,8 +197,8 @@ def _take_grad_kernel(
 
 
 def _take_grad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return None, apply("take_along_axis", grads[0], inputs[0], axis=attrs["axis"])
 
 
@@ -217,9 +207,15 @@ register(
         "take_along_axis_grad",
         infer=_take_grad_infer,
         rule=_take_grad_rule,
+        inputs=2,
+        attrs=(
+            Axis(),
+            Int("extent", least=0),
+        ),
         kernel=in_float32(contiguous(_take_grad_kernel)),
         gradient=_take_grad_gradient,
         linear=((1,),),
+        portable=False,
         doc="(indices, dy) -> zeros with `extent` elements along `axis` and dy added at the "
         "indices: the gradient of take_along_axis.",
     )
@@ -233,21 +229,19 @@ MODES = ("set", "add")
 
 def _put_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "put_along_axis"
-    expect_inputs(kind, inputs, 3)
-    only_attrs(kind, attrs, "axis", "mode")
     x, indices, updates = inputs
-    mode = str_attr(attrs, "mode", among=MODES)
+    mode = attrs["mode"]
     expect_dtype(kind, x, ANY if mode == "set" else NUMBERS)
     expect_dtype(kind, indices, INTEGERS, "indices")
     expect_same_dtype(kind, (x, updates))
     expect_shape(kind, updates, indices.shape, "updates")
-    _expect_outside(kind, axis_attr(attrs, len(x.shape)), x.shape, indices)
+    _expect_outside(kind, attrs["axis"], x.shape, indices)
     return (x,)
 
 
 def _put_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[0].shape)
-    axis = axis_attr(attrs, ndim)
+    axis = attrs["axis"]
     x, line = _line(ndim, axis, "v"), _line(ndim, axis, "[i]")
     return f"{x}, {line}, {line} -> {x}"
 
@@ -257,13 +251,13 @@ def _put_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tup
     if attrs["mode"] == "set":
         return (both,)
     # Each device adds its own updates to its own part of x.
-    split = Split(axis_attr(attrs, len(inputs[0].shape)))
+    split = Split(attrs["axis"])
     return (both, Signature((PARTIAL_SUM, split, split), (PARTIAL_SUM,)))
 
 
-def _put_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _put_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, indices, updates), (out,) = inputs, outputs
-    axis = axis_attr(context.attrs, x.ndim)
+    axis = context.attrs["axis"]
     low, high = context.output_regions[0][axis]
     places, inside = local_indices(indices, context.output_shapes[0][axis], low, high)
     copy_unless_shared(x, out)
@@ -279,11 +273,9 @@ def _put_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequen
         out.reshape(-1)[flat] = values
 
 
-def _put_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _put_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x, indices, updates = inputs
-    axis, dz = axis_attr(attrs, x.ndim), grads[0]
+    axis, dz = attrs["axis"], grads[0]
     taken = apply("take_along_axis", dz, indices, axis=axis)
     if attrs["mode"] == "add":
         return dz, None, taken
@@ -306,11 +298,17 @@ register(
         "put_along_axis",
         infer=_put_infer,
         rule=_put_rule,
+        inputs=3,
+        attrs=(
+            Axis(),
+            Text("mode", among=MODES),
+        ),
         kernel=in_float32(contiguous(_put_kernel)),
         gradient=_put_gradient,
         extra=_put_extra,
         flops=no_flops,
         inplace=((0, 0),),
+        portable=False,
         doc="(x, indices, updates) -> x with updates at the indices along `axis`, put there (of "
         "equal indices the last wins) or added, by `mode`.",
     )
@@ -322,8 +320,6 @@ register(
 
 def _select_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "index_select"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "axis")
     x, indices = inputs
     expect_dtype(kind, x, ANY)
     expect_dtype(kind, indices, INTEGERS, "indices")
@@ -333,21 +329,19 @@ def _select_infer(inputs: Types, attrs: AttrMap) -> Types:
             got=indices.shape,
             hint="take_along_axis takes indices with as many axes as its input",
         )
-    axis = axis_attr(attrs, len(x.shape))
+    axis = attrs["axis"]
     return (TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
 
 
 def _select_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[0].shape)
-    axis = axis_attr(attrs, ndim)
+    axis = attrs["axis"]
     return f"{_line(ndim, axis, 'v')}, i -> {_line(ndim, axis, 'i')}"
 
 
-def _select_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _select_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, indices), (out,) = inputs, outputs
-    axis = axis_attr(context.attrs, x.ndim)
+    axis = context.attrs["axis"]
     low, high = context.input_regions[0][axis]
     places, inside = local_indices(indices, context.input_shapes[0][axis], low, high)
     if inside is None:
@@ -358,11 +352,9 @@ def _select_kernel(
     np.moveaxis(out, axis, 0)[inside] = np.moveaxis(x, axis, 0)[places[inside]]
 
 
-def _select_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _select_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x, indices = inputs
-    axis = axis_attr(attrs, x.ndim)
+    axis = attrs["axis"]
     return apply("index_select_grad", indices, grads[0], axis=axis, extent=x.shape[axis]), None
 
 
@@ -371,6 +363,8 @@ register(
         "index_select",
         infer=_select_infer,
         rule=_select_rule,
+        inputs=2,
+        attrs=(Axis(),),
         kernel=contiguous(_select_kernel),
         gradient=_select_gradient,
         linear=((0,),),
@@ -383,28 +377,24 @@ register(
 
 def _select_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "index_select_grad"
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, "axis", "extent")
     indices, dy = inputs
     expect_dtype(kind, indices, INTEGERS, "indices")
     expect_dtype(kind, dy, NUMBERS, "gradient")
-    axis = axis_attr(attrs, len(dy.shape))
+    axis = attrs["axis"]
     expect_shape(kind, indices, dy.shape[axis : axis + 1], "indices")
-    extent = int_attr(attrs, "extent", least=0)
+    extent = attrs["extent"]
     return (TensorType((*dy.shape[:axis], extent, *dy.shape[axis + 1 :]), dy.dtype),)
 
 
 def _select_grad_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[1].shape)
-    axis = axis_attr(attrs, ndim)
+    axis = attrs["axis"]
     return f"i, {_line(ndim, axis, 'i')} -> {_line(ndim, axis, 'v')}"
 
 
-def _select_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _select_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (indices, dy), (out,) = inputs, outputs
-    axis = axis_attr(context.attrs, out.ndim)
+    axis = context.attrs["axis"]
     low, high = context.output_regions[0][axis]
     places, inside = local_indices(indices, context.output_shapes[0][axis], low, high)
     out.fill(0)
@@ -414,8 +404,8 @@ def _select_grad_kernel(
 
 
 def _select_grad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return None, apply("index_select", grads[0], inputs[0], axis=attrs["axis"])
 
 
@@ -424,10 +414,16 @@ register(
         "index_select_grad",
         infer=_select_grad_infer,
         rule=_select_grad_rule,
+        inputs=2,
+        attrs=(
+            Axis(of=1),
+            Int("extent", least=0),
+        ),
         kernel=in_float32(_select_grad_kernel),
         gradient=_select_grad_gradient,
         linear=((1,),),
         flops=lambda inputs, outputs, attrs: prod(inputs[1].shape),
+        portable=False,
         doc="(indices [i], dy) -> zeros with `extent` elements along `axis` and those of dy added "
         "at the indices: the gradient of index_select.",
     )
@@ -438,16 +434,12 @@ register(
 
 
 def _one_hot_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("one_hot", inputs, 1)
-    only_attrs("one_hot", attrs, "classes", "dtype")
     expect_dtype("one_hot", inputs[0], INTEGERS, "ids")
-    classes = int_attr(attrs, "classes", least=0)
-    return (TensorType((*inputs[0].shape, classes), dtype_attr(attrs)),)
+    classes = attrs["classes"]
+    return (TensorType((*inputs[0].shape, classes), attrs["dtype"]),)
 
 
-def _one_hot_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _one_hot_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (ids,), (out,) = inputs, outputs
     low, high = context.output_regions[0][-1]
     places, inside = local_indices(ids.reshape(-1), context.output_shapes[0][-1], low, high)
@@ -463,6 +455,10 @@ register(
         "one_hot",
         infer=_one_hot_infer,
         rule="... -> ... c",
+        attrs=(
+            Int("classes", least=0),
+            Dtype("dtype"),
+        ),
         kernel=contiguous(_one_hot_kernel),
         flops=no_flops,
         doc="ids [...] -> [..., classes]: 1 at each id, zeros elsewhere.",
@@ -471,15 +467,11 @@ register(
 
 
 def _bincount_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("bincount", inputs, 1)
-    only_attrs("bincount", attrs, "classes")
     expect_dtype("bincount", inputs[0], INTEGERS, "ids")
-    return (TensorType((int_attr(attrs, "classes", least=0),), DType.INT64),)
+    return (TensorType((attrs["classes"],), DType.INT64),)
 
 
-def _bincount_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _bincount_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     low, high = context.output_regions[0][0]
     flat = inputs[0].reshape(-1)
     places, inside = local_indices(flat, context.output_shapes[0][0], low, high)
@@ -492,8 +484,10 @@ register(
         "bincount",
         infer=_bincount_infer,
         rule="... -> c",
+        attrs=(Int("classes", least=0),),
         kernel=_bincount_kernel,
         flops=lambda inputs, outputs, attrs: prod(inputs[0].shape),
+        portable=False,
         doc="How often each number from 0 to classes - 1 occurs, as int64.",
     )
 )

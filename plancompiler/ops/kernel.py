@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from plancompiler.ir.dtype import DType
-from plancompiler.ops.registry import Array, AttrMap, Kernel, KernelContext, OpDef
+from plancompiler.ops.registry import Array, Arrays, AttrMap, Kernel, KernelContext, OpDef
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ def keep_where(x: Array, mask: Array, out: Array) -> None:
 def contiguous(kernel: Kernel) -> Kernel:
     """The kernel, with arrays of other layouts copied: what it reshapes then shares its memory."""
 
-    def packed(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def packed(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         if all(array.flags.c_contiguous for array in (*inputs, *outputs)):
             kernel(context, inputs, outputs)
             return
@@ -139,7 +139,7 @@ def in_float32(kernel: Kernel) -> Kernel:
     wide = _through_float32(kernel, np.dtype(np.float16))
     form = _DIRECT_FORMS.get(kernel)
 
-    def widened(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def widened(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         if any(array.dtype == np.float16 for array in (*inputs, *outputs)):
             wide(context, inputs, outputs)
         else:
@@ -201,7 +201,7 @@ def kernel_for(definition: OpDef, dtypes: Iterable[np.dtype[Any]]) -> Kernel:
     The arithmetic of bfloat16 is that of float32, rounded once at the end: what `ml_dtypes` has for
     its dtype is slower, incomplete, and sums in 8 bits.
     """
-    native = definition.takes_bfloat16 or definition.view
+    native = definition.takes_bfloat16 or definition.moves or definition.view
     if native or not any(
         dtype.itemsize == 2 and dtype.name == str(DType.BFLOAT16) for dtype in dtypes
     ):
@@ -215,7 +215,7 @@ def _through_float32(kernel: Kernel, narrow: np.dtype[Any]) -> Kernel:
     def wide_of(array: Array) -> np.dtype[Any]:
         return np.dtype(np.float32) if array.dtype == narrow else array.dtype
 
-    def widened(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def widened(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         wide = [context.arrays.empty(array.shape, wide_of(array)) for array in outputs]
         kernel(context, [array.astype(wide_of(array), copy=False) for array in inputs], wide)
         for source, target in zip(wide, outputs, strict=True):

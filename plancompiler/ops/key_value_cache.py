@@ -7,8 +7,6 @@ inference: neither has a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
@@ -16,17 +14,16 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attention import attend, attention_line, check_attention, heads_of_keys
 from plancompiler.ops.attention_tiles import LOWER_RIGHT, Tiles
+from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    only_attrs,
 )
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
 from plancompiler.ops.rotary import POSITIONS
 
 
@@ -37,8 +34,6 @@ def check_position(kind: str, position: TensorType) -> None:
 
 
 def _update_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("cache_update", inputs, 3)
-    only_attrs("cache_update", attrs)
     cache, new, position = inputs
     expect_dtype("cache_update", cache, FLOATS)
     expect_same_dtype("cache_update", (cache, new))
@@ -72,9 +67,7 @@ def _start(position: Array, length: int, capacity: int) -> int:
     return start
 
 
-def _update_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _update_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (cache, new, position), (out,) = inputs, outputs
     start = _start(position, new.shape[2], cache.shape[2])
     copy_unless_shared(cache, out)
@@ -97,15 +90,13 @@ register(
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "cached_attention"
-    expect_inputs(kind, inputs, 4)
-    only_attrs(kind, attrs, "scale")
     # All new tokens are in the cache.
     found, _ = check_attention(kind, inputs[:3], {**attrs, "causal": LOWER_RIGHT})
     check_position(kind, inputs[3])
     return (found,)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     query, key, value, position = inputs
     start = _start(position, context.input_shapes[0][2], key.shape[2])
     attend(context, Tiles(context, query, key, position=start), query, key, value, outputs[0])
@@ -122,6 +113,8 @@ register(
         "cached_attention",
         infer=_infer,
         rule=lambda inputs, outputs, attrs: attention_line(inputs, "Q, K, V, ... -> Y"),
+        inputs=4,
+        attrs=(Float("scale"),),
         kernel=in_float32(contiguous(_kernel)),
         extra=_extra,
         legal=_legal,

@@ -6,31 +6,30 @@ Each gives one loss per element (or row); how they are averaged is the caller's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.op import TensorType
+from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import contiguous
-from plancompiler.ops.pointwise import Checked, register_pointwise
+from plancompiler.ops.pointwise import register_pointwise
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -40,9 +39,8 @@ from plancompiler.ops.softmax import IGNORE_INDEX
 # --- distances ------------------------------------------------------------------------------------
 
 
-def _positive(name: str) -> Checked:
-    """A width, which must be positive."""
-    return lambda attrs: {name: float_attr(attrs, name, least=1e-30)}
+_LEAST_WIDTH = 1e-30
+"""Widths of a bend are positive."""
 
 
 def _bend(difference: Any, width: float, slope: float) -> Any:
@@ -83,8 +81,7 @@ register_pointwise(
     "smooth_l1_loss",
     lambda x, target, beta: _bend(x - target, beta, 1.0),
     "With d = |x - target|: d² / (2 beta) below beta, d - beta / 2 above, per element.",
-    attributes=("beta",),
-    check=_positive("beta"),
+    schema=(Float("beta", least=_LEAST_WIDTH),),
     slope=lambda x, target, beta: _bend_slope(x - target, beta, 1.0),
     target_gradient=_minus_slope("smooth_l1_loss"),
     flops=4,
@@ -94,8 +91,7 @@ register_pointwise(
     lambda x, target, delta: _bend(x - target, delta, delta),
     "With d = |x - target|: d² / 2 below delta, delta * (d - delta / 2) above, per element "
     "(P. J. Huber, 1964).",
-    attributes=("delta",),
-    check=_positive("delta"),
+    schema=(Float("delta", least=_LEAST_WIDTH),),
     slope=lambda x, target, delta: _bend_slope(x - target, delta, delta),
     target_gradient=_minus_slope("huber_loss"),
     flops=4,
@@ -181,21 +177,14 @@ def own_rows(
 
     Raises ExecutionError where a label is neither a class nor `ignore_index`.
     """
-    flat, ignored = labels.reshape(-1), _ignored(attrs)
+    flat, ignored = labels.reshape(-1), attrs["ignore_index"]
     check_labels(kind, flat, classes, ignored)
     low, high = held
     rows = np.flatnonzero((flat >= low) & (flat < high) & (flat != ignored))
     return rows, flat[rows] - low
 
 
-def _ignored(attrs: AttrMap) -> int:
-    return int_attr(attrs, "ignore_index", IGNORE_INDEX)
-
-
 def _nll_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("nll_loss", inputs, 2)
-    only_attrs("nll_loss", attrs, "ignore_index")
-    _ignored(attrs)
     logs, labels = inputs
     expect_dtype("nll_loss", logs, FLOATS, "log-probabilities")
     expect_dtype("nll_loss", labels, INTEGERS, "labels")
@@ -206,7 +195,7 @@ def _nll_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType(labels.shape, logs.dtype),)
 
 
-def _nll_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _nll_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (logs, labels), (out,) = inputs, outputs
     count, held = context.input_shapes[0][-1], context.input_regions[0][-1]
     rows, classes = own_rows("nll_loss", labels, context.attrs, count, held)
@@ -214,27 +203,20 @@ def _nll_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequen
     out.reshape(-1)[rows] = -logs.reshape(labels.size, logs.shape[-1])[rows, classes]
 
 
-def _nll_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _nll_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     logs, labels = inputs
     return apply("nll_loss_grad", labels, grads[0], **attrs, classes=logs.shape[-1]), None
 
 
 def _nll_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("nll_loss_grad", inputs, 2)
-    only_attrs("nll_loss_grad", attrs, "ignore_index", "classes")
-    _ignored(attrs)
     labels, dloss = inputs
     expect_dtype("nll_loss_grad", labels, INTEGERS, "labels")
     expect_dtype("nll_loss_grad", dloss, FLOATS, "gradient")
     expect_shape("nll_loss_grad", dloss, labels.shape, "gradient")
-    return (TensorType((*labels.shape, int_attr(attrs, "classes", least=1)), dloss.dtype),)
+    return (TensorType((*labels.shape, attrs["classes"]), dloss.dtype),)
 
 
-def _nll_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _nll_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (labels, dloss), (out,) = inputs, outputs
     count, held = context.output_shapes[0][-1], context.output_regions[0][-1]
     rows, classes = own_rows("nll_loss", labels, context.attrs, count, held)
@@ -243,8 +225,8 @@ def _nll_grad_kernel(
 
 
 def _nll_grad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     shared = {name: value for name, value in attrs.items() if name != "classes"}
     return None, apply("nll_loss", grads[0], inputs[0], **shared)
 
@@ -254,6 +236,7 @@ register(
         "nll_loss",
         infer=_nll_infer,
         rule="... v, ... -> ...",
+        attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=contiguous(_nll_kernel),
         gradient=_nll_gradient,
         linear=((0,),),
@@ -267,6 +250,10 @@ register(
         "nll_loss_grad",
         infer=_nll_grad_infer,
         rule="..., ... -> ... v",
+        attrs=(
+            Int("ignore_index", IGNORE_INDEX),
+            Int("classes", least=1),
+        ),
         kernel=contiguous(_nll_grad_kernel),
         gradient=_nll_grad_gradient,
         linear=((1,),),

@@ -1,13 +1,12 @@
 """What loss scaling needs of updates: to be skipped, leaving every bit of the variables, in steps
 whose gradients are not finite; and the scale's own update (P. Micikevicius et al., 2018).
 
-Each update of a table has a guarded form, `guarded_adam_update` and so on, with one input more:
-`found_inf` of all gradients, a scalar. Where it is not zero, the variables stay as they are.
+Each update that is `skippable` has a guarded form, `guarded_adam_update` and so on, with one input
+more: `found_inf` of all gradients, a scalar. Where it is not zero, the variables stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from plancompiler.ir.dtype import DType
@@ -16,18 +15,15 @@ from plancompiler.ops import (  # noqa: F401  # they register the updates
     optimizer,
     optimizer_steps,
 )
+from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import copy_unless_shared
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     Kernel,
     KernelContext,
@@ -35,35 +31,24 @@ from plancompiler.ops.registry import (
     Rule,
     Types,
     op_def,
+    op_table,
     register,
 )
 
-UPDATES = (
-    "sgd_update",
-    "momentum_update",
-    "adam_update",
-    "lion_update",
-    "moving_average_update",
-    "decayed_sum_update",
-    "lamb_direction",
-    "lamb_update",
-    "adafactor_update",
-)
+SKIPPABLE = tuple(each.kind for each in op_table().values() if each.skippable)
 """Updates that have a guarded form."""
 LARGEST_SCALE = 2.0**24
 
 
 def guarded_kind(kind: str) -> str | None:
     """The guarded form of an update; None where it has none."""
-    return f"guarded_{kind}" if kind in UPDATES else None
+    return f"guarded_{kind}" if kind in SKIPPABLE else None
 
 
 def _register_guarded(plain: OpDef) -> None:
     kind = f"guarded_{plain.kind}"
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        if not inputs:
-            expect_inputs(kind, inputs, 1)
         expect_dtype(kind, inputs[-1], FLOATS, "found_inf")
         expect_shape(kind, inputs[-1], (), "found_inf")
         return plain.infer(inputs[:-1], attrs)
@@ -77,8 +62,11 @@ def _register_guarded(plain: OpDef) -> None:
             kind=kind,
             infer=infer,
             rule=_guarded_rule(plain.rule),
+            inputs=tuple(count + 1 for count in plain.input_counts or ()),
             kernel=_guarded_kernel(plain),
             flops=flops,
+            portable=False,
+            skippable=False,
             doc=f"{plain.kind} with found_inf as one input more: where it is not 0, variables keep "
             "their values and other outputs are 0.",
         )
@@ -99,7 +87,7 @@ def _guarded_rule(rule: str | Rule) -> str | Rule:
 def _guarded_kernel(plain: OpDef) -> Kernel:
     kept = dict(plain.mutates)
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         *operands, found = inputs
         if not found:
             plain.kernel(context, operands, outputs)
@@ -113,7 +101,7 @@ def _guarded_kernel(plain: OpDef) -> Kernel:
     return kernel
 
 
-for _kind in UPDATES:
+for _kind in SKIPPABLE:
     _register_guarded(op_def(_kind))
 
 
@@ -121,10 +109,6 @@ for _kind in UPDATES:
 
 
 def _scale_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("loss_scale_update", inputs, 3)
-    only_attrs("loss_scale_update", attrs, "interval", "factor")
-    int_attr(attrs, "interval", least=1)
-    float_attr(attrs, "factor", 2.0, least=1.0)
     scale, steps, found = inputs
     expect_dtype("loss_scale_update", scale, FLOATS, "scale")
     expect_dtype("loss_scale_update", steps, frozenset({DType.INT32}), "good steps")
@@ -134,14 +118,12 @@ def _scale_infer(inputs: Types, attrs: AttrMap) -> Types:
     return scale, steps
 
 
-def _scale_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _scale_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     scale, good = float(inputs[0]), int(inputs[1]) + 1
-    factor = float_attr(context.attrs, "factor", 2.0)
+    factor = context.attrs["factor"]
     if inputs[2]:
         scale, good = max(1.0, scale / factor), 0
-    elif good >= int_attr(context.attrs, "interval"):
+    elif good >= context.attrs["interval"]:
         scale, good = min(LARGEST_SCALE, scale * factor), 0
     outputs[0].fill(scale)
     outputs[1].fill(good)
@@ -152,6 +134,10 @@ register(
         "loss_scale_update",
         infer=_scale_infer,
         rule="..., ..., ... -> ..., ...",
+        attrs=(
+            Int("interval", least=1),
+            Float("factor", 2.0, least=1.0),
+        ),
         kernel=_scale_kernel,
         mutates=((0, 0), (1, 1)),
         doc="(scale, good steps, found_inf) -> (scale', good steps'): divided by `factor` where "

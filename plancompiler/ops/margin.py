@@ -6,33 +6,31 @@ x -> cos(margin1 * acos x + margin2) - margin3 unites SphereFace (W. Liu et al.,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import contiguous, in_float32
 from plancompiler.ops.loss import own_rows
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -43,25 +41,19 @@ NEAR_ONE = 1.0 - 1e-6
 """The angle is that of a cosine clamped to this: beyond, its slope grows without bound."""
 
 _MARGINS = ("margin1", "margin2", "margin3", "scale")
+_ATTRS = (*map(Float, _MARGINS), Int("ignore_index", IGNORE_INDEX))
 
 
 def _margins(attrs: AttrMap) -> tuple[float, float, float, float]:
-    found = (
-        float_attr(attrs, "margin1"),
-        float_attr(attrs, "margin2"),
-        float_attr(attrs, "margin3"),
-        float_attr(attrs, "scale"),
-    )
+    first, second, third, scale = (attrs[name] for name in _MARGINS)
+    found = first, second, third, scale
     if not np.isfinite(found).all():
         raise AttributeValueError("margins and scale are finite numbers", got=found)
     return found
 
 
-def _infer(kind: str, count: int, inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs(kind, inputs, count)
-    only_attrs(kind, attrs, *_MARGINS, "ignore_index")
+def _infer(kind: str, inputs: Types, attrs: AttrMap) -> Types:
     _margins(attrs)
-    int_attr(attrs, "ignore_index", IGNORE_INDEX)
     cosines, labels, *grads = inputs
     expect_dtype(kind, cosines, FLOATS, "cosines")
     expect_dtype(kind, labels, INTEGERS, "labels")
@@ -81,7 +73,7 @@ def _targets(context: KernelContext, labels: Array) -> tuple[Array, Array]:
     return own_rows("margin_cross_entropy", labels, context.attrs, classes, held)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (cosines, labels), (out,) = inputs, outputs
     first, second, third, scale = _margins(context.attrs)
     rows, columns = _targets(context, labels)
@@ -93,13 +85,11 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
     out.reshape(labels.size, width)[rows, columns] = (x - third) * scale
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return apply("margin_logits_grad", inputs[0], inputs[1], grads[0], **attrs), None
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (cosines, labels, dy), (out,) = inputs, outputs
     first, second, _, scale = _margins(context.attrs)
     width = cosines.shape[-1]
@@ -134,12 +124,14 @@ def _grad_formula(attrs: AttrMap, cosines: Any, labels: Any, dy: Any) -> Any:
 register(
     OpDef(
         "margin_logits",
-        infer=lambda inputs, attrs: _infer("margin_logits", 2, inputs, attrs),
+        infer=lambda inputs, attrs: _infer("margin_logits", inputs, attrs),
         rule="... v, ... -> ... v",
+        attrs=_ATTRS,
         kernel=in_float32(contiguous(_kernel)),
         gradient=_gradient,
         flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
         inplace=((0, 0),),
+        portable=False,
         doc="(cosines [..., v], labels) -> `scale` * cosines, where that of the label is "
         "cos(`margin1` * acos x + `margin2`) - `margin3` first. Rows with label `ignore_index` "
         "are only scaled.",
@@ -148,13 +140,15 @@ register(
 register(
     OpDef(
         "margin_logits_grad",
-        infer=lambda inputs, attrs: _infer("margin_logits_grad", 3, inputs, attrs),
+        infer=lambda inputs, attrs: _infer("margin_logits_grad", inputs, attrs),
         rule="... v, ..., ... v -> ... v",
+        attrs=_ATTRS,
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),
         linear=((2,),),
         flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
         inplace=((0, 2), (0, 0)),
+        portable=False,
         doc="The gradient of margin_logits: (cosines, labels, dy) -> dcosines.",
     )
 )

@@ -10,24 +10,23 @@ import numpy as np
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Bool
 from plancompiler.ops.check import (
     NUMBERS,
-    bool_attr,
     broadcast_shapes,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    only_attrs,
 )
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import Direct, in_float32, rows_of, with_direct
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -35,12 +34,10 @@ from plancompiler.ops.registry import (
 
 
 def _flags(attrs: AttrMap) -> tuple[bool, bool]:
-    return bool_attr(attrs, "transpose_a", False), bool_attr(attrs, "transpose_b", False)
+    return attrs["transpose_a"], attrs["transpose_b"]
 
 
 def _matmul_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("matmul", inputs, 2)
-    only_attrs("matmul", attrs, "transpose_a", "transpose_b")
     a, b = inputs
     for tensor in inputs:
         expect_dtype("matmul", tensor, NUMBERS)
@@ -72,7 +69,7 @@ def _matmul_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> D
     if any(len(shape) != 2 for shape in context.input_shapes):
         return None
     # On matrices `dot` is the same product, without a generalised ufunc's overhead.
-    match context.attrs.get("transpose_a", False), context.attrs.get("transpose_b", False):
+    match context.attrs["transpose_a"], context.attrs["transpose_b"]:
         case False, False:
             return lambda a, b: a.dot(b)
         case False, True:
@@ -83,13 +80,11 @@ def _matmul_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> D
 
 
 @with_direct(_matmul_direct)
-def _matmul_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _matmul_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (a, b), (out,) = inputs, outputs
-    if context.attrs.get("transpose_b", False):
+    if context.attrs["transpose_b"]:
         b = b.swapaxes(-1, -2)
-    if context.attrs.get("transpose_a", False):
+    if context.attrs["transpose_a"]:
         a = a.swapaxes(-1, -2)
     elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         # One product instead of one per batch entry.
@@ -97,9 +92,7 @@ def _matmul_kernel(
     np.matmul(a, b, out=out)
 
 
-def _matmul_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _matmul_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (a, b), (dc,) = inputs, grads
     transpose_a, transpose_b = _flags(attrs)
     if transpose_a:
@@ -128,7 +121,7 @@ def _product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Any:
 
 
 def _matmul_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    inner = inputs[0].shape[-2 if attrs.get("transpose_a", False) else -1]
+    inner = inputs[0].shape[-2 if attrs["transpose_a"] else -1]
     return 2 * inner * element_count(outputs[0].shape)
 
 
@@ -137,10 +130,16 @@ register(
         "matmul",
         infer=_matmul_infer,
         rule=_matmul_rule,
+        inputs=2,
+        attrs=(
+            Bool("transpose_a", False),
+            Bool("transpose_b", False),
+        ),
         kernel=in_float32(_matmul_kernel),
         gradient=_matmul_gradient,
         linear=((0,), (1,)),
         flops=_matmul_flops,
+        precision="low",
         doc="The matrix product over the last two axes, each side transposed first where its flag "
         "is set; leading axes broadcast.",
     )
@@ -148,8 +147,6 @@ register(
 
 
 def _contract_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("contract_leading", inputs, 2)
-    only_attrs("contract_leading", attrs)
     a, b = inputs
     for tensor in inputs:
         expect_dtype("contract_leading", tensor, NUMBERS)
@@ -166,17 +163,15 @@ def _contract_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) ->
 
 
 @with_direct(_contract_direct)
-def _contract_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _contract_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     a, b = inputs
     rows = element_count(a.shape[:-1])
     np.matmul(a.reshape(rows, a.shape[-1]).T, b.reshape(rows, b.shape[-1]), out=outputs[0])
 
 
 def _contract_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     (a, b), (dc,) = inputs, grads
     return apply("matmul", b, dc, transpose_b=True), apply("matmul", a, dc)
 
@@ -192,6 +187,7 @@ register(
         flops=lambda inputs, outputs, attrs: (
             2 * element_count(inputs[0].shape) * inputs[1].shape[-1]
         ),
+        precision="low",
         doc="The sum over all leading axes of a[..., i] * b[..., j]: the gradient of the weight of "
         "a linear layer, whatever batch axes are split.",
     )

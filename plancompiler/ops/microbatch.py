@@ -7,15 +7,14 @@ Outside a step of several micro-batches each of them is a copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ir.shard import element_count, region_index, relative
-from plancompiler.ops.check import axis_attr, expect_inputs, only_attrs, str_attr
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.attributes import Axis, Text
+from plancompiler.ops.check import same_types
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, OpDef, Types, register
 from plancompiler.ops.rule import Signature, operand_line
 from plancompiler.ops.shape import keeps_extremes, no_flops
 
@@ -32,18 +31,9 @@ _NAMES = tuple(str(reduction) for reduction in ACCUMULATED)
 # --- accumulate -----------------------------------------------------------------------------------
 
 
-def _accumulate_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("accumulate", inputs, 1)
-    only_attrs("accumulate", attrs, "reduction")
-    str_attr(attrs, "reduction", among=_NAMES)
-    return inputs
-
-
-def _accumulate_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _accumulate_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (part,), (total,) = inputs, outputs
-    reduction = Reduction(str_attr(context.attrs, "reduction"))
+    reduction = Reduction(context.attrs["reduction"])
     combine = ACCUMULATED[reduction]
     if reduction in (Reduction.SUM, Reduction.PROD) and DType.parse(total.dtype).is_half:
         # Numbers of 16 bits are added up in float32, as devices' parts are.
@@ -60,15 +50,16 @@ def _accumulate_kernel(
 
 def _keeps_own(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
     """Parts of devices that combine as those of micro-batches do stay apart."""
-    own = Partial(Reduction(str_attr(attrs, "reduction", among=_NAMES)))
+    own = Partial(Reduction(attrs["reduction"]))
     return (Signature((own,), (own,)),)
 
 
 register(
     OpDef(
         "accumulate",
-        infer=_accumulate_infer,
+        infer=same_types,
         rule="... -> ...",
+        attrs=(Text("reduction", among=_NAMES),),
         kernel=_accumulate_kernel,
         extra=_keeps_own,
         flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
@@ -83,38 +74,21 @@ register(
 # --- pieces ---------------------------------------------------------------------------------------
 
 
-def _collect_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return _piece_infer("collect_pieces", inputs, attrs)
-
-
-def _take_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return _piece_infer("take_piece", inputs, attrs)
-
-
-def _piece_infer(kind: str, inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs(kind, inputs, 1)
-    only_attrs(kind, attrs, "axis")
-    axis_attr(attrs, len(inputs[0].shape))
-    return inputs
-
-
 def _piece_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     """The axis of the pieces stays whole: devices that split it too would hold rows of every piece,
     which are no box of the tensor.
     """
     ndim = len(inputs[0].shape)
-    line = operand_line(ndim, whole=(axis_attr(attrs, ndim),))
+    line = operand_line(ndim, whole=(attrs["axis"],))
     return f"{line} -> {line}"
 
 
-def _collect_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _collect_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     box = relative(context.input_regions[0], context.output_regions[0])
     np.copyto(outputs[0][region_index(box)], inputs[0])
 
 
-def _take_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _take_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     box = relative(context.output_regions[0], context.input_regions[0])
     np.copyto(outputs[0], inputs[0][region_index(box)])
 
@@ -122,8 +96,10 @@ def _take_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
 register(
     OpDef(
         "collect_pieces",
-        infer=_collect_infer,
+        infer=same_types,
         rule=_piece_rule,
+        inputs=1,
+        attrs=(Axis(),),
         kernel=_collect_kernel,
         linear=((0,),),
         extra=keeps_extremes,
@@ -136,8 +112,10 @@ register(
 register(
     OpDef(
         "take_piece",
-        infer=_take_infer,
+        infer=same_types,
         rule=_piece_rule,
+        inputs=1,
+        attrs=(Axis(),),
         kernel=_take_kernel,
         linear=((0,),),
         extra=keeps_extremes,

@@ -20,23 +20,20 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import PARTIAL_SUM, Partial, Reduction
 from plancompiler.ir.shard import Region
+from plancompiler.ops.attributes import Axes, Ints, Number, Shape
 from plancompiler.ops.check import (
-    axes_attr,
-    expect_inputs,
     expect_same_dtype,
-    ints_attr,
-    only_attrs,
-    shape_attr,
 )
 from plancompiler.ops.elementwise import check_scalar
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     Kernel,
     KernelContext,
     OpDef,
     Rule,
+    Tensors,
     Types,
     apply,
     apply_source,
@@ -120,7 +117,7 @@ def _copies(
 def moving_kernel(maps: Maps, fill: Callable[[AttrMap], Any] = lambda attrs: 0) -> Kernel:
     """The kernel of an op that is a function of indices per axis."""
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x,), (out,) = inputs, outputs
         boxes = context.input_regions[0], context.output_regions[0]
         copies, gaps = of_box(context, "copies", boxes, lambda: _copies(*boxes, maps(context)))
@@ -136,21 +133,16 @@ def moving_kernel(maps: Maps, fill: Callable[[AttrMap], Any] = lambda attrs: 0) 
 
 
 def _flip_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("flip", inputs, 1)
-    only_attrs("flip", attrs, "axes")
-    axes_attr(attrs, len(inputs[0].shape))
     return inputs
 
 
 def _flip_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     shape = context.input_shapes[0]
-    last = {axis: shape[axis] - 1 for axis in ints_attr(context.attrs, "axes")}
+    last = {axis: shape[axis] - 1 for axis in context.attrs["axes"]}
     return {axis: lambda index, end=end: end - index for axis, end in last.items()}  # type: ignore[misc]  # the default binds the loop's value
 
 
-def _flip_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _flip_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (apply("flip", grads[0], axes=attrs["axes"]),)
 
 
@@ -158,12 +150,15 @@ register(
     OpDef(
         "flip",
         infer=_flip_infer,
-        rule=moving_rule(lambda inputs, outputs, attrs: ints_attr(attrs, "axes")),
+        rule=moving_rule(lambda inputs, outputs, attrs: attrs["axes"]),
+        inputs=1,
+        attrs=(Axes(),),
         kernel=moving_kernel(_flip_maps),
         gradient=_flip_gradient,
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
+        moves=True,
         doc="The elements in reverse order along axes.",
     )
 )
@@ -173,9 +168,7 @@ register(
 
 
 def _roll_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("roll", inputs, 1)
-    only_attrs("roll", attrs, "shifts", "axes")
-    axes, shifts = axes_attr(attrs, len(inputs[0].shape)), ints_attr(attrs, "shifts")
+    axes, shifts = attrs["axes"], attrs["shifts"]
     if len(axes) != len(shifts):
         raise AttributeValueError(
             "roll needs one shift per axis", got=f"shifts {shifts} for axes {axes}"
@@ -185,7 +178,7 @@ def _roll_infer(inputs: Types, attrs: AttrMap) -> Types:
 
 def _roll_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     shape = context.input_shapes[0]
-    pairs = zip(ints_attr(context.attrs, "axes"), ints_attr(context.attrs, "shifts"), strict=True)
+    pairs = zip(context.attrs["axes"], context.attrs["shifts"], strict=True)
 
     def map_of(extent: int, shift: int) -> AxisMap:
         return lambda index: (index - shift) % extent
@@ -193,10 +186,8 @@ def _roll_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     return {axis: map_of(shape[axis], shift) for axis, shift in pairs}
 
 
-def _roll_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    back = tuple(-shift for shift in ints_attr(attrs, "shifts"))
+def _roll_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    back = tuple(-shift for shift in attrs["shifts"])
     return (apply("roll", grads[0], shifts=back, axes=attrs["axes"]),)
 
 
@@ -204,12 +195,18 @@ register(
     OpDef(
         "roll",
         infer=_roll_infer,
-        rule=moving_rule(lambda inputs, outputs, attrs: ints_attr(attrs, "axes")),
+        rule=moving_rule(lambda inputs, outputs, attrs: attrs["axes"]),
+        inputs=1,
+        attrs=(
+            Ints("shifts"),
+            Axes(),
+        ),
         kernel=moving_kernel(_roll_maps),
         gradient=_roll_gradient,
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
+        moves=True,
         doc="The elements moved by `shifts` places along `axes`; what leaves at one end comes in "
         "at the other.",
     )
@@ -220,7 +217,7 @@ register(
 
 
 def _repeats(attrs: AttrMap, ndim: int) -> tuple[int, ...]:
-    repeats = ints_attr(attrs, "repeats")
+    repeats: tuple[int, ...] = attrs["repeats"]
     if len(repeats) != ndim or any(count < 0 for count in repeats):
         raise AttributeValueError(
             "tile needs a number of repeats per axis, of at least 0",
@@ -230,8 +227,6 @@ def _repeats(attrs: AttrMap, ndim: int) -> tuple[int, ...]:
 
 
 def _tile_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("tile", inputs, 1)
-    only_attrs("tile", attrs, "repeats")
     shape = inputs[0].shape
     repeats = _repeats(attrs, len(shape))
     tiled = tuple(extent * count for extent, count in zip(shape, repeats, strict=True))
@@ -239,7 +234,7 @@ def _tile_infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _tiled(inputs: Types, outputs: Types, attrs: AttrMap) -> Sequence[int]:
-    return [axis for axis, count in enumerate(ints_attr(attrs, "repeats")) if count != 1]
+    return [axis for axis, count in enumerate(attrs["repeats"]) if count != 1]
 
 
 def _tile_maps(context: KernelContext) -> Mapping[int, AxisMap]:
@@ -249,16 +244,14 @@ def _tile_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     shape = context.input_shapes[0]
     return {
         axis: map_of(shape[axis])
-        for axis, count in enumerate(ints_attr(context.attrs, "repeats"))
+        for axis, count in enumerate(context.attrs["repeats"])
         if count != 1
     }
 
 
-def _tile_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _tile_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     shape = inputs[0].shape
-    repeats = ints_attr(attrs, "repeats")
+    repeats = attrs["repeats"]
     pairs = tuple(extent for pair in zip(repeats, shape, strict=True) for extent in pair)
     return (grads[0].reshape(pairs).sum(tuple(range(0, len(pairs), 2))),)
 
@@ -268,11 +261,14 @@ register(
         "tile",
         infer=_tile_infer,
         rule=moving_rule(_tiled),
+        inputs=1,
+        attrs=(Ints("repeats"),),
         kernel=moving_kernel(_tile_maps),
         gradient=_tile_gradient,
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
+        moves=True,
         doc="The whole tensor repeated along each axis, as NumPy's tile.",
     )
 )
@@ -282,10 +278,8 @@ register(
 
 
 def _pad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("pad", inputs, 1)
-    only_attrs("pad", attrs, "low", "high", "value")
     shape = inputs[0].shape
-    low, high = ints_attr(attrs, "low"), ints_attr(attrs, "high")
+    low, high = attrs["low"], attrs["high"]
     if not len(low) == len(high) == len(shape) or min((*low, *high), default=0) < 0:
         raise AttributeValueError(
             "pad needs two extents per axis, of at least 0",
@@ -319,7 +313,7 @@ def _pad_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     def map_of(low: int, extent: int) -> AxisMap:
         return lambda index: np.where(index < low + extent, index - low, -1)
 
-    shape, low = context.input_shapes[0], ints_attr(context.attrs, "low")
+    shape, low = context.input_shapes[0], context.attrs["low"]
     return {
         axis: map_of(low[axis], extent)
         for axis, extent in enumerate(shape)
@@ -327,10 +321,8 @@ def _pad_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     }
 
 
-def _pad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    low = ints_attr(attrs, "low")
+def _pad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    low = attrs["low"]
     stops = tuple(start + extent for start, extent in zip(low, inputs[0].shape, strict=True))
     return (apply("slice", grads[0], starts=low, stops=stops),)
 
@@ -340,6 +332,12 @@ register(
         "pad",
         infer=_pad_infer,
         rule=_pad_rule,
+        inputs=1,
+        attrs=(
+            Ints("low"),
+            Ints("high"),
+            Number("value"),
+        ),
         kernel=moving_kernel(_pad_maps, lambda attrs: attrs["value"]),
         gradient=_pad_gradient,
         extra=_pad_extra,
@@ -355,7 +353,7 @@ register(
 
 def _strided(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
     """Start, stop and step of each axis."""
-    bounds = tuple(ints_attr(attrs, name) for name in ("starts", "stops", "steps"))
+    bounds = tuple(attrs[name] for name in ("starts", "stops", "steps"))
     if any(len(each) != len(shape) for each in bounds) or any(
         not 0 <= start <= stop <= extent or step < 1
         for start, stop, step, extent in zip(*bounds, shape, strict=True)
@@ -375,8 +373,6 @@ def _strided_shape(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _strided_slice_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("strided_slice", inputs, 1)
-    only_attrs("strided_slice", attrs, "starts", "stops", "steps")
     return (TensorType(_strided_shape(attrs, inputs[0].shape), inputs[0].dtype),)
 
 
@@ -398,8 +394,8 @@ def _strided_slice_maps(context: KernelContext) -> Mapping[int, AxisMap]:
 
 
 def _strided_slice_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return (apply("strided_slice_grad", grads[0], shape=inputs[0].shape, **attrs),)
 
 
@@ -408,20 +404,26 @@ register(
         "strided_slice",
         infer=_strided_slice_infer,
         rule=moving_rule(_cut),
+        inputs=1,
+        attrs=(
+            Ints("starts"),
+            Ints("stops"),
+            Ints("steps"),
+        ),
         kernel=moving_kernel(_strided_slice_maps),
         gradient=_strided_slice_gradient,
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
+        moves=True,
+        strided=True,
         doc="Every step-th element from start to stop along each axis.",
     )
 )
 
 
 def _strided_slice_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("strided_slice_grad", inputs, 1)
-    only_attrs("strided_slice_grad", attrs, "shape", "starts", "stops", "steps")
-    shape = shape_attr(attrs)
+    shape = attrs["shape"]
     expected = _strided_shape(attrs, shape)
     if inputs[0].shape != expected:
         raise ShapeError(
@@ -449,8 +451,8 @@ def _strided_slice_grad_maps(context: KernelContext) -> Mapping[int, AxisMap]:
 
 
 def _strided_slice_grad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     bounds = {name: attrs[name] for name in ("starts", "stops", "steps")}
     return (apply("strided_slice", grads[0], **bounds),)
 
@@ -460,10 +462,18 @@ register(
         "strided_slice_grad",
         infer=_strided_slice_grad_infer,
         rule=moving_rule(_cut),
+        inputs=1,
+        attrs=(
+            Shape(),
+            Ints("starts"),
+            Ints("stops"),
+            Ints("steps"),
+        ),
         kernel=moving_kernel(_strided_slice_grad_maps),
         gradient=_strided_slice_grad_gradient,
         linear=((0,),),
         flops=no_flops,
+        precision="following",
         doc="Elements put back where strided_slice took them from, into zeros of a shape.",
     )
 )
@@ -473,8 +483,6 @@ register(
 
 
 def _slice_scatter_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("slice_scatter", inputs, 2)
-    only_attrs("slice_scatter", attrs, "starts", "stops", "steps")
     expect_same_dtype("slice_scatter", inputs)
     expected = _strided_shape(attrs, inputs[0].shape)
     if inputs[1].shape != expected:
@@ -524,9 +532,7 @@ def _written_box(context: KernelContext) -> tuple[_Index, _Index]:
     return (*target, ...), (*source, ...)
 
 
-def _slice_scatter_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _slice_scatter_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, value), (out,) = inputs, outputs
     box = context.input_regions[0]
     target, source = of_box(context, "written", box, lambda: _written_box(context))
@@ -536,8 +542,8 @@ def _slice_scatter_kernel(
 
 
 def _slice_scatter_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     (grad,), value = grads, inputs[1]
     zeros = apply_source(grad, "fill", shape=value.shape, dtype=str(value.dtype), value=0.0)
     return (
@@ -551,12 +557,19 @@ register(
         "slice_scatter",
         infer=_slice_scatter_infer,
         rule=_slice_scatter_rule,
+        inputs=2,
+        attrs=(
+            Ints("starts"),
+            Ints("stops"),
+            Ints("steps"),
+        ),
         kernel=_slice_scatter_kernel,
         gradient=_slice_scatter_gradient,
         linear=((0, 1),),
         extra=_slice_scatter_extra,
         flops=no_flops,
         inplace=((0, 0),),
+        precision="following",
         doc="The first tensor with the second in the place of every step-th element from start to "
         "stop along each axis: what a change in place of a slice makes of the whole.",
     )

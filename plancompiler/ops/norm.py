@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,25 +9,24 @@ import numpy as np
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import (
     FLOATS,
     expect_accumulated,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -51,9 +49,6 @@ def _check(kind: str, inputs: Types) -> TensorType:
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("layer_norm", inputs, 3)
-    only_attrs("layer_norm", attrs, "eps")
-    float_attr(attrs, "eps", least=0.0)
     x, _, beta = inputs
     statistics = _check("layer_norm", inputs)
     expect_same_dtype("layer_norm", inputs)
@@ -61,10 +56,10 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     return x, statistics, statistics
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     x, gamma, beta = inputs
     width = x.shape[-1]
-    eps = float_attr(context.attrs, "eps")
+    eps = context.attrs["eps"]
     average = scratch(context, "average", (width, 1), x.dtype)
     average.fill(1.0 / width)
     arrays = (rows_of(array) for array in (x, *outputs))
@@ -83,8 +78,6 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("layer_norm_grad", inputs, 5)
-    only_attrs("layer_norm_grad", attrs)
     x, gamma, mean, rstd, dy = inputs
     statistics = _check("layer_norm_grad", inputs)
     expect_same_dtype("layer_norm_grad", (x, dy))
@@ -95,7 +88,7 @@ def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     return x, gamma, gamma
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # With h = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - avg(g) - h * avg(g * h)).
     x, gamma, mean, rstd, dy = inputs
     dx, dgamma, dbeta = outputs
@@ -121,9 +114,7 @@ def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         np.multiply(dx, rstd, out=dx)
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (x, gamma, _), (_, mean, rstd) = inputs, outputs
     dx, dgamma, dbeta = apply("layer_norm_grad", x, gamma, mean, rstd, grads[0])
     return dx, dgamma, dbeta
@@ -133,7 +124,7 @@ def _formula(attrs: AttrMap, x: Any, gamma: Any, beta: Any) -> tuple[Any, ...]:
     mean = x.mean(-1, keepdims=True)
     centred = x - mean
     spread = (centred * centred).mean(-1, keepdims=True)
-    rstd = apply("rsqrt", spread + float_attr(attrs, "eps"))
+    rstd = apply("rsqrt", spread + attrs["eps"])
     return centred * rstd * gamma + beta, mean, rstd
 
 
@@ -150,6 +141,7 @@ register(
         "layer_norm",
         infer=_infer,
         rule="... [d], [d], [d] -> ... [d], ... 1, ... 1",
+        attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_kernel)),
         gradient=unless_first(_gradient, _formula),
         flops=lambda inputs, outputs, attrs: 7 * element_count(inputs[0].shape),

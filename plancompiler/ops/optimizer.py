@@ -7,28 +7,23 @@ values and take their storage. The learning rate is a scalar tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.check import (
     FLOATS,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import blocks, once, scratch
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
 
 
-def _check(kind: str, inputs: Types, count: int) -> None:
+def _check(kind: str, inputs: Types) -> None:
     """Variable, gradient and state of one type, and a scalar learning rate at the end."""
-    expect_inputs(kind, inputs, count)
     *tensors, rate = inputs
     for tensor in tensors:
         expect_dtype(kind, tensor, FLOATS)
@@ -57,18 +52,15 @@ def _with_decay(context: KernelContext, w: Array, g: Array, scale: float, decay:
 
 
 def _sgd_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("sgd_update", inputs, 3)
-    only_attrs("sgd_update", attrs, "weight_decay", "grad_scale")
-    float_attr(attrs, "grad_scale", 1.0)
-    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    _check("sgd_update", inputs)
     return inputs[:1]
 
 
-def _sgd_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _sgd_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *tensors, rate_tensor = inputs
     rate = float(rate_tensor)
-    gradient_rate = rate * float_attr(context.attrs, "grad_scale", 1.0)
-    decay = float_attr(context.attrs, "weight_decay", 0.0)
+    gradient_rate = rate * context.attrs["grad_scale"]
+    decay = context.attrs["weight_decay"]
     for w, g, w_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
         np.multiply(g, gradient_rate, out=work)
@@ -84,9 +76,14 @@ register(
         "sgd_update",
         infer=_sgd_infer,
         rule="..., ..., ... -> ...",
+        attrs=(
+            Float("weight_decay", 0.0, least=0.0),
+            Float("grad_scale", 1.0),
+        ),
         kernel=_sgd_kernel,
         flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
         mutates=((0, 0),),
+        skippable=True,
         doc="(w, g, lr) -> w - lr * (g + weight_decay * w).",
     )
 )
@@ -96,24 +93,17 @@ register(
 
 
 def _momentum_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("momentum_update", inputs, 4)
-    only_attrs("momentum_update", attrs, "momentum", "nesterov", "weight_decay", "grad_scale")
-    float_attr(attrs, "grad_scale", 1.0)
-    float_attr(attrs, "momentum", least=0.0)
-    bool_attr(attrs, "nesterov", False)
-    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    _check("momentum_update", inputs)
     return inputs[0], inputs[2]
 
 
-def _momentum_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _momentum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *tensors, rate_tensor = inputs
     rate = float(rate_tensor)
-    momentum = float_attr(context.attrs, "momentum")
-    nesterov = bool_attr(context.attrs, "nesterov", False)
-    decay = float_attr(context.attrs, "weight_decay", 0.0)
-    scale = float_attr(context.attrs, "grad_scale", 1.0)
+    momentum = context.attrs["momentum"]
+    nesterov = context.attrs["nesterov"]
+    decay = context.attrs["weight_decay"]
+    scale = context.attrs["grad_scale"]
     for w, g, m, w_next, m_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
         total = _with_decay(context, w, g, scale, decay)
@@ -133,9 +123,16 @@ register(
         "momentum_update",
         infer=_momentum_infer,
         rule="..., ..., ..., ... -> ..., ...",
+        attrs=(
+            Float("momentum", least=0.0),
+            Bool("nesterov", False),
+            Float("weight_decay", 0.0, least=0.0),
+            Float("grad_scale", 1.0),
+        ),
         kernel=_momentum_kernel,
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
         mutates=((0, 0), (1, 2)),
+        skippable=True,
         doc="(w, g, m, lr) -> (w', m') with m' = momentum * m + g + weight_decay * w and "
         "w' = w - lr * m', or w - lr * (g + weight_decay * w + momentum * m') where nesterov "
         "(Y. Nesterov, 1983; in this form I. Sutskever et al., 2013).",
@@ -147,32 +144,23 @@ register(
 
 
 def _adam_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("adam_update", inputs, 5)
-    only_attrs(
-        "adam_update", attrs, "beta1", "beta2", "eps", "weight_decay", "decoupled", "grad_scale"
-    )
-    float_attr(attrs, "grad_scale", 1.0)
-    float_attr(attrs, "beta1", least=0.0, below=1.0)
-    float_attr(attrs, "beta2", least=0.0, below=1.0)
-    float_attr(attrs, "eps", least=0.0)
-    float_attr(attrs, "weight_decay", 0.0, least=0.0)
-    bool_attr(attrs, "decoupled", False)
+    _check("adam_update", inputs)
     return inputs[0], inputs[2], inputs[3]
 
 
 def _adam_numbers(attrs: AttrMap) -> tuple[float, float, float, float, bool, float]:
     """beta1, beta2, eps, the weight decay, whether that is decoupled, the gradient's scale."""
     return (
-        float_attr(attrs, "beta1"),
-        float_attr(attrs, "beta2"),
-        float_attr(attrs, "eps"),
-        float_attr(attrs, "weight_decay", 0.0),
-        bool_attr(attrs, "decoupled", False),
-        float_attr(attrs, "grad_scale", 1.0),
+        attrs["beta1"],
+        attrs["beta2"],
+        attrs["eps"],
+        attrs["weight_decay"],
+        attrs["decoupled"],
+        attrs["grad_scale"],
     )
 
 
-def _adam_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _adam_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *tensors, rate_tensor = inputs
     rate = float(rate_tensor)
     beta1, beta2, epsilon, decay, decoupled, scale = once(context, "numbers", _adam_numbers)
@@ -207,9 +195,18 @@ register(
         "adam_update",
         infer=_adam_infer,
         rule="..., ..., ..., ..., ... -> ..., ..., ...",
+        attrs=(
+            Float("beta1", least=0.0, below=1.0),
+            Float("beta2", least=0.0, below=1.0),
+            Float("eps", least=0.0),
+            Float("weight_decay", 0.0, least=0.0),
+            Bool("decoupled", False),
+            Float("grad_scale", 1.0),
+        ),
         kernel=_adam_kernel,
         flops=lambda inputs, outputs, attrs: 12 * element_count(inputs[0].shape),
         mutates=((0, 0), (1, 2), (2, 3)),
+        skippable=True,
         doc="(w, g, m, v, lr) -> (w', m', v'): Adam (D. P. Kingma, J. Ba, 2015) with bias "
         "correction from the step; where decoupled, weight decay acts on w alone (AdamW: "
         "I. Loshchilov, F. Hutter, 2019).",

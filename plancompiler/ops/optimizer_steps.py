@@ -10,7 +10,6 @@ gathers it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,24 +17,28 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.check import (
     FLOATS,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import blocks, contiguous, in_float32, scratch
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import (
+    Array,
+    Arrays,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Types,
+    register,
+)
 
 
-def _check(kind: str, inputs: Types, tensors: int, scalars: int) -> None:
+def _check(kind: str, inputs: Types, tensors: int) -> None:
     """Tensors of one type, and floating scalars after them."""
-    expect_inputs(kind, inputs, tensors + scalars)
     for tensor in inputs[:tensors]:
         expect_dtype(kind, tensor, FLOATS)
         expect_shape(kind, tensor, inputs[0].shape, "gradient and state")
@@ -47,8 +50,8 @@ def _check(kind: str, inputs: Types, tensors: int, scalars: int) -> None:
 
 def _betas(attrs: AttrMap) -> tuple[float, float]:
     return (
-        float_attr(attrs, "beta1", least=0.0, below=1.0),
-        float_attr(attrs, "beta2", least=0.0, below=1.0),
+        attrs["beta1"],
+        attrs["beta2"],
     )
 
 
@@ -56,18 +59,16 @@ def _betas(attrs: AttrMap) -> tuple[float, float]:
 
 
 def _lion_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("lion_update", inputs, 3, 1)
-    only_attrs("lion_update", attrs, "beta1", "beta2", "weight_decay")
+    _check("lion_update", inputs, 3)
     _betas(attrs)
-    float_attr(attrs, "weight_decay", 0.0, least=0.0)
     return inputs[0], inputs[2]
 
 
-def _lion_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _lion_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *tensors, rate_tensor = inputs
     rate = float(rate_tensor)
     beta1, beta2 = _betas(context.attrs)
-    kept = 1.0 - rate * float_attr(context.attrs, "weight_decay", 0.0)
+    kept = 1.0 - rate * context.attrs["weight_decay"]
     for w, g, m, w_next, m_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
         turn = scratch(context, "turn", w.shape, w.dtype)
@@ -88,9 +89,15 @@ register(
         "lion_update",
         infer=_lion_infer,
         rule="..., ..., ..., ... -> ..., ...",
+        attrs=(
+            Float("beta1", least=0.0, below=1.0),
+            Float("beta2", least=0.0, below=1.0),
+            Float("weight_decay", 0.0, least=0.0),
+        ),
         kernel=_lion_kernel,
         flops=lambda inputs, outputs, attrs: 9 * element_count(inputs[0].shape),
         mutates=((0, 0), (1, 2)),
+        skippable=True,
         doc="(w, g, m, lr) -> (w', m'): Lion (X. Chen et al., 2023), a step of lr along the signs "
         "of beta1 m + (1 - beta1) g, with decoupled weight decay.",
     )
@@ -101,26 +108,20 @@ register(
 
 
 def _average_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("moving_average_update", inputs, 2, 0)
-    only_attrs("moving_average_update", attrs, "decay", "power")
-    if ("decay" in attrs) == ("power" in attrs):
+    _check("moving_average_update", inputs, 2)
+    decay, power = attrs["decay"], attrs["power"]
+    if (decay is None) == (power is None):
         raise AttributeValueError(
             "moving_average_update has either a decay or a power",
-            got=", ".join(attrs) or "neither",
+            got="neither" if decay is None else "decay, power",
         )
-    float_attr(attrs, "decay", 0.0, least=0.0, below=1.0)
-    float_attr(attrs, "power", 1.0, least=0.0)
     return inputs[:1]
 
 
-def _average_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    attrs = context.attrs
-    if "decay" in attrs:
-        decay = float_attr(attrs, "decay")
-    else:
-        decay = 1.0 - (context.step + 1.0) ** -float_attr(attrs, "power")
+def _average_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    decay = context.attrs["decay"]
+    if decay is None:
+        decay = 1.0 - (context.step + 1.0) ** -context.attrs["power"]
     for state, value, out in blocks(*inputs, *outputs):
         work = scratch(context, "work", state.shape, state.dtype)
         np.multiply(value, 1.0 - decay, out=work)
@@ -133,9 +134,14 @@ register(
         "moving_average_update",
         infer=_average_infer,
         rule="..., ... -> ...",
+        attrs=(
+            Float("decay", None, least=0.0, below=1.0),
+            Float("power", None, least=0.0),
+        ),
         kernel=_average_kernel,
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         mutates=((0, 0),),
+        skippable=True,
         doc="(state, value) -> decay * state + (1 - decay) * value, where decay is given, or is "
         "1 - (step + 1) ** -power, with which the first value replaces the state.",
     )
@@ -146,16 +152,12 @@ register(
 
 
 def _direction_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("lamb_direction", inputs, 6 if len(inputs) > 4 else 4)
-    _check("lamb_direction", inputs[:4], 4, 0)
+    _check("lamb_direction", inputs[:4], 4)
     for tensor, name in zip(inputs[4:], ("factor", "count"), strict=False):
         wanted = FLOATS if name == "factor" else frozenset({DType.INT32})
         expect_dtype("lamb_direction", tensor, wanted, name)
         expect_shape("lamb_direction", tensor, (), name)
-    only_attrs("lamb_direction", attrs, "beta1", "beta2", "eps", "weight_decay")
     _betas(attrs)
-    float_attr(attrs, "eps", least=0.0)
-    float_attr(attrs, "weight_decay", 0.0, least=0.0)
     return inputs[0], inputs[2], inputs[3]
 
 
@@ -163,18 +165,16 @@ def _direction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"{', '.join('...' for _ in inputs)} -> ..., ..., ..."
 
 
-def _direction_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _direction_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs = context.attrs
     tensors, share, count = inputs[:4], None, context.step + 1
     if len(inputs) > len(tensors):
         share, count = float(inputs[4]), int(inputs[5])
     beta1, beta2 = _betas(attrs)
-    decay = float_attr(attrs, "weight_decay", 0.0)
+    decay = attrs["weight_decay"]
     # m' / c1 / (sqrt(v' / c2) + eps), both corrections taken out of the loop over elements.
     root = math.sqrt(1.0 - beta2**count)
-    eps = float_attr(attrs, "eps") * root
+    eps = attrs["eps"] * root
     factor = root / (1.0 - beta1**count)
     for w, g, m, v, u, m_next, v_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
@@ -197,14 +197,11 @@ def _direction_kernel(
 
 
 def _lamb_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("lamb_update", inputs, 2, 3)
-    only_attrs("lamb_update", attrs)
+    _check("lamb_update", inputs, 2)
     return inputs[:1]
 
 
-def _step_along(
-    context: KernelContext, rate: float, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _step_along(context: KernelContext, rate: float, inputs: Arrays, outputs: Arrays) -> None:
     """w - rate * u."""
     for w, u, out in blocks(*inputs[:2], *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
@@ -212,7 +209,7 @@ def _step_along(
         np.subtract(w, work, out=out)
 
 
-def _lamb_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _lamb_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     size, length, rate = map(float, inputs[2:])
     trust = math.sqrt(size / length) if size > 0 and length > 0 else 1.0
     _step_along(context, rate * trust, inputs, outputs)
@@ -223,9 +220,18 @@ register(
         "lamb_direction",
         infer=_direction_infer,
         rule=_direction_rule,
+        inputs=(4, 6),
+        attrs=(
+            Float("beta1", least=0.0, below=1.0),
+            Float("beta2", least=0.0, below=1.0),
+            Float("eps", least=0.0),
+            Float("weight_decay", 0.0, least=0.0),
+        ),
         kernel=_direction_kernel,
         flops=lambda inputs, outputs, attrs: 13 * element_count(inputs[0].shape),
         mutates=((1, 2), (2, 3)),
+        counts_steps=True,
+        skippable=True,
         doc="(w, g, m, v) -> (u, m', v'): the step of LAMB (Y. You et al., 2020) before it is "
         "scaled: Adam's with bias correction, plus weight_decay * w. Two scalars more, factor and "
         "count: g is multiplied with the factor, and the correction is that of the count-th "
@@ -240,6 +246,7 @@ register(
         kernel=_lamb_kernel,
         flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
         mutates=((0, 0),),
+        skippable=True,
         doc="(w, u, sum of squares of w, of u, lr) -> w - lr * trust * u, where the trust ratio is "
         "the norm of w over that of u, or 1 where either is zero.",
     )
@@ -250,9 +257,6 @@ register(
 
 
 def _moments_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("adafactor_moments", inputs, 1)
-    only_attrs("adafactor_moments", attrs, "eps")
-    float_attr(attrs, "eps", least=0.0)
     (g,) = inputs
     expect_dtype("adafactor_moments", g, FLOATS)
     expect_ndim("adafactor_moments", g, 2)
@@ -262,14 +266,12 @@ def _moments_infer(inputs: Types, attrs: AttrMap) -> Types:
     )
 
 
-def _moments_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _moments_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (g,), (rows, columns) = inputs, outputs
     height, width = context.input_shapes[0][-2:]
     squares = scratch(context, "squares", g.shape, g.dtype)
     np.multiply(g, g, out=squares)
-    np.add(squares, float_attr(context.attrs, "eps"), out=squares)
+    np.add(squares, context.attrs["eps"], out=squares)
     np.add.reduce(squares, axis=-1, out=rows)
     np.add.reduce(squares, axis=-2, out=columns)
     np.multiply(rows, 1.0 / max(width, 1), out=rows)
@@ -277,8 +279,6 @@ def _moments_kernel(
 
 
 def _factored_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("adafactor_direction", inputs, 4)
-    only_attrs("adafactor_direction", attrs)
     for tensor in inputs:
         expect_dtype("adafactor_direction", tensor, FLOATS)
     expect_same_dtype("adafactor_direction", inputs)
@@ -290,9 +290,7 @@ def _factored_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[:1]
 
 
-def _factored_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _factored_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # The second moment is rows * columns / mean(rows), so g times the roots of their inverses.
     (g, rows, columns, total), (out,) = inputs, outputs
     height = context.input_shapes[0][-2]
@@ -309,25 +307,18 @@ def _inverse_root(moments: Array) -> Array:
 
 
 def _adafactor_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("adafactor_update", inputs, 2, 3)
-    only_attrs("adafactor_update", attrs, "clip", "relative", "eps", "weight_decay")
-    float_attr(attrs, "clip", least=1e-30)
-    bool_attr(attrs, "relative")
-    float_attr(attrs, "eps", least=0.0)
-    float_attr(attrs, "weight_decay", 0.0, least=0.0)
+    _check("adafactor_update", inputs, 2)
     return inputs[:1]
 
 
-def _adafactor_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _adafactor_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs = context.attrs
     size, length, rate = map(float, inputs[2:])
     count = max(1, element_count(context.input_shapes[0]))
-    if bool_attr(attrs, "relative"):
-        rate *= max(float_attr(attrs, "eps"), math.sqrt(size / count))
-    step = rate / max(1.0, math.sqrt(length / count) / float_attr(attrs, "clip"))
-    kept = 1.0 - rate * float_attr(attrs, "weight_decay", 0.0)
+    if attrs["relative"]:
+        rate *= max(attrs["eps"], math.sqrt(size / count))
+    step = rate / max(1.0, math.sqrt(length / count) / attrs["clip"])
+    kept = 1.0 - rate * attrs["weight_decay"]
     for w, u, out in blocks(*inputs[:2], *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
         np.multiply(u, step, out=work)
@@ -340,8 +331,10 @@ register(
         "adafactor_moments",
         infer=_moments_infer,
         rule="... r c -> ... r, ... c",
+        attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_moments_kernel)),
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        counts_steps=True,
         doc="g [..., r, c] -> the means of g² + eps of each row and of each column.",
     )
 )
@@ -354,6 +347,7 @@ register(
         linear=((0,),),
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         inplace=((0, 0),),
+        portable=False,
         doc="(g [..., r, c], row moments, column moments, sum of the row moments) -> g over the "
         "root of the second moment that they stand for.",
     )
@@ -363,9 +357,17 @@ register(
         "adafactor_update",
         infer=_adafactor_infer,
         rule="..., ..., ..., ..., ... -> ...",
+        attrs=(
+            Float("clip", least=1e-30),
+            Bool("relative"),
+            Float("eps", least=0.0),
+            Float("weight_decay", 0.0, least=0.0),
+        ),
         kernel=_adafactor_kernel,
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         mutates=((0, 0),),
+        skippable=True,
+        portable=False,
         doc="(w, u, sum of squares of w, of u, lr) -> w': Adafactor (N. Shazeer, M. Stern, 2018): "
         "w - rate * u / max(1, rms(u) / clip), where the rate is lr, times max(eps, rms(w)) if "
         "`relative`; weight decay is decoupled.",

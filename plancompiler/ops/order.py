@@ -5,31 +5,26 @@ Equal elements keep their order; NaN counts as the greatest, as in NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
+from plancompiler.ops.attributes import Axis, Bool, Int
 from plancompiler.ops.check import (
     NUMBERS,
-    axis_attr,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.gradient import only_first
 from plancompiler.ops.reduce import input_flops
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Gradient,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -91,10 +86,8 @@ def _first_of_order(x: Array, count: int, descending: bool) -> Array:
 def _scatter_gradient(kind: str) -> Gradient:
     """What each value's gradient adds at the value's index (the second output)."""
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
-        axis = axis_attr(attrs, inputs[0].ndim)
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+        axis = attrs["axis"]
         extent = inputs[0].shape[axis]
         grad = only_first(kind, grads)
         return (apply("take_along_axis_grad", outputs[1], grad, axis=axis, extent=extent),)
@@ -103,44 +96,34 @@ def _scatter_gradient(kind: str) -> Gradient:
 
 
 def _sort_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    extent = inputs[0].shape[axis_attr(attrs, len(inputs[0].shape))]
+    extent = inputs[0].shape[attrs["axis"]]
     return input_flops(inputs, outputs, attrs) * max(1, extent.bit_length())
 
 
 # --- sort and argsort -----------------------------------------------------------------------------
 
 
-def _check(kind: str, inputs: Types, attrs: AttrMap) -> None:
-    expect_inputs(kind, inputs, 1)
-    only_attrs(kind, attrs, "axis", "descending")
-    expect_dtype(kind, inputs[0], NUMBERS)
-    axis_attr(attrs, len(inputs[0].shape))
-    bool_attr(attrs, "descending", False)
-
-
 def _sort_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("sort", inputs, attrs)
+    expect_dtype("sort", inputs[0], NUMBERS)
     return inputs[0], TensorType(inputs[0].shape, DType.INT64)
 
 
 def _argsort_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("argsort", inputs, attrs)
+    expect_dtype("argsort", inputs[0], NUMBERS)
     return (TensorType(inputs[0].shape, DType.INT64),)
 
 
-def _sort_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+def _sort_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
     x, values, indices = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
-    order = _order(x, bool_attr(context.attrs, "descending", False))
+    order = _order(x, context.attrs["descending"])
     np.copyto(indices, order)
     np.copyto(values, np.take_along_axis(x, order, axis=-1))
 
 
-def _argsort_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
-    order = _order(np.moveaxis(inputs[0], axis, -1), bool_attr(context.attrs, "descending", False))
+def _argsort_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
+    order = _order(np.moveaxis(inputs[0], axis, -1), context.attrs["descending"])
     np.copyto(np.moveaxis(outputs[0], axis, -1), order)
 
 
@@ -149,9 +132,12 @@ register(
         "sort",
         infer=_sort_infer,
         rule=axis_rule,
+        inputs=1,
+        attrs=(Axis(), Bool("descending", False)),
         kernel=_sort_kernel,
         gradient=_scatter_gradient("sort"),
         flops=_sort_flops,
+        portable=False,
         doc="The elements in order along an axis, and the int64 index that each had.",
     )
 )
@@ -160,6 +146,8 @@ register(
         "argsort",
         infer=_argsort_infer,
         rule=axis_rule,
+        inputs=1,
+        attrs=(Axis(), Bool("descending", False)),
         kernel=_argsort_kernel,
         flops=_sort_flops,
         doc="The int64 indices that put the elements in order along an axis.",
@@ -171,13 +159,10 @@ register(
 
 
 def _topk_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("topk", inputs, 1)
-    only_attrs("topk", attrs, "axis", "k", "largest")
     expect_dtype("topk", inputs[0], NUMBERS)
     shape = inputs[0].shape
-    axis = axis_attr(attrs, len(shape))
-    count = int_attr(attrs, "k", least=0)
-    bool_attr(attrs, "largest", True)
+    axis = attrs["axis"]
+    count = attrs["k"]
     if count > shape[axis]:
         raise AttributeValueError(
             "topk is asked for more elements than its axis has",
@@ -188,10 +173,10 @@ def _topk_infer(inputs: Types, attrs: AttrMap) -> Types:
     return TensorType(kept, inputs[0].dtype), TensorType(kept, DType.INT64)
 
 
-def _topk_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+def _topk_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
     x, values, indices = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
-    largest = bool_attr(context.attrs, "largest", True)
+    largest = context.attrs["largest"]
     order = _first_of_order(x, values.shape[-1], largest)
     np.copyto(indices, order)
     np.copyto(values, np.take_along_axis(x, order, axis=-1))
@@ -202,9 +187,16 @@ register(
         "topk",
         infer=_topk_infer,
         rule=axis_rule,
+        inputs=1,
+        attrs=(
+            Axis(),
+            Int("k", least=0),
+            Bool("largest", True),
+        ),
         kernel=_topk_kernel,
         gradient=_scatter_gradient("topk"),
         flops=input_flops,
+        portable=False,
         doc="The k greatest elements along an axis (the least where `largest` is False), the first "
         "of them first, and their int64 indices.",
     )

@@ -6,19 +6,16 @@ that one would be inexact or infinite; both have gradients, so that derivatives 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from plancompiler.ir.op import AttrValue
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Attribute, complete
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    only_attrs,
 )
 from plancompiler.ops.elementwise_program import kernel_of
 from plancompiler.ops.formula import by_formula
@@ -29,6 +26,8 @@ from plancompiler.ops.registry import (
     Infer,
     Kernel,
     OpDef,
+    Precision,
+    Tensors,
     Types,
     apply,
     register,
@@ -36,17 +35,6 @@ from plancompiler.ops.registry import (
 
 Function = Callable[..., Any]
 """`(*inputs, **attributes)`: one tensor by operators and ops on tensors of one shape and dtype."""
-Checked = Callable[[AttrMap], Mapping[str, AttrValue]]
-"""The attributes of an op with their defaults, or an AttributeValueError."""
-
-
-def numbers(**defaults: float) -> Checked:
-    """Attributes that are numbers."""
-
-    def check(attrs: AttrMap) -> Mapping[str, AttrValue]:
-        return {name: float_attr(attrs, name, default) for name, default in defaults.items()}
-
-    return check
 
 
 def register_pointwise(
@@ -54,14 +42,15 @@ def register_pointwise(
     function: Function | None,
     doc: str,
     *,
-    attributes: tuple[str, ...] = (),
-    check: Checked = lambda attrs: attrs,
+    schema: tuple[Attribute, ...] = (),
     slope: Function | None = None,
     of_output: bool = False,
     target_gradient: Function | None = None,
     kernel: Kernel | None = None,
     grad_kernel: Kernel | None = None,
     flops: int | None = None,
+    precision: Precision = "traced",
+    portable: bool = True,
 ) -> None:
     """Register a function of x and the op `{kind}_grad`: (x, dy) -> dx; or one of x and a target.
 
@@ -73,29 +62,28 @@ def register_pointwise(
     grad_kind = f"{kind}_grad"
     count = 1 if target_gradient is None else 2
 
-    def formula(attrs: AttrMap, *tensors: Any) -> Any:
+    def formula(named: AttrMap, *tensors: Any) -> Any:
         assert function is not None  # else nobody asks
-        return function(*tensors, **check(attrs))
+        return function(*tensors, **complete(schema, named))
 
-    def grad_formula(attrs: AttrMap, *tensors: Any) -> Any:
+    def grad_formula(named: AttrMap, *tensors: Any) -> Any:
         *given, dy = tensors
         if slope is not None:
-            return slope(*given, **check(attrs)) * dy
-        return by_formula(formula)(attrs, given, given[:1], (dy,))[0]
+            return slope(*given, **complete(schema, named)) * dy
+        return by_formula(formula)(named, given, given[:1], (dy,))[0]
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         dx = apply(grad_kind, *(outputs if of_output else inputs), grads[0], **attrs)
         if target_gradient is None:
             return (dx,)
-        return dx, target_gradient(*inputs, grads[0], **check(attrs))
+        return dx, target_gradient(*inputs, grads[0], **complete(schema, attrs))
 
     def define(name: str, inputs: int, given: Kernel | None, how: Formula, back: Gradient) -> None:
         register(
             OpDef(
                 name,
-                infer=_infer_of(name, inputs, attributes, check),
+                infer=_infer_of(name),
+                attrs=schema,
                 rule=f"{', '.join(['...'] * inputs)} -> ...",
                 takes_bfloat16=given is None,
                 kernel=given or kernel_of(how),
@@ -103,6 +91,9 @@ def register_pointwise(
                 linear=() if name == kind else ((inputs - 1,),),
                 flops=None if flops is None else _flops_of(flops),
                 inplace=tuple((0, place) for place in range(inputs)),
+                elementwise=target_gradient is None,
+                precision=precision,
+                portable=portable,
                 formula=None if how is formula and function is None else how,
                 doc=doc if name == kind else f"The gradient of {kind}: {takes} -> dx.",
             )
@@ -118,11 +109,8 @@ def _flops_of(each: int) -> Callable[[Types, Types, AttrMap], int]:
     return lambda inputs, outputs, attrs: each * element_count(inputs[0].shape)
 
 
-def _infer_of(kind: str, count: int, attributes: tuple[str, ...], check: Checked) -> Infer:
+def _infer_of(kind: str) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, count)
-        only_attrs(kind, attrs, *attributes)
-        check(attrs)
         for tensor in inputs:
             expect_dtype(kind, tensor, FLOATS)
             expect_shape(kind, tensor, inputs[0].shape, "further inputs")

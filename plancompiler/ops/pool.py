@@ -17,37 +17,34 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
+from plancompiler.ops.attributes import Bool, Ints
 from plancompiler.ops.check import (
     FLOATS,
     NUMBERS,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    ints_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Gradient,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
 )
 from plancompiler.ops.rule import Signature
-from plancompiler.ops.window import Index, Window, box, window_of
-
-_POOL_ATTRS = ("kernel", "stride", "padding", "dilation")
+from plancompiler.ops.window import Index, Window, box, window_attributes, window_of
 
 
 def _window(kind: str, attrs: AttrMap, ndim: int) -> Window:
-    extents = ints_attr(attrs, "kernel")
+    extents = attrs["kernel"]
     if len(extents) != ndim:
         raise AttributeValueError(
             f"attribute 'kernel' of {kind} has a wrong value",
@@ -84,11 +81,11 @@ def _line(ndim: int, operands: str) -> str:
 
 
 def _pool_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    return element_count(outputs[0].shape) * prod(ints_attr(attrs, "kernel"))
+    return element_count(outputs[0].shape) * prod(attrs["kernel"])
 
 
 def _grad_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    return element_count(inputs[-1].shape) * prod(ints_attr(attrs, "kernel"))
+    return element_count(inputs[-1].shape) * prod(attrs["kernel"])
 
 
 # --- the greatest element -------------------------------------------------------------------------
@@ -97,9 +94,9 @@ def _grad_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
 def _register_max(ndim: int) -> None:
     kind = f"max_pool{ndim}d"
     grad_kind, pick_kind = f"{kind}_grad", f"{kind}_pick"
+    attrs = (Ints("kernel"), *window_attributes(ndim))
 
     def output_type(name: str, inputs: Types, attrs: AttrMap) -> TensorType:
-        only_attrs(name, attrs, *_POOL_ATTRS)
         x = inputs[0]
         for tensor in inputs:
             expect_dtype(name, tensor, NUMBERS)
@@ -112,10 +109,9 @@ def _register_max(ndim: int) -> None:
         return len(x.shape) - ndim
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 1)
         return (output_type(kind, inputs, attrs),)
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         window = _window(kind, context.attrs, ndim)
         for x, y in _planes(ndim, *inputs, *outputs):
             y.fill(-np.inf if y.dtype.kind == "f" else np.iinfo(y.dtype).min)
@@ -124,7 +120,6 @@ def _register_max(ndim: int) -> None:
                 np.maximum(made, x[box(slice(None), *source)], out=made)
 
     def grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(grad_kind, inputs, 3)
         made = output_type(grad_kind, inputs, attrs)
         expect_shape(grad_kind, inputs[1], made.shape, "pooled input")
         expect_shape(grad_kind, inputs[2], made.shape, "gradient")
@@ -142,9 +137,7 @@ def _register_max(ndim: int) -> None:
             np.logical_xor(open_[target], chosen, out=open_[target])
             yield target, source, chosen
 
-    def grad_kernel(
-        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> None:
+    def grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         for x, y, dy, dx in _planes(ndim, *inputs, *outputs):
             dx.fill(0)
             for target, source, chosen in winners(context, x, y):
@@ -153,31 +146,24 @@ def _register_max(ndim: int) -> None:
     def other(kind: str) -> Gradient:
         """Both are linear in their last input: each is the other's transpose."""
 
-        def gradient(
-            attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-        ) -> Sequence[Any]:
+        def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
             return None, None, apply(kind, *inputs[:2], grads[0], **attrs)
 
         return gradient
 
     def pick_infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(pick_kind, inputs, 3)
         made = output_type(pick_kind, inputs, attrs)
         expect_shape(pick_kind, inputs[1], made.shape, "pooled input")
         expect_shape(pick_kind, inputs[2], inputs[0].shape, "elements")
         return (made,)
 
-    def pick_kernel(
-        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> None:
+    def pick_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         for x, y, values, out in _planes(ndim, *inputs, *outputs):
             out.fill(0)
             for target, source, chosen in winners(context, x, y):
                 out[target] += values[source] * chosen
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         return (apply(grad_kind, inputs[0], outputs[0], grads[0], **attrs),)
 
     def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
@@ -189,6 +175,7 @@ def _register_max(ndim: int) -> None:
             kind,
             infer=infer,
             rule=_line(ndim, "s>t"),
+            attrs=attrs,
             kernel=contiguous(kernel),
             gradient=gradient,
             extra=extra,
@@ -202,6 +189,7 @@ def _register_max(ndim: int) -> None:
             grad_kind,
             infer=grad_infer,
             rule=_line(ndim, "stt>s"),
+            attrs=attrs,
             kernel=in_float32(contiguous(grad_kernel)),
             gradient=other(pick_kind),
             linear=((2,),),
@@ -215,6 +203,7 @@ def _register_max(ndim: int) -> None:
             pick_kind,
             infer=pick_infer,
             rule=_line(ndim, "sts>t"),
+            attrs=attrs,
             kernel=in_float32(contiguous(pick_kernel)),
             gradient=other(grad_kind),
             linear=((2,),),
@@ -239,19 +228,17 @@ def _counts(window: Window, spatial: Sequence[int], windows: Sequence[int], padd
 
 
 def _average_shape(kind: str, inputs: Types, attrs: AttrMap, ndim: int) -> Window:
-    expect_inputs(kind, inputs, 1)
     expect_dtype(kind, inputs[0], FLOATS)
     expect_ndim(kind, inputs[0], ndim)
-    bool_attr(attrs, "count_padding", True)
     return _window(kind, attrs, ndim)
 
 
 def _register_average(ndim: int) -> None:
     kind = f"avg_pool{ndim}d"
     grad_kind = f"{kind}_grad"
+    attrs = (Ints("kernel"), *window_attributes(ndim), Bool("count_padding", True))
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        only_attrs(kind, attrs, *_POOL_ATTRS, "count_padding")
         window = _average_shape(kind, inputs, attrs, ndim)
         shape = inputs[0].shape
         spatial = window.output_shape(kind, shape[len(shape) - ndim :])
@@ -261,12 +248,12 @@ def _register_average(ndim: int) -> None:
         window = _window(kind, context.attrs, ndim)
         inverse = context.state.get("inverse")
         if inverse is None:
-            padded = bool_attr(context.attrs, "count_padding", True)
+            padded = context.attrs["count_padding"]
             counts = _counts(window, x.shape[x.ndim - ndim :], y.shape[y.ndim - ndim :], padded)
             inverse = context.state["inverse"] = np.reciprocal(counts).astype(x.dtype)
         return window, inverse
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         window, inverse = prepare(context, inputs[0], outputs[0])
         for x, y in _planes(ndim, *inputs, *outputs):
             y.fill(0)
@@ -275,16 +262,13 @@ def _register_average(ndim: int) -> None:
                 np.add(made, x[box(slice(None), *source)], out=made)
             np.multiply(y, inverse, out=y)
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         spatial = inputs[0].shape[inputs[0].ndim - ndim :]
         return (apply(grad_kind, grads[0], **attrs, size=spatial),)
 
     def grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-        only_attrs(grad_kind, attrs, *_POOL_ATTRS, "count_padding", "size")
         window = _average_shape(grad_kind, inputs, attrs, ndim)
-        size, (dy,) = ints_attr(attrs, "size"), inputs
+        size, (dy,) = attrs["size"], inputs
         leading = len(dy.shape) - ndim
         if len(size) != ndim or window.output_shape(grad_kind, size) != dy.shape[leading:]:
             raise ShapeError(
@@ -293,9 +277,7 @@ def _register_average(ndim: int) -> None:
             )
         return (TensorType((*dy.shape[:leading], *size), dy.dtype),)
 
-    def grad_kernel(
-        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> None:
+    def grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         window, inverse = prepare(context, outputs[0], inputs[0])
         for dy, dx in _planes(ndim, *inputs, *outputs):
             share = scratch(context, "share", dy.shape, dy.dtype)
@@ -305,9 +287,7 @@ def _register_average(ndim: int) -> None:
                 part = dx[box(slice(None), *source)]
                 np.add(part, share[box(slice(None), *target)], out=part)
 
-    def grad_gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def grad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         shared = {name: value for name, value in attrs.items() if name != "size"}
         return (apply(kind, grads[0], **shared),)
 
@@ -316,10 +296,12 @@ def _register_average(ndim: int) -> None:
             kind,
             infer=infer,
             rule=_line(ndim, "s>t"),
+            attrs=attrs,
             kernel=in_float32(contiguous(kernel)),
             gradient=gradient,
             linear=((0,),),
             flops=_pool_flops,
+            portable=False,
             doc=f"The average of each window over the last {ndim} axes, padding counted as zeros "
             "unless `count_padding` is false.",
         )
@@ -329,10 +311,12 @@ def _register_average(ndim: int) -> None:
             grad_kind,
             infer=grad_infer,
             rule=_line(ndim, "t>s"),
+            attrs=(*attrs, Ints("size")),
             kernel=in_float32(contiguous(grad_kernel)),
             gradient=grad_gradient,
             linear=((0,),),
             flops=_grad_flops,
+            portable=False,
             doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
         )
     )
@@ -357,7 +341,7 @@ def _along_axes(
     context: KernelContext, source: Array, target: Array, matrices: Callable[[int], Array]
 ) -> None:
     """Multiply the trailing axes by a matrix each, last axis first."""
-    ndim = len(ints_attr(context.attrs, "size"))
+    ndim = len(context.attrs["size"])
     found = source
     for axis in range(source.ndim - 1, source.ndim - 1 - ndim, -1):
         matrix = matrices(axis)
@@ -370,11 +354,9 @@ def _register_adaptive(ndim: int) -> None:
     grad_kind = f"{kind}_grad"
 
     def resized(name: str, inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(name, inputs, 1)
-        only_attrs(name, attrs, "size")
         expect_dtype(name, inputs[0], FLOATS)
         expect_ndim(name, inputs[0], ndim)
-        size, shape = ints_attr(attrs, "size"), inputs[0].shape
+        size, shape = attrs["size"], inputs[0].shape
         leading = len(shape) - ndim
         if len(size) != ndim or min(size) < 1 or 0 in shape[leading:]:
             raise ShapeError(
@@ -384,24 +366,18 @@ def _register_adaptive(ndim: int) -> None:
             )
         return (TensorType((*shape[:leading], *size), inputs[0].dtype),)
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x,), (y,) = inputs, outputs
         _along_axes(context, x, y, lambda axis: _bins(x.shape[axis], y.shape[axis], x.dtype))
 
-    def grad_kernel(
-        context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> None:
+    def grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (dy,), (dx,) = inputs, outputs
         _along_axes(context, dy, dx, lambda axis: _bins(dx.shape[axis], dy.shape[axis], dy.dtype).T)
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         return (apply(grad_kind, grads[0], size=inputs[0].shape[inputs[0].ndim - ndim :]),)
 
-    def grad_gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def grad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         return (apply(kind, grads[0], size=inputs[0].shape[inputs[0].ndim - ndim :]),)
 
     register(
@@ -409,10 +385,12 @@ def _register_adaptive(ndim: int) -> None:
             kind,
             infer=lambda inputs, attrs: resized(kind, inputs, attrs),
             rule=_line(ndim, "s>t"),
+            attrs=(Ints("size"),),
             kernel=in_float32(kernel),
             gradient=gradient,
             linear=((0,),),
             flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+            portable=False,
             doc=f"Averages over the last {ndim} axes to the extents `size`, over windows as equal "
             "as they can be.",
         )
@@ -422,10 +400,12 @@ def _register_adaptive(ndim: int) -> None:
             grad_kind,
             infer=lambda inputs, attrs: resized(grad_kind, inputs, attrs),
             rule=_line(ndim, "t>s"),
+            attrs=(Ints("size"),),
             kernel=in_float32(grad_kernel),
             gradient=grad_gradient,
             linear=((0,),),
             flops=lambda inputs, outputs, attrs: 2 * element_count(outputs[0].shape),
+            portable=False,
             doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
         )
     )

@@ -12,25 +12,23 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Axes, Axis, Bool
 from plancompiler.ops.check import (
     ANY,
     NUMBERS,
-    axes_attr,
-    axis_attr,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
-    only_attrs,
 )
 from plancompiler.ops.gradient import accumulated, expand_to, masked
 from plancompiler.ops.kernel import Direct, in_float32, with_direct
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Extra,
     Infer,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     register,
 )
@@ -60,28 +58,29 @@ def _same(dtype: DType) -> DType:
     return dtype
 
 
+REDUCED = (Axes(), Bool("keepdims", False))
+"""The attributes of reductions."""
+
+
 def reduction_infer(
     kind: str,
     empty: bool,
     dtypes: frozenset[DType] = NUMBERS,
     result: Callable[[DType], DType] = _same,
-    more: tuple[str, ...] = (),
 ) -> Infer:
     """One input reduced over the attribute `axes`; with `keepdims` they stay, with extent 1.
 
     `empty` says whether a reduction over no elements has a value, `result` gives the output's dtype
-    for the input's, `more` names further attributes.
+    for the input's.
     """
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 1)
-        only_attrs(kind, attrs, "axes", "keepdims", *more)
         expect_dtype(kind, inputs[0], dtypes)
         shape = inputs[0].shape
-        axes = axes_attr(attrs, len(shape))
+        axes = attrs["axes"]
         if not empty and any(shape[axis] == 0 for axis in axes):
             raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
-        reduced = reduced_shape(shape, axes, bool_attr(attrs, "keepdims", False))
+        reduced = reduced_shape(shape, axes, attrs["keepdims"])
         return (TensorType(reduced, result(inputs[0].dtype)),)
 
     return infer
@@ -97,14 +96,14 @@ def _line(ndim: int, axes: Sequence[int], keepdims: bool, whole: Sequence[int]) 
 def reduction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     """Every axis can be split; a split reduced axis leaves a partial."""
     ndim = len(inputs[0].shape)
-    return _line(ndim, axes_attr(attrs, ndim), bool_attr(attrs, "keepdims", False), ())
+    return _line(ndim, attrs["axes"], attrs["keepdims"], ())
 
 
 def whole_reduction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     """The reduced axes stay whole."""
     ndim = len(inputs[0].shape)
-    axes = axes_attr(attrs, ndim)
-    return _line(ndim, axes, bool_attr(attrs, "keepdims", False), axes)
+    axes = attrs["axes"]
+    return _line(ndim, axes, attrs["keepdims"], axes)
 
 
 def input_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
@@ -114,9 +113,9 @@ def input_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
 
 def kept_axes(tensor: Any, attrs: AttrMap, source: Any) -> Any:
     """An output (or its gradient) with the reduced axes back as axes of extent 1."""
-    if bool_attr(attrs, "keepdims", False):
+    if attrs["keepdims"]:
         return tensor
-    return tensor.reshape(reduced_shape(source.shape, axes_attr(attrs, source.ndim), True))
+    return tensor.reshape(reduced_shape(source.shape, attrs["axes"], True))
 
 
 # --- sum ------------------------------------------------------------------------------------------
@@ -125,24 +124,22 @@ def kept_axes(tensor: Any, attrs: AttrMap, source: Any) -> Any:
 def _sum_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
     if len(context.output_shapes[0]) > 1:
         return None  # NumPy would keep the order of its input
-    axes = axes_attr(context.attrs, len(context.input_shapes[0]))
-    keepdims = bool_attr(context.attrs, "keepdims", False)
+    axes = context.attrs["axes"]
+    keepdims = context.attrs["keepdims"]
     dtype = dtypes[-1]
     add: Callable[..., Array] = np.add.reduce
     return lambda x: add(x, axis=axes, dtype=dtype, keepdims=keepdims)
 
 
 @with_direct(_sum_direct)
-def _sum_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
-    axes = axes_attr(context.attrs, x.ndim)
-    keepdims = bool_attr(context.attrs, "keepdims", False)
+    axes = context.attrs["axes"]
+    keepdims = context.attrs["keepdims"]
     np.add.reduce(x, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-def _sum_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _sum_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (expand_to(kept_axes(grads[0], attrs, inputs[0]), inputs[0].shape),)
 
 
@@ -151,6 +148,8 @@ register(
         "sum",
         infer=reduction_infer("sum", empty=True, dtypes=ANY, result=total_dtype),
         rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
         kernel=in_float32(_sum_kernel),
         gradient=_sum_gradient,
         linear=((0,),),
@@ -172,12 +171,10 @@ def _highest(dtype: np.dtype[Any]) -> float | int:
     return np.inf if dtype.kind == "f" else int(np.iinfo(dtype).max)
 
 
-def _extreme_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _extreme_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x = inputs[0]
     mask = x.equal(kept_axes(outputs[0], attrs, x))
-    ties = mask.cast(x.dtype).sum(axes_attr(attrs, x.ndim), keepdims=True)
+    ties = mask.cast(x.dtype).sum(attrs["axes"], keepdims=True)
     share = kept_axes(grads[0], attrs, x) / ties
     return (masked(expand_to(share, x.shape), mask),)
 
@@ -199,10 +196,10 @@ def _register_extreme(
     reduction: Reduction,
     identity: Callable[[np.dtype[Any]], float | int],
 ) -> None:
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x,), (out,) = inputs, outputs
-        axes = axes_attr(context.attrs, x.ndim)
-        keepdims = bool_attr(context.attrs, "keepdims", False)
+        axes = context.attrs["axes"]
+        keepdims = context.attrs["keepdims"]
         if x.size:
             ufunc.reduce(x, axis=axes, out=out, keepdims=keepdims)
         else:
@@ -214,6 +211,8 @@ def _register_extreme(
             kind,
             infer=reduction_infer(kind, empty=False),
             rule=reduction_rule,
+            inputs=1,
+            attrs=REDUCED,
             kernel=kernel,
             gradient=accumulated(_extreme_gradient),
             reduction=reduction,
@@ -233,26 +232,24 @@ _register_extreme("min", np.minimum, Reduction.MIN, _highest)
 
 def _arg_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[0].shape)
-    axes = (axis_attr(attrs, ndim),)
-    return _line(ndim, axes, bool_attr(attrs, "keepdims", False), axes)
+    axes = (attrs["axis"],)
+    return _line(ndim, axes, attrs["keepdims"], axes)
 
 
 def _register_arg(kind: str, find: Callable[..., Any], what: str) -> None:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 1)
-        only_attrs(kind, attrs, "axis", "keepdims")
         expect_dtype(kind, inputs[0], NUMBERS)
         shape = inputs[0].shape
-        axis = axis_attr(attrs, len(shape))
+        axis = attrs["axis"]
         if shape[axis] == 0:
             raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
-        reduced = reduced_shape(shape, (axis,), bool_attr(attrs, "keepdims", False))
+        reduced = reduced_shape(shape, (axis,), attrs["keepdims"])
         return (TensorType(reduced, DType.INT64),)
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x,), (out,) = inputs, outputs
-        axis = axis_attr(context.attrs, x.ndim)
-        found = find(x, axis=axis, keepdims=bool_attr(context.attrs, "keepdims", False))
+        axis = context.attrs["axis"]
+        found = find(x, axis=axis, keepdims=context.attrs["keepdims"])
         np.copyto(out, found)
 
     register(
@@ -260,6 +257,11 @@ def _register_arg(kind: str, find: Callable[..., Any], what: str) -> None:
             kind,
             infer=infer,
             rule=_arg_rule,
+            inputs=1,
+            attrs=(
+                Axis(),
+                Bool("keepdims", False),
+            ),
             kernel=kernel,
             flops=input_flops,
             doc=f"The first index of the {what} element along an axis, which stays whole.",

@@ -8,25 +8,36 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from plancompiler.errors import AttributeValueError, UnknownOpError
+from plancompiler.errors import AttributeValueError, GradientError, ShapeError, UnknownOpError
 from plancompiler.ir.op import Attrs, AttrValue, TensorType
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.sbp import NdSbp, Reduction
 from plancompiler.ir.shard import Region, element_count
+from plancompiler.ops.attributes import Attribute, Recorded, check_attributes, complete
 from plancompiler.ops.rule import (
     NdSignature,
     Signature,
     nd_signatures,
+    parse_rule_line,
     signatures_of_line,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
-AttrMap = Mapping[str, AttrValue]
+AttrMap = Mapping[str, Any]
+"""Attributes as rules and kernels are given them (see `ops.attributes`)."""
+Arrays = Sequence[Array]
+Precision = Literal["low", "following", "traced"]
+Tensors = Sequence[Any]
+"""Symbolic or eager tensors; of gradients, None where there is none."""
 Types = tuple[TensorType, ...]
+
+
+AT_LEAST_ONE = range(1, 1 << 16)
+"""The counts of inputs of an op that takes any number of them."""
 
 
 @dataclass(slots=True)
@@ -75,18 +86,16 @@ class Gradient(Protocol):
     def __call__(
         self,
         attrs: AttrMap,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        grads: Sequence[Any],
-    ) -> Sequence[Any]: ...
+        inputs: Tensors,
+        outputs: Tensors,
+        grads: Tensors,
+    ) -> Tensors: ...
 
 
 class Kernel(Protocol):
     """Compute local outputs into `outputs` (allocated by the caller) from local `inputs`."""
 
-    def __call__(
-        self, context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-    ) -> None: ...
+    def __call__(self, context: KernelContext, inputs: Arrays, outputs: Arrays) -> None: ...
 
 
 class Extra(Protocol):
@@ -129,6 +138,11 @@ class OpDef:
     rule: str | Rule
     kernel: Kernel
     gradient: Gradient | None = None
+    attrs: tuple[Attribute, ...] = ()
+    """The attributes that the op may have."""
+    inputs: int | Sequence[int] | None = None
+    """How many inputs the op has, or may have; None where `rule` is a text, which says it, or where
+    `infer` checks it."""
     linear: tuple[tuple[int, ...], ...] = ()
     """Sets of inputs in which the op is linear together: `((0, 1),)` for add, `((0,), (1,))` for
     matmul."""
@@ -151,8 +165,27 @@ class OpDef:
     collects: bool = False
     """Runs once per micro-batch and makes one value per step, complete after the last."""
     takes_bfloat16: bool = False
-    """The kernel works on arrays of bfloat16 as they are; else it is given float32 in their place,
-    and what it makes is rounded (`ops.kernel.kernel_for`)."""
+    """The kernel works on arrays of bfloat16 as they are, as those of views and moves do; else it
+    is given float32 in their place, and what it makes is rounded (`ops.kernel.kernel_for`)."""
+    moves: bool = False
+    """Every element of the outputs is one of the inputs' elements, unchanged."""
+    elementwise: bool = False
+    """Every output element is a function of the input elements at its place alone, not of where
+    that place is: the same on a block as on the whole."""
+    strided: bool = False
+    """The output is a view of the input with other strides: eager tensors share memory there."""
+    precision: Precision = "traced"
+    """What mixed precision makes of the op: "low" works on 16 bits, "following" takes the dtype of
+    what it is fed, "traced" works as it was traced. Ops that only move elements follow."""
+    wide: tuple[int, ...] = ()
+    """Inputs that stay in float32 where the op works on 16 bits."""
+    portable: bool = True
+    """Whether the kernel runs on a device's arrays as it is: it makes arrays with `context.arrays`
+    and calls only what the arrays of devices have."""
+    counts_steps: bool = False
+    """The kernel reads `context.step` as the number of the optimizer's step; updates do anyway."""
+    skippable: bool = False
+    """An update that loss scaling can skip (`ops.loss_scale`)."""
     source: bool = False
     """Makes data from outside the job (inputs, data files): may run ahead of the step."""
     formula: Formula | None = None
@@ -160,6 +193,53 @@ class OpDef:
     files: tuple[str, ...] = ()
     """Attributes that name files to read: a path, or a tuple of paths."""
     doc: str = ""
+
+    @property
+    def input_counts(self) -> Sequence[int] | None:
+        """How many inputs the op may have; None where `infer` checks it."""
+        if self.inputs is None and isinstance(self.rule, str):
+            return (len(parse_rule_line(self.rule)[0]),)
+        return (self.inputs,) if isinstance(self.inputs, int) else self.inputs
+
+    def complete(self, attrs: Mapping[str, AttrValue]) -> dict[str, Any]:
+        """Recorded attributes as rules and kernels are given them: with defaults, as read."""
+        return complete(self.attrs, attrs)
+
+    def types(self, inputs: Types, attrs: Mapping[str, AttrValue]) -> Types:
+        """Output types of the op, once the number of inputs and the attributes are checked."""
+        accepted = self.input_counts
+        if accepted is not None and len(inputs) not in accepted:
+            raise ShapeError(
+                f"{self.kind} has another number of inputs than it needs",
+                got=f"{len(inputs)} ({', '.join(map(str, inputs)) or 'no inputs'})",
+                expected="at least 1"
+                if accepted is AT_LEAST_ONE
+                else " or ".join(map(str, accepted)),
+            )
+        check_attributes(self.kind, self.attrs, attrs, inputs)
+        return self.infer(inputs, self.complete(attrs))
+
+    def gradients(
+        self,
+        attrs: Mapping[str, AttrValue],
+        inputs: Tensors,
+        outputs: Tensors,
+        grads: Tensors,
+    ) -> Tensors:
+        """Gradients of the inputs from those of the outputs; GradientError where there are none."""
+        if self.gradient is None:
+            raise GradientError(
+                f"{self.kind} has no gradient",
+                hint="detach its input, or keep it off the way from the parameters to the loss",
+            )
+        passed = self.gradient(Recorded(attrs, self.attrs), inputs, outputs, grads)
+        if len(passed) != len(inputs):
+            raise GradientError(
+                f"the gradient of {self.kind} has another number of entries than the op has inputs",
+                got=len(passed),
+                expected=len(inputs),
+            )
+        return passed
 
 
 _TABLE: dict[str, OpDef] = {}
@@ -289,16 +369,16 @@ def apply_source(like: TensorOperators, kind: str, **attrs: AttrValue) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def infer_types(kind: str, inputs: Types, attrs: AttrMap) -> Types:
+def infer_types(kind: str, inputs: Types, attrs: Mapping[str, AttrValue]) -> Types:
     """Output types of an op."""
-    return op_def(kind).infer(inputs, attrs)
+    return op_def(kind).types(inputs, attrs)
 
 
-def flops_of(kind: str, inputs: Types, outputs: Types, attrs: AttrMap) -> int:
+def flops_of(kind: str, inputs: Types, outputs: Types, attrs: Mapping[str, AttrValue]) -> int:
     """Floating-point operations of an op on its global tensors."""
     definition = op_def(kind)
     if definition.flops is not None:
-        return definition.flops(inputs, outputs, attrs)
+        return definition.flops(inputs, outputs, definition.complete(attrs))
     return sum(element_count(tensor.shape) for tensor in outputs)
 
 
@@ -308,7 +388,7 @@ def axis_signatures(
 ) -> tuple[Signature, ...]:
     """All legal signatures of an op along one mesh axis of `parts` devices."""
     definition = op_def(kind)
-    named = dict(attrs)
+    named = definition.complete(dict(attrs))
     line = definition.rule
     if not isinstance(line, str):
         line = line(inputs, outputs, named)
@@ -341,7 +421,7 @@ def mesh_signatures(
     found = nd_signatures(per_axis, hierarchy)
     if definition.legal is None:
         return found
-    named = dict(attrs)
+    named = definition.complete(dict(attrs))
     return tuple(
         signature
         for signature in found
@@ -368,7 +448,7 @@ def piece_signatures(
     whole = (microbatches, *hierarchy)
     found = nd_signatures([(over,), *per_axis], whole)
     if definition.legal is not None:
-        named = dict(attrs)
+        named = definition.complete(dict(attrs))
         found = tuple(
             signature
             for signature in found

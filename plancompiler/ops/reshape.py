@@ -9,22 +9,21 @@ freely.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Split
-from plancompiler.ops.check import expect_inputs, ints_attr, only_attrs
+from plancompiler.ops.attributes import Ints
 from plancompiler.ops.kernel import copy_unless_shared
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     register,
 )
@@ -66,9 +65,7 @@ def axis_pairs(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[AxisPair, ..
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("reshape", inputs, 1)
-    only_attrs("reshape", attrs, "shape")
-    wanted, size = ints_attr(attrs, "shape"), prod(inputs[0].shape)
+    wanted, size = attrs["shape"], prod(inputs[0].shape)
     if wanted.count(-1) > 1 or any(extent < -1 for extent in wanted):
         raise AttributeValueError(
             "reshape needs extents of at least 0, with at most one -1",
@@ -137,13 +134,11 @@ def _legal(
     return True
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     copy_unless_shared(inputs[0].reshape(outputs[0].shape), outputs[0])
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (grads[0].reshape(inputs[0].shape),)
 
 
@@ -152,6 +147,8 @@ register(
         "reshape",
         infer=_infer,
         rule=_rule,
+        inputs=1,
+        attrs=(Ints("shape"),),
         kernel=_kernel,
         gradient=_gradient,
         linear=((0,),),
@@ -159,6 +156,7 @@ register(
         legal=_legal,
         flops=no_flops,
         view=((0, 0),),
+        moves=True,
         doc="The same elements in row-major order under another shape.",
     )
 )

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from plancompiler.ops import kernel as blocking
+from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.dropout import Mask, stream_of
 from plancompiler.ops.kernel import contiguous, of_box, rows_of, scratch
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -35,8 +30,6 @@ _KIND = "bias_dropout_residual"
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs(_KIND, inputs, 2 + len(inputs[2:3]))
-    only_attrs(_KIND, attrs, "rate", "key")
     for tensor in inputs:
         expect_dtype(_KIND, tensor, FLOATS)
     expect_same_dtype(_KIND, inputs)
@@ -44,8 +37,6 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     expect_shape(_KIND, inputs[1], inputs[0].shape, "residual")
     for bias in inputs[2:]:
         expect_shape(_KIND, bias, inputs[0].shape[-1:], "bias")
-    float_attr(attrs, "rate", 0.0, least=0.0, below=1.0)
-    int_attr(attrs, "key", 0)
     return inputs[:1]
 
 
@@ -54,11 +45,11 @@ def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"... d, ... d{bias} -> ... d"
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     x, residual, *bias = inputs
     if x.size == 0:
         return
-    rate = float_attr(context.attrs, "rate", 0.0)
+    rate = context.attrs["rate"]
     source, beside, target = (rows_of(array) for array in (x, residual, outputs[0]))
     if rate == 0.0:
         step = max(1, blocking.BLOCK_BYTES // (source.shape[1] * source.itemsize))
@@ -83,11 +74,9 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.add(work, beside[rows, columns], out=target[rows, columns])
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (dy,) = grads
-    dx = apply("dropout", dy, **attrs) if attrs.get("rate") else dy
+    dx = apply("dropout", dy, **attrs) if attrs["rate"] else dy
     return (dx, dy, *(dx.sum(tuple(range(len(dy.shape) - 1))) for _ in inputs[2:]))
 
 
@@ -96,6 +85,11 @@ register(
         _KIND,
         infer=_infer,
         rule=_rule,
+        inputs=(2, 3),
+        attrs=(
+            Float("rate", 0.0, least=0.0, below=1.0),
+            Int("key", 0),
+        ),
         kernel=contiguous(_kernel),
         gradient=_gradient,
         inplace=((0, 0), (0, 1)),

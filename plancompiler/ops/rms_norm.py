@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,25 +9,25 @@ import numpy as np
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import (
     FLOATS,
     expect_accumulated,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    float_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -49,9 +48,6 @@ def _check(kind: str, inputs: Types) -> TensorType:
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("rms_norm", inputs, 2)
-    only_attrs("rms_norm", attrs, "eps")
-    float_attr(attrs, "eps", least=0.0)
     return inputs[0], _check("rms_norm", inputs)
 
 
@@ -62,10 +58,10 @@ def _average(context: KernelContext, width: int, dtype: np.dtype[Any]) -> Array:
     return column
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     x, gamma = inputs
     width = x.shape[-1]
-    eps = float_attr(context.attrs, "eps")
+    eps = context.attrs["eps"]
     average = _average(context, width, x.dtype)
     for rows, y, rstd in row_blocks(width, *map(rows_of, (x, *outputs))):
         work = scratch(context, "work", rows.shape, rows.dtype)
@@ -78,9 +74,7 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.multiply(y, gamma, out=y)
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x, gamma = inputs
     dx, dgamma = apply("rms_norm_grad", x, gamma, outputs[1], grads[0])
     return dx, dgamma
@@ -88,7 +82,7 @@ def _gradient(
 
 def _formula(attrs: AttrMap, x: Any, gamma: Any) -> tuple[Any, Any]:
     square = (x * x).mean(-1, keepdims=True)
-    rstd = apply("rsqrt", square + float_attr(attrs, "eps"))
+    rstd = apply("rsqrt", square + attrs["eps"])
     return x * rstd * gamma, rstd
 
 
@@ -99,8 +93,6 @@ def _grad_formula(attrs: AttrMap, x: Any, gamma: Any, rstd: Any, dy: Any) -> tup
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("rms_norm_grad", inputs, 4)
-    only_attrs("rms_norm_grad", attrs)
     x, gamma, rstd, dy = inputs
     statistics = _check("rms_norm_grad", inputs)
     expect_same_dtype("rms_norm_grad", (x, dy))
@@ -110,7 +102,7 @@ def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     return x, gamma
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # With h = x * rstd and g = dy * gamma: dx = rstd * (g - h * avg(g * h)).
     x, gamma, rstd, dy = inputs
     dx, dgamma = outputs
@@ -135,6 +127,7 @@ register(
         "rms_norm",
         infer=_infer,
         rule="... [d], [d] -> ... [d], ... 1",
+        attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_kernel)),
         gradient=unless_first(_gradient, _formula),
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),

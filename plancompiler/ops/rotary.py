@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,21 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
+from plancompiler.ops.attributes import Bool, Float, Int
 from plancompiler.ops.check import (
     FLOATS,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_shape,
-    float_attr,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.kernel import contiguous, in_float32, of_box, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -38,8 +35,6 @@ POSITIONS = frozenset({DType.INT32, DType.INT64})
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("rotary_embedding", inputs, 1 + len(inputs[1:2]))
-    only_attrs("rotary_embedding", attrs, "base", "offset", "interleaved", "inverse")
     x = inputs[0]
     for position in inputs[1:]:
         expect_dtype("rotary_embedding", position, POSITIONS, "position")
@@ -50,10 +45,6 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
         raise ShapeError(
             "rotary_embedding turns pairs of features", got=x.shape, expected="an even last axis"
         )
-    float_attr(attrs, "base", least=1.0)
-    int_attr(attrs, "offset", 0)
-    bool_attr(attrs, "interleaved", False)
-    bool_attr(attrs, "inverse", False)
     return inputs[:1]
 
 
@@ -70,25 +61,25 @@ def _turns(
 
     def turned() -> tuple[Array, Array]:
         attrs = context.attrs
-        offset = int_attr(attrs, "offset", 0) + (position or 0)
+        offset = attrs["offset"] + (position or 0)
         positions = np.arange(start + offset, stop + offset, dtype=np.float64)
-        rates = float_attr(attrs, "base") ** (np.arange(0, width, 2) / -max(width, 1))
+        rates = attrs["base"] ** (np.arange(0, width, 2) / -max(width, 1))
         angles = np.outer(positions, rates)
-        sines = np.sin(angles) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
+        sines = np.sin(angles) * (-1.0 if attrs["inverse"] else 1.0)
         return np.cos(angles).astype(dtype), sines.astype(dtype)
 
     # Those of a position that changes from call to call are not worth keeping.
     return turned() if position is not None else of_box(context, "turns", (start, stop), turned)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, *position), (out,) = inputs, outputs
     length, width = x.shape[-2:]
     cosines, sines = _turns(context, width, x.dtype, int(position[0]) if position else None)
     source, target = (
         array.reshape(element_count(array.shape[:-2]), length, width) for array in (x, out)
     )
-    if bool_attr(context.attrs, "interleaved", False):
+    if context.attrs["interleaved"]:
         halves = slice(0, None, 2), slice(1, None, 2)
     else:
         halves = slice(0, width // 2), slice(width // 2, None)
@@ -108,10 +99,8 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.add(made[..., halves[1]], across, out=made[..., halves[1]])
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    turned = {**attrs, "inverse": not bool_attr(attrs, "inverse", False)}
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    turned = {**attrs, "inverse": not attrs["inverse"]}
     back = apply("rotary_embedding", grads[0], *inputs[1:], **turned)
     return (back, *(None for _ in inputs[1:]))
 
@@ -121,11 +110,19 @@ register(
         "rotary_embedding",
         infer=_infer,
         rule=_rule,
+        inputs=(1, 2),
+        attrs=(
+            Float("base", least=1.0),
+            Int("offset", 0),
+            Bool("interleaved", False),
+            Bool("inverse", False),
+        ),
         kernel=in_float32(contiguous(_kernel)),
         gradient=_gradient,
         linear=((0,),),
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
         inplace=((0, 0),),
+        precision="following",
         doc="x [..., t, d]: pair i of features at position p turned by p * base ** (-2 i / d). "
         "Pairs are feature i and i + d / 2, or neighbours where `interleaved`; positions count "
         "from `offset`, plus a second input, a whole number. `inverse` turns back, which is the "

@@ -8,28 +8,26 @@ inverse and the gradient (the layout is that of GShard: D. Lepikhin et al., 2020
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.op import TensorType
+from plancompiler.ops.attributes import Int, Text
 from plancompiler.ops.check import (
     ANY,
     INTEGERS,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
-    int_attr,
-    only_attrs,
-    str_attr,
 )
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -40,11 +38,7 @@ OVERFLOW = ("error", "drop")
 """What becomes of rows beyond an expert's capacity, by the attribute `overflow`."""
 
 
-def _check(kind: str, inputs: Types, attrs: AttrMap, name: str) -> None:
-    expect_inputs(kind, inputs, 2)
-    only_attrs(kind, attrs, name, "overflow")
-    int_attr(attrs, name, least=0)
-    str_attr(attrs, "overflow", "error", among=OVERFLOW)
+def _check(kind: str, inputs: Types) -> None:
     rows, counts = inputs
     expect_dtype(kind, rows, ANY)
     expect_dtype(kind, counts, INTEGERS, "counts")
@@ -60,7 +54,7 @@ def _runs(
     context: KernelContext, counts: Array, rows: int, capacity: int, experts: tuple[int, int]
 ) -> Iterator[tuple[int, int, int, int]]:
     """Of each group and expert held here: both their places, the first row, and how many rows."""
-    drop = str_attr(context.attrs, "overflow", "error", among=OVERFLOW) == "drop"
+    drop = context.attrs["overflow"] == "drop"
     counts = counts.astype(np.int64, copy=False)
     ends = np.cumsum(counts, axis=1)
     if counts.size and (counts.min() < 0 or ends[:, -1].max() > rows):
@@ -91,11 +85,10 @@ def _runs(
 
 def _pack_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "pack_rows"
-    expect_inputs(kind, inputs, 2)
     expect_ndim(kind, inputs[0], 2, "rows [groups, rows, ...]")
-    _check(kind, inputs, attrs, "capacity")
+    _check(kind, inputs)
     rows, counts = inputs
-    shape = (*counts.shape, int_attr(attrs, "capacity"), *rows.shape[2:])
+    shape = (*counts.shape, attrs["capacity"], *rows.shape[2:])
     return (TensorType(shape, rows.dtype),)
 
 
@@ -104,7 +97,7 @@ def _pack_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"g [r] {rest}, g [k] -> g e [c] {rest}"
 
 
-def _pack_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _pack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (rows, counts), (out,) = inputs, outputs
     experts, capacity = context.output_regions[0][1], out.shape[2]
     out.fill(0)
@@ -112,11 +105,9 @@ def _pack_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Seque
         out[group, expert, :count] = rows[group, first : first + count]
 
 
-def _pack_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _pack_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     rows, counts = inputs
-    overflow = str_attr(attrs, "overflow", "error")
+    overflow = attrs["overflow"]
     found = apply("unpack_rows", grads[0], counts, rows=rows.shape[1], overflow=overflow)
     return found, None
 
@@ -126,11 +117,14 @@ register(
         "pack_rows",
         infer=_pack_infer,
         rule=_pack_rule,
+        inputs=2,
+        attrs=(Int("capacity", least=0), Text("overflow", "error", among=OVERFLOW)),
         kernel=_pack_kernel,
         gradient=_pack_gradient,
         linear=((0,),),
         flops=no_flops,
         takes_bfloat16=True,
+        portable=False,
         doc="(rows [g, r, ...], counts [g, e]) -> [g, e, capacity, ...]: each group's rows, sorted "
         "by expert, in places by expert, the others zero. Rows beyond the capacity fail the run, "
         "or with `overflow` 'drop' are left out.",
@@ -143,9 +137,8 @@ register(
 
 def _unpack_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "unpack_rows"
-    expect_inputs(kind, inputs, 2)
     expect_ndim(kind, inputs[0], 3, "packed rows [groups, experts, capacity, ...]")
-    _check(kind, inputs, attrs, "rows")
+    _check(kind, inputs)
     packed, counts = inputs
     if packed.shape[:2] != counts.shape:
         raise ShapeError(
@@ -153,7 +146,7 @@ def _unpack_infer(inputs: Types, attrs: AttrMap) -> Types:
             got=f"counts of shape {counts.shape} beside {packed.shape}",
             expected=packed.shape[:2],
         )
-    shape = (packed.shape[0], int_attr(attrs, "rows"), *packed.shape[3:])
+    shape = (packed.shape[0], attrs["rows"], *packed.shape[3:])
     return (TensorType(shape, packed.dtype),)
 
 
@@ -162,9 +155,7 @@ def _unpack_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"g e [c] {rest}, g [k] -> g [r] {rest}"
 
 
-def _unpack_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _unpack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (packed, counts), (out,) = inputs, outputs
     experts, capacity = context.input_regions[0][1], packed.shape[2]
     out.fill(0)
@@ -172,11 +163,9 @@ def _unpack_kernel(
         out[group, first : first + count] = packed[group, expert, :count]
 
 
-def _unpack_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _unpack_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     packed, counts = inputs
-    overflow = str_attr(attrs, "overflow", "error")
+    overflow = attrs["overflow"]
     found = apply("pack_rows", grads[0], counts, capacity=packed.shape[2], overflow=overflow)
     return found, None
 
@@ -186,11 +175,14 @@ register(
         "unpack_rows",
         infer=_unpack_infer,
         rule=_unpack_rule,
+        inputs=2,
+        attrs=(Int("rows", least=0), Text("overflow", "error", among=OVERFLOW)),
         kernel=_unpack_kernel,
         gradient=_unpack_gradient,
         linear=((0,),),
         flops=no_flops,
         takes_bfloat16=True,
+        portable=False,
         doc="(packed [g, e, c, ...], counts [g, e]) -> [g, rows, ...]: the inverse of pack_rows; "
         "rows that were dropped, and those beyond the counts, are zero.",
     )

@@ -4,25 +4,21 @@ index (see `plancompiler.ops.random`), so the values are the same on every layou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, DTypeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ops import random
+from plancompiler.ops.attributes import Attribute, Dtype, Float, Int, Shape
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
-    dtype_attr,
-    expect_inputs,
-    float_attr,
-    int_attr,
-    only_attrs,
-    shape_attr,
 )
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
@@ -38,7 +34,7 @@ def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
 
 def _words(context: KernelContext) -> random.Words:
     """A random word per element of this device's box."""
-    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    start = random.stream(context.seed, context.attrs["key"], context.step)
     return random.words(start, context.output_shapes[0], context.output_regions[0])
 
 
@@ -46,18 +42,15 @@ def _register(
     kind: str,
     check: Callable[[AttrMap, TensorType], None],
     make: Callable[[KernelContext], Array],
-    *attributes: str,
+    *attributes: Attribute,
     doc: str,
 ) -> None:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 0)
-        only_attrs(kind, attrs, "shape", "dtype", "key", *attributes)
-        int_attr(attrs, "key")
-        tensor = TensorType(shape_attr(attrs), dtype_attr(attrs))
+        tensor = TensorType(attrs["shape"], attrs["dtype"])
         check(attrs, tensor)
         return (tensor,)
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         np.copyto(outputs[0], make(context), casting="unsafe")
 
     register(
@@ -65,7 +58,15 @@ def _register(
             kind,
             infer=infer,
             rule=_rule,
+            inputs=0,
+            attrs=(
+                Shape(),
+                Dtype("dtype"),
+                Int("key"),
+                *attributes,
+            ),
             kernel=kernel,
+            portable=False,
             doc=doc + " Attribute `key` names the stream of numbers.",
         )
     )
@@ -81,7 +82,7 @@ def _expect_floating(kind: str, tensor: TensorType) -> None:
 
 def _check_uniform(attrs: AttrMap, tensor: TensorType) -> None:
     _expect_floating("uniform", tensor)
-    low, high = float_attr(attrs, "low"), float_attr(attrs, "high")
+    low, high = attrs["low"], attrs["high"]
     if not (low <= high and np.isfinite(high - low)):
         raise AttributeValueError("uniform needs finite bounds in order", got=(low, high))
 
@@ -90,7 +91,7 @@ def _unit(context: KernelContext) -> Array:
     """Numbers in [0, 1) with 53 random bits."""
     return random.uniform(
         context.seed,
-        int_attr(context.attrs, "key"),
+        context.attrs["key"],
         context.step,
         context.output_shapes[0],
         context.output_regions[0],
@@ -98,14 +99,19 @@ def _unit(context: KernelContext) -> Array:
 
 
 def _uniform(context: KernelContext) -> Array:
-    low, high = float_attr(context.attrs, "low"), float_attr(context.attrs, "high")
+    low, high = context.attrs["low"], context.attrs["high"]
     found = _unit(context)
     np.multiply(found, high - low, out=found)
     return np.add(found, low, out=found)
 
 
 _register(
-    "uniform", _check_uniform, _uniform, "low", "high", doc="Random numbers from `low` to `high`."
+    "uniform",
+    _check_uniform,
+    _uniform,
+    Float("low"),
+    Float("high"),
+    doc="Random numbers from `low` to `high`.",
 )
 
 
@@ -114,7 +120,7 @@ _register(
 
 def _check_normal(attrs: AttrMap, tensor: TensorType) -> None:
     _expect_floating("normal", tensor)
-    mean, std = float_attr(attrs, "mean"), float_attr(attrs, "std", least=0.0)
+    mean, std = attrs["mean"], attrs["std"]
     if not np.isfinite((mean, std)).all():
         raise AttributeValueError("normal needs a finite mean and deviation", got=(mean, std))
 
@@ -122,21 +128,21 @@ def _check_normal(attrs: AttrMap, tensor: TensorType) -> None:
 def _normal(context: KernelContext) -> Array:
     found = random.normal(
         context.seed,
-        int_attr(context.attrs, "key"),
+        context.attrs["key"],
         context.step,
         context.output_shapes[0],
         context.output_regions[0],
     )
-    np.multiply(found, float_attr(context.attrs, "std"), out=found)
-    return np.add(found, float_attr(context.attrs, "mean"), out=found)
+    np.multiply(found, context.attrs["std"], out=found)
+    return np.add(found, context.attrs["mean"], out=found)
 
 
 _register(
     "normal",
     _check_normal,
     _normal,
-    "mean",
-    "std",
+    Float("mean"),
+    Float("std", least=0.0),
     doc="Normally distributed random numbers of a mean and a standard deviation.",
 )
 
@@ -145,21 +151,21 @@ _register(
 
 
 def _check_bernoulli(attrs: AttrMap, tensor: TensorType) -> None:
-    if not 0.0 <= float_attr(attrs, "p") <= 1.0:
+    if not 0.0 <= attrs["p"] <= 1.0:
         raise AttributeValueError(
             "bernoulli needs a probability", got=attrs["p"], expected="a number from 0 to 1"
         )
 
 
 def _bernoulli(context: KernelContext) -> Array:
-    return np.less(_unit(context), float_attr(context.attrs, "p"))
+    return np.less(_unit(context), context.attrs["p"])
 
 
 _register(
     "bernoulli",
     _check_bernoulli,
     _bernoulli,
-    "p",
+    Float("p"),
     doc="1 (or True) with probability `p`, else 0, in any dtype.",
 )
 
@@ -171,7 +177,7 @@ def _check_randint(attrs: AttrMap, tensor: TensorType) -> None:
     if tensor.dtype not in INTEGERS:
         raise DTypeError("randint needs a dtype of whole numbers", got=tensor)
     limits = np.iinfo(tensor.dtype.value)
-    low, high = int_attr(attrs, "low"), int_attr(attrs, "high")
+    low, high = attrs["low"], attrs["high"]
     if not limits.min <= low < high <= limits.max + 1:
         raise AttributeValueError(
             "randint needs bounds in order, within its dtype",
@@ -181,7 +187,7 @@ def _check_randint(attrs: AttrMap, tensor: TensorType) -> None:
 
 
 def _randint(context: KernelContext) -> Array:
-    low, high = int_attr(context.attrs, "low"), int_attr(context.attrs, "high")
+    low, high = context.attrs["low"], context.attrs["high"]
     found = _words(context)
     if high - low < 1 << 64:
         # Of 64 random bits the remainder favours low numbers by less than (high - low) / 2**64.
@@ -194,8 +200,8 @@ _register(
     "randint",
     _check_randint,
     _randint,
-    "low",
-    "high",
+    Int("low"),
+    Int("high"),
     doc="Random whole numbers from `low` to `high` - 1.",
 )
 
@@ -215,7 +221,7 @@ def _check_permutation(attrs: AttrMap, tensor: TensorType) -> None:
 def _permutation(context: KernelContext) -> Array:
     # Every device orders all words, as their order is what the numbers are.
     (count,) = context.output_shapes[0]
-    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    start = random.stream(context.seed, context.attrs["key"], context.step)
     order = np.argsort(random.words(start, (count,), ((0, count),)), kind="stable")
     return order[slice(*context.output_regions[0][0])]
 

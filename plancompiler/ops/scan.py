@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
+from plancompiler.ops.attributes import Axis, Bool
 from plancompiler.ops.check import (
     ANY,
     FLOATS,
     NUMBERS,
-    axis_attr,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
     expect_shape,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import only_first
@@ -27,9 +23,11 @@ from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import keeps_dtype, total_dtype
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     apply_source,
@@ -41,7 +39,7 @@ from plancompiler.ops.rule import operand_line
 def axis_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     """All operands have one shape; the attribute `axis` stays whole."""
     ndim = len(inputs[0].shape)
-    line = operand_line(ndim, whole=(axis_attr(attrs, ndim),))
+    line = operand_line(ndim, whole=(attrs["axis"],))
     return f"{', '.join([line] * len(inputs))} -> {', '.join([line] * len(outputs))}"
 
 
@@ -53,27 +51,19 @@ def _reversed(array: Array, axis: int, reverse: bool) -> Array:
 
 
 def _cumsum_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("cumsum", inputs, 1)
-    only_attrs("cumsum", attrs, "axis", "reverse")
     expect_dtype("cumsum", inputs[0], ANY)
-    axis_attr(attrs, len(inputs[0].shape))
-    bool_attr(attrs, "reverse", False)
     return (TensorType(inputs[0].shape, total_dtype(inputs[0].dtype)),)
 
 
-def _cumsum_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
-    reverse = bool_attr(context.attrs, "reverse", False)
+def _cumsum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
+    reverse = context.attrs["reverse"]
     x, out = (_reversed(array, axis, reverse) for array in (inputs[0], outputs[0]))
     np.add.accumulate(x, axis=axis, dtype=out.dtype, out=out)
 
 
-def _cumsum_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    reverse = not bool_attr(attrs, "reverse", False)
+def _cumsum_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    reverse = not attrs["reverse"]
     return (apply("cumsum", grads[0], axis=attrs["axis"], reverse=reverse),)
 
 
@@ -82,6 +72,11 @@ register(
         "cumsum",
         infer=_cumsum_infer,
         rule=axis_rule,
+        inputs=1,
+        attrs=(
+            Axis(),
+            Bool("reverse", False),
+        ),
         kernel=in_float32(_cumsum_kernel),
         gradient=_cumsum_gradient,
         linear=((0,),),
@@ -96,33 +91,23 @@ register(
 
 
 def _cumprod_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("cumprod", inputs, 1)
-    only_attrs("cumprod", attrs, "axis")
     expect_dtype("cumprod", inputs[0], ANY)
-    axis_attr(attrs, len(inputs[0].shape))
     return (TensorType(inputs[0].shape, total_dtype(inputs[0].dtype)),)
 
 
-def _cumprod_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+def _cumprod_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
     np.multiply.accumulate(inputs[0], axis=axis, dtype=outputs[0].dtype, out=outputs[0])
 
 
-def _cumprod_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _cumprod_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (apply("cumprod_grad", inputs[0], grads[0], axis=attrs["axis"]),)
 
 
 def _cumprod_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("cumprod_grad", inputs, 2)
-    only_attrs("cumprod_grad", attrs, "axis")
     expect_dtype("cumprod_grad", inputs[0], FLOATS)
     expect_same_dtype("cumprod_grad", inputs)
     expect_shape("cumprod_grad", inputs[1], inputs[0].shape, "gradient")
-    axis_attr(attrs, len(inputs[0].shape))
     return inputs[:1]
 
 
@@ -137,12 +122,10 @@ def _sum_of_rest(x: Array, dy: Array, zero: Array | None = None) -> Array:
     return np.add.accumulate(found[..., ::-1], axis=-1)[..., ::-1]
 
 
-def _cumprod_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _cumprod_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # dx[i] is the sum over j >= i of dy[j] times the product of x[0..j] without x[i]: a division
     # by x[i] before the first zero, a one in its place at the first zero, nothing behind it.
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+    axis = context.attrs["axis"]
     x, dy, dx = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
     zeros = np.equal(x, 0)
     if not zeros.any():
@@ -164,7 +147,7 @@ def _cumprod_grad_formula(attrs: AttrMap, x: Any, dy: Any) -> Any:
     All these products at once take memory like the square of the axis, but no division: zeros
     need no care, as in the kernel.
     """
-    axis = axis_attr(attrs, x.ndim)
+    axis = attrs["axis"]
     order = [*range(x.ndim)]
     order[axis], order[-1] = order[-1], order[axis]
     x, dy = (each.transpose(order) for each in (x, dy))
@@ -182,6 +165,8 @@ register(
         "cumprod",
         infer=_cumprod_infer,
         rule=axis_rule,
+        inputs=1,
+        attrs=(Axis(),),
         kernel=in_float32(_cumprod_kernel),
         gradient=_cumprod_gradient,
         doc="The product of all elements up to each along an axis, in the dtype of the input; of "
@@ -193,9 +178,12 @@ register(
         "cumprod_grad",
         infer=_cumprod_grad_infer,
         rule=axis_rule,
+        inputs=2,
+        attrs=(Axis(),),
         kernel=in_float32(_cumprod_grad_kernel),
         gradient=by_formula(_cumprod_grad_formula),
         linear=((1,),),
+        portable=False,
         doc="The gradient of cumprod, also where elements are zero: (x, dy) -> dx.",
     )
 )
@@ -206,14 +194,11 @@ register(
 
 def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, 1)
-        only_attrs(kind, attrs, "axis")
         expect_dtype(kind, inputs[0], NUMBERS)
-        axis_attr(attrs, len(inputs[0].shape))
         return inputs[0], TensorType(inputs[0].shape, DType.INT64)
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        axis = axis_attr(context.attrs, inputs[0].ndim)
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        axis = context.attrs["axis"]
         x, values, indices = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
         ufunc.accumulate(x, axis=-1, out=values)
         # An element that is the running extreme is its latest place; others keep the one before.
@@ -221,10 +206,8 @@ def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
         np.multiply(np.equal(x, values), places, out=indices)
         np.maximum.accumulate(indices, axis=-1, out=indices)
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
-        axis = axis_attr(attrs, inputs[0].ndim)
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+        axis = attrs["axis"]
         extent = inputs[0].shape[axis]
         grad = only_first(kind, grads)
         return (apply("take_along_axis_grad", outputs[1], grad, axis=axis, extent=extent),)
@@ -234,8 +217,11 @@ def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
             kind,
             infer=infer,
             rule=axis_rule,
+            inputs=1,
+            attrs=(Axis(),),
             kernel=kernel,
             gradient=gradient,
+            portable=False,
             doc=f"The {what} of all elements up to each along an axis, and its latest index.",
         )
     )

@@ -7,29 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import PARTIAL_SUM, Partial, Reduction
+from plancompiler.ops.attributes import Axis, Ints, Shape
 from plancompiler.ops.check import (
-    axis_attr,
     broadcast_shapes,
     describe,
-    expect_inputs,
     expect_same_dtype,
-    ints_attr,
-    only_attrs,
-    shape_attr,
 )
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.registry import (
-    Array,
+    AT_LEAST_ONE,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -56,9 +53,7 @@ def keeps_extremes(
 
 
 def _transpose_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("transpose", inputs, 1)
-    only_attrs("transpose", attrs, "axes")
-    shape, axes = inputs[0].shape, ints_attr(attrs, "axes")
+    shape, axes = inputs[0].shape, attrs["axes"]
     if sorted(axes) != list(range(len(shape))):
         raise AttributeValueError(
             "transpose needs every axis once",
@@ -69,21 +64,19 @@ def _transpose_infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _transpose_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    axes = ints_attr(attrs, "axes")
+    axes = attrs["axes"]
     permuted = " ".join(f"a{axis}" for axis in axes) or "..."
     return f"{operand_line(len(axes))} -> {permuted}"
 
 
-def _transpose_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    np.copyto(outputs[0], inputs[0].transpose(ints_attr(context.attrs, "axes")))
+def _transpose_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    np.copyto(outputs[0], inputs[0].transpose(context.attrs["axes"]))
 
 
 def _transpose_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    axes = ints_attr(attrs, "axes")
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
+    axes = attrs["axes"]
     inverse = sorted(range(len(axes)), key=axes.__getitem__)
     return (apply("transpose", grads[0], axes=tuple(inverse)),)
 
@@ -93,12 +86,15 @@ register(
         "transpose",
         infer=_transpose_infer,
         rule=_transpose_rule,
+        inputs=1,
+        attrs=(Ints("axes"),),
         kernel=_transpose_kernel,
         gradient=_transpose_gradient,
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
-        takes_bfloat16=True,
+        moves=True,
+        strided=True,
         doc="Axes permuted.",
     )
 )
@@ -108,23 +104,17 @@ register(
 
 
 def _expand_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("expand_to", inputs, 1)
-    only_attrs("expand_to", attrs, "shape")
-    shape = shape_attr(attrs)
+    shape = attrs["shape"]
     if broadcast_shapes("expand_to", [inputs[0].shape, shape]) != shape:
         raise ShapeError("expand_to cannot shrink a tensor", got=f"{inputs[0].shape} to {shape}")
     return (TensorType(shape, inputs[0].dtype),)
 
 
-def _expand_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _expand_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     np.copyto(outputs[0], inputs[0])
 
 
-def _expand_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _expand_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (reduce_to(grads[0], inputs[0].shape),)
 
 
@@ -133,12 +123,14 @@ register(
         "expand_to",
         infer=_expand_infer,
         rule="... -> ...",
+        attrs=(Shape(),),
         kernel=_expand_kernel,
         gradient=_expand_gradient,
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
-        takes_bfloat16=True,
+        moves=True,
+        strided=True,
         doc="The tensor broadcast to a shape, as NumPy does.",
     )
 )
@@ -148,12 +140,9 @@ register(
 
 
 def _concat_infer(inputs: Types, attrs: AttrMap) -> Types:
-    only_attrs("concat", attrs, "axis")
-    if not inputs:
-        raise ShapeError("concat needs at least one input", got="none", expected="one or more")
     dtype = expect_same_dtype("concat", inputs)
     first = inputs[0].shape
-    axis = axis_attr(attrs, len(first))
+    axis = attrs["axis"]
     for tensor in inputs:
         if (
             len(tensor.shape) != len(first)
@@ -168,7 +157,7 @@ def _concat_infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _concat_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    line = operand_line(len(outputs[0].shape), whole=(axis_attr(attrs, len(outputs[0].shape)),))
+    line = operand_line(len(outputs[0].shape), whole=(attrs["axis"],))
     return f"{', '.join([line] * len(inputs))} -> {line}"
 
 
@@ -178,17 +167,13 @@ def _concat_extra(
     return (Signature((PARTIAL_SUM,) * len(inputs), (PARTIAL_SUM,)),)
 
 
-def _concat_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    np.concatenate(inputs, axis=axis_attr(context.attrs, outputs[0].ndim), out=outputs[0])
+def _concat_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    np.concatenate(inputs, axis=context.attrs["axis"], out=outputs[0])
 
 
-def _concat_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _concat_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     shape = outputs[0].shape
-    axis = axis_attr(attrs, len(shape))
+    axis = attrs["axis"]
     stops = list(accumulate(tensor.shape[axis] for tensor in inputs))
     found = []
     for tensor, stop in zip(inputs, stops, strict=True):
@@ -204,11 +189,14 @@ register(
         "concat",
         infer=_concat_infer,
         rule=_concat_rule,
+        inputs=AT_LEAST_ONE,
+        attrs=(Axis(),),
         kernel=_concat_kernel,
         gradient=_concat_gradient,
         extra=_concat_extra,
         flops=no_flops,
         takes_bfloat16=True,
+        precision="following",
         doc="Tensors one after another along an axis, which stays whole; linear in all together.",
     )
 )
@@ -218,7 +206,7 @@ register(
 
 
 def _bounds(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    starts, stops = ints_attr(attrs, "starts"), ints_attr(attrs, "stops")
+    starts, stops = attrs["starts"], attrs["stops"]
     if (
         len(starts) != len(shape)
         or len(stops) != len(shape)
@@ -236,8 +224,6 @@ def _bounds(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tu
 
 
 def _slice_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("slice", inputs, 1)
-    only_attrs("slice", attrs, "starts", "stops")
     starts, stops = _bounds(attrs, inputs[0].shape)
     shape = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
     return (TensorType(shape, inputs[0].dtype),)
@@ -262,27 +248,17 @@ def _window(large: Sequence[int], small: Sequence[int], starts: Sequence[int]) -
     )
 
 
-def _slice_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    window = _window(
-        context.input_shapes[0], context.output_shapes[0], ints_attr(context.attrs, "starts")
-    )
+def _slice_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    window = _window(context.input_shapes[0], context.output_shapes[0], context.attrs["starts"])
     np.copyto(outputs[0], inputs[0][window])
 
 
-def _slice_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    return (
-        apply("slice_grad", grads[0], shape=inputs[0].shape, starts=ints_attr(attrs, "starts")),
-    )
+def _slice_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    return (apply("slice_grad", grads[0], shape=inputs[0].shape, starts=attrs["starts"]),)
 
 
 def _slice_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("slice_grad", inputs, 1)
-    only_attrs("slice_grad", attrs, "shape", "starts")
-    shape, starts = shape_attr(attrs), ints_attr(attrs, "starts")
+    shape, starts = attrs["shape"], attrs["starts"]
     small = inputs[0].shape
     if not len(shape) == len(starts) == len(small) or any(
         not 0 <= start <= start + length <= extent
@@ -295,20 +271,16 @@ def _slice_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType(shape, inputs[0].dtype),)
 
 
-def _slice_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    window = _window(
-        context.output_shapes[0], context.input_shapes[0], ints_attr(context.attrs, "starts")
-    )
+def _slice_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    window = _window(context.output_shapes[0], context.input_shapes[0], context.attrs["starts"])
     outputs[0].fill(0)
     outputs[0][window] = inputs[0]
 
 
 def _slice_grad_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
-    starts = ints_attr(attrs, "starts")
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
+    starts = attrs["starts"]
     stops = tuple(start + extent for start, extent in zip(starts, inputs[0].shape, strict=True))
     return (apply("slice", grads[0], starts=starts, stops=stops),)
 
@@ -318,12 +290,18 @@ register(
         "slice",
         infer=_slice_infer,
         rule=_slice_rule,
+        inputs=1,
+        attrs=(
+            Ints("starts"),
+            Ints("stops"),
+        ),
         kernel=_slice_kernel,
         gradient=_slice_gradient,
         linear=((0,),),
         extra=keeps_extremes,
         flops=no_flops,
-        takes_bfloat16=True,
+        moves=True,
+        strided=True,
         doc="The box from starts to stops; an axis that is cut stays whole.",
     )
 )
@@ -332,10 +310,16 @@ register(
         "slice_grad",
         infer=_slice_grad_infer,
         rule=_slice_rule,
+        inputs=1,
+        attrs=(
+            Shape(),
+            Ints("starts"),
+        ),
         kernel=_slice_grad_kernel,
         gradient=_slice_grad_gradient,
         linear=((0,),),
         flops=no_flops,
+        precision="following",
         doc="A box put at starts into zeros of a shape: the gradient of slice.",
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,27 +10,26 @@ import numpy as np
 from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Axis, Int
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
-    axis_attr,
     expect_accumulated,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     Infer,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -70,18 +69,15 @@ def _row_max(rows: Array) -> Array:
     return found
 
 
-def _axis_infer(kind: str, count: int) -> Infer:
+def _axis_infer(kind: str) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_inputs(kind, inputs, count)
-        only_attrs(kind, attrs, "axis")
         shape = inputs[0].shape
         for tensor in inputs:
             expect_dtype(kind, tensor, FLOATS)
             expect_shape(kind, tensor, shape, "inputs")
         expect_same_dtype(kind, inputs)
-        if shape and shape[axis_attr(attrs, len(shape))] == 0:
+        if shape and shape[attrs["axis"]] == 0:
             raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
-        axis_attr(attrs, len(shape))
         return (inputs[0],)
 
     return infer
@@ -89,7 +85,7 @@ def _axis_infer(kind: str, count: int) -> Infer:
 
 def _axis_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     ndim = len(inputs[0].shape)
-    line = operand_line(ndim, whole=(axis_attr(attrs, ndim),))
+    line = operand_line(ndim, whole=(attrs["axis"],))
     return f"{', '.join([line] * len(inputs))} -> {line}"
 
 
@@ -100,18 +96,14 @@ def _softmax_rows(context: KernelContext, x: Array, y: Array) -> None:
     np.multiply(y, np.reciprocal(_row_sum(context, y)), out=y)
 
 
-def _softmax_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+def _softmax_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
     for x, y in _row_pieces(axis, *inputs, *outputs):
         _softmax_rows(context, x, y)
 
 
-def _softmax_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+def _softmax_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
     for y, dy, dx in _row_pieces(axis, *inputs, *outputs):
         work = scratch(context, "work", y.shape, y.dtype)
         np.multiply(y, dy, out=work)
@@ -119,10 +111,8 @@ def _softmax_grad_kernel(
         np.multiply(dx, y, out=dx)
 
 
-def _log_softmax_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+def _log_softmax_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
     for x, y in _row_pieces(axis, *inputs, *outputs):
         work = scratch(context, "work", x.shape, x.dtype)
         np.subtract(x, _row_max(x), out=y)
@@ -130,10 +120,8 @@ def _log_softmax_kernel(
         np.subtract(y, np.log(_row_sum(context, work)), out=y)
 
 
-def _log_softmax_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
-    axis = axis_attr(context.attrs, inputs[0].ndim)
+def _log_softmax_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    axis = context.attrs["axis"]
     for y, dy, dx in _row_pieces(axis, *inputs, *outputs):
         work = scratch(context, "work", y.shape, y.dtype)
         np.exp(y, out=work)
@@ -142,30 +130,30 @@ def _log_softmax_grad_kernel(
 
 
 def _softmax_grad_formula(attrs: AttrMap, y: Any, dy: Any) -> Any:
-    return (dy - (y * dy).sum(axis_attr(attrs, y.ndim), keepdims=True)) * y
+    return (dy - (y * dy).sum(attrs["axis"], keepdims=True)) * y
 
 
 def _log_softmax_grad_formula(attrs: AttrMap, y: Any, dy: Any) -> Any:
-    return dy - y.exp() * dy.sum(axis_attr(attrs, y.ndim), keepdims=True)
+    return dy - y.exp() * dy.sum(attrs["axis"], keepdims=True)
 
 
-def _softmax_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _softmax_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return (apply("softmax_grad", outputs[0], grads[0], **attrs),)
 
 
 def _log_softmax_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return (apply("log_softmax_grad", outputs[0], grads[0], **attrs),)
 
 
 register(
     OpDef(
         "softmax",
-        infer=_axis_infer("softmax", 1),
+        infer=_axis_infer("softmax"),
         rule=_axis_rule,
+        inputs=1,
+        attrs=(Axis(),),
         kernel=in_float32(_softmax_kernel),
         gradient=_softmax_gradient,
         flops=_flops,
@@ -176,8 +164,10 @@ register(
 register(
     OpDef(
         "softmax_grad",
-        infer=_axis_infer("softmax_grad", 2),
+        infer=_axis_infer("softmax_grad"),
         rule=_axis_rule,
+        inputs=2,
+        attrs=(Axis(),),
         kernel=in_float32(_softmax_grad_kernel),
         gradient=by_formula(_softmax_grad_formula),
         linear=((1,),),
@@ -189,8 +179,10 @@ register(
 register(
     OpDef(
         "log_softmax",
-        infer=_axis_infer("log_softmax", 1),
+        infer=_axis_infer("log_softmax"),
         rule=_axis_rule,
+        inputs=1,
+        attrs=(Axis(),),
         kernel=in_float32(_log_softmax_kernel),
         gradient=_log_softmax_gradient,
         flops=_flops,
@@ -201,8 +193,10 @@ register(
 register(
     OpDef(
         "log_softmax_grad",
-        infer=_axis_infer("log_softmax_grad", 2),
+        infer=_axis_infer("log_softmax_grad"),
         rule=_axis_rule,
+        inputs=2,
+        attrs=(Axis(),),
         kernel=in_float32(_log_softmax_grad_kernel),
         gradient=by_formula(_log_softmax_grad_formula),
         linear=((1,),),
@@ -219,10 +213,8 @@ IGNORE_INDEX = -100
 """The label of examples that do not count, unless the attribute `ignore_index` says otherwise."""
 
 
-def _check_classes(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
+def _check_classes(kind: str, inputs: Types) -> TensorType:
     logits, labels = inputs[0], inputs[1]
-    only_attrs(kind, attrs, "ignore_index")
-    int_attr(attrs, "ignore_index", IGNORE_INDEX)
     expect_dtype(kind, logits, FLOATS, "logits")
     expect_dtype(kind, labels, INTEGERS, "labels")
     expect_ndim(kind, logits, 1, "logits")
@@ -234,13 +226,11 @@ def _check_classes(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
 
 
 def _cross_entropy_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("cross_entropy", inputs, 2)
-    return (_check_classes("cross_entropy", inputs, attrs),)
+    return (_check_classes("cross_entropy", inputs),)
 
 
 def _cross_entropy_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("cross_entropy_grad", inputs, 3)
-    loss = _check_classes("cross_entropy_grad", inputs, attrs)
+    loss = _check_classes("cross_entropy_grad", inputs)
     expect_accumulated("cross_entropy_grad", inputs[2], inputs[0].dtype, "gradient")
     expect_shape("cross_entropy_grad", inputs[2], loss.shape, "gradient")
     return (inputs[0],)
@@ -249,7 +239,7 @@ def _cross_entropy_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array, Array | None]:
     """Flat labels that can be used as indices, and which of them count (None: all)."""
     flat = labels.reshape(-1)
-    ignored = int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
+    ignored = context.attrs["ignore_index"]
     counts = flat != ignored
     wrong = counts & ((flat < 0) | (flat >= classes))
     if wrong.any():
@@ -263,9 +253,7 @@ def _labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array,
     return np.where(counts, flat, 0), counts
 
 
-def _cross_entropy_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _cross_entropy_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     logits, labels = inputs
     classes = logits.shape[-1]
     flat, counts = _labels(context, labels, classes)
@@ -282,9 +270,7 @@ def _cross_entropy_kernel(
         loss[~counts] = 0
 
 
-def _cross_entropy_grad_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _cross_entropy_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (logits, labels, dloss), (out,) = inputs, outputs
     classes = logits.shape[-1]
     flat, counts = _labels(context, labels, classes)
@@ -304,8 +290,8 @@ def _cross_entropy_grad_formula(attrs: AttrMap, logits: Any, labels: Any, dloss:
 
 
 def _cross_entropy_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return apply("cross_entropy_grad", inputs[0], inputs[1], grads[0], **attrs), None
 
 
@@ -314,6 +300,7 @@ register(
         "cross_entropy",
         infer=_cross_entropy_infer,
         rule="... [v], ... -> ...",
+        attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_cross_entropy_kernel)),
         gradient=_cross_entropy_gradient,
         flops=_flops,
@@ -326,6 +313,7 @@ register(
         "cross_entropy_grad",
         infer=_cross_entropy_grad_infer,
         rule="... [v], ..., ... -> ... [v]",
+        attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_cross_entropy_grad_kernel)),
         gradient=by_formula(_cross_entropy_grad_formula),
         linear=((2,),),

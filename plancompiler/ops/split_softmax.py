@@ -17,18 +17,16 @@ import numpy as np
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops.attributes import Int
 from plancompiler.ops.check import (
     ANY,
     FLOATS,
     INTEGERS,
     expect_accumulated,
     expect_dtype,
-    expect_inputs,
     expect_ndim,
     expect_same_dtype,
     expect_shape,
-    int_attr,
-    only_attrs,
 )
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import widened
@@ -42,9 +40,11 @@ from plancompiler.ops.kernel import (
 from plancompiler.ops.loss import own_rows
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -55,13 +55,11 @@ from plancompiler.ops.softmax import IGNORE_INDEX
 
 
 def _stop_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("stop_gradient", inputs, 1)
-    only_attrs("stop_gradient", attrs)
     expect_dtype("stop_gradient", inputs[0], ANY)
     return inputs
 
 
-def _stop_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _stop_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     copy_unless_shared(inputs[0], outputs[0])
 
 
@@ -76,6 +74,7 @@ register(
         flops=lambda inputs, outputs, attrs: 0,
         view=((0, 0),),
         inplace=((0, 0),),
+        moves=True,
         doc="The same values, as a constant to differentiation.",
     )
 )
@@ -84,13 +83,10 @@ register(
 # --- sums over classes ----------------------------------------------------------------------------
 
 
-def _check(kind: str, inputs: Types, attrs: AttrMap, names: Sequence[str]) -> TensorType:
+def _check(kind: str, inputs: Types, names: Sequence[str]) -> TensorType:
     """Checks logits, labels, and one number per row for each of `names`: the shift, and what is of
     the type that is returned, in which sums over many classes fit.
     """
-    expect_inputs(kind, inputs, 2 + len(names))
-    only_attrs(kind, attrs, "ignore_index")
-    int_attr(attrs, "ignore_index", IGNORE_INDEX)
     logits, labels, *rows = inputs
     expect_dtype(kind, logits, FLOATS, "logits")
     expect_dtype(kind, labels, INTEGERS, "labels")
@@ -107,7 +103,7 @@ def _check(kind: str, inputs: Types, attrs: AttrMap, names: Sequence[str]) -> Te
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    found = _check("class_sums", inputs, attrs, ("shift",))
+    found = _check("class_sums", inputs, ("shift",))
     return found, found
 
 
@@ -117,7 +113,7 @@ def _rows(context: KernelContext, labels: Array) -> tuple[Array, Array]:
     return own_rows("cross_entropy", labels, context.attrs, classes, held)
 
 
-def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     logits, labels, shift = inputs
     total, target = (array.reshape(-1) for array in outputs)
     width = logits.shape[-1]
@@ -135,9 +131,7 @@ def _kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[A
         np.add.reduce(work, axis=-1, out=out)
 
 
-def _gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     logits, labels, shift = inputs
     wide = outputs[0].dtype
     dtotal, dtarget = (
@@ -145,7 +139,7 @@ def _gradient(
         for grad in grads
     )
     dlogits = apply("class_sums_grad", logits, labels, shift, dtotal, dtarget, **attrs)
-    counted = labels.not_equal(int_attr(attrs, "ignore_index", IGNORE_INDEX)).cast(wide)
+    counted = labels.not_equal(attrs["ignore_index"]).cast(wide)
     dshift = -(outputs[0] * dtotal) - counted * dtarget
     return dlogits, None, dshift if wide is shift.dtype else dshift.cast(shift.dtype)
 
@@ -161,11 +155,11 @@ def _grad_formula(
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     names = ("shift", "gradient of the sum", "gradient of the target")
-    _check("class_sums_grad", inputs, attrs, names)
+    _check("class_sums_grad", inputs, names)
     return inputs[:1]
 
 
-def _grad_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     logits, labels, shift, dtotal, dtarget = inputs
     width = logits.shape[-1]
     flat, made = (array.reshape(labels.size, width) for array in (logits, outputs[0]))
@@ -185,9 +179,11 @@ register(
         "class_sums",
         infer=_infer,
         rule="... v, ..., ... -> ..., ...",
+        attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_kernel)),
         gradient=_gradient,
         flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        portable=False,
         doc="(logits [..., v], labels, shift) -> per row the sum of exp(logits - shift), and the "
         "logit of the label minus shift (zero where the label is `ignore_index`), in at least "
         "float32. Both are partial with the classes split.",
@@ -198,11 +194,13 @@ register(
         "class_sums_grad",
         infer=_grad_infer,
         rule="... v, ..., ..., ..., ... -> ... v",
+        attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),
         linear=((3, 4),),
         flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
         inplace=((0, 0),),
+        portable=False,
         doc="The gradient of class_sums by the logits: (logits, labels, shift, dsum, dtarget) -> "
         "dlogits.",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import numpy as np
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Reduction
-from plancompiler.ops.check import ANY, FLOATS, axes_attr, bool_attr, float_attr
+from plancompiler.ops.attributes import Float
+from plancompiler.ops.check import ANY, FLOATS
 from plancompiler.ops.gradient import accumulated, expand_to, masked, over_positive
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import (
+    REDUCED,
     input_flops,
     keeps_partial,
     kept_axes,
@@ -25,9 +27,11 @@ from plancompiler.ops.reduce import (
 )
 from plancompiler.ops.registry import (
     Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -36,27 +40,25 @@ from plancompiler.ops.registry import (
 
 def _axes(context: KernelContext, x: Array) -> tuple[tuple[int, ...], bool]:
     """The reduced axes and whether they stay."""
-    return axes_attr(context.attrs, x.ndim), bool_attr(context.attrs, "keepdims", False)
+    return context.attrs["axes"], context.attrs["keepdims"]
 
 
 # --- prod -----------------------------------------------------------------------------------------
 
 
-def _prod_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _prod_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     axes, keepdims = _axes(context, x)
     np.multiply.reduce(x, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-def _prod_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _prod_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     # The product of the others: that of all nonzero ones without x, times the zeros among them.
     # One such zero is kept as what it is, an element, for second derivatives go through it (unless
     # the other product overflows: 0 times infinity is no number); of two the product is taken as
     # constant, which only third derivatives would see.
     x = inputs[0]
-    axes = axes_attr(attrs, x.ndim)
+    axes = attrs["axes"]
     is_zero = x.equal(0)
     none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001  # every tensor's door
     safe, zeros = apply("where", is_zero, one, x), apply("where", is_zero, x, none)
@@ -75,6 +77,8 @@ register(
         "prod",
         infer=reduction_infer("prod", empty=True, dtypes=ANY, result=total_dtype),
         rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
         kernel=in_float32(_prod_kernel),
         gradient=accumulated(_prod_gradient),
         reduction=Reduction.PROD,
@@ -89,7 +93,7 @@ register(
 
 
 def _register_truth(kind: str, ufunc: np.ufunc, reduction: Reduction, doc: str) -> None:
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         axes, keepdims = _axes(context, inputs[0])
         ufunc.reduce(inputs[0], axis=axes, out=outputs[0], keepdims=keepdims)
 
@@ -98,6 +102,8 @@ def _register_truth(kind: str, ufunc: np.ufunc, reduction: Reduction, doc: str) 
             kind,
             infer=reduction_infer(kind, empty=True, dtypes=frozenset({DType.BOOL})),
             rule=reduction_rule,
+            inputs=1,
+            attrs=REDUCED,
             kernel=kernel,
             reduction=reduction,
             extra=keeps_partial(reduction),
@@ -111,9 +117,7 @@ _register_truth("all", np.logical_and, Reduction.MIN, "Whether all are True, ove
 _register_truth("any", np.logical_or, Reduction.MAX, "Whether any is True, over axes.")
 
 
-def _count_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _count_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     axes, keepdims = _axes(context, inputs[0])
     found = inputs[0] if inputs[0].dtype == np.bool_ else np.not_equal(inputs[0], 0)
     np.add.reduce(found, axis=axes, dtype=np.int64, out=outputs[0], keepdims=keepdims)
@@ -126,6 +130,8 @@ register(
             "count_nonzero", empty=True, dtypes=ANY, result=lambda _: DType.INT64
         ),
         rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
         kernel=_count_kernel,
         flops=input_flops,
         doc="How many elements are not zero (or True), over axes, as int64.",
@@ -136,9 +142,7 @@ register(
 # --- the parts of norms ---------------------------------------------------------------------------
 
 
-def _square_sum_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _square_sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     axes, keepdims = _axes(context, x)
     if len(axes) == x.ndim and x.flags.c_contiguous:
@@ -150,8 +154,8 @@ def _square_sum_kernel(
 
 
 def _square_sum_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     x = inputs[0]
     return (x * expand_to(kept_axes(grads[0] * 2.0, attrs, x), x.shape),)
 
@@ -161,6 +165,8 @@ register(
         "square_sum",
         infer=reduction_infer("square_sum", empty=True, dtypes=FLOATS),
         rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
         kernel=in_float32(_square_sum_kernel),
         gradient=_square_sum_gradient,
         flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
@@ -169,9 +175,7 @@ register(
 )
 
 
-def _abs_sum_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _abs_sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     axes, keepdims = _axes(context, x)
     # Widened first: the least number of a narrow dtype has no absolute value in it.
@@ -179,9 +183,7 @@ def _abs_sum_kernel(
     np.add.reduce(sizes, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-def _abs_sum_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _abs_sum_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x = inputs[0]
     return (apply("sign", x) * expand_to(kept_axes(grads[0], attrs, x), x.shape),)
 
@@ -191,6 +193,8 @@ register(
         "abs_sum",
         infer=reduction_infer("abs_sum", empty=True, result=total_dtype),
         rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
         kernel=in_float32(_abs_sum_kernel),
         gradient=_abs_sum_gradient,
         flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
@@ -199,21 +203,17 @@ register(
 )
 
 
-def _abs_max_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _abs_max_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     axes, keepdims = _axes(context, x)
     # No absolute value is below 0, which so is that of no elements.
     np.maximum.reduce(np.absolute(x), axis=axes, out=out, keepdims=keepdims, initial=0)
 
 
-def _abs_max_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _abs_max_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     x = inputs[0]
     mask = abs(x).equal(kept_axes(outputs[0], attrs, x))
-    ties = mask.cast(x.dtype).sum(axes_attr(attrs, x.ndim), keepdims=True)
+    ties = mask.cast(x.dtype).sum(attrs["axes"], keepdims=True)
     share = expand_to(kept_axes(grads[0], attrs, x) / ties, x.shape)
     return (masked(apply("sign", x) * share, mask),)
 
@@ -223,6 +223,8 @@ register(
         "abs_max",
         infer=reduction_infer("abs_max", empty=True),
         rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
         kernel=_abs_max_kernel,
         gradient=accumulated(_abs_max_gradient),
         reduction=Reduction.MAX,
@@ -236,9 +238,7 @@ register(
 # --- logsumexp ------------------------------------------------------------------------------------
 
 
-def _logsumexp_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _logsumexp_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     axes, keepdims = _axes(context, x)
     greatest = np.maximum.reduce(x, axis=axes, keepdims=True)
@@ -252,8 +252,8 @@ def _logsumexp_kernel(
 
 
 def _logsumexp_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     x = inputs[0]
     share = (x - kept_axes(outputs[0], attrs, x)).exp()
     return (share * expand_to(kept_axes(grads[0], attrs, x), x.shape),)
@@ -264,6 +264,8 @@ register(
         "logsumexp",
         infer=reduction_infer("logsumexp", empty=False, dtypes=FLOATS),
         rule=whole_reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
         kernel=in_float32(_logsumexp_kernel),
         gradient=accumulated(_logsumexp_gradient),
         flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),
@@ -277,8 +279,8 @@ register(
 
 def _degrees(kind: str, shape: tuple[int, ...], attrs: AttrMap) -> float:
     """The number of reduced elements less the correction."""
-    count = math.prod(shape[axis] for axis in axes_attr(attrs, len(shape)))
-    correction = float_attr(attrs, "correction", 0.0, least=0.0)
+    count: int = math.prod(shape[axis] for axis in attrs["axes"])
+    correction: float = attrs["correction"]
     if correction >= count:
         raise AttributeValueError(
             f"{kind} needs more elements than its correction",
@@ -304,24 +306,22 @@ def _register_spread(
     kind: str, finish: Callable[..., Any] | None, slope: Callable[[Any, Any], Any], doc: str
 ) -> None:
     """`slope(y, dy)` is the gradient of the variance."""
-    check = reduction_infer(kind, empty=False, dtypes=FLOATS, more=("correction",))
+    check = reduction_infer(kind, empty=False, dtypes=FLOATS)
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
         outputs = check(inputs, attrs)
         _degrees(kind, inputs[0].shape, attrs)
         return outputs
 
-    def kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         _spread(context, inputs[0], outputs[0])
         if finish is not None:
             finish(outputs[0], out=outputs[0])
 
-    def gradient(
-        attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-    ) -> Sequence[Any]:
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         x = inputs[0]
         scale = slope(outputs[0], grads[0]) * (2.0 / _degrees(kind, x.shape, attrs))
-        centred = x - x.mean(axes_attr(attrs, x.ndim), keepdims=True)
+        centred = x - x.mean(attrs["axes"], keepdims=True)
         return (centred * expand_to(kept_axes(scale, attrs, x), x.shape),)
 
     register(
@@ -329,6 +329,8 @@ def _register_spread(
             kind,
             infer=infer,
             rule=whole_reduction_rule,
+            inputs=1,
+            attrs=(*REDUCED, Float("correction", 0.0, least=0.0)),
             kernel=in_float32(kernel),
             gradient=accumulated(gradient),
             flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),

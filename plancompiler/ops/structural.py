@@ -8,8 +8,6 @@ computes its own box.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,25 +21,18 @@ from plancompiler.errors import (
 )
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
+from plancompiler.ops.attributes import Bool, Dtype, Float, Floats, Int, Number, Shape, Text
 from plancompiler.ops.check import (
-    bool_attr,
     check_float,
-    dtype_attr,
-    expect_inputs,
-    float_attr,
-    floats_attr,
-    int_attr,
-    only_attrs,
-    shape_attr,
-    str_attr,
 )
 from plancompiler.ops.initializer import check_initializer, initialize
 from plancompiler.ops.kernel import copy_unless_shared
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     register,
 )
@@ -66,23 +57,17 @@ def _free_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
 
 
 def _declared(attrs: AttrMap) -> TensorType:
-    return TensorType(shape_attr(attrs), dtype_attr(attrs))
+    return TensorType(attrs["shape"], attrs["dtype"])
 
 
 # --- input, variable, output, redistribute --------------------------------------------------------
 
 
 def _input_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("input", inputs, 0)
-    only_attrs("input", attrs, "name", "shape", "dtype", "batched")
-    str_attr(attrs, "name")
-    bool_attr(attrs, "batched", True)
     return (_declared(attrs),)
 
 
-def _input_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _input_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """Copies this device's shard of the fed value, which the runner puts into `state["value"]`."""
     value = context.state.get("value")
     if value is None:
@@ -95,38 +80,41 @@ register(
         "input",
         infer=_input_infer,
         rule=_whole_rule,
+        inputs=0,
+        attrs=(
+            Text("name"),
+            Shape(),
+            Dtype("dtype"),
+            Bool("batched", True),
+        ),
         kernel=_input_kernel,
         flops=no_flops,
         source=True,
+        portable=False,
         doc="A value that the caller feeds at each step.",
     )
 )
 
 
 def _variable_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("variable", inputs, 0)
-    only_attrs("variable", attrs, "name", "shape", "dtype", "init", "init_args", "trainable")
-    str_attr(attrs, "name")
     tensor = _declared(attrs)
-    check_initializer(str_attr(attrs, "init"), floats_attr(attrs, "init_args"), tensor.dtype)
-    if bool_attr(attrs, "trainable") and not tensor.dtype.is_floating:
+    check_initializer(attrs["init"], attrs["init_args"], tensor.dtype)
+    if attrs["trainable"] and not tensor.dtype.is_floating:
         raise DTypeError("a trainable variable needs a floating dtype", got=tensor)
     return (tensor,)
 
 
-def _variable_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _variable_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """The value before the first step; after that the variable's storage keeps it."""
     attrs = context.attrs
     found = initialize(
-        str_attr(attrs, "init"),
-        floats_attr(attrs, "init_args"),
-        str_attr(attrs, "name"),
+        attrs["init"],
+        attrs["init_args"],
+        attrs["name"],
         context.seed,
         context.output_shapes[0],
         context.output_regions[0],
-        dtype_attr(attrs),
+        attrs["dtype"],
     )
     np.copyto(outputs[0], found)
 
@@ -136,27 +124,31 @@ register(
         "variable",
         infer=_variable_infer,
         rule=_whole_rule,
+        inputs=0,
+        attrs=(
+            Text("name"),
+            Shape(),
+            Dtype("dtype"),
+            Text("init"),
+            Floats("init_args"),
+            Bool("trainable"),
+        ),
         kernel=_variable_kernel,
         flops=no_flops,
+        portable=False,
         doc="A tensor that lives from step to step, and how it starts.",
     )
 )
 
 
 def _output_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("output", inputs, 1)
-    only_attrs("output", attrs, "name", "finite")
-    str_attr(attrs, "name")
-    bool_attr(attrs, "finite", False)
     return ()
 
 
-def _output_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _output_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """Checks the value where the output must be finite; the runner reports it."""
     value = inputs[0]
-    if bool_attr(context.attrs, "finite", False) and not np.isfinite(value).all():
+    if context.attrs["finite"] and not np.isfinite(value).all():
         wrong = value[~np.isfinite(value)].flat[0]
         raise NonFiniteError(
             f"output {context.attrs['name']!r} is not finite in step {context.step}",
@@ -171,30 +163,30 @@ register(
         "output",
         infer=_output_infer,
         rule=_whole_rule,
+        inputs=1,
+        attrs=(
+            Text("name"),
+            Bool("finite", False),
+        ),
         kernel=_output_kernel,
         flops=no_flops,
+        portable=False,
         doc="A value that each step reports.",
     )
 )
 
 
 def _redistribute_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("redistribute", inputs, 1)
-    only_attrs("redistribute", attrs, "late", "along")
-    str_attr(attrs, "late", "")
-    str_attr(attrs, "along", "")
     return inputs
 
 
-def _redistribute_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _redistribute_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     copy_unless_shared(inputs[0], outputs[0])
 
 
 def _redistribute_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return (grads[0].redistribute(placement=inputs[0].placement),)
 
 
@@ -203,10 +195,16 @@ register(
         "redistribute",
         infer=_redistribute_infer,
         rule=_whole_rule,
+        inputs=1,
+        attrs=(
+            Text("late", ""),
+            Text("along", ""),
+        ),
         kernel=_redistribute_kernel,
         gradient=_redistribute_gradient,
         flops=no_flops,
         view=((0, 0),),
+        precision="following",
         doc="The same value in another layout: boxing before this op does the work. It stands "
         "right after the value's producer and serves all who want the layout; with `late` it "
         "stands right before the op of that name (before this one, if there is none) and serves "
@@ -217,8 +215,6 @@ register(
 
 
 def _assign_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("assign", inputs, 2)
-    only_attrs("assign", attrs)
     if inputs[0] != inputs[1]:
         raise ShapeError(
             "assign needs a value of the variable's shape and dtype",
@@ -228,9 +224,7 @@ def _assign_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs[:1]
 
 
-def _assign_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _assign_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     outputs[0][...] = inputs[1]
 
 
@@ -251,12 +245,8 @@ register(
 
 
 def _fill_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("fill", inputs, 0)
-    only_attrs("fill", attrs, "shape", "dtype", "value")
     tensor = _declared(attrs)
-    value = attrs.get("value")
-    if not isinstance(value, (bool, int, float)):
-        raise AttributeValueError("fill needs a plain number as its value", got=repr(value))
+    value = attrs["value"]
     if not tensor.dtype.is_floating and isinstance(value, float):
         raise DTypeError(
             "fill cannot put this number into a tensor of its dtype",
@@ -275,7 +265,7 @@ def _fill_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (tensor,)
 
 
-def _fill_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _fill_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     outputs[0].fill(context.attrs["value"])
 
 
@@ -284,6 +274,12 @@ register(
         "fill",
         infer=_fill_infer,
         rule=_free_rule,
+        inputs=0,
+        attrs=(
+            Shape(),
+            Dtype("dtype"),
+            Number("value"),
+        ),
         kernel=_fill_kernel,
         flops=no_flops,
         doc="A tensor full of one number.",
@@ -292,15 +288,11 @@ register(
 
 
 def _causal_mask_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("causal_mask", inputs, 0)
-    only_attrs("causal_mask", attrs, "size")
-    size = int_attr(attrs, "size", least=0)
+    size = attrs["size"]
     return (TensorType((size, size), DType.BOOL),)
 
 
-def _causal_mask_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _causal_mask_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     rows, columns = (np.arange(start, stop) for start, stop in context.output_regions[0])
     np.less_equal(columns, rows[:, None], out=outputs[0])
 
@@ -310,6 +302,8 @@ register(
         "causal_mask",
         infer=_causal_mask_infer,
         rule=_free_rule,
+        inputs=0,
+        attrs=(Int("size", least=0),),
         kernel=_causal_mask_kernel,
         flops=no_flops,
         doc="bool [size, size], True where the column is at most the row.",
@@ -330,11 +324,10 @@ def learning_rate_at(step: int, attrs: AttrMap) -> float:
     those of the steps after it; UsageError for any other step. UsageError for `fed`, which says
     that rates come from who runs the op (`KernelContext.rates`).
     """
-    base = float_attr(attrs, "base")
-    warmup = int_attr(attrs, "warmup", 0)
+    base, warmup = float(attrs["base"]), int(attrs.get("warmup", 0))
     if step < warmup:
         return base * (step + 1) / warmup
-    schedule = str_attr(attrs, "schedule", among=SCHEDULES)
+    schedule = attrs["schedule"]
     if schedule == "constant":
         return base
     if schedule == "fed":
@@ -345,8 +338,7 @@ def learning_rate_at(step: int, attrs: AttrMap) -> float:
             "linear or cosine",
         )
     if schedule == "listed":
-        rates, first = attrs["rates"], int_attr(attrs, "first")
-        assert isinstance(rates, tuple)  # as inferred; looking at each again would take long
+        rates, first = attrs["rates"], attrs["first"]
         if not first <= step < first + len(rates):
             raise UsageError(
                 "the job has no learning rate for this step",
@@ -354,39 +346,34 @@ def learning_rate_at(step: int, attrs: AttrMap) -> float:
                 expected=f"one of the {len(rates)} steps from {first} on",
             )
         return float(rates[step - first])
-    final, total = float_attr(attrs, "final", 0.0), int_attr(attrs, "total")
+    final, total = attrs.get("final", 0.0), attrs["total"]
     progress = min(1.0, (step - warmup) / (total - warmup))
     if schedule == "cosine":
         progress = (1.0 - math.cos(math.pi * progress)) / 2
-    return base + (final - base) * progress
+    return float(base + (final - base) * progress)
 
 
 def _learning_rate_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("learning_rate", inputs, 0)
-    names = ("schedule", "base", "warmup", "total", "final", "optimizer", "rates", "first")
-    only_attrs("learning_rate", attrs, *names)
-    int_attr(attrs, "optimizer", 0, least=0)
-    schedule = str_attr(attrs, "schedule", among=SCHEDULES)
-    float_attr(attrs, "base", least=0.0)
-    float_attr(attrs, "final", 0.0, least=0.0)
-    warmup = int_attr(attrs, "warmup", 0, least=0)
-    if schedule == "listed":
-        int_attr(attrs, "first", least=0)
-        wrong = next((rate for rate in floats_attr(attrs, "rates") if not 0 <= rate < math.inf), 0)
-        float_attr({"rates": wrong}, "rates", least=0.0, below=math.inf)
-    if schedule in ("linear", "cosine"):
-        int_attr(attrs, "total", least=warmup + 1)
-    else:
-        int_attr(attrs, "total", 0)
+    if attrs["schedule"] == "listed":
+        rates = attrs["rates"]
+        if attrs["first"] is None or not rates or not all(0 <= rate < math.inf for rate in rates):
+            raise AttributeValueError(
+                "listed learning rates need a first step, and finite rates of at least 0",
+                got=f"first={attrs['first']!r}, rates={rates!r}"[:200],
+            )
+    if attrs["schedule"] in ("linear", "cosine") and attrs["total"] <= attrs["warmup"]:
+        raise AttributeValueError(
+            "attribute 'total' has a wrong value",
+            got=attrs["total"],
+            expected=f"a whole number of at least {attrs['warmup'] + 1}",
+        )
     return (TensorType((), DType.FLOAT32),)
 
 
-def _learning_rate_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _learning_rate_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     rate = None
     if context.rates is not None:
-        rate = context.rates(int_attr(context.attrs, "optimizer", 0), context.step)
+        rate = context.rates(context.attrs["optimizer"], context.step)
     outputs[0].fill(learning_rate_at(context.step, context.attrs) if rate is None else rate)
 
 
@@ -395,8 +382,20 @@ register(
         "learning_rate",
         infer=_learning_rate_infer,
         rule=_free_rule,
+        inputs=0,
+        attrs=(
+            Text("schedule", among=SCHEDULES),
+            Float("base", least=0.0),
+            Int("warmup", 0, least=0),
+            Int("total", 0),
+            Float("final", 0.0, least=0.0),
+            Int("optimizer", 0, least=0),
+            Floats("rates", None),
+            Int("first", None, least=0),
+        ),
         kernel=_learning_rate_kernel,
         flops=no_flops,
+        counts_steps=True,
         doc="The learning rate of the step, by a schedule or as it is fed.",
     )
 )

@@ -6,7 +6,7 @@ Each is the NumPy function of its name; `elementwise` has the most frequent ones
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,11 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
+from plancompiler.ops.attributes import Bool, Float, Number
 from plancompiler.ops.check import (
     FLOATS,
     NUMBERS,
-    bool_attr,
     expect_dtype,
-    expect_inputs,
-    only_attrs,
 )
 from plancompiler.ops.elementwise import (
     UNARY_RULE,
@@ -34,10 +32,11 @@ from plancompiler.ops.erf import WORK, erf
 from plancompiler.ops.gradient import masked, nothing
 from plancompiler.ops.kernel import blocks, copy_unless_shared, in_float32, scratch
 from plancompiler.ops.registry import (
-    Array,
+    Arrays,
     AttrMap,
     KernelContext,
     OpDef,
+    Tensors,
     Types,
     apply,
     register,
@@ -195,7 +194,7 @@ register_unary(
 # --- error function -------------------------------------------------------------------------------
 
 
-def _erf_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def _erf_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     for x, y in blocks(*inputs, *outputs):
         erf(x, y, [scratch(context, name, x.shape, x.dtype) for name in WORK])
 
@@ -204,6 +203,7 @@ register_unary(
     "erf",
     in_float32(_erf_kernel),
     lambda x, y, dy: dy * (-(x * x)).exp() * (2 / math.sqrt(math.pi)),
+    portable=False,
     doc="The error function (rational approximations of W. J. Cody, 1969).",
 )
 
@@ -218,6 +218,7 @@ def _register_predicate(kind: str, ufunc: Callable[..., Any], doc: str) -> None:
             infer=unary_infer(kind, FLOATS, DType.BOOL),
             rule=UNARY_RULE,
             kernel=ufunc_kernel(ufunc),
+            elementwise=True,
             doc=doc,
         )
     )
@@ -232,14 +233,11 @@ _register_predicate("isfinite", np.isfinite, "True where x is a finite number.")
 
 
 def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("clip", inputs, 1)
-    only_attrs("clip", attrs, "low", "high", "edges")
-    bool_attr(attrs, "edges", True)
     expect_dtype("clip", inputs[0], NUMBERS)
-    given = [name for name in ("low", "high") if name in attrs]
+    given = [name for name in ("low", "high") if attrs[name] is not None]
     for name in given:
         check_scalar("clip", inputs[0], attrs, name)
-    if not given or (len(given) == 2 and not attrs["low"] <= attrs["high"]):  # type: ignore[operator]  # numbers, as checked
+    if not given or (len(given) == 2 and not attrs["low"] <= attrs["high"]):
         raise AttributeValueError(
             "clip needs bounds in order",
             got=", ".join(f"{name}={attrs[name]!r}" for name in given) or "no bound",
@@ -248,15 +246,13 @@ def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs
 
 
-def _clip_kernel(context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    np.clip(inputs[0], context.attrs.get("low"), context.attrs.get("high"), out=outputs[0])
+def _clip_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    np.clip(inputs[0], context.attrs["low"], context.attrs["high"], out=outputs[0])
 
 
-def _clip_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _clip_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (x,) = inputs
-    if bool_attr(attrs, "edges", True):
+    if attrs["edges"]:
         return (masked(grads[0], x.equal(outputs[0])),)
     grad = grads[0]
     if "low" in attrs:
@@ -271,10 +267,17 @@ register(
         "clip",
         infer=_clip_infer,
         rule=UNARY_RULE,
+        inputs=1,
+        attrs=(
+            Number("low", None),
+            Number("high", None),
+            Bool("edges", True),
+        ),
         kernel=_clip_kernel,
         gradient=_clip_gradient,
         extra=monotone,
         inplace=((0, 0),),
+        elementwise=True,
         doc="x, but not below `low` nor above `high` (numbers; one may be absent). Elements that "
         "stay as they are pass the gradient on, those at a bound unless `edges` is False.",
     )
@@ -286,27 +289,16 @@ register(
 
 def _replacements(attrs: AttrMap, dtype: np.dtype[Any]) -> tuple[float, float, float]:
     """What stands for NaN, infinity and minus infinity."""
-    largest = DType.parse(dtype).range[1]
-    found = []
-    for name, default in (("nan", 0.0), ("posinf", largest), ("neginf", -largest)):
-        value = attrs.get(name, default)
-        if not isinstance(value, float):
-            raise AttributeValueError(f"{name} of nan_to_num is no number", got=repr(value))
-        found.append(value)
-    return found[0], found[1], found[2]
+    largest, (high, low) = DType.parse(dtype).range[1], (attrs["posinf"], attrs["neginf"])
+    return attrs["nan"], largest if high is None else high, -largest if low is None else low
 
 
 def _nan_to_num_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("nan_to_num", inputs, 1)
-    only_attrs("nan_to_num", attrs, "nan", "posinf", "neginf")
     expect_dtype("nan_to_num", inputs[0], FLOATS)
-    _replacements(attrs, inputs[0].dtype.numpy)
     return (TensorType(inputs[0].shape, inputs[0].dtype),)
 
 
-def _nan_to_num_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _nan_to_num_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     nan, positive, negative = _replacements(context.attrs, inputs[0].dtype)
     for x, y in blocks(*inputs, *outputs):
         copy_unless_shared(x, y)
@@ -324,8 +316,8 @@ def _nan_to_num_kernel(
 
 
 def _nan_to_num_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
+) -> Tensors:
     return (masked(grads[0], apply("isfinite", inputs[0])),)
 
 
@@ -334,10 +326,18 @@ register(
         "nan_to_num",
         infer=_nan_to_num_infer,
         rule=UNARY_RULE,
+        inputs=1,
+        attrs=(
+            Float("nan", 0.0),
+            Float("posinf", None),
+            Float("neginf", None),
+        ),
         kernel=_nan_to_num_kernel,
         gradient=_nan_to_num_gradient,
         inplace=((0, 0),),
         takes_bfloat16=True,
+        elementwise=True,
+        portable=False,
         doc="x with `nan`, `posinf` and `neginf` (by default 0 and the largest finite numbers) in "
         "place of what is not finite; no gradient flows there.",
     )

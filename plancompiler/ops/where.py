@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from plancompiler.ir.dtype import DType
@@ -13,34 +10,35 @@ from plancompiler.ops.check import (
     FLOATS,
     broadcast_shapes,
     expect_dtype,
-    expect_inputs,
     expect_same_dtype,
-    only_attrs,
 )
 from plancompiler.ops.elementwise import BINARY_RULE
 from plancompiler.ops.gradient import masked, reduce_to
 from plancompiler.ops.kernel import copy_unless_shared, keep_where
-from plancompiler.ops.registry import Array, AttrMap, KernelContext, OpDef, Types, apply, register
+from plancompiler.ops.registry import (
+    Arrays,
+    AttrMap,
+    KernelContext,
+    OpDef,
+    Tensors,
+    Types,
+    apply,
+    register,
+)
 
 
 def _masked_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("masked", inputs, 2)
-    only_attrs("masked", attrs)
     expect_dtype("masked", inputs[0], FLOATS)
     expect_dtype("masked", inputs[1], frozenset({DType.BOOL}), "mask")
     shape = broadcast_shapes("masked", [one.shape for one in inputs])
     return (TensorType(shape, inputs[0].dtype),)
 
 
-def _masked_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _masked_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     keep_where(inputs[0], inputs[1], outputs[0])
 
 
-def _masked_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _masked_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     return reduce_to(masked(grads[0], inputs[1]), inputs[0].shape), None
 
 
@@ -49,35 +47,32 @@ register(
         "masked",
         infer=_masked_infer,
         rule=BINARY_RULE,
+        inputs=2,
         kernel=_masked_kernel,
         gradient=_masked_gradient,
         linear=((0,),),
         inplace=((0, 0),),
         takes_bfloat16=True,
+        elementwise=True,
+        precision="following",
         doc="(x, mask) -> x where the mask is true, else 0, whatever x is there; they broadcast.",
     )
 )
 
 
 def _where_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_inputs("where", inputs, 3)
-    only_attrs("where", attrs)
     expect_dtype("where", inputs[0], frozenset({DType.BOOL}), "condition")
     dtype = expect_same_dtype("where", inputs[1:])
     return (TensorType(broadcast_shapes("where", [one.shape for one in inputs]), dtype),)
 
 
-def _where_kernel(
-    context: KernelContext, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> None:
+def _where_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     condition, x, y = inputs
     copy_unless_shared(y, outputs[0])
     np.copyto(outputs[0], x, where=condition)
 
 
-def _where_gradient(
-    attrs: AttrMap, inputs: Sequence[Any], outputs: Sequence[Any], grads: Sequence[Any]
-) -> Sequence[Any]:
+def _where_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     condition, x, y = inputs
     grad = grads[0]
     return (
@@ -96,6 +91,8 @@ register(
         gradient=_where_gradient,
         linear=((1, 2),),
         inplace=((0, 2),),
+        elementwise=True,
+        precision="following",
         doc="x where the condition holds, else y; all three broadcast.",
     )
 )

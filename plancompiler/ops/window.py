@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 
 from plancompiler.errors import AttributeValueError, ShapeError
-from plancompiler.ops.check import ints_attr
+from plancompiler.ops.attributes import Attribute, Ints
 from plancompiler.ops.registry import AttrMap
 
 Index = tuple[int | slice, ...]
@@ -115,14 +115,18 @@ class Window:
 WINDOW_ATTRS = ("stride", "padding", "dilation")
 
 
-def window_of(kind: str, attrs: AttrMap, kernel: tuple[int, ...]) -> Window:
-    """The window that the attributes say: `stride` and `dilation` per axis (1 by default), and
-    `padding` as before and after of the first axis, then of the next (0 by default).
+def window_attributes(ndim: int) -> tuple[Attribute, ...]:
+    """The attributes of windows over `ndim` axes: `stride` and `dilation` per axis, and `padding`
+    as before and after of the first axis, then of the next.
     """
+    ones = (1,) * ndim
+    return Ints("stride", ones), Ints("padding", (0,) * (2 * ndim)), Ints("dilation", ones)
+
+
+def window_of(kind: str, attrs: AttrMap, kernel: tuple[int, ...]) -> Window:
+    """The window that the attributes say."""
     ndim = len(kernel)
-    stride = ints_attr(attrs, "stride", (1,) * ndim)
-    dilation = ints_attr(attrs, "dilation", (1,) * ndim)
-    padding = ints_attr(attrs, "padding", (0,) * (2 * ndim))
+    stride, dilation, padding = attrs["stride"], attrs["dilation"], attrs["padding"]
     for name, value, count, least in (
         ("kernel", kernel, ndim, 1),
         ("stride", stride, ndim, 1),

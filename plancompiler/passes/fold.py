@@ -21,12 +21,10 @@ from dataclasses import replace
 import numpy as np
 
 from plancompiler.ir import AttrValue, DType, Job, Op, Value, freeze_attrs
-from plancompiler.ops.fused import ELEMENTWISE
 from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import KernelContext, op_def
 from plancompiler.passes.base import PassResult, counted, readers_of, rewired, with_ops
 
-_MOVES = frozenset({"reshape", "transpose", "expand_to", "slice", "flip", "roll", "stop_gradient"})
 """Ops after which a tensor full of one number is one still."""
 _WIDE = frozenset({DType.FLOAT32, DType.FLOAT64})
 _NEUTRAL_SCALARS = {
@@ -115,19 +113,22 @@ class _Folder:
         if any(number is None for number in numbers):
             return None
         (target,) = op.outputs
-        if op.kind in _MOVES:
+        definition = op_def(op.kind)
+        if definition.moves:
             found = numbers[0]
-        elif op.kind in ELEMENTWISE:
+        elif definition.elementwise:
             arrays = [
                 np.full((), number, value.dtype.numpy)
                 for number, value in zip(numbers, op.inputs, strict=True)
             ]
             out = np.empty((), target.dtype.numpy)
             nothing = ((),) * len(arrays)
-            context = KernelContext(dict(op.attrs), nothing, ((),), nothing, ((),))
+            context = KernelContext(
+                definition.complete(dict(op.attrs)), nothing, ((),), nothing, ((),)
+            )
             with np.errstate(all="ignore"):
                 dtypes = [array.dtype for array in (*arrays, out)]
-                kernel_for(op_def(op.kind), dtypes)(context, arrays, [out])
+                kernel_for(definition, dtypes)(context, arrays, [out])
             found = out.item()
         else:
             return None

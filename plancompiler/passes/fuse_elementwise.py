@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from plancompiler.ir import Job, Op, Partial, Value, freeze_attrs
 from plancompiler.ops.elementwise_program import Instruction
 from plancompiler.ops.fused import (
-    ELEMENTWISE,
     KIND,
     MAX_INPUTS,
     MAX_INSTRUCTIONS,
@@ -63,7 +62,7 @@ class _Finder:
     def fits(self, op: Op) -> bool:
         """Whether an op can be in a program at all."""
         return (
-            op.kind in ELEMENTWISE
+            op_def(op.kind).elementwise
             and op.sbp is None
             and op.name not in self._after_updates
             and all(value.shape == op.outputs[0].shape for value in op.inputs)

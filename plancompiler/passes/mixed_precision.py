@@ -37,71 +37,12 @@ from plancompiler.ir import (
     freeze_attrs,
 )
 from plancompiler.ir.settings import Settings, option
-from plancompiler.ops.loss_scale import UPDATES, guarded_kind
+from plancompiler.ops.loss_scale import SKIPPABLE, guarded_kind
 from plancompiler.ops.registry import infer_types, op_def
 from plancompiler.passes.base import PassResult, counted, producers_of, with_ops
 
 FIRST_SCALE = 65536
 """Initial scale where the config names none."""
-
-LOW = frozenset(
-    (
-        "matmul",
-        "contract_leading",
-        "einsum",
-        "attention",
-        "attention_grad",
-        "attention_mask_grad",
-        *(
-            f"conv{ndim}d{part}"
-            for ndim in (1, 2, 3)
-            for part in ("", "_transpose", "_weight_grad")
-        ),
-    )
-)
-"""Kinds that work on 16 bits."""
-
-_WIDE = {"attention_grad": (4,), "attention_mask_grad": (4,)}
-"""Inputs of low ops that stay in float32: the normalisers of attention's softmax."""
-
-_ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "gelu_exact", "silu", "leaky_relu", "swiglu")
-FOLLOWING = frozenset(
-    (
-        "neg",
-        "abs",
-        "add",
-        "sub",
-        "mul",
-        "maximum",
-        "minimum",
-        "mul_scalar",
-        "masked",
-        "where",
-        "zeros_like",
-        "dropout",
-        "reshape",
-        "transpose",
-        "expand_to",
-        "concat",
-        "slice",
-        "slice_grad",
-        "strided_slice",
-        "strided_slice_grad",
-        "slice_scatter",
-        "flip",
-        "roll",
-        "tile",
-        "redistribute",
-        "stop_gradient",
-        "rotary_embedding",
-        "split_qkv",
-        "join_qkv",
-        "place_gradient",
-        *_ACTIVATIONS,
-        *(f"{kind}_grad" for kind in _ACTIVATIONS),
-    )
-)
-"""Kinds that take the dtype of what they are fed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +215,9 @@ def _decide(job: Job, facts: _Gradients, low: DType) -> _Lowered:
         fed_low = any(made[name] is low for name in floating) and all(
             made[name] is low or name in variables for name in floating
         )
-        wanted = op.kind in LOW or (op.kind in FOLLOWING and fed_low)
+        definition = op_def(op.kind)
+        follows = definition.moves or definition.precision == "following"
+        wanted = definition.precision == "low" or (follows and fed_low)
         if op.name not in kept and wanted and _is_lowerable(op, low):
             inputs = tuple(
                 TensorType(value.shape, low if _is_low(op, position) else made[value.name])
@@ -299,7 +242,7 @@ def _is_lowerable(op: Op, low: DType) -> bool:
 
 def _is_low(op: Op, position: int) -> bool:
     """Whether an op on 16 bits reads this input in them."""
-    return op.inputs[position].dtype.is_floating and position not in _WIDE.get(op.kind, ())
+    return op.inputs[position].dtype.is_floating and position not in op_def(op.kind).wide
 
 
 # --- rewriting ------------------------------------------------------------------------------------
@@ -589,7 +532,7 @@ class _InLowPrecision:
                 op=op.name,
                 source=op.source,
                 got=op.kind,
-                expected=f"one of {', '.join(UPDATES)}",
+                expected=f"one of {', '.join(SKIPPABLE)}",
                 hint="use precision='bfloat16', which needs no loss scale, or an optimizer with "
                 "these updates",
             )

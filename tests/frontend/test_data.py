@@ -92,7 +92,8 @@ def regions_agree(op, sbp, steps):
     value = op.outputs[0]
 
     def context(region):
-        return KernelContext(dict(op.attrs), (), (value.shape,), (), (region,), seed=3)
+        attrs = op_def(op.kind).complete(dict(op.attrs))
+        return KernelContext(attrs, (), (value.shape,), (), (region,), seed=3)
 
     whole = context(tuple((0, extent) for extent in value.shape))
     ranks = {rank: context(rank_region(value.shape, GRID, sbp, rank)) for rank in GRID.rank_list}

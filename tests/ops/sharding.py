@@ -51,7 +51,7 @@ def run_dense(
     """Outputs of an op's kernel on whole arrays."""
     types = infer_types(kind, tuple(map(type_of, inputs)), attrs)
     context = KernelContext(
-        attrs=attrs,
+        attrs=op_def(kind).complete(attrs),
         input_shapes=tuple(array.shape for array in inputs),
         output_shapes=tuple(tensor.shape for tensor in types),
         input_regions=tuple(tuple((0, n) for n in array.shape) for array in inputs),
@@ -177,7 +177,7 @@ def run_sharded(
     results: list[Shards] = [{} for _ in types]
     for coordinates in product(*map(range, hierarchy)):
         context = KernelContext(
-            attrs=attrs,
+            attrs=op_def(kind).complete(attrs),
             input_shapes=tuple(array.shape for array in inputs),
             output_shapes=tuple(tensor.shape for tensor in types),
             input_regions=tuple(

@@ -107,7 +107,8 @@ def context_for(kind, inputs, attrs):
     types = infer_types(kind, tuple(map(type_of, inputs)), attrs)
     shapes = [array.shape for array in inputs], [tensor.shape for tensor in types]
     regions = [tuple(tuple((0, n) for n in shape) for shape in some) for some in shapes]
-    context = KernelContext(attrs, *map(tuple, shapes), *regions, seed=SEED, step=STEP)
+    complete = op_def(kind).complete(attrs)
+    context = KernelContext(complete, *map(tuple, shapes), *regions, seed=SEED, step=STEP)
     return context, [np.empty(tensor.shape, tensor.dtype.numpy) for tensor in types]
 
 

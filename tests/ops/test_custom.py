@@ -291,8 +291,8 @@ def traced(function, *shapes, dtype="float64"):
 
 
 CALLS = [
-    (project, [(2, 3)], AttributeValueError, "1 (float64[2, 3])"),
-    (project, [(2, 3)] * 3, AttributeValueError, "3 (float64[2, 3]"),
+    (project, [(2, 3)], ShapeError, "1 (float64[2, 3])"),
+    (project, [(2, 3)] * 3, ShapeError, "3 (float64[2, 3]"),
     (project, [(2, 3), (3,)], AttributeValueError, "shape (3,)"),
     (project, [(), (3, 2)], AttributeValueError, "shape ()"),
     (project, [(2, 3), (4, 5)], ShapeError, "4 for 'k' in input 1"),

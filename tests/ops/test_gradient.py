@@ -109,7 +109,7 @@ def test_gradient_of_a_linear_layer_contracts_all_leading_axes_at_once():
 
     rng = np.random.default_rng(0)
     a, b, dc = (Recorded(rng.normal(size=shape)) for shape in ((2, 5, 3), (3, 4), (2, 5, 4)))
-    _, db = op_table()["matmul"].gradient({}, (a, b), (), (dc,))
+    _, db = op_table()["matmul"].gradients({}, (a, b), (), (dc,))
     assert kinds == ["matmul", "contract_leading"]
     np.testing.assert_allclose(db.array, np.einsum("bij,bik->jk", a.array, dc.array))
 

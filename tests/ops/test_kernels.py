@@ -24,7 +24,7 @@ def context_of(sample):
     shapes = tuple(array.shape for array in sample.inputs)
     results = tuple(tensor.shape for tensor in types)
     return KernelContext(
-        attrs=sample.attrs,
+        attrs=op_def(sample.kind).complete(sample.attrs),
         input_shapes=shapes,
         output_shapes=results,
         input_regions=tuple(tuple((0, n) for n in shape) for shape in shapes),

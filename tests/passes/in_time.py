@@ -117,7 +117,7 @@ class TimedRun:
     def _context(self, op: Op, microbatch: int) -> KernelContext:
         assert op.micro is not None
         return KernelContext(
-            attrs=dict(op.attrs),
+            attrs=op_def(op.kind).complete(dict(op.attrs)),
             input_shapes=tuple(value.shape for value in op.inputs),
             output_shapes=tuple(value.shape for value in op.outputs),
             input_regions=self._regions(op.inputs, op.micro.inputs, microbatch),

@@ -1,8 +1,8 @@
 """Kernels on device arrays.
 
 Most host kernels are NumPy calls with `out=`, and NumPy hands those to the arrays they are given
-(NEP 13 and 18): on CuPy's they run as they are. `AS_THEY_ARE` lists the kinds for which that is
-proved, on arrays that refuse what CuPy refuses. `DEVICE_KERNELS` holds kernels written for devices.
+(NEP 13 and 18): on CuPy's they run as they are, where their `OpDef` says `portable`; tests prove
+it on arrays that refuse what CuPy refuses. `DEVICE_KERNELS` holds kernels written for devices.
 Every other op still runs: on the host, with copies there and back, and says so once.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from plancompiler.executor.cuda.kernels.fused import formula_kernel, fused_kernel
-from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
 from plancompiler.executor.cuda.kernels.written import DEVICE_KERNELS
 from plancompiler.ir import DType
 from plancompiler.ops.fused import KIND as FUSED
@@ -45,7 +44,7 @@ def kernel_on(arrays: Any, definition: OpDef, dtypes: Iterable[DType]) -> Kernel
             replace(definition, kernel=written, takes_bfloat16=native),
             (each.numpy for each in known),
         )
-    if kind in AS_THEY_ARE:
+    if definition.portable:
         return kernel_for(definition, (each.numpy for each in known))
     if kind not in _TOLD and not definition.source:
         _TOLD.add(kind)

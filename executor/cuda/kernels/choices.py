@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.ops.check import axes_attr, axis_attr, int_attr
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32, of_box, rows_of
 from plancompiler.ops.registry import Kernel, KernelContext
-from plancompiler.ops.softmax import IGNORE_INDEX
 
 Array = Any
 Arrays = Sequence[Array]
@@ -33,7 +31,7 @@ def _unchecked(function: Callable[..., Any]) -> Kernel:
 
 def _logsumexp(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
-    axes = axes_attr(context.attrs, x.ndim)
+    axes = context.attrs["axes"]
     greatest = x.max(axis=axes, keepdims=True)
     # As on the host: where the greatest is not finite it is the answer.
     shift = np.where(np.isfinite(greatest), greatest, 0)
@@ -49,7 +47,7 @@ def _one_hot(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 def known_labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array, Array]:
     """Of flat labels, which count, and which are no class although they do."""
-    counts = labels != int_attr(context.attrs, "ignore_index", IGNORE_INDEX)
+    counts = labels != context.attrs["ignore_index"]
     return counts, counts & ((labels < 0) | (labels >= classes))
 
 
@@ -80,7 +78,7 @@ def _nll_loss_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
 
 def _index_select(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, indices), (out,) = inputs, outputs
-    axis = axis_attr(context.attrs, x.ndim)
+    axis = context.attrs["axis"]
     low, high = context.input_regions[0][axis]
     across = (-1, *(1,) * (x.ndim - axis - 1))
     out.fill(0)
@@ -101,7 +99,7 @@ def _triangle(outside: Callable[..., Any]) -> Kernel:
 
         def masked() -> Array:
             rows, columns = (context.arrays.arange(start, stop) for start, stop in box)
-            return outside(columns - rows[:, None], int_attr(context.attrs, "diagonal"))
+            return outside(columns - rows[:, None], context.attrs["diagonal"])
 
         copy_unless_shared(inputs[0], outputs[0])
         np.copyto(outputs[0], 0, where=of_box(context, "mask", box, masked))

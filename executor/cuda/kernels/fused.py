@@ -16,7 +16,7 @@ from plancompiler.ir import DType
 from plancompiler.ir.op import TensorType, freeze_attrs
 from plancompiler.ops.elementwise_program import Instruction, Instructions, expanded
 from plancompiler.ops.fused import parse_program
-from plancompiler.ops.registry import Kernel, KernelContext, OpDef, op_def
+from plancompiler.ops.registry import Kernel, KernelContext, OpDef, infer_types, op_def
 
 KernelOn = Callable[[Any, OpDef, Iterable[DType]], Kernel]
 """Gives the kernel of an op on arrays of a namespace, for these dtypes."""
@@ -132,7 +132,7 @@ def source_of(program: Instructions, dtypes: Sequence[DType]) -> FusedSource | N
     instructions = expanded(program, tuple(dtypes), everything=True)
     for instruction in instructions:
         operands = tuple(types[operand] for operand in instruction.operands)
-        types += op_def(instruction.kind).infer(operands, dict(instruction.attrs))
+        types += infer_types(instruction.kind, operands, dict(instruction.attrs))
     if not all(tensor.dtype in _TYPES for tensor in types):
         return None
     lines = []
@@ -258,12 +258,13 @@ class _OneByOne:
             definition = op_def(instruction.kind)
             operands = tuple(types[operand] for operand in instruction.operands)
             attrs = dict(instruction.attrs)
-            types += definition.infer(operands, attrs)
+            types += definition.types(operands, attrs)
             kernel = kernel_on(
                 arrays, definition, (*(each.dtype for each in operands), types[-1].dtype)
             )
             shapes = context.output_shapes * len(operands)
-            step = KernelContext(attrs, shapes, context.output_shapes, (), (), arrays=arrays)
+            given = definition.complete(attrs)
+            step = KernelContext(given, shapes, context.output_shapes, (), (), arrays=arrays)
             self._steps.append((kernel, step, instruction.operands, types[-1].dtype.numpy))
 
     def __call__(self, inputs: Sequence[Any], out: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.ops.check import float_attr, int_attr
 from plancompiler.ops.dropout import kept_in_rows, stream_of
 from plancompiler.ops.kernel import contiguous, in_float32
 from plancompiler.ops.registry import Kernel, KernelContext
@@ -24,7 +23,7 @@ Arrays = Sequence[Array]
 
 def _bias_dropout_residual(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, residual, *bias), (out,) = inputs, outputs
-    rate = float_attr(context.attrs, "rate", 0.0)
+    rate = context.attrs["rate"]
     for each in bias:
         x = x + each
     if rate and x.size:
@@ -59,7 +58,7 @@ def _cached_attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1:3]
     below = (batch, groups, heads // groups * length)
-    scaled = (query * float_attr(context.attrs, "scale")).reshape(*below, width)
+    scaled = (query * context.attrs["scale"]).reshape(*below, width)
     scores = np.matmul(scaled, key.swapaxes(-1, -2)).reshape(batch, heads, length, keys)
     first = context.input_regions[0][2][0]
     last = context.arrays.arange(first, first + length) + position
@@ -77,12 +76,12 @@ def _cached_attention(context: KernelContext, inputs: Arrays, outputs: Arrays) -
 
 def _lamb_control(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (total, count), (factor, skipped, counted) = inputs, outputs
-    every, limit = int_attr(context.attrs, "every"), float_attr(context.attrs, "max_norm", 0.0)
+    every, limit = context.attrs["every"], context.attrs["max_norm"]
     known = np.isfinite(total) & (total >= 0)
     norm = np.sqrt(np.where(known, total, 0)) / every
     share: Any = 1.0
     if limit:
-        share = np.minimum(limit / (norm + float_attr(context.attrs, "eps", 1e-6)), 1.0)
+        share = np.minimum(limit / (norm + context.attrs["eps"]), 1.0)
     np.copyto(factor, np.where(known, share, 0) / every, casting="same_kind")
     known = known & (context.step % every == every - 1)
     np.copyto(skipped, np.where(known, 0, 1), casting="unsafe")
@@ -90,7 +89,7 @@ def _lamb_control(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
 
 
 def _clip_addends(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    limit, eps = float_attr(context.attrs, "max_norm"), float_attr(context.attrs, "eps", 1e-6)
+    limit, eps = context.attrs["max_norm"], context.attrs["eps"]
     total: Any = 0.0
     for each in inputs:
         total = total + np.square(each.astype(np.float64)).sum()

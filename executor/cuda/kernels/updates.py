@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
-from plancompiler.ops.check import bool_attr, float_attr, int_attr
 from plancompiler.ops.kernel import copy_unless_shared
-from plancompiler.ops.loss_scale import LARGEST_SCALE, UPDATES, guarded_kind
+from plancompiler.ops.loss_scale import LARGEST_SCALE, SKIPPABLE, guarded_kind
 from plancompiler.ops.registry import Kernel, KernelContext, op_def
 
 Array = Any
@@ -32,8 +30,8 @@ def _sgd(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     total = _decayed(
         w,
         g,
-        float_attr(context.attrs, "grad_scale", 1.0),
-        float_attr(context.attrs, "weight_decay", 0.0),
+        context.attrs["grad_scale"],
+        context.attrs["weight_decay"],
     )
     np.subtract(w, total * rate, out=w_next)
 
@@ -41,30 +39,28 @@ def _sgd(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 def _momentum(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (w, g, m, rate), (w_next, m_next) = inputs, outputs
     attrs = context.attrs
-    momentum = float_attr(attrs, "momentum")
-    total = _decayed(
-        w, g, float_attr(attrs, "grad_scale", 1.0), float_attr(attrs, "weight_decay", 0.0)
-    )
+    momentum = attrs["momentum"]
+    total = _decayed(w, g, attrs["grad_scale"], attrs["weight_decay"])
     np.multiply(m, momentum, out=m_next)
     np.add(m_next, total, out=m_next)
-    step = m_next * momentum + total if bool_attr(attrs, "nesterov", False) else m_next
+    step = m_next * momentum + total if attrs["nesterov"] else m_next
     np.subtract(w, step * rate, out=w_next)
 
 
 def _adam(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (w, g, m, v, rate), (w_next, m_next, v_next) = inputs, outputs
     attrs = context.attrs
-    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
-    decay = float_attr(attrs, "weight_decay", 0.0)
-    decoupled = bool_attr(attrs, "decoupled", False)
-    total = _decayed(w, g, float_attr(attrs, "grad_scale", 1.0), 0.0 if decoupled else decay)
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
+    decay = attrs["weight_decay"]
+    decoupled = attrs["decoupled"]
+    total = _decayed(w, g, attrs["grad_scale"], 0.0 if decoupled else decay)
     count = context.step + 1
     root = math.sqrt(1.0 - beta2**count)
     np.multiply(m, beta1, out=m_next)
     np.add(m_next, total * (1.0 - beta1), out=m_next)
     np.multiply(v, beta2, out=v_next)
     np.add(v_next, np.square(total) * (1.0 - beta2), out=v_next)
-    step = m_next / (np.sqrt(v_next) + float_attr(attrs, "eps") * root)
+    step = m_next / (np.sqrt(v_next) + attrs["eps"] * root)
     np.multiply(step, rate * (root / (1.0 - beta1**count)), out=step)
     kept = w * (1.0 - rate * decay) if decay and decoupled else w
     np.subtract(kept, step, out=w_next)
@@ -73,18 +69,18 @@ def _adam(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 def _lion(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (w, g, m, rate), (w_next, m_next) = inputs, outputs
     attrs = context.attrs
-    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
     turn = np.sign(g * (1.0 - beta1) + m * beta1) * rate
     np.multiply(m, beta2, out=m_next)
     np.add(m_next, g * (1.0 - beta2), out=m_next)
-    kept = w * (1.0 - rate * float_attr(attrs, "weight_decay", 0.0))
+    kept = w * (1.0 - rate * attrs["weight_decay"])
     np.subtract(kept, turn, out=w_next)
 
 
 def _lamb_direction(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (w, g, m, v, *rest), (u, m_next, v_next) = inputs, outputs
     attrs = context.attrs
-    beta1, beta2 = float_attr(attrs, "beta1"), float_attr(attrs, "beta2")
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
     root: Any
     if rest:
         # The number of the step is a tensor, as skipped steps do not count.
@@ -101,9 +97,9 @@ def _lamb_direction(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     np.add(m_next, g * (1.0 - beta1), out=m_next)
     np.multiply(v, beta2, out=v_next)
     np.add(v_next, np.square(g) * (1.0 - beta2), out=v_next)
-    np.divide(m_next, np.sqrt(v_next) + root * float_attr(attrs, "eps"), out=u)
+    np.divide(m_next, np.sqrt(v_next) + root * attrs["eps"], out=u)
     np.multiply(u, factor, out=u)
-    decay = float_attr(attrs, "weight_decay", 0.0)
+    decay = attrs["weight_decay"]
     if decay:
         np.add(u, w * decay, out=u)
 
@@ -117,10 +113,10 @@ def _lamb(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 def _loss_scale(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     scale, steps, found = inputs
-    factor = float_attr(context.attrs, "factor", 2.0)
+    factor = context.attrs["factor"]
     good = steps + 1
     wrong = found != 0
-    grown = ~wrong & (good >= int_attr(context.attrs, "interval"))
+    grown = ~wrong & (good >= context.attrs["interval"])
     lower = np.maximum(scale / factor, 1.0)
     higher = np.minimum(scale * factor, LARGEST_SCALE)
     changed = np.where(wrong, lower, np.where(grown, higher, scale))
@@ -156,8 +152,8 @@ _PLAIN: dict[str, Kernel] = {
 }
 _GUARDED: dict[str, Kernel] = {
     guarded: _guarded(kind, _PLAIN.get(kind, op_def(kind).kernel))
-    for kind in UPDATES
-    if (kind in _PLAIN or kind in AS_THEY_ARE) and (guarded := guarded_kind(kind)) is not None
+    for kind in SKIPPABLE
+    if (kind in _PLAIN or op_def(kind).portable) and (guarded := guarded_kind(kind)) is not None
 }
 
 UPDATE_KERNELS: dict[str, Kernel] = {**_PLAIN, **_GUARDED, "loss_scale_update": _loss_scale}

@@ -20,7 +20,6 @@ from plancompiler.executor.cuda.kernels.transformer import TRANSFORMER_KERNELS
 from plancompiler.executor.cuda.kernels.updates import UPDATE_KERNELS
 from plancompiler.ops import random
 from plancompiler.ops.attention_tiles import causal_diagonal
-from plancompiler.ops.check import axes_attr, axis_attr, bool_attr, float_attr, int_attr
 from plancompiler.ops.dropout import kept_in_rows, stream_of
 from plancompiler.ops.kernel import (
     contiguous,
@@ -45,9 +44,9 @@ SCORE_BYTES = 256 << 20
 def _matmul(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     # In the inputs' own dtype: tensor cores multiply halves and add in float32.
     (a, b), (out,) = inputs, outputs
-    if context.attrs.get("transpose_b", False):
+    if context.attrs["transpose_b"]:
         b = b.swapaxes(-1, -2)
-    if context.attrs.get("transpose_a", False):
+    if context.attrs["transpose_a"]:
         a = a.swapaxes(-1, -2)
     elif a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = rows_of(a), rows_of(out)
@@ -65,7 +64,7 @@ def _contract_leading(context: KernelContext, inputs: Arrays, outputs: Arrays) -
 
 def _softmax(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (y,) = inputs, outputs
-    axis = axis_attr(context.attrs, x.ndim)
+    axis = context.attrs["axis"]
     np.subtract(x, x.max(axis=axis, keepdims=True), out=y)
     np.exp(y, out=y)
     np.divide(y, y.sum(axis=axis, keepdims=True), out=y)
@@ -73,7 +72,7 @@ def _softmax(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 def _softmax_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (y, dy), (dx,) = inputs, outputs
-    axis = axis_attr(context.attrs, y.ndim)
+    axis = context.attrs["axis"]
     work = scratch(context, "work", y.shape, y.dtype)
     np.multiply(y, dy, out=work)
     np.subtract(dy, work.sum(axis=axis, keepdims=True), out=dx)
@@ -82,7 +81,7 @@ def _softmax_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
 
 def _log_softmax(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (y,) = inputs, outputs
-    axis = axis_attr(context.attrs, x.ndim)
+    axis = context.attrs["axis"]
     work = scratch(context, "work", x.shape, x.dtype)
     np.subtract(x, x.max(axis=axis, keepdims=True), out=y)
     np.exp(y, out=work)
@@ -91,7 +90,7 @@ def _log_softmax(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 
 def _log_softmax_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (y, dy), (dx,) = inputs, outputs
-    axis = axis_attr(context.attrs, y.ndim)
+    axis = context.attrs["axis"]
     work = scratch(context, "work", y.shape, y.dtype)
     np.exp(y, out=work)
     np.multiply(work, dy.sum(axis=axis, keepdims=True), out=work)
@@ -169,7 +168,7 @@ def _embedding_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
 def _dropout(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """The mask of the host's kernel, bit for bit: two elements of the last axis share a word."""
     (x,), (out,) = inputs, outputs
-    rate = float_attr(context.attrs, "rate")
+    rate = context.attrs["rate"]
     if rate == 0.0 or x.size == 0:
         copy_unless_shared(x, out)
         return
@@ -184,7 +183,7 @@ def _dropout(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         return context.arrays.asarray(rows), context.arrays.asarray(columns)
 
     rows, columns = of_box(context, "mask", region, places)
-    start = random.stream(context.seed, int_attr(context.attrs, "key"), context.step)
+    start = random.stream(context.seed, context.attrs["key"], context.step)
     threshold = min(round(rate * 2**32), 2**32 - 1)
     words = rows + (columns + np.uint64(start))
     random.mix_words(words, np.empty_like(words))
@@ -223,7 +222,7 @@ def _scores(
 
     `mask` is empty, or holds what is added to them.
     """
-    scale = float_attr(context.attrs, "scale")
+    scale = context.attrs["scale"]
     pairs, keys = key.shape[0], key.shape[1]
     count = rows.stop - rows.start
     scaled = (query[:, :, rows] * scale).astype(query.dtype)
@@ -246,7 +245,7 @@ def _kept(context: KernelContext, rows: slice, heads: int, keys: int) -> Array:
     """What the weights [pairs, heads * rows, keys] of some queries are multiplied with: 0, or what
     makes up for those that are dropped; 1 without dropout.
     """
-    rate = float_attr(context.attrs, "dropout", 0.0)
+    rate = context.attrs["dropout"]
     if not rate:
         return 1.0
     (batch, batches), (head, stop), (row, _) = context.input_regions[0][:3]
@@ -303,7 +302,7 @@ def _attention_grad(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     # As on the host: w = exp(scores - normaliser), dvalue = wᵀ dy, dw = dy valueᵀ,
     # dscores = w * (dw - sum(dy * y)), dquery = dscores key, dkey = dscoresᵀ query.
     query, key, value, result, normaliser, passed, *mask = inputs
-    scale = float_attr(context.attrs, "scale")
+    scale = context.attrs["scale"]
     pairs, heads, shift = _folded(context, query, key)
     length, keys = query.shape[2], key.shape[2]
     query, result, normaliser, passed, dquery = (
@@ -355,22 +354,22 @@ def _rotary(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs, dtype = context.attrs, x.dtype
 
     def angles() -> tuple[Array, Array]:
-        offset = int_attr(attrs, "offset", 0)
+        offset = attrs["offset"]
         positions = np.arange(start + offset, stop + offset, dtype=np.float64)
-        rates = float_attr(attrs, "base") ** (np.arange(0, width, 2) / -max(width, 1))
+        rates = attrs["base"] ** (np.arange(0, width, 2) / -max(width, 1))
         asarray = context.arrays.asarray
         return asarray(positions[:, None]), asarray(rates)
 
     def turned() -> tuple[Array, Array]:
         positions, rates = of_box(context, "angles", (start, stop), angles)
         found = (positions + position[0] if position else positions) * rates
-        sines = np.sin(found) * (-1.0 if bool_attr(attrs, "inverse", False) else 1.0)
+        sines = np.sin(found) * (-1.0 if attrs["inverse"] else 1.0)
         return np.cos(found).astype(dtype), sines.astype(dtype)
 
     cosines, sines = turned() if position else of_box(context, "turns", (start, stop), turned)
     shape = (math.prod(x.shape[:-2]), length, width)
     source, target = x.reshape(shape), out.reshape(shape)
-    if bool_attr(attrs, "interleaved", False):
+    if attrs["interleaved"]:
         a, b = (slice(0, None, 2), slice(1, None, 2))
     else:
         a, b = slice(0, width // 2), slice(width // 2, None)
@@ -424,8 +423,8 @@ def _reduction(name: str) -> Kernel:
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x,), (out,) = inputs, outputs
-        axes = axes_attr(context.attrs, x.ndim)
-        keepdims = bool_attr(context.attrs, "keepdims", False)
+        axes = context.attrs["axes"]
+        keepdims = context.attrs["keepdims"]
         np.copyto(out, getattr(x, name)(axis=axes, keepdims=keepdims))
 
     return kernel
@@ -433,10 +432,8 @@ def _reduction(name: str) -> Kernel:
 
 def _abs_max(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
-    axes = axes_attr(context.attrs, x.ndim)
-    np.copyto(
-        out, np.absolute(x).max(axis=axes, keepdims=bool_attr(context.attrs, "keepdims", False))
-    )
+    axes = context.attrs["axes"]
+    np.copyto(out, np.absolute(x).max(axis=axes, keepdims=context.attrs["keepdims"]))
 
 
 def _found_inf(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from plancompiler.executor.cuda.kernels import kernel_on
-from plancompiler.executor.cuda.kernels.kinds import AS_THEY_ARE
 from plancompiler.executor.cuda.kernels.written import DEVICE_KERNELS
 from plancompiler.ir import DType
 from plancompiler.ops import op_def, op_table
-from plancompiler.ops.fused import KIND as FUSED
 from tests.executor.cuda.strict import StrictArray, StrictNamespace
 from tests.ops.samples import samples
 from tests.ops.sharding import run_dense
@@ -66,7 +64,7 @@ def test_every_op_gives_the_hosts_results(calls, dtype):
 
 
 def test_kinds_that_run_as_they_are_do(calls):
-    """The list is what runs: no more, and all that is not written for devices anyway."""
+    """Portable is what runs: no more, and all that is not written for devices anyway."""
     works, fails = set(), set()
     for sample in [*calls["float64"], *calls["float32"], *calls["float16"]]:
         try:
@@ -74,11 +72,12 @@ def test_kinds_that_run_as_they_are_do(calls):
             works.add(sample.kind)
         except (TypeError, NotImplementedError, ValueError, AttributeError):
             fails.add(sample.kind)
-    assert works - fails - DEVICE_KERNELS.keys() - {FUSED} == AS_THEY_ARE - DEVICE_KERNELS.keys()
+    portable = {kind for kind, definition in op_table().items() if definition.portable}
+    assert works - fails - DEVICE_KERNELS.keys() == portable - DEVICE_KERNELS.keys()
 
 
 def test_kernels_are_of_known_kinds():
-    assert op_table().keys() >= AS_THEY_ARE | DEVICE_KERNELS.keys()
+    assert op_table().keys() >= DEVICE_KERNELS.keys()
 
 
 def test_a_wrong_label_makes_its_loss_not_a_number():
