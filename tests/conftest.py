@@ -38,6 +38,12 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     keys.software_digest.cache_clear()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The marks of tests that `scripts/test --quick` leaves out."""
+    config.addinivalue_line("markers", "processes: starts processes")
+    config.addinivalue_line("markers", "slow: uses two seconds of a processor or more")
+
+
 def pytest_collection_finish() -> None:
     """What the tests' modules hold stays to the end: no collection of cycles looks at it again."""
     gc.collect()

@@ -103,8 +103,13 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    rooms = (ROOT / "executor/README.md", ROOT / "plancompiler/boxing/README.md")
-    for file in (ROOT / "README.md", *rooms, *sorted((ROOT / "docs").rglob("*.md"))):
+    folders = (ROOT / "executor/README.md", ROOT / "plancompiler/boxing/README.md")
+    for file in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *folders,
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ):
         for target in re.findall(r"\]\(([^):]+)\)", file.read_text()):
             path, _, anchor = target.partition("#")
             page = file.parent / path if path else file
