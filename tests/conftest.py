@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from plancompiler.cache import keys
 from plancompiler.cache.store import FOLDER_VARIABLE
+from tests.process_guard import ProcessGuard
 
 # On a loaded machine any example can take long.
 settings.register_profile("any speed", deadline=None)
@@ -38,10 +39,33 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     keys.software_digest.cache_clear()
 
 
+PROCESS_FIXTURES = frozenset({"workers", "cluster", "host_world"})
+"""Fixtures that start processes: a worker has one beside it that speaks for it."""
+GUARD = ProcessGuard()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The marks of tests that `scripts/test --quick` leaves out."""
     config.addinivalue_line("markers", "processes: starts processes")
-    config.addinivalue_line("markers", "slow: uses two seconds of a processor or more")
+    config.addinivalue_line("markers", "slow: its cases take two seconds of a processor or more")
+    if "not processes" in config.option.markexpr:
+        GUARD.install()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that use a fixture that starts processes start processes."""
+    if PROCESS_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker("processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The guard knows which test runs, its fixtures included."""
+    GUARD.test = item
+    try:
+        return (yield)
+    finally:
+        GUARD.test = None
 
 
 def pytest_collection_finish() -> None:

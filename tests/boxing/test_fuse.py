@@ -52,6 +52,7 @@ def test_the_bucket_size_predicts_the_number_of_reductions(fuse_bytes: int) -> N
     assert counts.after == len(reductions(fused)) == buckets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuse_bytes", [0, 2 << 10, 1 << 20])
 def test_losses_do_not_change(fuse_bytes: int) -> None:
     job = gpt(dp=2, tp=2)

@@ -30,6 +30,7 @@ def dearest_first(candidates, operands, outputs, hierarchy) -> list:
     return sorted(priced, key=lambda each: each[:2], reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hierarchy", [(2,), (3,), (2, 2), (2, 3), (4, 1)])
 def test_the_cheapest_signature_is_that_of_pricing_all(hierarchy, tmp_path, record_property):
     chosen = random.Random(7)

@@ -27,6 +27,7 @@ def test_every_pair_on_one_axis(extent: int, shape: tuple[int, int]) -> None:
         check(Case(shape, mesh, NdSbp((before,)), mesh, NdSbp((after,)), seed=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "shape"), [((2, 2), (4, 8)), ((2, 3), (7, 5)), ((3, 2), (2, 9))])
 def test_every_pair_on_two_axes(mesh: tuple[int, int], shape: tuple[int, int]) -> None:
     placement = Placement("cpu", np.arange(mesh[0] * mesh[1]).reshape(mesh))
@@ -35,6 +36,7 @@ def test_every_pair_on_two_axes(mesh: tuple[int, int], shape: tuple[int, int]) -
         check(Case(shape, placement, NdSbp(before), placement, NdSbp(after), seed=0))
 
 
+@pytest.mark.slow
 def test_random_placements_and_layouts() -> None:
     for seed in range(1000):
         check(random_case(seed))

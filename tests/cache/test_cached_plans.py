@@ -59,6 +59,7 @@ def test_a_second_run_compiles_nothing(cache_folder: Path, work: Counter[str]) -
     assert work["infer_sbp"] > 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("chosen", "mode"), [("environment", "naive"), *(("argument", mode) for mode in MODES)]
 )

@@ -161,6 +161,7 @@ print(seen)
 """
 
 
+@pytest.mark.processes
 def test_processes_share_a_store(tmp_path: Path) -> None:
     """Some write, read, evict and clear the same few entries; nobody ever sees half of one."""
     children = [

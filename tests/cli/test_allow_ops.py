@@ -53,6 +53,7 @@ def run_command(file: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_a_module_beside_the_job_file(write: Write) -> None:
     write(OPS.format(kind=""), "halving_ops.py")
     file = write(JOB.format(imports="from halving_ops import halved"))
@@ -66,6 +67,7 @@ def test_a_module_beside_the_job_file(write: Write) -> None:
     assert json.loads(allowed.stdout)["losses"] == [3.0, 3.0]
 
 
+@pytest.mark.processes
 def test_an_op_in_the_job_file_itself(write: Write) -> None:
     text = OPS.format(kind=', kind="halving_job:halved"') + JOB.format(imports="")
     done = run_command(write(text, "halving_job.py"), "--allow-ops", "halving_job")
@@ -73,6 +75,7 @@ def test_an_op_in_the_job_file_itself(write: Write) -> None:
     assert json.loads(done.stdout)["losses"] == [3.0, 3.0]
 
 
+@pytest.mark.processes
 def test_a_master_and_its_workers_need_leave_alike(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("thirding_ops", None)
 
 
+@pytest.mark.processes
 def test_a_session_with_leave_and_without(folder: Path) -> None:
     import thirding_ops  # type: ignore[import-not-found]
 

@@ -210,6 +210,7 @@ def test_inspecting_what_is_not_there(invoke: Invoke, mlp: str, tmp_path: Path) 
     check(invoke("inspect", str(out / "rank_0.plan"), "--rank", "0"), 2, "E100", "--rank")
 
 
+@pytest.mark.processes
 def test_an_unreachable_master(invoke: Invoke, mlp: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused

@@ -81,6 +81,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, chosen: str | None, before: str = ""
     return done.stdout.strip().split("|")
 
 
+@pytest.mark.processes
 def test_a_process_loads_what_its_cpu_is_best_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     wanted = kernel_set_for(kernel_choice.this_cpu(), {})
@@ -93,6 +94,7 @@ def test_a_process_loads_what_its_cpu_is_best_at(monkeypatch: pytest.MonkeyPatch
         assert f"{wanted} kernels" in said
 
 
+@pytest.mark.processes
 def test_a_process_loads_what_the_user_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nehalem's are among the sets of every x86-64 build and run on all of these CPUs.
     chosen, variable, said = loaded(monkeypatch, "Nehalem")
@@ -102,6 +104,7 @@ def test_a_process_loads_what_the_user_wants(monkeypatch: pytest.MonkeyPatch) ->
         assert "Nehalem kernels" in said
 
 
+@pytest.mark.processes
 def test_numpy_that_is_loaded_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, variable, said = loaded(monkeypatch, None, "import numpy")
     assert (chosen, variable) == ("None", "None")
@@ -141,6 +144,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_ranks_as_threads_and_as_processes_have_the_same_kernels(tmp_path: Path) -> None:
     """Also where NumPy was loaded before plancompiler, with kernels that nobody would choose."""
     script = tmp_path / "both.py"

@@ -52,6 +52,7 @@ def test_the_second_run_is_cached(mlp: str, invoke: Invoke, cache_folder: Path) 
     assert values[0]["digest"] == values[1]["digest"] != values[2]["digest"]
 
 
+@pytest.mark.processes
 def test_compile_always_compiles(mlp: str, invoke: Invoke, cache_folder: Path) -> None:
     for _ in range(2):
         summary = json.loads(invoke("compile", mlp, "--check-modes", "--explain", "--json").stdout)
@@ -103,6 +104,7 @@ def test_a_cache_that_is_off_cannot_be_listed(
         assert "the plan cache is switched off" in result.stderr
 
 
+@pytest.mark.processes
 def test_runs_at_the_same_time_share_the_cache(mlp: str, cache_folder: Path) -> None:
     children = [start(mlp), start(mlp), start(mlp, "--mode", "naive")]
     results = [ended(child) for child in children]
@@ -113,6 +115,7 @@ def test_runs_at_the_same_time_share_the_cache(mlp: str, cache_folder: Path) -> 
     assert again["losses"] == results[0]["losses"]
 
 
+@pytest.mark.processes
 def test_an_edit_of_a_custom_op_misses(write: Write, tmp_path: Path, cache_folder: Path) -> None:
     """In worker processes, which see the op only as a name in their slices."""
     ops = Path(write(OPS.format(kind=""), "cached_halving_ops.py"))
@@ -130,6 +133,7 @@ def test_an_edit_of_a_custom_op_misses(write: Write, tmp_path: Path, cache_folde
     assert threads["losses"] == [1.5] * 3
 
 
+@pytest.mark.processes
 def test_a_cached_plan_gives_no_leave_to_import(
     write: Write, tmp_path: Path, cache_folder: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_compile_replaces_the_plans_of_an_earlier_run(
     assert format_plan(plan) == (out / "rank_1.txt").read_text()
 
 
+@pytest.mark.processes
 def test_compile_checks_all_modes(invoke: Invoke, mlp: str) -> None:
     result = invoke("compile", mlp, "--check-modes", "--mode", "naive")
     assert result.exit_code == 0, result.output

@@ -50,6 +50,7 @@ def refused(result: Result, what: str, path: object) -> None:
     assert "wrote the timeline" not in result.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_a_timeline(invoke: Invoke, mlp: str, disk: Path, backend: str) -> None:
     path = disk / "run.json"
@@ -58,6 +59,7 @@ def test_a_timeline(invoke: Invoke, mlp: str, disk: Path, backend: str) -> None:
     assert not path.exists()
 
 
+@pytest.mark.processes
 def test_a_timeline_on_a_full_device(invoke: Invoke, mlp: str) -> None:
     result = invoke("run", mlp, "--steps", "2", "--trace", "/dev/full")
     refused(result, "[E133 OutputError] the timeline cannot be written", "/dev/full")
@@ -93,6 +95,7 @@ def test_the_cache_only_warns(
     assert f"the plan cache {disk / 'cache'} cannot be written: {CAUSE}" in line
 
 
+@pytest.mark.processes
 def test_a_recording(
     invoke: Invoke, mlp: str, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_recording(
     assert "TMPDIR" in result.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [("run", "--steps", "2", "--json"), ("compile",)])
 def test_standard_output(mlp: str, arguments: tuple[str, ...]) -> None:
     command, *options = arguments
@@ -123,6 +127,7 @@ def test_standard_output(mlp: str, arguments: tuple[str, ...]) -> None:
     )
 
 
+@pytest.mark.processes
 def test_a_save_below_a_file_says_so(invoke: Invoke, mlp: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

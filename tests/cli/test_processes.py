@@ -98,6 +98,7 @@ def wait_readable(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], WAIT)[0])
 
 
+@pytest.mark.processes
 def test_exit_codes_of_the_program(start: Start, mlp: str) -> None:
     assert start("--version").wait(WAIT) == 0
     assert start("run", mlp, "--mode", "odd").wait(WAIT) == 2
@@ -121,6 +122,7 @@ def build():
 """
 
 
+@pytest.mark.processes
 def test_an_unforeseen_error_is_one_paragraph_and_shows_its_traceback_on_demand(
     start: Start, write: Callable[..., str]
 ) -> None:
@@ -137,6 +139,7 @@ def test_an_unforeseen_error_is_one_paragraph_and_shows_its_traceback_on_demand(
     assert "Traceback" in errors
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_ctrl_c_ends_a_run_and_its_children(start: Start, mlp: str, backend: str) -> None:
     child = start("run", mlp, "--steps", "1000000", "--backend", backend)
@@ -153,6 +156,7 @@ def test_ctrl_c_ends_a_run_and_its_children(start: Start, mlp: str, backend: str
     await_end(workers)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_workers_do_not_outlive_a_run(start: Start, mlp: str, number: int, code: int) -> None:
     child = start("run", mlp, "--steps", "1000000", "--backend", "processes")
@@ -165,6 +169,7 @@ def test_workers_do_not_outlive_a_run(start: Start, mlp: str, number: int, code:
     await_end(workers)
 
 
+@pytest.mark.processes
 def test_a_killed_worker_fails_the_run_and_names_the_rank(start: Start, mlp: str) -> None:
     child = start("run", mlp, "--steps", "1000000", "--backend", "processes")
     read_until(child.stderr, "step 1/1000000")
@@ -181,6 +186,7 @@ def test_a_killed_worker_fails_the_run_and_names_the_rank(start: Start, mlp: str
     await_end(workers)
 
 
+@pytest.mark.processes
 def test_worker_processes_that_are_refused_say_why() -> None:
     with MasterServer("127.0.0.1:0", ranks=1) as server:
         workers = WorkerProcesses(server.address, 2)
@@ -194,6 +200,7 @@ def test_worker_processes_that_are_refused_say_why() -> None:
         await_end(workers.pids)
 
 
+@pytest.mark.processes
 def test_a_master_two_workers_and_a_client(start: Start, mlp: str, tmp_path: Path) -> None:
     master = start("master", "--listen", "127.0.0.1:0", "--ranks", "2", "--json")
     assert master.stdout is not None
@@ -244,6 +251,7 @@ def test_a_master_two_workers_and_a_client(start: Start, mlp: str, tmp_path: Pat
     assert re.search(r"\[E18\d ", errors)
 
 
+@pytest.mark.processes
 def test_a_master_whose_port_is_taken(start: Start) -> None:
     first = start("master", "--listen", "127.0.0.1:0", "--ranks", "1", "--json")
     assert first.stdout is not None
@@ -263,6 +271,7 @@ def test_a_master_whose_port_is_taken(start: Start) -> None:
     assert f"the worker cannot listen on this address. Got: {address}: Address already" in said
 
 
+@pytest.mark.processes
 def test_a_master_beyond_this_machine_needs_care(start: Start) -> None:
     child = start("master", "--listen", "0.0.0.0:0", "--ranks", "1")
     _, errors = child.communicate(timeout=WAIT)

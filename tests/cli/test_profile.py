@@ -20,6 +20,7 @@ RANKS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
 def test_every_stage_has_its_time_in_every_mode(invoke: Invoke, mlp: str, mode: str) -> None:
     result = invoke("compile", mlp, "--ranks", "2", "--mode", mode, "--profile", "--json")

@@ -83,6 +83,7 @@ def shards(folder: Path) -> dict[str, bytes]:
     return {name.rpartition("-")[2]: data for name, data in files(folder).items() if name != INDEX}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_holds_the_values_of_its_step_to_the_bit(
     backend: str, job: pc.Job, tmp_path: Path
@@ -191,6 +192,7 @@ def saves_beside(job: pc.Job, folder: Path, steps: int) -> None:
             session.step()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("steps", [0, 10_000])
 def test_workers_that_cannot_write_fail_the_job(job: pc.Job, tmp_path: Path, steps: int) -> None:
     """Whether somebody asks for more steps, or only closes the session."""
@@ -212,6 +214,7 @@ def test_checkpoints_on_the_way(job: pc.Job, tmp_path: Path, disk: Disk) -> None
     assert read_index(tmp_path / "m")["step"] == 14
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_that_was_written_on_the_way_can_be_gone_on_from(
     backend: str, job: pc.Job, tmp_path: Path
@@ -228,6 +231,7 @@ def test_one_that_was_written_on_the_way_can_be_gone_on_from(
     np.testing.assert_allclose(again, first[done:], rtol=1e-6)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(
     backend: str, job: pc.Job, tmp_path: Path
@@ -301,6 +305,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_older_one(
     ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_flipped_bit_in_a_shard_is_refused_unless_nobody_looks(
     backend: str, job: pc.Job, tmp_path: Path

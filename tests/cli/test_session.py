@@ -57,6 +57,7 @@ def _no_chosen_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLANCOMPILER_COMPILE_MODE", raising=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_session_steps_and_reports(backend: str) -> None:
     with pc.run(regression(), backend=backend) as session:
@@ -83,6 +84,7 @@ def test_a_session_steps_and_reports(backend: str) -> None:
     }
 
 
+@pytest.mark.processes
 def test_backends_and_numbers_of_ranks_agree() -> None:
     runs = [("threads", 1), ("threads", 2), ("threads", 3), ("processes", 2)]
     losses, variables = [], []
@@ -96,6 +98,7 @@ def test_backends_and_numbers_of_ranks_agree() -> None:
         np.testing.assert_allclose(other["weight"], variables[0]["weight"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.processes
 def test_all_modes_have_one_digest_and_one_result() -> None:
     digests, losses = set(), []
     for mode in MODES:
@@ -120,6 +123,7 @@ def test_the_mode_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyP
         pc.run(regression())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_wrong_feed_is_explained_and_the_session_goes_on(backend: str) -> None:
     feeds = next(batches(1))
@@ -139,6 +143,7 @@ def test_a_wrong_feed_is_explained_and_the_session_goes_on(backend: str) -> None
             next(session.run(1))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_after_a_failed_step_a_session_makes_no_more(backend: str, tmp_path: Path) -> None:
     feeds = next(batches(1))
@@ -152,6 +157,7 @@ def test_after_a_failed_step_a_session_makes_no_more(backend: str, tmp_path: Pat
         assert session.variables()["weight"].shape == (3, 5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_checkpoint_goes_on_where_it_was_saved_on_another_layout(
     backend: str, tmp_path: Path
@@ -173,6 +179,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved_on_another_layout(
         )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_a_checkpoint_holds_beyond_the_job_is_named_or_left(
     backend: str, tmp_path: Path
@@ -196,6 +203,7 @@ def predictor() -> pc.Job:
     return job
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_missing_checkpoint(backend: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="none"):
@@ -268,6 +276,7 @@ def test_a_closed_session_says_so() -> None:
             use()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_program_that_forgets_to_close_its_session_ends(backend: str, tmp_path: Path) -> None:
     file = tmp_path / "forgetful.py"
@@ -312,6 +321,7 @@ def test_blas_has_one_thread_while_any_session_is_open(monkeypatch: pytest.Monke
             assert blas_threads() == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_callers_from_several_threads_take_turns(backend: str) -> None:
     with pc.job("echo") as job:

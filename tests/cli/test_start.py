@@ -48,6 +48,7 @@ def test_the_programs_help_lists_every_command(invoke: Invoke) -> None:
     ]
 
 
+@pytest.mark.processes
 def test_help_and_version_load_nothing_of_the_compiler() -> None:
     for option in ("--help", "--version"):
         loaded = loaded_by(
@@ -59,6 +60,7 @@ def test_help_and_version_load_nothing_of_the_compiler() -> None:
         assert heavy & set(loaded) == set()
 
 
+@pytest.mark.processes
 def test_runs_with_threads_need_no_grpc_and_only_search_needs_networkx() -> None:
     loaded = loaded_by("import plancompiler.cli.run")
     assert "plancompiler.running.session" in loaded
@@ -86,6 +88,7 @@ def first_own_import(path: Path) -> str:
     return ""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "code",
     [
@@ -121,6 +124,7 @@ def cpu_flags() -> frozenset[str]:
     return frozenset() if cpu is None else cpu.flags
 
 
+@pytest.mark.processes
 def test_importing_the_package_loads_next_to_nothing() -> None:
     ours = sorted(n for n in loaded_by("import plancompiler") if n.startswith("plancompiler"))
     assert ours == ["plancompiler", "plancompiler.hooks", "plancompiler.hooks.eager_world"]
@@ -130,6 +134,7 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
 # --- signals before a command has begun -----------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
     ("program", "module"),

@@ -35,6 +35,7 @@ def actions_of(file: Path) -> list[dict[str, Any]]:
     return [event for event in events if event["ph"] == "X"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_trace_holds_every_task_of_every_step(backend: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
@@ -58,6 +59,7 @@ def test_a_trace_holds_every_task_of_every_step(backend: str, tmp_path: Path) ->
     assert "test_session.py:" in matmul["args"]["source"]
 
 
+@pytest.mark.processes
 def test_a_trace_of_micro_batches_names_them(tmp_path: Path) -> None:
     mesh = pc.Placement("cpu", [0, 1])
     with pc.job("pieces", seed=1, config=pc.Config(microbatches=3)) as job:
@@ -78,6 +80,7 @@ def test_a_trace_of_micro_batches_names_them(tmp_path: Path) -> None:
     assert {event["args"]["microbatch"] for event in updates} == {0}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_failed_run_leaves_its_trace(backend: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
@@ -93,6 +96,7 @@ def test_a_failed_run_leaves_its_trace(backend: str, tmp_path: Path) -> None:
     assert str(caught.value.report.op).rstrip("_0123456789") in unfinished
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_with_an_infinite_loss_leaves_its_trace(backend: str, tmp_path: Path) -> None:
     """Nobody fails inside a step: the value is looked at when the step is over."""
@@ -113,6 +117,7 @@ def test_a_session_that_records_nothing_says_so() -> None:
         session.timelines()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_command_writes_a_trace_and_a_profile(
     invoke: Invoke, mlp: str, tmp_path: Path, backend: str
@@ -142,6 +147,7 @@ def test_the_command_writes_a_trace_and_a_profile(
     assert sum(counts) == len(rest)
 
 
+@pytest.mark.processes
 def test_the_profile_is_a_table(invoke: Invoke, mlp: str) -> None:
     result = invoke("run", mlp, "--steps", "3", "--profile")
     assert result.exit_code == 0, result.output

@@ -27,17 +27,20 @@ from tests.comm.suite import RANKS
 WAIT = 60
 
 
+@pytest.mark.slow
 def test_threads(record_property):
     counts = spawn(lambda: suite.run(current_world().comm), RANKS, deadline=60.0)
     record_property("results_of_communicators_proved,_ranks_as_threads", sum(counts))
     assert min(counts) > 800
 
 
+@pytest.mark.processes
 def test_processes(record_property):
     command = [sys.executable, "-m", "plancompiler", "launch", "-n", str(RANKS)]
     check([*command, ranks_file()], record_property, "ranks_as_processes")
 
 
+@pytest.mark.processes
 def test_streams_between_hosts(record_property, monkeypatch):
     """gRPC: each rank has an address of its own, and shares no memory with the others."""
     with ExitStack() as stack:
@@ -50,6 +53,7 @@ def test_streams_between_hosts(record_property, monkeypatch):
     check([*command, ranks_file(), "grpc"], record_property, "over_gRPC")
 
 
+@pytest.mark.processes
 def test_streams_with_certificates(tls):
     """Two ranks with TLS; a third party without a certificate would not be heard."""
     with ExitStack() as stack:
@@ -112,6 +116,7 @@ def test_settings_that_make_no_sense(name):
         open_boards(transport, Launched(None, 0, 2, "run"), 5.0, 5.0, environment)
 
 
+@pytest.mark.processes
 def test_mpi(record_property):
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")

@@ -104,6 +104,7 @@ sys.stdout.write("done\\n")
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["host", "grpc"])
 def test_processes_after_mistakes_and_after_their_world(transport, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -82,6 +82,7 @@ def test_a_tensor_parallel_region_eager():
     assert spawn(run, 4) == [({"all_reduce": 1}, {"all_reduce": 1})] * 4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_a_tensor_parallel_region_compiled(backend):
     out, grad = dense_region()
@@ -285,6 +286,7 @@ def test_a_mixture_of_experts_eager():
     assert counts == [{"all_to_all": 4}] * RANKS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_a_mixture_of_experts_compiled(backend):
     out, dx, dw = dense_mixture()

@@ -61,6 +61,7 @@ def launch(script: Path, how: str, records: Path) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.processes
 def test_a_rank_that_is_killed_is_named(script, tmp_path):
     done = launch(script, "kill", tmp_path / "records")
     assert done.returncode == 1
@@ -75,6 +76,7 @@ def test_a_rank_that_is_killed_is_named(script, tmp_path):
     assert [path.name for path in (tmp_path / "records").iterdir()] == ["rank-0.json"]
 
 
+@pytest.mark.processes
 def test_a_rank_that_hangs_is_named_within_the_deadline(script, tmp_path):
     done = launch(script, "hang", tmp_path / "records")
     assert done.returncode == 1
@@ -86,6 +88,7 @@ def test_a_rank_that_hangs_is_named_within_the_deadline(script, tmp_path):
     assert [each["state"] for each in found["operations"]] == ["done", "failed"]
 
 
+@pytest.mark.processes
 def test_a_rank_that_leaves_early_is_named(script, tmp_path):
     done = launch(script, "leave", tmp_path / "records")
     assert done.returncode == 1
@@ -93,6 +96,7 @@ def test_a_rank_that_leaves_early_is_named(script, tmp_path):
     assert "(operation 1 of ranks [0, 1]): rank 1 has closed its run" in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", ["stop early", "stop"])
 def test_a_rank_that_is_stopped_is_named(script, tmp_path, how):
     """Before it registers or later. The others would wait for 60 s, and for 300 s at the start."""
@@ -105,6 +109,7 @@ def test_a_rank_that_is_stopped_is_named(script, tmp_path, how):
     assert [line for line in done.stderr.splitlines() if line.startswith("rank 1: process")]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -119,6 +124,7 @@ def test_ranks_of_another_launcher_name_each_other(script, how, said, mpiexec):
     assert said in done.stderr
 
 
+@pytest.mark.processes
 def test_a_rank_that_ends_before_it_comes_is_named():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 

@@ -63,6 +63,7 @@ def test_one_that_stands_still_is_named(
         makers[0].board((0, 1)).show("a call", (), "showing")
 
 
+@pytest.mark.processes
 def test_one_of_this_host_that_is_stopped_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     makers = makers_on(monkeypatch, "here", "here")
     monkeypatch.setattr(message_board, "end_stopped_at_exit", lambda pid: None)

@@ -160,6 +160,7 @@ NEGATIVE = np.array([1.0, 4.0, 9.0, -16.0], np.float32)
 AT_ZERO = np.array([0.0, 4.0, 9.0, 16.0], np.float32)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_a_session_names_the_op_its_line_and_the_rank(backend):
     with pc.run(build(), backend=backend, anomaly=True) as session:
@@ -181,6 +182,7 @@ def test_a_gradient_is_named_with_its_forward_line():
     assert report.op != "sqrt_0"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 @pytest.mark.parametrize("anomaly", [False, True])
 def test_state_can_be_saved_after_a_step_that_is_not_finite(anomaly, backend, tmp_path):

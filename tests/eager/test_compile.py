@@ -563,6 +563,7 @@ sys.stdout.flush()
 """
 
 
+@pytest.mark.processes
 def test_ranks_as_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -100,6 +100,7 @@ def losses_of(done, ranks):
     return lines[0]
 
 
+@pytest.mark.processes
 def test_losses_over_streams_are_those_of_shared_memory(script, wanted):
     assert len(set(wanted.split())) == 6
     assert losses_of(run(script, 2, "ab", transport="grpc"), 2) == wanted

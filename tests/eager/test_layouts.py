@@ -87,6 +87,7 @@ def alone():
     return {count: spawn(train, 1, ONE, ["B"], ["B"], count)[0] for count in (1, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_training_is_the_same_on_every_layout(mesh, alone):
     for of_data, of_parameters, accumulate in layouts(mesh, DRAWN):

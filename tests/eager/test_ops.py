@@ -61,6 +61,7 @@ def names(case):
     return f"{case[0].hierarchy}-{case[1]}".replace(" ", "_")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_every_kind_gives_the_dense_result_on_every_layout(calls, case, record_property):
     placement, choice = case

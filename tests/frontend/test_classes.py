@@ -68,6 +68,7 @@ def dense_head(features, labels, weight, sampled, sizes, counts):
     return losses @ dloss, places, dcos @ rows, dweight
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_compiled_heads_sample_alike_on_every_layout(backend):
     features, labels, weight = inputs_of_head()
@@ -352,6 +353,7 @@ if world.rank == 0:
 """
 
 
+@pytest.mark.processes
 def test_ranks_that_are_processes_sample_and_learn_alike(tmp_path):
     features, labels, weight = inputs_of_head()
     script, given, out = (tmp_path / name for name in ("script.py", "given.npz", "out.npz"))

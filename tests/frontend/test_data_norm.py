@@ -161,6 +161,7 @@ def test_micro_batches_count_as_one_batch():
         np.testing.assert_allclose(states[name], expected, 1e-9)
 
 
+@pytest.mark.processes
 def test_float32_statistics_and_ranks_that_are_processes():
     x = RANDOM.normal(size=(5, CHANNELS)).astype(np.float32)
     with pc.job("norm") as job:

@@ -41,6 +41,7 @@ def test_the_digits_are_whole():
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
+@pytest.mark.slow
 def test_mlp_reads_digits_it_never_saw():
     outputs = run_dense(mlp.build(), 300)
     assert outputs[0]["accuracy"] < 0.5
@@ -86,6 +87,7 @@ def test_wrong_settings_of_mlp(config, part):
         mlp.build(**config)
 
 
+@pytest.mark.slow
 def test_gpt_learns_more_than_how_often_bytes_occur():
     job = gpt.build(layers=1, dim=32, heads=2, length=32, batch=8, lr=1e-2, total=150)
     losses = [step["loss"] for step in run_dense(job, 150)]
@@ -131,6 +133,7 @@ def test_stages_and_layouts_of_gpt():
     assert job.world_size == 4
 
 
+@pytest.mark.slow
 def test_chunks_of_gpt_are_dealt_to_the_stages_in_turn():
     sizes = {**SMALL, "layers": 8}
     job = gpt.build(pp=2, chunks=2, schedule="interleaved", **sizes)

@@ -222,6 +222,7 @@ def test_a_compiled_function_cannot_add_gradients_up():
         spawn(train_compiled, 2, CASES[3])
 
 
+@pytest.mark.processes
 def test_a_job_between_processes_is_lamb_in_numpy():
     case = (4, "after", LIMIT)
     with pc.run(job_of(2, case, 2), ranks=2, backend="processes") as session:

@@ -212,6 +212,7 @@ def digits(ranks, training=True):
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_network_learns_digits_on_every_layout(ranks, tmp_path):
     steps, dense = 20, {}

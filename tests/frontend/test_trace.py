@@ -381,6 +381,7 @@ def test_wrong_arguments_of_functions(error, body):
     raised(error, lambda: body(pc.input("x", (2,), "float32", MESH)))
 
 
+@pytest.mark.processes
 def test_tracing_imports_neither_grpc_nor_the_runtime():
     script = (
         "import sys, plancompiler as pc\n"

@@ -62,6 +62,7 @@ def test_the_page_has_a_place_for_every_section(
     assert re.findall(r"<!-- \w+ -->", written) == re.findall(r"<!-- \w+ -->", text)
 
 
+@pytest.mark.processes
 def test_a_real_run_is_counted_without_tracing() -> None:
     settings = {"preset": "tiny", "layers": 1, "dim": 32, "length": 8, "tp": 2}
     found = page.compiled(settings, "--mode", "rank_per_process", ranks=(0,))

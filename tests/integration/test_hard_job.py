@@ -161,6 +161,7 @@ def text(settings: dict[str, Any]) -> str:
     return str(Config(**settings)) or "default"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("settings", ALONE, ids=text)
 def test_every_pass_alone(settings: dict[str, Any], stages: int) -> None:

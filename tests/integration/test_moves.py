@@ -36,11 +36,13 @@ def check(backend: str, seed: int, moves: int) -> None:
             np.testing.assert_allclose(session.step(x=value * scale)["y"], value * scale, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_on_threads(seed: int) -> None:
     check("threads", seed, 20)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seed", range(2))
 def test_on_processes(seed: int) -> None:
     check("processes", 100 + seed, 25)

@@ -303,16 +303,19 @@ def run_and_compare(seed: int, data: Path, even: bool = False) -> list[str]:
     return reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_on_threads(seed: int, data: Path) -> None:
     run_and_compare(seed, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_micro_batches(seed: int, data: Path) -> None:
     run_and_compare(seed, data, even=True)
 
 
+@pytest.mark.processes
 def test_on_processes(data: Path) -> None:
     job = RandomJob(100, data, 40).job
     compilation, _ = compiled(job)

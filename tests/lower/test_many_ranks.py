@@ -38,6 +38,7 @@ def some_of(ranks: int, spare: int = 0, **settings: Any) -> Compilation:
     return compile_plans(job, ranks, "rank_per_iter", only_ranks=(0, ranks // 2, ranks - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_neither_tasks_nor_slices_grow_with_ranks(name: str) -> None:
     few, many = (some_of(ranks, **VARIANTS[name]) for ranks in (1024, 16384))

@@ -61,6 +61,7 @@ def forget_everything(patch: pytest.MonkeyPatch) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_plans_are_those_of_a_compiler_that_remembers_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch

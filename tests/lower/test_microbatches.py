@@ -31,6 +31,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", SETTINGS)
 def test_all_modes_give_the_same_plans(name: str) -> None:
     job = gpt(**SETTINGS[name])

@@ -29,6 +29,7 @@ JOBS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", JOBS)
 def test_all_modes_give_the_same_plans(name: str) -> None:
     job = JOBS[name]()
@@ -39,6 +40,7 @@ def test_all_modes_give_the_same_plans(name: str) -> None:
         assert compiled.digest == reference.digest
 
 
+@pytest.mark.processes
 def test_plans_do_not_depend_on_the_hash_seed() -> None:
     program = (
         "from tests.examples import gpt, mlp\n"

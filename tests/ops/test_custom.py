@@ -558,6 +558,7 @@ def test_what_is_no_import_path_is_never_imported(kind, allowed):
     assert caught.value.report.hint is not None
 
 
+@pytest.mark.processes
 def test_the_documented_example_runs(tmp_path):
     code = re.search(r"```python\n(.*?)```", (ROOT / "docs/custom-ops.md").read_text(), re.S)
     file = tmp_path / "scaled.py"

@@ -59,6 +59,7 @@ def compare(sample, weights):
         np.testing.assert_allclose(grad, expected, 1e-6, 1e-7, err_msg=label)
 
 
+@pytest.mark.slow
 def test_gradients_match_finite_differences(calls):
     rng = np.random.default_rng(3)
     checked = set()

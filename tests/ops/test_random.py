@@ -92,6 +92,7 @@ def test_streams_differ_by_seed_key_and_step():
     assert len({random.stream(*name) for name in names}) == len(names)
 
 
+@pytest.mark.processes
 def test_streams_do_not_depend_on_the_hash_seed():
     code = "from plancompiler.ops import random; print(random.stream(3, 'layer.weight', 2))"
     found = {

@@ -81,6 +81,7 @@ def prove(sample, rng):
     return proved
 
 
+@pytest.mark.slow
 def test_every_signature_gives_the_dense_result(calls, record_property):
     rng = np.random.default_rng(1)
     proved = sum(prove(sample, rng) for sample in calls)

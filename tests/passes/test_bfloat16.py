@@ -117,6 +117,7 @@ def test_arrays_of_it_travel() -> None:
     np.testing.assert_array_equal(found["n"], np.arange(3))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_it_is_fed_trained_saved_and_loaded(tmp_path: Path, backend: str) -> None:
     feeds = {"x": np.linspace(-2, 2, 15).reshape(5, 3).astype(DType.BFLOAT16.numpy)}
@@ -189,6 +190,7 @@ def test_a_missing_package_is_explained() -> None:
     assert len(losses(gpt(layers=1), 1, precision="float16")) == 1
 
 
+@pytest.mark.processes
 def test_the_package_is_imported_only_where_it_is_needed() -> None:
     imports = "import sys, plancompiler.cli.run, plancompiler.cli.worker"
     code = f"{imports}; sys.exit('ml_dtypes' in sys.modules)"

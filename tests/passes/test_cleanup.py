@@ -173,6 +173,7 @@ MODELS = {
 ALL = ("fold", "cse", "prune_scaling", "fuse_elementwise", "dce")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_of_models_are_those_without_passes(name: str) -> None:
     job = MODELS[name]()
@@ -194,6 +195,7 @@ def test_a_model_that_reads_its_data_twice_reads_it_once() -> None:
     assert len(after(job, "fold", "cse", "dce").ops) < len(job.ops)
 
 
+@pytest.mark.processes
 def test_all_modes_give_the_same_plans_with_passes() -> None:
     job = configured(gpt(dp=2, tp=2), passes=ALL)
     reference = compile_plans(job, job.world_size, "naive").texts

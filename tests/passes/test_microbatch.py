@@ -50,6 +50,7 @@ GPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 @pytest.mark.parametrize("config", GPT.values(), ids=GPT)
 def test_gpt(config: dict[str, Any], schedule: str) -> None:

@@ -27,6 +27,7 @@ from tests.passes.worlds import (
 pytestmark = pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "settings"),
     [
@@ -48,6 +49,7 @@ def test_losses_are_close_to_those_of_one_rank(
     assert tuple(found) != one_rank
 
 
+@pytest.mark.processes
 def test_all_modes_give_the_same_plans(precision: str) -> None:
     job = configured(gpt(dp=2, pp=2), zero=3, precision=precision)
     assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1

@@ -42,6 +42,7 @@ def one_rank() -> list[float]:
     return dense(gpt(dropout=0.1), STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}])
 def test_losses_are_those_of_one_rank(

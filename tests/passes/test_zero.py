@@ -282,6 +282,7 @@ def test_an_update_that_needs_the_whole_parameter_is_left_alone() -> None:
     np.testing.assert_allclose(losses(job, 3, zero=2), dense, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}])
 def test_on_one_device_there_is_nothing_to_split(

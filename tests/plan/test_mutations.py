@@ -21,6 +21,7 @@ ROUNDS = 4
 """Mutants of each kind and job."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_plans_that_the_verifiers_accept_run_with_the_same_losses(name: str) -> None:
     job = JOBS[name]()

@@ -28,6 +28,7 @@ def section(command: str) -> str:
     return found[0]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("number", "command"),
     [

@@ -64,6 +64,7 @@ def test_scripts_can_be_run(script: str) -> None:
     assert mode & stat.S_IXUSR
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("script", ["scripts/test", "scripts/demo", "scripts/venv.sh", ".ci/run"])
 def test_shell_scripts_parse(script: str) -> None:
     done = subprocess.run(

@@ -38,6 +38,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.processes
 def test_the_only_top_level_name_is_plancompiler(wheel_names: set[str]) -> None:
     tops = {name.split("/")[0] for name in wheel_names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"plancompiler"}
@@ -59,6 +60,7 @@ def test_it_says_that_it_is_typed_and_carries_its_licence(wheel_names: set[str])
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("room", ["master", "worker", "executor"])
 def test_a_linked_room_cannot_be_imported_under_its_bare_name(room: str) -> None:
     done = subprocess.run(

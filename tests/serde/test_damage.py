@@ -34,6 +34,7 @@ def test_all_formats_are_tried(every: dict[str, Format]) -> None:
     assert tuple(every) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_refused_or_harmless(name: str, every: dict[str, Format]) -> None:
     refused = 0

@@ -26,12 +26,14 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
+@pytest.mark.processes
 def test_the_committed_code_is_up_to_date(tmp_path: Path) -> None:
     done = check(ROOT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.processes
 def test_a_changed_proto_file_is_seen(copy: Path, tmp_path: Path) -> None:
     source = copy / "proto/plancompiler/proto/job.proto"
     source.write_text(source.read_text().replace("seed = 2;", "seed = 99;"))
@@ -41,6 +43,7 @@ def test_a_changed_proto_file_is_seen(copy: Path, tmp_path: Path) -> None:
     assert "1 generated files differ" in done.stderr
 
 
+@pytest.mark.processes
 def test_a_missing_and_a_superfluous_file_are_seen(copy: Path, tmp_path: Path) -> None:
     (copy / "plancompiler/proto/plan_pb2.pyi").unlink()
     (copy / "plancompiler/proto/old_pb2.py").write_text("")

@@ -186,6 +186,7 @@ def test_a_changed_byte_is_refused(kind: str, data: st.DataObject) -> None:
         wire.from_bytes(bytes(changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)

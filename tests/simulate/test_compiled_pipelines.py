@@ -19,6 +19,7 @@ def compiled(stages: int, schedule: str, microbatches: int, **more: object) -> d
     return compile_plans(job, job.world_size).plans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("microbatches", [2, 4, 8])

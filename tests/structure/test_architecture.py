@@ -125,6 +125,7 @@ BREAKS = (
 """Imports (from, to) that must not be: one per kind of contract."""
 
 
+@pytest.mark.processes
 def test_forbidden_imports_are_seen(tmp_path: Path) -> None:
     """The linter follows the links into master, worker and executor, and sees what is outside."""
     names = ("plancompiler", "master", "worker", "executor", "pyproject.toml")
