@@ -263,6 +263,8 @@ def check_attributes(
     inputs: Sequence[TensorType],
 ) -> None:
     """Raise AttributeValueError unless an op may have these attributes on these inputs."""
+    if not schema and not attrs:
+        return
     names = [attribute.name for attribute in schema]
     for name in attrs:
         if name not in names:
@@ -277,8 +279,9 @@ def check_attributes(
 
 def complete(schema: Sequence[Attribute], attrs: Mapping[str, AttrValue]) -> dict[str, Any]:
     """Checked attributes as rules and kernels are given them: with defaults, as read."""
-    return {
-        attribute.name: attribute.read(attrs.get(attribute.name, attribute.default))
-        for attribute in schema
-        if attribute.name in attrs or attribute.default is not REQUIRED
-    }
+    found = {}
+    for attribute in schema:
+        value = attrs.get(attribute.name, attribute.default)
+        if value is not REQUIRED:
+            found[attribute.name] = attribute.read(value)
+    return found

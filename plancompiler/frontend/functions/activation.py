@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.functions.derived import Tensor, unary
 from plancompiler.frontend.out import takes_out
+from plancompiler.ir.operators import normalize_axes
+from plancompiler.ops import split_softmax
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "elu",
+    "gelu",
+    "gelu_exact",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "log_softmax",
+    "logsigmoid",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "softsign",
+    "tanh",
+]
 
 
 def _activation(kind: str, x: Tensor, **attrs: float) -> Tensor:
@@ -12,28 +36,42 @@ def _activation(kind: str, x: Tensor, **attrs: float) -> Tensor:
     return found
 
 
-@takes_out
-def softplus(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """log(1 + exp(x)), without overflow."""
-    return _activation("softplus", x)
+tanh = unary("tanh")
+sigmoid = unary("sigmoid")
+relu = unary("relu")
+gelu = unary("gelu")
 
 
 @takes_out
-def logsigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """log(sigmoid(x)), without overflow."""
-    return _activation("logsigmoid", x)
+def softmax(
+    x: Tensor, axis: int = -1, split_axis: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """exp(x) normalised to sum to one along an axis.
+
+    With `split_axis` the axis may be split over devices: maxima and sums are reduced, x is not
+    gathered.
+    """
+    if split_axis:
+        found: Tensor = split_softmax.split_softmax(x, normalize_axes(axis, x.ndim)[0])
+        return found
+    return x.softmax(axis)
 
 
 @takes_out
-def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x sigmoid(x), also called swish."""
-    return _activation("silu", x)
+def log_softmax(
+    x: Tensor, axis: int = -1, split_axis: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Logarithm of softmax, computed without overflow; `split_axis` as in `softmax`."""
+    if split_axis:
+        found: Tensor = split_softmax.split_log_softmax(x, normalize_axes(axis, x.ndim)[0])
+        return found
+    return x.log_softmax(axis)
 
 
-@takes_out
-def mish(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x tanh(softplus(x)) (D. Misra, 2019)."""
-    return _activation("mish", x)
+softplus = unary("softplus")
+logsigmoid = unary("logsigmoid")
+silu = unary("silu")
+mish = unary("mish")
 
 
 @takes_out
@@ -42,10 +80,7 @@ def elu(x: Tensor, alpha: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     return _activation("elu", x, alpha=float(alpha))
 
 
-@takes_out
-def selu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Scaled elu that keeps mean 0 and variance 1 (G. Klambauer et al., 2017)."""
-    return _activation("selu", x)
+selu = unary("selu")
 
 
 @takes_out
@@ -69,25 +104,7 @@ def relu6(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-@takes_out
-def hardsigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """(x + 3) / 6, but not below 0 nor above 1."""
-    return _activation("hardsigmoid", x)
-
-
-@takes_out
-def hardswish(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x hardsigmoid(x) (A. Howard et al., 2019)."""
-    return _activation("hardswish", x)
-
-
-@takes_out
-def softsign(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x / (1 + |x|)."""
-    return _activation("softsign", x)
-
-
-@takes_out
-def gelu_exact(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x times the normal distribution function; `gelu` has the tanh form (Hendrycks and Gimpel)."""
-    return _activation("gelu_exact", x)
+hardsigmoid = unary("hardsigmoid")
+hardswish = unary("hardswish")
+softsign = unary("softsign")
+gelu_exact = unary("gelu_exact")

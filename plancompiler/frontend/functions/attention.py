@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from plancompiler.frontend.functional import Tensor
+import math
+
+from plancompiler.errors import ShapeError
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.elementwise import where
+from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
-from plancompiler.ir import AttrValue
+from plancompiler.ir import AttrValue, DType
 from plancompiler.ops.attention import default_scale
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_source
+
+__all__ = [
+    "cached_attention",
+    "causal_attention",
+    "rotary_embedding",
+    "scaled_dot_product_attention",
+    "swiglu",
+]
 
 
 @takes_out
@@ -104,3 +117,39 @@ def swiglu(gate: Tensor, up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """gate * sigmoid(gate) * up, of tensors of one shape (N. Shazeer, 2020)."""
     found: Tensor = apply("swiglu", gate, up)
     return found
+
+
+@takes_out
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, out: Tensor | None = None
+) -> Tensor:
+    """softmax(q kᵀ / sqrt(d)) v for q, k, v of shape [..., length, d]; a position sees none after
+    it.
+
+    The weights of later positions are exactly zero.
+    """
+    if query.ndim < 2 or key.ndim < 2 or not query.shape[-1]:
+        raise ShapeError(
+            "causal attention needs queries and keys of several numbers per position",
+            got=f"{query.shape} and {key.shape}",
+            expected="[..., length, d]",
+        )
+    length = query.shape[-2]
+    if key.shape[-2] != length:
+        raise ShapeError(
+            "causal attention needs queries and keys of one length",
+            got=f"{query.shape} and {key.shape}",
+        )
+    # Scaling the queries costs length * d multiplications where scaling the scores costs length².
+    scores = matmul(query * (1.0 / math.sqrt(query.shape[-1])), key, transpose_b=True)
+    mask = apply_source(query, "causal_mask", size=length)
+    weights: Tensor = where(mask, scores, _FAR_BELOW[scores.dtype]).softmax(-1)
+    return matmul(weights, value)
+
+
+_FAR_BELOW = {
+    DType.FLOAT16: -6e4,
+    DType.BFLOAT16: -1e30,
+    DType.FLOAT32: -1e30,
+    DType.FLOAT64: -1e30,
+}

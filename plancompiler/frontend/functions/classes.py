@@ -8,7 +8,8 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, UsageError
-from plancompiler.frontend.functional import Tensor, reduce_rows
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.losses import reduce_rows
 from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import Value
@@ -17,6 +18,15 @@ from plancompiler.ops import class_center, split_softmax
 from plancompiler.ops.registry import apply
 from plancompiler.ops.shards import balanced_sizes
 from plancompiler.ops.softmax import IGNORE_INDEX
+
+__all__ = [
+    "ClassSample",
+    "c_softmax_with_cross_entropy",
+    "class_center_rows",
+    "class_center_sample",
+    "margin_cross_entropy",
+]
+
 
 # --- a sample of the classes ----------------------------------------------------------------------
 

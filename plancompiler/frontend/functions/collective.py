@@ -9,12 +9,24 @@ from __future__ import annotations
 from typing import Any
 
 from plancompiler.errors import AttributeValueError, PlacementMismatchError, ShapeError
-from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import BROADCAST, Placement, Split
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.collective import mesh_axis, redistribute_along, reduced
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_reduce_gradient",
+    "all_to_all",
+    "global_gather",
+    "global_scatter",
+    "partial_transfer",
+    "reduce_scatter",
+]
+
 
 Along = str | int | None
 

@@ -9,10 +9,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from plancompiler.errors import AttributeValueError, ShapeError
-from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.operators import whole_numbers
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "global_avg_pool",
+    "global_max_pool",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]
+
 
 Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[Sequence[int]]

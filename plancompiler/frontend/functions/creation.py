@@ -17,6 +17,17 @@ from plancompiler.frontend.trace import current_recorder, demanded_sbp
 from plancompiler.ir import AttrValue, DType, Placement, Value
 from plancompiler.ir.operators import SbpLike, Scalar, whole_numbers
 
+__all__ = [
+    "arange",
+    "bernoulli",
+    "eye",
+    "linspace",
+    "normal",
+    "permutation",
+    "randint",
+    "uniform",
+]
+
 
 def _made(
     kind: str, attrs: Mapping[str, AttrValue], placement: Placement, sbp: SbpLike | None

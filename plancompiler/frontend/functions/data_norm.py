@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from plancompiler.errors import AttributeValueError, ShapeError
-from plancompiler.frontend.functional import Tensor, full_like, rsqrt
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.elementwise import full_like, rsqrt
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.arguments import real_number
 from plancompiler.ops.gradient import expand_to, widened
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "data_norm",
+    "data_norm_update",
+]
 
 
 @takes_out

@@ -6,309 +6,217 @@ Shapes broadcast as in NumPy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from plancompiler.errors import TracingError
-from plancompiler.frontend.functional import Tensor, full_like, unary
+from plancompiler.frontend.functions.derived import Tensor, arithmetic, binary, plain_number, unary
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
 from plancompiler.ops.registry import apply
 
-
-def _binary(kind: str, left: Any, right: Any) -> Any:
-    if isinstance(left, TensorOperators) and is_scalar(right):
-        right = left.beside(kind, _plain(right))
-    elif isinstance(right, TensorOperators) and is_scalar(left):
-        left = right.beside(kind, _plain(left))
-    if not isinstance(left, TensorOperators) or not isinstance(right, TensorOperators):
-        raise TracingError(
-            f"{kind} takes two tensors, or a tensor and a number",
-            got=f"{type(left).__name__} and {type(right).__name__}",
-            hint="bring arrays into a job through pc.input or pc.constant",
-        )
-    return left._binary(kind, right)  # noqa: SLF001  # the operators' own way, and the quickest
-
-
-def _plain(value: Any) -> Scalar:
-    number: Scalar = value.item() if hasattr(value, "item") else value
-    return number
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "cast",
+    "ceil",
+    "clip",
+    "copysign",
+    "cos",
+    "cosh",
+    "div",
+    "equal",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "fmod",
+    "full_like",
+    "greater",
+    "greater_equal",
+    "hypot",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "lerp",
+    "less",
+    "less_equal",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "mul",
+    "nan_to_num",
+    "neg",
+    "not_equal",
+    "ones_like",
+    "pow",
+    "reciprocal",
+    "remainder",
+    "round",
+    "rsqrt",
+    "shift_left",
+    "shift_right",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "sub",
+    "tan",
+    "trunc",
+    "where",
+    "zeros_like",
+]
 
 
 def _number(value: Any, dtype: DType) -> Scalar:
-    number = _plain(value)
+    number = plain_number(value)
     # A whole number beside a floating tensor is a number like any other.
     return float(number) if dtype.is_floating and not isinstance(number, bool) else number
+
+
+# --- arithmetic and comparisons ------------------------------------------------------------------
+
+add = arithmetic("add")
+sub = arithmetic("sub")
+mul = arithmetic("mul")
+div = arithmetic("div")
+pow = arithmetic("pow")
+maximum = arithmetic("maximum")
+minimum = arithmetic("minimum")
+less = arithmetic("less")
+less_equal = arithmetic("less_equal")
+greater = arithmetic("greater")
+greater_equal = arithmetic("greater_equal")
+equal = arithmetic("equal")
+not_equal = arithmetic("not_equal")
+abs = unary("abs")
+exp = unary("exp")
+log = unary("log")
+sqrt = unary("sqrt")
+rsqrt = unary("rsqrt")
+square = unary("square")
+
+
+@takes_out
+def neg(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """-x."""
+    return -x
+
+
+@takes_out
+def cast(x: Tensor, dtype: DType | str, *, out: Tensor | None = None) -> Tensor:
+    """The same values as another dtype."""
+    return x.cast(dtype)
+
+
+@takes_out
+def where(
+    condition: Tensor, x: Tensor | Scalar, y: Tensor | Scalar, *, out: Tensor | None = None
+) -> Tensor:
+    """x where the condition holds, else y; one of them may be a number. Shapes broadcast."""
+    if isinstance(x, TensorOperators) and not isinstance(y, TensorOperators):
+        y = full_like(x, y, shape=())
+    elif isinstance(y, TensorOperators) and not isinstance(x, TensorOperators):
+        x = full_like(y, x, shape=())
+    if not isinstance(x, TensorOperators) or not isinstance(y, TensorOperators):
+        raise TracingError("where needs a tensor for at least one of x and y")
+    found: Tensor = apply("where", condition, x, y)
+    return found
+
+
+@takes_out
+def full_like(
+    x: Tensor, value: Scalar, shape: Sequence[int] | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """A tensor of one number with the dtype and placement of `x` (and its shape, unless given)."""
+    return x._full(x.shape if shape is None else tuple(shape), x.dtype, value)  # noqa: SLF001  # every tensor's door
 
 
 # --- trigonometric and hyperbolic -----------------------------------------------------------------
 
 
-@takes_out
-def sin(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Sine of an angle in radians."""
-    return unary("sin", x)
-
-
-@takes_out
-def cos(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Cosine of an angle in radians."""
-    return unary("cos", x)
-
-
-@takes_out
-def tan(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Tangent of an angle in radians."""
-    return unary("tan", x)
-
-
-@takes_out
-def asin(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Angle in radians whose sine is x."""
-    return unary("asin", x)
-
-
-@takes_out
-def acos(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Angle in radians whose cosine is x."""
-    return unary("acos", x)
-
-
-@takes_out
-def atan(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Angle in radians whose tangent is x."""
-    return unary("atan", x)
-
-
-@takes_out
-def atan2(y: Any, x: Any, *, out: Any = None) -> Any:
-    """Angle in radians of the point (x, y), from -pi to pi."""
-    return _binary("atan2", y, x)
-
-
-@takes_out
-def sinh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Hyperbolic sine."""
-    return unary("sinh", x)
-
-
-@takes_out
-def cosh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Hyperbolic cosine."""
-    return unary("cosh", x)
-
-
-@takes_out
-def asinh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Inverse hyperbolic sine."""
-    return unary("asinh", x)
-
-
-@takes_out
-def acosh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Inverse hyperbolic cosine, for x >= 1."""
-    return unary("acosh", x)
-
-
-@takes_out
-def atanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Inverse hyperbolic tangent, for -1 < x < 1."""
-    return unary("atanh", x)
-
-
-@takes_out
-def hypot(x: Any, y: Any, *, out: Any = None) -> Any:
-    """sqrt(x * x + y * y), without overflow."""
-    return _binary("hypot", x, y)
+sin = unary("sin")
+cos = unary("cos")
+tan = unary("tan")
+asin = unary("asin")
+acos = unary("acos")
+atan = unary("atan")
+atan2 = binary("atan2")
+sinh = unary("sinh")
+cosh = unary("cosh")
+asinh = unary("asinh")
+acosh = unary("acosh")
+atanh = unary("atanh")
+hypot = binary("hypot")
 
 
 # --- exponentials, logarithms, error function -----------------------------------------------------
 
 
-@takes_out
-def exp2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """2 to the power of x."""
-    return unary("exp2", x)
-
-
-@takes_out
-def expm1(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """exp(x) - 1, exact near zero."""
-    return unary("expm1", x)
-
-
-@takes_out
-def log2(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Logarithm to base 2."""
-    return unary("log2", x)
-
-
-@takes_out
-def log10(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Logarithm to base 10."""
-    return unary("log10", x)
-
-
-@takes_out
-def log1p(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """log(1 + x), exact near zero."""
-    return unary("log1p", x)
-
-
-@takes_out
-def logaddexp(x: Any, y: Any, *, out: Any = None) -> Any:
-    """log(exp(x) + exp(y)), without overflow."""
-    return _binary("logaddexp", x, y)
-
-
-@takes_out
-def erf(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Error function (W. J. Cody, 1969)."""
-    return unary("erf", x)
-
-
-@takes_out
-def reciprocal(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """1 / x."""
-    return unary("reciprocal", x)
+exp2 = unary("exp2")
+expm1 = unary("expm1")
+log2 = unary("log2")
+log10 = unary("log10")
+log1p = unary("log1p")
+logaddexp = binary("logaddexp")
+erf = unary("erf")
+reciprocal = unary("reciprocal")
 
 
 # --- rounding, remainders, signs ------------------------------------------------------------------
 
 
-@takes_out
-def floor(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Greatest whole number up to x; its gradient is zero."""
-    return unary("floor", x)
-
-
-@takes_out
-def ceil(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Least whole number from x on; its gradient is zero."""
-    return unary("ceil", x)
-
-
-@takes_out
-def round(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Nearest whole number, of two the even one; its gradient is zero."""
-    return unary("round", x)
-
-
-@takes_out
-def trunc(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x without its fraction; its gradient is zero."""
-    return unary("trunc", x)
-
-
-@takes_out
-def sign(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """-1, 0 or 1."""
-    return unary("sign", x)
-
-
-@takes_out
-def copysign(x: Any, y: Any, *, out: Any = None) -> Any:
-    """Absolute value of x with the sign of y."""
-    return _binary("copysign", x, y)
-
-
-@takes_out
-def fmod(x: Any, y: Any, *, out: Any = None) -> Any:
-    """What is left of x / y, with the sign of x. Whole numbers over zero fail the run."""
-    return _binary("fmod", x, y)
-
-
-@takes_out
-def remainder(x: Any, y: Any, *, out: Any = None) -> Any:
-    """What is left of x / y, with the sign of y. Whole numbers over zero fail the run."""
-    return _binary("remainder", x, y)
-
-
-@takes_out
-def floor_divide(x: Any, y: Any, *, out: Any = None) -> Any:
-    """Greatest whole number up to x / y. Whole numbers over zero fail the run."""
-    return _binary("floor_divide", x, y)
+floor = unary("floor")
+ceil = unary("ceil")
+round = unary("round")
+trunc = unary("trunc")
+sign = unary("sign")
+copysign = binary("copysign")
+fmod = binary("fmod")
+remainder = binary("remainder")
+floor_divide = binary("floor_divide")
 
 
 # --- bits and truth values ------------------------------------------------------------------------
 
 
-@takes_out
-def bitwise_and(x: Any, y: Any, *, out: Any = None) -> Any:
-    """Bits set in both, of whole numbers or bool."""
-    return _binary("bitwise_and", x, y)
-
-
-@takes_out
-def bitwise_or(x: Any, y: Any, *, out: Any = None) -> Any:
-    """Bits set in either, of whole numbers or bool."""
-    return _binary("bitwise_or", x, y)
-
-
-@takes_out
-def bitwise_xor(x: Any, y: Any, *, out: Any = None) -> Any:
-    """Bits set in one only, of whole numbers or bool."""
-    return _binary("bitwise_xor", x, y)
-
-
-@takes_out
-def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """All bits flipped, of whole numbers or bool."""
-    return unary("bitwise_not", x)
-
-
-@takes_out
-def shift_left(x: Any, y: Any, *, out: Any = None) -> Any:
-    """Bits of x moved y places up."""
-    return _binary("shift_left", x, y)
-
-
-@takes_out
-def shift_right(x: Any, y: Any, *, out: Any = None) -> Any:
-    """Bits of x moved y places down; the sign stays."""
-    return _binary("shift_right", x, y)
-
-
-@takes_out
-def logical_and(x: Any, y: Any, *, out: Any = None) -> Any:
-    """True where both are, of bool."""
-    return _binary("logical_and", x, y)
-
-
-@takes_out
-def logical_or(x: Any, y: Any, *, out: Any = None) -> Any:
-    """True where either is, of bool."""
-    return _binary("logical_or", x, y)
-
-
-@takes_out
-def logical_xor(x: Any, y: Any, *, out: Any = None) -> Any:
-    """True where one only is, of bool."""
-    return _binary("logical_xor", x, y)
-
-
-@takes_out
-def logical_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """True where x is False, of bool."""
-    return unary("logical_not", x)
-
-
-@takes_out
-def isnan(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """True where x is not a number."""
-    return unary("isnan", x)
-
-
-@takes_out
-def isinf(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """True where x is infinite."""
-    return unary("isinf", x)
-
-
-@takes_out
-def isfinite(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """True where x is a finite number."""
-    return unary("isfinite", x)
+bitwise_and = binary("bitwise_and")
+bitwise_or = binary("bitwise_or")
+bitwise_xor = binary("bitwise_xor")
+bitwise_not = unary("bitwise_not")
+shift_left = binary("shift_left")
+shift_right = binary("shift_right")
+logical_and = binary("logical_and")
+logical_or = binary("logical_or")
+logical_xor = binary("logical_xor")
+logical_not = unary("logical_not")
+isnan = unary("isnan")
+isinf = unary("isinf")
+isfinite = unary("isfinite")
 
 
 # --- bounds and mixtures --------------------------------------------------------------------------

@@ -7,20 +7,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, ShapeError, UsageError
-from plancompiler.frontend import functional
-from plancompiler.frontend.functional import Tensor
-from plancompiler.frontend.functions.activation import gelu_exact, silu
+from plancompiler.frontend.functions.activation import gelu, gelu_exact, relu, silu
 from plancompiler.frontend.functions.attention import (
     cached_attention,
     rotary_embedding,
     scaled_dot_product_attention,
     swiglu,
 )
-from plancompiler.frontend.functions.normalization import rms_norm
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.linear import linear
+from plancompiler.frontend.functions.normalization import layer_norm, rms_norm
+from plancompiler.frontend.functions.training import dropout as drop
 from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import AttrValue
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "bias_dropout_residual",
+    "fused_attention",
+    "fused_feedforward",
+]
+
 
 ACTIVATIONS = ("gelu", "gelu_exact", "relu", "silu")
 """Activations of the feed-forward part."""
@@ -126,17 +134,17 @@ def fused_feedforward(
             "unknown activation", got=repr(activation), expected=", ".join(ACTIVATIONS)
         )
     inner: Tensor = apply("place_gradient", _normalised(x, pre_norm, eps))
-    hidden = functional.linear(inner, weight1, bias1)
+    hidden = linear(inner, weight1, bias1)
     if gate_weight is None:
         hidden = _activated(hidden, activation)
     else:
-        gate = functional.linear(inner, gate_weight)
+        gate = linear(inner, gate_weight)
         hidden = (
             swiglu(gate, hidden) if activation == "silu" else _activated(gate, activation) * hidden
         )
     if activation_dropout:
-        hidden = functional.dropout(hidden, activation_dropout)
-    product = functional.linear(hidden, weight2)
+        hidden = drop(hidden, activation_dropout)
+    product = linear(hidden, weight2)
     return _normalised(bias_dropout_residual(product, x, bias2, dropout), post_norm, eps)
 
 
@@ -183,7 +191,7 @@ def _normalised(x: Tensor, norm: Sequence[Tensor] | None, eps: float) -> Tensor:
     if len(norm) == 1:
         return rms_norm(x, norm[0], eps)
     if len(norm) == 2:
-        return functional.layer_norm(x, norm[0], norm[1], eps)
+        return layer_norm(x, norm[0], norm[1], eps)
     raise UsageError(
         "a norm is (weight, bias), or (weight,) for the root mean square", got=len(norm)
     )
@@ -191,7 +199,7 @@ def _normalised(x: Tensor, norm: Sequence[Tensor] | None, eps: float) -> Tensor:
 
 def _activated(x: Tensor, activation: str) -> Tensor:
     if activation == "gelu":
-        return functional.gelu(x)
+        return gelu(x)
     if activation == "relu":
-        return functional.relu(x)
+        return relu(x)
     return silu(x) if activation == "silu" else gelu_exact(x)

@@ -6,11 +6,24 @@ it holds, and nothing is gathered.
 
 from __future__ import annotations
 
-from plancompiler.frontend.functional import Tensor
+from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "bincount",
+    "embedding",
+    "gather",
+    "index_add",
+    "index_select",
+    "one_hot",
+    "put_along_axis",
+    "scatter",
+    "scatter_add",
+    "take_along_axis",
+]
 
 
 def _axis(x: Tensor, axis: int) -> int:
@@ -100,4 +113,11 @@ def one_hot(
 def bincount(ids: Tensor, classes: int, *, out: Tensor | None = None) -> Tensor:
     """How often each number from 0 to classes - 1 occurs: int64 [classes]."""
     found: Tensor = apply("bincount", ids, classes=classes)
+    return found
+
+
+@takes_out
+def embedding(table: Tensor, ids: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Rows of table [count, dim] by ids [...]: [..., dim]."""
+    found: Tensor = apply("embedding", table, ids)
     return found

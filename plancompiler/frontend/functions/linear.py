@@ -6,10 +6,22 @@ import string
 from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, ShapeError
-from plancompiler.frontend.functional import Tensor, matmul
+from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
+from plancompiler.ir import AttrValue
 from plancompiler.ir.operators import normalize_axes, whole_numbers
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "bmm",
+    "dot",
+    "einsum",
+    "inner",
+    "linear",
+    "matmul",
+    "outer",
+    "tensordot",
+]
 
 
 @takes_out
@@ -125,3 +137,32 @@ def tensordot(
     kept = [letter for axis, letter in enumerate(of_a) if axis not in left]
     kept += [letter for axis, letter in enumerate(of_b) if axis not in right]
     return einsum(f"{''.join(of_a)},{''.join(of_b)}->{''.join(kept)}", a, b)
+
+
+@takes_out
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """a [..., m, k] times b [..., k, n]; leading axes broadcast. `transpose_*` swaps the last two
+    axes of an operand first.
+    """
+    attrs: dict[str, AttrValue] = {}
+    if transpose_a:
+        attrs["transpose_a"] = True
+    if transpose_b:
+        attrs["transpose_b"] = True
+    return a._apply("matmul", (a, b), attrs)[0]  # noqa: SLF001  # as `apply`, and quicker
+
+
+@takes_out
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """x [..., in] times weight [out, in] transposed, plus bias [out]: [..., out]."""
+    product: Tensor = apply("matmul", x, weight, transpose_b=True)
+    return product if bias is None else product + bias

@@ -6,10 +6,26 @@
 from __future__ import annotations
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.frontend.functional import Tensor, reduce_rows
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.elementwise import maximum
 from plancompiler.frontend.out import takes_out
+from plancompiler.ir import DType
+from plancompiler.ops import split_softmax
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "accuracy",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+]
 
 
 def _pointwise(
@@ -131,3 +147,60 @@ def nll_loss(
         )
     losses: Tensor = apply("nll_loss", log_probabilities, labels, **attrs)
     return reduce_rows(losses, labels, reduction, ignore_index, losses.dtype)
+
+
+@takes_out
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    split_classes: bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """-log softmax(logits)[label], of logits [..., classes] and integer labels [...].
+
+    Positions whose label is `ignore_index` have no loss and do not count; None says that every
+    position counts, which saves counting. `reduction` is "mean" (over the positions that count),
+    "sum" or "none" (one loss per position). Any other label that is no class fails the run.
+
+    With `split_classes` the classes may be split over devices, as a tensor-parallel last layer
+    leaves them: three numbers per position are reduced, and neither logits nor their gradients are
+    gathered.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise AttributeValueError(
+            "unknown reduction of cross_entropy", got=repr(reduction), expected="mean, sum or none"
+        )
+    losses: Tensor
+    if split_classes:
+        attrs = {} if ignore_index is None else {"ignore_index": ignore_index}
+        losses = split_softmax.split_cross_entropy(logits, labels, **attrs)
+    elif ignore_index is None:
+        losses = apply("cross_entropy", logits, labels)
+    else:
+        losses = apply("cross_entropy", logits, labels, ignore_index=ignore_index)
+    return reduce_rows(losses, labels, reduction, ignore_index, logits.dtype)
+
+
+def reduce_rows(
+    losses: Tensor, labels: Tensor, reduction: str, ignore_index: int | None, dtype: DType
+) -> Tensor:
+    """Losses of rows as `reduction` says, rounded to `dtype`: their "mean" is over the rows whose
+    label is not `ignore_index`. Those of 16 bits are added up and counted in float32.
+    """
+    found: Tensor = losses if reduction == "none" else widened(losses)
+    if reduction == "sum" or (reduction == "mean" and ignore_index is None):
+        found = found.sum() if reduction == "sum" else found.mean()
+    elif reduction == "mean":
+        counted = labels.not_equal(ignore_index).cast(found.dtype).sum()
+        found = found.sum() / maximum(counted, 1.0)
+    return found if found.dtype is dtype else found.cast(dtype)
+
+
+@takes_out
+def accuracy(logits: Tensor, labels: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Share of positions whose greatest logit (last axis) is the label's: a float32 scalar."""
+    found = logits.argmax(-1)
+    return found.equal(labels.cast(found.dtype)).cast(DType.FLOAT32).mean()

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plancompiler.errors import ShapeError, UsageError
-from plancompiler.frontend.functional import Tensor, full_like
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.out import takes_out
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "batch_norm",
+    "batch_statistics",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "rms_norm",
+]
 
 
 @takes_out
@@ -106,3 +116,12 @@ def _affine(x: Tensor, gamma: Tensor | None, beta: Tensor | None) -> tuple[Tenso
         full_like(x, 1.0, shape) if gamma is None else gamma,
         full_like(x, 0.0, shape) if beta is None else beta,
     )
+
+
+@takes_out
+def layer_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, eps: float = 1e-5, *, out: Tensor | None = None
+) -> Tensor:
+    """x normalised to mean 0 and variance 1 along its last axis, times gamma, plus beta."""
+    found: Tensor = apply("layer_norm", x, gamma, beta, eps=eps)[0]
+    return found

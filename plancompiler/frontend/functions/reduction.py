@@ -6,11 +6,36 @@ import math
 from collections.abc import Callable, Sequence
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.frontend.functional import Axes, Tensor, full_like
+from plancompiler.frontend.functions.derived import Axes, Tensor
+from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "count_nonzero",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "norm",
+    "prod",
+    "sort",
+    "std",
+    "sum",
+    "topk",
+    "var",
+]
 
 
 def _reduce(kind: str, x: Tensor, axis: Axes, keepdims: bool, **attrs: float) -> Tensor:
@@ -212,3 +237,43 @@ def topk(
     """
     found: tuple[Tensor, Tensor] = apply("topk", x, axis=_axis(x, axis), k=k, largest=largest)
     return found
+
+
+@takes_out
+def sum(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Sum over axes (all by default); of whole numbers and bool in int64."""
+    return x.sum(axis, keepdims)
+
+
+@takes_out
+def mean(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Arithmetic mean over axes (all by default); of whole numbers float64, of bool float32."""
+    return x.mean(axis, keepdims)
+
+
+@takes_out
+def max(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Greatest element over axes (all by default)."""
+    return x.max(axis, keepdims)
+
+
+@takes_out
+def min(
+    x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Smallest element over axes (all by default)."""
+    return x.min(axis, keepdims)
+
+
+@takes_out
+def argmax(
+    x: Tensor, axis: int = -1, keepdims: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Index of the greatest element along an axis, as int64; the first of equal ones."""
+    return x.argmax(axis, keepdims)

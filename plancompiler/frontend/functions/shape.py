@@ -6,11 +6,41 @@ import math
 from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, UsageError
-from plancompiler.frontend.functional import Axes, Tensor, concat
+from plancompiler.frontend.functions.derived import Axes, Tensor
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import Scalar, normalize_axes, whole_numbers
+from plancompiler.ir import Placement
+from plancompiler.ir.operators import SbpLike, Scalar, normalize_axes, whole_numbers
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "chunk",
+    "concat",
+    "diag",
+    "diag_embed",
+    "diagonal",
+    "expand",
+    "flatten",
+    "flip",
+    "pad",
+    "permute",
+    "redistribute",
+    "repeat_interleave",
+    "reshape",
+    "roll",
+    "slice",
+    "split",
+    "squeeze",
+    "stack",
+    "strided_slice",
+    "tile",
+    "trace",
+    "transpose",
+    "tril",
+    "triu",
+    "unbind",
+    "unsqueeze",
+]
 
 
 def _axis(x: Tensor, axis: int) -> int:
@@ -263,3 +293,47 @@ def triu(x: Tensor, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Matrices with zeros below a diagonal."""
     found: Tensor = apply("triu", x, diagonal=diagonal)
     return found
+
+
+@takes_out
+def reshape(x: Tensor, shape: Sequence[int], *, out: Tensor | None = None) -> Tensor:
+    """The same elements in another shape; one extent may be -1."""
+    return x.reshape(shape)
+
+
+@takes_out
+def transpose(x: Tensor, axes: Sequence[int] | None = None, *, out: Tensor | None = None) -> Tensor:
+    """Axes permuted; without `axes`, reversed."""
+    return x.transpose() if axes is None else x.transpose(axes)
+
+
+@takes_out
+def concat(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Tensors joined along an axis; the other extents are equal."""
+    if not tensors:
+        raise UsageError(
+            "concat needs at least one tensor", got="none", expected="a sequence of tensors"
+        )
+    found: Tensor = apply("concat", *tensors, axis=normalize_axes(axis, tensors[0].ndim)[0])
+    return found
+
+
+@takes_out
+def slice(
+    x: Tensor, starts: Sequence[int], stops: Sequence[int], *, out: Tensor | None = None
+) -> Tensor:
+    """The box `starts[i]:stops[i]` along every axis i; `x[1:, ...]` is the short form."""
+    found: Tensor = apply("slice", x, starts=tuple(starts), stops=tuple(stops))
+    return found
+
+
+@takes_out
+def redistribute(
+    x: Tensor,
+    placement: Placement | None = None,
+    sbp: SbpLike | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The same value on another placement and/or with another SBP."""
+    return x.redistribute(placement, sbp)

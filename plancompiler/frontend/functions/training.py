@@ -10,11 +10,26 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 from plancompiler.errors import UsageError
-from plancompiler.frontend.functional import Tensor, div, maximum, minimum, sqrt
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.elementwise import div, maximum, minimum, sqrt
 from plancompiler.frontend.out import takes_out
+from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import DType
 from plancompiler.ir.arguments import real_number
 from plancompiler.ops.registry import apply
+
+__all__ = [
+    "adafactor_update",
+    "clip_by_global_norm",
+    "dropout",
+    "found_inf",
+    "global_norm",
+    "is_finite_all",
+    "lamb_update",
+    "lion_update",
+    "moving_average_update",
+    "stop_gradient",
+]
 
 
 @takes_out
@@ -238,4 +253,17 @@ def square_sums(*tensors: Tensor) -> list[Tensor]:
     for tensor in tensors:
         wide = tensor.cast(DType.FLOAT32) if tensor.dtype.is_half else tensor
         found.append(apply("square_sum", wide, axes=tuple(range(tensor.ndim))))
+    return found
+
+
+@takes_out
+def dropout(x: Tensor, rate: float, key: int | None = None, *, out: Tensor | None = None) -> Tensor:
+    """Elements are zeroed with probability `rate`, the others scaled by 1 / (1 - rate).
+
+    Which ones depends on the job's seed, the step, the element's global index and `key`; by
+    default each dropout of a job has its own key. Outside of jobs the generator has seed and step.
+    """
+    if key is None:
+        key = current_recorder().next_number("dropout key")
+    found: Tensor = apply("dropout", x, rate=float(rate), key=key)
     return found

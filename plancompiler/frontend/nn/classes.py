@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from plancompiler.frontend.functional import matmul, rsqrt, square
 from plancompiler.frontend.functions.classes import (
     class_center_rows,
     class_center_sample,
     margin_cross_entropy,
 )
+from plancompiler.frontend.functions.elementwise import rsqrt, square
+from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.ir import DType, Value
 from plancompiler.ops.gradient import widened

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.frontend import functional
-from plancompiler.frontend.functions.activation import silu
+from plancompiler.frontend.functions.activation import silu, softmax
+from plancompiler.frontend.functions.indexing import embedding
+from plancompiler.frontend.functions.linear import linear
+from plancompiler.frontend.functions.normalization import layer_norm
+from plancompiler.frontend.functions.training import dropout
 from plancompiler.frontend.nn.module import Module, Parameter
 from plancompiler.ir import DType, Value
 
@@ -41,7 +44,7 @@ class Linear(Module):
 
     def forward(self, x: Value) -> Value:
         weight = self.weight.value
-        return functional.linear(x, weight, None if self.bias is None else self.bias.value)
+        return linear(x, weight, None if self.bias is None else self.bias.value)
 
 
 class Embedding(Module):
@@ -55,7 +58,7 @@ class Embedding(Module):
         self.weight = Parameter((count, dim), dtype, "normal", (0.0, std))
 
     def forward(self, ids: Value) -> Value:
-        return functional.embedding(self.weight.value, ids)
+        return embedding(self.weight.value, ids)
 
 
 class LayerNorm(Module):
@@ -67,7 +70,7 @@ class LayerNorm(Module):
         self.bias = Parameter((dim,), dtype, "zeros")
 
     def forward(self, x: Value) -> Value:
-        return functional.layer_norm(x, self.weight.value, self.bias.value, self.eps)
+        return layer_norm(x, self.weight.value, self.bias.value, self.eps)
 
 
 class Dropout(Module):
@@ -81,7 +84,7 @@ class Dropout(Module):
         self.rate = rate
 
     def forward(self, x: Value) -> Value:
-        return functional.dropout(x, self.rate) if self.training and self.rate > 0.0 else x
+        return dropout(x, self.rate) if self.training and self.rate > 0.0 else x
 
 
 class ReLU(Module):
@@ -126,7 +129,7 @@ class Softmax(Module):
         self.axis, self.split_axis = axis, split_axis
 
     def forward(self, x: Value) -> Value:
-        return functional.softmax(x, self.axis, self.split_axis)
+        return softmax(x, self.axis, self.split_axis)
 
 
 class ModuleList(Module, Sequence[Module]):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, UsageError
-from plancompiler.frontend.functional import concat
+from plancompiler.frontend.functions.shape import concat
 from plancompiler.frontend.functions.training import beside, square_sum_of_all, square_sums
 from plancompiler.frontend.optim.eager import EagerSteps, OptimizerState, Parameters
 from plancompiler.frontend.optim.optimizer import State, Update
