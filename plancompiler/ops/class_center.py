@@ -292,7 +292,7 @@ register(
         linear=((0,),),
         extra=_aligned,
         legal=shards_stay_whole,
-        flops=lambda inputs, outputs, attrs: 0,
+        flops=0,
         portable=False,
         doc="(weight [classes, ...], sampled [s]) -> [s, ...]: the rows of sampled classes, which "
         "count from the start of their range as class_center_sample gives them.",

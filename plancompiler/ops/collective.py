@@ -19,7 +19,7 @@ from plancompiler.ops.registry import (
     Types,
     register,
 )
-from plancompiler.ops.shape import keeps_extremes, no_flops
+from plancompiler.ops.shape import keeps_extremes
 
 
 def mesh_axis(placement: Placement, along: str | int | None) -> int:
@@ -122,7 +122,7 @@ register(
         gradient=_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         view=((0, 0),),
         takes_bfloat16=True,
         precision="following",

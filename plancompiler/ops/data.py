@@ -21,11 +21,6 @@ from plancompiler.ops.kernel import of_box
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
 from plancompiler.ops.stored import Indices, StoredRows, mapped_tokens, stored_array
 
-
-def _no_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    return 0
-
-
 # --- arrays_batch ---------------------------------------------------------------------------------
 
 
@@ -115,7 +110,7 @@ register(
             Int("seed", least=0),
         ),
         kernel=_arrays_kernel,
-        flops=_no_flops,
+        flops=0,
         source=True,
         files=("paths",),
         portable=False,
@@ -170,7 +165,7 @@ register(
             Int("seed", least=0),
         ),
         kernel=_tokens_kernel,
-        flops=_no_flops,
+        flops=0,
         source=True,
         files=("path",),
         portable=False,
@@ -214,7 +209,7 @@ register(
             Floats("values"),
         ),
         kernel=_constant_kernel,
-        flops=_no_flops,
+        flops=0,
         doc="A small tensor whose elements are written in the job.",
     )
 )

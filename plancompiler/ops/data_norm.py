@@ -13,7 +13,7 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
-from plancompiler.ir.shard import Range, balanced_range, element_count
+from plancompiler.ir.shard import Range, balanced_range
 from plancompiler.ops.attributes import Bool, Float, Int
 from plancompiler.ops.check import (
     FLOATS,
@@ -70,7 +70,7 @@ register(
         rule="..., ... -> ...",
         attrs=(Float("decay", least=0.0),),
         kernel=in_float32(_decayed_kernel),
-        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        flops=3,
         mutates=((0, 0),),
         skippable=True,
         doc="(state, value) -> decay * state + value.",
@@ -172,7 +172,7 @@ register(
         linear=((0,),),
         extra=_a_group_each,
         legal=shards_stay_whole,
-        flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
+        flops=1,
         doc="x [n, ...] -> [groups, ...]: sums over `groups` balanced groups of rows; with `mean` "
         "over the number of rows of each.",
     )

@@ -30,7 +30,7 @@ from plancompiler.ops.registry import (
     apply,
     register,
 )
-from plancompiler.ops.shape import keeps_extremes, no_flops
+from plancompiler.ops.shape import keeps_extremes
 
 
 def _length(rows: int, columns: int, offset: int) -> int:
@@ -95,7 +95,7 @@ register(
         gradient=_diagonal_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         doc="A diagonal of each matrix [..., m, n]: [..., d]. With rows or columns split, each "
         "device has its elements, so the result is partial.",
     )
@@ -144,7 +144,7 @@ register(
         gradient=_diag_embed_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         doc="Matrices [..., rows, columns] of zeros with [..., d] on a diagonal.",
     )
 )
@@ -185,7 +185,7 @@ def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None
             gradient=gradient,
             linear=((0,),),
             extra=keeps_extremes,
-            flops=no_flops,
+            flops=0,
             inplace=((0, 0),),
             doc=doc,
         )
@@ -225,7 +225,7 @@ register(
             Dtype("dtype"),
         ),
         kernel=_eye_kernel,
-        flops=no_flops,
+        flops=0,
         doc="A matrix of zeros with ones on a diagonal.",
     )
 )

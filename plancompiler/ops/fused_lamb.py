@@ -14,7 +14,6 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import PARTIAL_SUM, Partial
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Float, Int, Ints
 from plancompiler.ops.check import (
     FLOATS,
@@ -243,7 +242,7 @@ register(
         rule="a, a -> [two] [n]",
         attrs=(Ints("sizes"),),
         kernel=_square_sums_kernel,
-        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        flops=4,
         portable=False,
         doc="Two flat buffers [a], cut into segments of these `sizes` -> the sums of squares of "
         "each, [2, n], in at least float32.",
@@ -285,7 +284,7 @@ register(
         rule="a, a, [two] [n], ..., ... -> a",
         attrs=(Ints("sizes"),),
         kernel=in_float32(_flat_kernel),
-        flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+        flops=2,
         inplace=((0, 0),),
         portable=False,
         doc="(w [a], u [a], sums of squares of the segments of both [2, n], lr, skipped) -> "

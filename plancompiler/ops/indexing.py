@@ -40,7 +40,6 @@ from plancompiler.ops.registry import (
     register,
 )
 from plancompiler.ops.rule import Signature
-from plancompiler.ops.shape import no_flops
 
 
 def local_indices(indices: Array, extent: int, low: int, high: int) -> tuple[Array, Array | None]:
@@ -137,7 +136,7 @@ register(
         gradient=_take_gradient,
         linear=((0,),),
         extra=_keeps_first,
-        flops=no_flops,
+        flops=0,
         portable=False,
         doc="(x, indices) -> for each index, the element of x there along `axis`; the other axes "
         "agree.",
@@ -306,7 +305,7 @@ register(
         kernel=in_float32(contiguous(_put_kernel)),
         gradient=_put_gradient,
         extra=_put_extra,
-        flops=no_flops,
+        flops=0,
         inplace=((0, 0),),
         portable=False,
         doc="(x, indices, updates) -> x with updates at the indices along `axis`, put there (of "
@@ -369,7 +368,7 @@ register(
         gradient=_select_gradient,
         linear=((0,),),
         extra=_keeps_first,
-        flops=no_flops,
+        flops=0,
         doc="(x, indices [i]) -> x with the elements of `axis` at the indices, in their order.",
     )
 )
@@ -460,7 +459,7 @@ register(
             Dtype("dtype"),
         ),
         kernel=contiguous(_one_hot_kernel),
-        flops=no_flops,
+        flops=0,
         doc="ids [...] -> [..., classes]: 1 at each id, zeros elsewhere.",
     )
 )

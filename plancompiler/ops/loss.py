@@ -240,7 +240,7 @@ register(
         kernel=contiguous(_nll_kernel),
         gradient=_nll_gradient,
         linear=((0,),),
-        flops=lambda inputs, outputs, attrs: 0,
+        flops=0,
         doc="Minus each row of log-probabilities at its label; zero where the label is "
         "`ignore_index`. With the classes split, each device has the labels that it holds.",
     )
@@ -257,7 +257,7 @@ register(
         kernel=contiguous(_nll_grad_kernel),
         gradient=_nll_grad_gradient,
         linear=((1,),),
-        flops=lambda inputs, outputs, attrs: 0,
+        flops=0,
         doc="The gradient of nll_loss: (labels, dloss) -> dlog-probabilities [..., classes].",
     )
 )

@@ -53,9 +53,6 @@ def _register_guarded(plain: OpDef) -> None:
         expect_shape(kind, inputs[-1], (), "found_inf")
         return plain.infer(inputs[:-1], attrs)
 
-    def flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-        return 0 if plain.flops is None else plain.flops(inputs[:-1], outputs, attrs)
-
     register(
         replace(
             plain,
@@ -64,7 +61,7 @@ def _register_guarded(plain: OpDef) -> None:
             rule=_guarded_rule(plain.rule),
             inputs=tuple(count + 1 for count in plain.input_counts or ()),
             kernel=_guarded_kernel(plain),
-            flops=flops,
+            flops=plain.flops or 0,
             portable=False,
             skippable=False,
             doc=f"{plain.kind} with found_inf as one input more: where it is not 0, variables keep "

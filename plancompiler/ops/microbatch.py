@@ -11,12 +11,12 @@ import numpy as np
 
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Partial, Reduction
-from plancompiler.ir.shard import element_count, region_index, relative
+from plancompiler.ir.shard import region_index, relative
 from plancompiler.ops.attributes import Axis, Text
 from plancompiler.ops.check import same_types
 from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, OpDef, Types, register
 from plancompiler.ops.rule import Signature, operand_line
-from plancompiler.ops.shape import keeps_extremes, no_flops
+from plancompiler.ops.shape import keeps_extremes
 
 ACCUMULATED = {
     Reduction.SUM: np.add,
@@ -62,7 +62,7 @@ register(
         attrs=(Text("reduction", among=_NAMES),),
         kernel=_accumulate_kernel,
         extra=_keeps_own,
-        flops=lambda inputs, outputs, attrs: element_count(inputs[0].shape),
+        flops=1,
         collects=True,
         takes_bfloat16=True,
         doc="The sum, max, min or product (`reduction`) of what the micro-batches of a step "
@@ -103,7 +103,7 @@ register(
         kernel=_collect_kernel,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         collects=True,
         takes_bfloat16=True,
         doc="The pieces along `axis` that the micro-batches of a step make, put together.",
@@ -119,7 +119,7 @@ register(
         kernel=_take_kernel,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         takes_bfloat16=True,
         doc="This micro-batch's piece along `axis` of a value of the whole step.",
     )

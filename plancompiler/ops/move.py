@@ -40,7 +40,7 @@ from plancompiler.ops.registry import (
     register,
 )
 from plancompiler.ops.rule import Signature
-from plancompiler.ops.shape import keeps_extremes, no_flops
+from plancompiler.ops.shape import keeps_extremes
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 AxisMap = Callable[[Indices], Indices]
@@ -157,7 +157,7 @@ register(
         gradient=_flip_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         moves=True,
         doc="The elements in reverse order along axes.",
     )
@@ -205,7 +205,7 @@ register(
         gradient=_roll_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         moves=True,
         doc="The elements moved by `shifts` places along `axes`; what leaves at one end comes in "
         "at the other.",
@@ -267,7 +267,7 @@ register(
         gradient=_tile_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         moves=True,
         doc="The whole tensor repeated along each axis, as NumPy's tile.",
     )
@@ -341,7 +341,7 @@ register(
         kernel=moving_kernel(_pad_maps, lambda attrs: attrs["value"]),
         gradient=_pad_gradient,
         extra=_pad_extra,
-        flops=no_flops,
+        flops=0,
         doc="`low` elements of `value` before and `high` after each axis; linear where they are "
         "zero.",
     )
@@ -414,7 +414,7 @@ register(
         gradient=_strided_slice_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         moves=True,
         strided=True,
         doc="Every step-th element from start to stop along each axis.",
@@ -472,7 +472,7 @@ register(
         kernel=moving_kernel(_strided_slice_grad_maps),
         gradient=_strided_slice_grad_gradient,
         linear=((0,),),
-        flops=no_flops,
+        flops=0,
         precision="following",
         doc="Elements put back where strided_slice took them from, into zeros of a shape.",
     )
@@ -567,7 +567,7 @@ register(
         gradient=_slice_scatter_gradient,
         linear=((0, 1),),
         extra=_slice_scatter_extra,
-        flops=no_flops,
+        flops=0,
         inplace=((0, 0),),
         precision="following",
         doc="The first tensor with the second in the place of every step-th element from start to "

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.check import (
     FLOATS,
@@ -81,7 +80,7 @@ register(
             Float("grad_scale", 1.0),
         ),
         kernel=_sgd_kernel,
-        flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+        flops=2,
         mutates=((0, 0),),
         skippable=True,
         doc="(w, g, lr) -> w - lr * (g + weight_decay * w).",
@@ -130,7 +129,7 @@ register(
             Float("grad_scale", 1.0),
         ),
         kernel=_momentum_kernel,
-        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        flops=4,
         mutates=((0, 0), (1, 2)),
         skippable=True,
         doc="(w, g, m, lr) -> (w', m') with m' = momentum * m + g + weight_decay * w and "
@@ -204,7 +203,7 @@ register(
             Float("grad_scale", 1.0),
         ),
         kernel=_adam_kernel,
-        flops=lambda inputs, outputs, attrs: 12 * element_count(inputs[0].shape),
+        flops=12,
         mutates=((0, 0), (1, 2), (2, 3)),
         skippable=True,
         doc="(w, g, m, v, lr) -> (w', m', v'): Adam (D. P. Kingma, J. Ba, 2015) with bias "

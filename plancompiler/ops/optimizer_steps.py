@@ -95,7 +95,7 @@ register(
             Float("weight_decay", 0.0, least=0.0),
         ),
         kernel=_lion_kernel,
-        flops=lambda inputs, outputs, attrs: 9 * element_count(inputs[0].shape),
+        flops=9,
         mutates=((0, 0), (1, 2)),
         skippable=True,
         doc="(w, g, m, lr) -> (w', m'): Lion (X. Chen et al., 2023), a step of lr along the signs "
@@ -139,7 +139,7 @@ register(
             Float("power", None, least=0.0),
         ),
         kernel=_average_kernel,
-        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        flops=3,
         mutates=((0, 0),),
         skippable=True,
         doc="(state, value) -> decay * state + (1 - decay) * value, where decay is given, or is "
@@ -228,7 +228,7 @@ register(
             Float("weight_decay", 0.0, least=0.0),
         ),
         kernel=_direction_kernel,
-        flops=lambda inputs, outputs, attrs: 13 * element_count(inputs[0].shape),
+        flops=13,
         mutates=((1, 2), (2, 3)),
         counts_steps=True,
         skippable=True,
@@ -244,7 +244,7 @@ register(
         infer=_lamb_infer,
         rule="..., ..., ..., ..., ... -> ...",
         kernel=_lamb_kernel,
-        flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape),
+        flops=2,
         mutates=((0, 0),),
         skippable=True,
         doc="(w, u, sum of squares of w, of u, lr) -> w - lr * trust * u, where the trust ratio is "
@@ -333,7 +333,7 @@ register(
         rule="... r c -> ... r, ... c",
         attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_moments_kernel)),
-        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        flops=4,
         counts_steps=True,
         doc="g [..., r, c] -> the means of g² + eps of each row and of each column.",
     )
@@ -345,7 +345,7 @@ register(
         rule="... r c, ... r, ... c, ... -> ... r c",
         kernel=in_float32(_factored_kernel),
         linear=((0,),),
-        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        flops=3,
         inplace=((0, 0),),
         portable=False,
         doc="(g [..., r, c], row moments, column moments, sum of the row moments) -> g over the "
@@ -364,7 +364,7 @@ register(
             Float("weight_decay", 0.0, least=0.0),
         ),
         kernel=_adafactor_kernel,
-        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        flops=3,
         mutates=((0, 0),),
         skippable=True,
         portable=False,

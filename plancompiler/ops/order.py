@@ -10,13 +10,13 @@ import numpy as np
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
+from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Axis, Bool, Int
 from plancompiler.ops.check import (
     NUMBERS,
     expect_dtype,
 )
 from plancompiler.ops.gradient import only_first
-from plancompiler.ops.reduce import input_flops
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -97,7 +97,7 @@ def _scatter_gradient(kind: str) -> Gradient:
 
 def _sort_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     extent = inputs[0].shape[attrs["axis"]]
-    return input_flops(inputs, outputs, attrs) * max(1, extent.bit_length())
+    return element_count(inputs[0].shape) * max(1, extent.bit_length())
 
 
 # --- sort and argsort -----------------------------------------------------------------------------
@@ -195,7 +195,7 @@ register(
         ),
         kernel=_topk_kernel,
         gradient=_scatter_gradient("topk"),
-        flops=input_flops,
+        flops=1,
         portable=False,
         doc="The k greatest elements along an axis (the least where `largest` is False), the first "
         "of them first, and their int64 indices.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Attribute, complete
 from plancompiler.ops.check import (
     FLOATS,
@@ -89,7 +88,7 @@ def register_pointwise(
                 kernel=given or kernel_of(how),
                 gradient=back,
                 linear=() if name == kind else ((inputs - 1,),),
-                flops=None if flops is None else _flops_of(flops),
+                flops=flops,
                 inplace=tuple((0, place) for place in range(inputs)),
                 elementwise=target_gradient is None,
                 precision=precision,
@@ -103,10 +102,6 @@ def register_pointwise(
     takes = "(y, dy)" if of_output else takes
     define(kind, count, kernel, formula, gradient)
     define(grad_kind, count + 1, grad_kernel, grad_formula, by_formula(grad_formula))
-
-
-def _flops_of(each: int) -> Callable[[Types, Types, AttrMap], int]:
-    return lambda inputs, outputs, attrs: each * element_count(inputs[0].shape)
 
 
 def _infer_of(kind: str) -> Infer:

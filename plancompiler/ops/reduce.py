@@ -11,7 +11,6 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Axes, Axis, Bool
 from plancompiler.ops.check import (
     ANY,
@@ -106,11 +105,6 @@ def whole_reduction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return _line(ndim, axes, attrs["keepdims"], axes)
 
 
-def input_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    """One operation per element of the first input."""
-    return element_count(inputs[0].shape)
-
-
 def kept_axes(tensor: Any, attrs: AttrMap, source: Any) -> Any:
     """An output (or its gradient) with the reduced axes back as axes of extent 1."""
     if attrs["keepdims"]:
@@ -154,7 +148,7 @@ register(
         gradient=_sum_gradient,
         linear=((0,),),
         linear_if=keeps_dtype,
-        flops=input_flops,
+        flops=1,
         doc="The sum over axes, in the dtype of the input; of whole numbers and bool in int64.",
     )
 )
@@ -217,7 +211,7 @@ def _register_extreme(
             gradient=accumulated(_extreme_gradient),
             reduction=reduction,
             extra=keeps_partial(reduction),
-            flops=input_flops,
+            flops=1,
             doc=f"The {kind} over axes; equal elements share the gradient equally.",
         )
     )
@@ -263,7 +257,7 @@ def _register_arg(kind: str, find: Callable[..., Any], what: str) -> None:
                 Bool("keepdims", False),
             ),
             kernel=kernel,
-            flops=input_flops,
+            flops=1,
             doc=f"The first index of the {what} element along an axis, which stays whole.",
         )
     )

@@ -152,8 +152,9 @@ class OpDef:
     """How outputs combine when a summed-away factor is split; None forbids it."""
     extra: Extra | None = None
     legal: Legal | None = None
-    flops: Callable[[Types, Types, AttrMap], int] | None = None
-    """Floating-point operations on global tensors; None means one per output element."""
+    flops: int | Callable[[Types, Types, AttrMap], int] | None = None
+    """Floating-point operations on global tensors, or how many per element of the first input; None
+    means one per output element."""
     view: tuple[tuple[int, int], ...] = ()
     """(output, input) pairs where the output's bytes are the input's, so no work is needed if they
     share memory."""
@@ -377,8 +378,11 @@ def infer_types(kind: str, inputs: Types, attrs: Mapping[str, AttrValue]) -> Typ
 def flops_of(kind: str, inputs: Types, outputs: Types, attrs: Mapping[str, AttrValue]) -> int:
     """Floating-point operations of an op on its global tensors."""
     definition = op_def(kind)
-    if definition.flops is not None:
-        return definition.flops(inputs, outputs, definition.complete(attrs))
+    flops = definition.flops
+    if isinstance(flops, int):
+        return flops * element_count(inputs[0].shape) if flops else 0
+    if flops is not None:
+        return flops(inputs, outputs, definition.complete(attrs))
     return sum(element_count(tensor.shape) for tensor in outputs)
 
 

@@ -28,7 +28,7 @@ from plancompiler.ops.registry import (
     register,
 )
 from plancompiler.ops.rule import NdSignature, Signature
-from plancompiler.ops.shape import keeps_extremes, no_flops
+from plancompiler.ops.shape import keeps_extremes
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ register(
         linear=((0,),),
         extra=_extra,
         legal=_legal,
-        flops=no_flops,
+        flops=0,
         view=((0, 0),),
         moves=True,
         doc="The same elements in row-major order under another shape.",

@@ -32,7 +32,6 @@ from plancompiler.ops.registry import (
     apply,
     register,
 )
-from plancompiler.ops.shape import no_flops
 
 OVERFLOW = ("error", "drop")
 """What becomes of rows beyond an expert's capacity, by the attribute `overflow`."""
@@ -122,7 +121,7 @@ register(
         kernel=_pack_kernel,
         gradient=_pack_gradient,
         linear=((0,),),
-        flops=no_flops,
+        flops=0,
         takes_bfloat16=True,
         portable=False,
         doc="(rows [g, r, ...], counts [g, e]) -> [g, e, capacity, ...]: each group's rows, sorted "
@@ -180,7 +179,7 @@ register(
         kernel=_unpack_kernel,
         gradient=_unpack_gradient,
         linear=((0,),),
-        flops=no_flops,
+        flops=0,
         takes_bfloat16=True,
         portable=False,
         doc="(packed [g, e, c, ...], counts [g, e]) -> [g, rows, ...]: the inverse of pack_rows; "

@@ -15,7 +15,6 @@ from plancompiler.ops.registry import (
     Types,
     register,
 )
-from plancompiler.ops.shape import no_flops
 
 
 def _arange_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -47,7 +46,7 @@ register(
             Dtype("dtype"),
         ),
         kernel=_arange_kernel,
-        flops=no_flops,
+        flops=0,
         doc="`count` numbers from `start` on, `step` apart.",
     )
 )
@@ -82,7 +81,7 @@ register(
             Dtype("dtype"),
         ),
         kernel=_linspace_kernel,
-        flops=no_flops,
+        flops=0,
         doc="`count` numbers at equal distances from `start` to `stop`, both included.",
     )
 )

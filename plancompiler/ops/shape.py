@@ -34,11 +34,6 @@ from plancompiler.ops.registry import (
 from plancompiler.ops.rule import Signature, operand_line
 
 
-def no_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    """The cost of an op that only moves bytes."""
-    return 0
-
-
 def keeps_extremes(
     inputs: Types, outputs: Types, attrs: AttrMap, parts: int
 ) -> tuple[Signature, ...]:
@@ -92,7 +87,7 @@ register(
         gradient=_transpose_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         moves=True,
         strided=True,
         doc="Axes permuted.",
@@ -128,7 +123,7 @@ register(
         gradient=_expand_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         moves=True,
         strided=True,
         doc="The tensor broadcast to a shape, as NumPy does.",
@@ -194,7 +189,7 @@ register(
         kernel=_concat_kernel,
         gradient=_concat_gradient,
         extra=_concat_extra,
-        flops=no_flops,
+        flops=0,
         takes_bfloat16=True,
         precision="following",
         doc="Tensors one after another along an axis, which stays whole; linear in all together.",
@@ -299,7 +294,7 @@ register(
         gradient=_slice_gradient,
         linear=((0,),),
         extra=keeps_extremes,
-        flops=no_flops,
+        flops=0,
         moves=True,
         strided=True,
         doc="The box from starts to stops; an axis that is cut stays whole.",
@@ -318,7 +313,7 @@ register(
         kernel=_slice_grad_kernel,
         gradient=_slice_grad_gradient,
         linear=((0,),),
-        flops=no_flops,
+        flops=0,
         precision="following",
         doc="A box put at starts into zeros of a shape: the gradient of slice.",
     )

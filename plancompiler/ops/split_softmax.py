@@ -16,7 +16,6 @@ import numpy as np
 
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
-from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Int
 from plancompiler.ops.check import (
     ANY,
@@ -71,7 +70,7 @@ register(
         kernel=_stop_kernel,
         gradient=lambda attrs, inputs, outputs, grads: (None,),
         linear=((0,),),
-        flops=lambda inputs, outputs, attrs: 0,
+        flops=0,
         view=((0, 0),),
         inplace=((0, 0),),
         moves=True,
@@ -182,7 +181,7 @@ register(
         attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_kernel)),
         gradient=_gradient,
-        flops=lambda inputs, outputs, attrs: 3 * element_count(inputs[0].shape),
+        flops=3,
         portable=False,
         doc="(logits [..., v], labels, shift) -> per row the sum of exp(logits - shift), and the "
         "logit of the label minus shift (zero where the label is `ignore_index`), in at least "
@@ -198,7 +197,7 @@ register(
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),
         linear=((3, 4),),
-        flops=lambda inputs, outputs, attrs: 4 * element_count(inputs[0].shape),
+        flops=4,
         inplace=((0, 0),),
         portable=False,
         doc="The gradient of class_sums by the logits: (logits, labels, shift, dsum, dtarget) -> "

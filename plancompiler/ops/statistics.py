@@ -17,7 +17,6 @@ from plancompiler.ops.gradient import accumulated, expand_to, masked, over_posit
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import (
     REDUCED,
-    input_flops,
     keeps_partial,
     kept_axes,
     reduction_infer,
@@ -83,7 +82,7 @@ register(
         gradient=accumulated(_prod_gradient),
         reduction=Reduction.PROD,
         extra=keeps_partial(Reduction.PROD),
-        flops=input_flops,
+        flops=1,
         doc="The product over axes, in the dtype of the input; of whole numbers and bool in int64.",
     )
 )
@@ -107,7 +106,7 @@ def _register_truth(kind: str, ufunc: np.ufunc, reduction: Reduction, doc: str) 
             kernel=kernel,
             reduction=reduction,
             extra=keeps_partial(reduction),
-            flops=input_flops,
+            flops=1,
             doc=doc,
         )
     )
@@ -133,7 +132,7 @@ register(
         inputs=1,
         attrs=REDUCED,
         kernel=_count_kernel,
-        flops=input_flops,
+        flops=1,
         doc="How many elements are not zero (or True), over axes, as int64.",
     )
 )
@@ -169,7 +168,7 @@ register(
         attrs=REDUCED,
         kernel=in_float32(_square_sum_kernel),
         gradient=_square_sum_gradient,
-        flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
+        flops=2,
         doc="The sum of squares over axes: the square of the 2-norm.",
     )
 )
@@ -197,7 +196,7 @@ register(
         attrs=REDUCED,
         kernel=in_float32(_abs_sum_kernel),
         gradient=_abs_sum_gradient,
-        flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
+        flops=2,
         doc="The sum of absolute values over axes, the 1-norm; of whole numbers in int64.",
     )
 )
@@ -228,7 +227,7 @@ register(
         kernel=_abs_max_kernel,
         gradient=accumulated(_abs_max_gradient),
         reduction=Reduction.MAX,
-        flops=lambda inputs, outputs, attrs: 2 * input_flops(inputs, outputs, attrs),
+        flops=2,
         doc="The greatest absolute value over axes: the maximum norm; equal ones share the "
         "gradient equally.",
     )
@@ -268,7 +267,7 @@ register(
         attrs=REDUCED,
         kernel=in_float32(_logsumexp_kernel),
         gradient=accumulated(_logsumexp_gradient),
-        flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),
+        flops=4,
         doc="log(sum(exp(x))) over axes, which stay whole; without overflow.",
     )
 )
@@ -333,7 +332,7 @@ def _register_spread(
             attrs=(*REDUCED, Float("correction", 0.0, least=0.0)),
             kernel=in_float32(kernel),
             gradient=accumulated(gradient),
-            flops=lambda inputs, outputs, attrs: 4 * input_flops(inputs, outputs, attrs),
+            flops=4,
             doc=doc,
         )
     )

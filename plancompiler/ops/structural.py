@@ -37,7 +37,6 @@ from plancompiler.ops.registry import (
     register,
 )
 from plancompiler.ops.rule import operand_line
-from plancompiler.ops.shape import no_flops
 
 
 def _whole_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
@@ -88,7 +87,7 @@ register(
             Bool("batched", True),
         ),
         kernel=_input_kernel,
-        flops=no_flops,
+        flops=0,
         source=True,
         portable=False,
         doc="A value that the caller feeds at each step.",
@@ -134,7 +133,7 @@ register(
             Bool("trainable"),
         ),
         kernel=_variable_kernel,
-        flops=no_flops,
+        flops=0,
         portable=False,
         doc="A tensor that lives from step to step, and how it starts.",
     )
@@ -169,7 +168,7 @@ register(
             Bool("finite", False),
         ),
         kernel=_output_kernel,
-        flops=no_flops,
+        flops=0,
         portable=False,
         doc="A value that each step reports.",
     )
@@ -202,7 +201,7 @@ register(
         ),
         kernel=_redistribute_kernel,
         gradient=_redistribute_gradient,
-        flops=no_flops,
+        flops=0,
         view=((0, 0),),
         precision="following",
         doc="The same value in another layout: boxing before this op does the work. It stands "
@@ -234,7 +233,7 @@ register(
         infer=_assign_infer,
         rule="..., ... -> ...",
         kernel=_assign_kernel,
-        flops=no_flops,
+        flops=0,
         mutates=((0, 0),),
         doc="(variable, value) -> value, which the variable holds from then on.",
     )
@@ -281,7 +280,7 @@ register(
             Number("value"),
         ),
         kernel=_fill_kernel,
-        flops=no_flops,
+        flops=0,
         doc="A tensor full of one number.",
     )
 )
@@ -305,7 +304,7 @@ register(
         inputs=0,
         attrs=(Int("size", least=0),),
         kernel=_causal_mask_kernel,
-        flops=no_flops,
+        flops=0,
         doc="bool [size, size], True where the column is at most the row.",
     )
 )
@@ -394,7 +393,7 @@ register(
             Int("first", None, least=0),
         ),
         kernel=_learning_rate_kernel,
-        flops=no_flops,
+        flops=0,
         counts_steps=True,
         doc="The learning rate of the step, by a schedule or as it is fed.",
     )
