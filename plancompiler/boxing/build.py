@@ -55,7 +55,7 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
         )
     _check_devices(job)
     ordered = _updates_last(tuple(zip(job.ops, graph.signatures, strict=True)))
-    builder = _Builder(ordered, job.pipeline)
+    builder = _FamilyBuilder(ordered, job.pipeline)
     for op, signature in ordered:
         builder.add(op, signature)
     return BoxingTaskGraph(
@@ -194,7 +194,7 @@ def _segment_of(op: Op) -> int:
     return 0 if op.micro is None else op.micro.segment
 
 
-class _Builder:
+class _FamilyBuilder:
     def __init__(self, ops: Sequence[tuple[Op, NdSignature]], pipeline: Pipeline | None) -> None:
         self.placed: list[PlacedOp] = []
         self._segments = (WHOLE_STEP,) if pipeline is None else pipeline.segments

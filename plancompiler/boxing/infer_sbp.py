@@ -52,7 +52,7 @@ def infer_sbp(job: Job) -> OpGraph:
     signatures: tuple[NdSignature, ...] = ()
     choices = _Choices()
     for _ in range(_WALKS):
-        layouts = _Layouts(boxed, choices, microbatches)
+        layouts = _ValueLayouts(boxed, choices, microbatches)
         walked = tuple(_walk(job, layouts))
         if walked == signatures:
             break
@@ -61,7 +61,7 @@ def infer_sbp(job: Job) -> OpGraph:
     return OpGraph(job, signatures)
 
 
-def _walk(job: Job, layouts: _Layouts) -> Iterator[NdSignature]:
+def _walk(job: Job, layouts: _ValueLayouts) -> Iterator[NdSignature]:
     for op in job.ops:
         try:
             signature = _signature_of(op, layouts)
@@ -100,7 +100,7 @@ class _Choices:
         return found
 
 
-class _Layouts:
+class _ValueLayouts:
     """Layouts known so far: where each value was made, and what it is boxed to."""
 
     def __init__(
@@ -136,7 +136,7 @@ class _Layouts:
         return self._boxed.get(value.name, frozenset())
 
 
-def _signature_of(op: Op, layouts: _Layouts) -> NdSignature:
+def _signature_of(op: Op, layouts: _ValueLayouts) -> NdSignature:
     ndim = op.placement.ndim
     whole = NdSbp.broadcast(ndim)
     if op.kind in ("input", "variable"):
@@ -151,7 +151,7 @@ def _signature_of(op: Op, layouts: _Layouts) -> NdSignature:
     return _cheapest(op, layouts)
 
 
-def _redistributed(op: Op, layouts: _Layouts) -> NdSbp:
+def _redistributed(op: Op, layouts: _ValueLayouts) -> NdSbp:
     """The demanded layout; else, and along mesh axes for which nothing is demanded, the input's
     own, reduced, if the new mesh has as many axes.
     """
@@ -172,7 +172,7 @@ def _redistributed(op: Op, layouts: _Layouts) -> NdSbp:
     return own.replace(position, demanded[position])
 
 
-def _cheapest(op: Op, layouts: _Layouts) -> NdSignature:
+def _cheapest(op: Op, layouts: _ValueLayouts) -> NdSignature:
     key = (
         layouts.choices.number(op),
         tuple((layouts.made[value.name], layouts.boxed(value)) for value in op.inputs),
@@ -191,7 +191,7 @@ def _over(op: Op) -> Signature | None:
     return Signature(micro.inputs, micro.outputs)
 
 
-def _choose(op: Op, layouts: _Layouts) -> NdSignature:
+def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
     input_types = tuple(value.type for value in op.inputs)
     output_types = tuple(value.type for value in op.outputs)
     hierarchy = op.placement.hierarchy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from plancompiler.boxing.graph import (
@@ -14,6 +14,7 @@ from plancompiler.boxing.graph import (
     TensorLayout,
     Transfer,
 )
+from plancompiler.boxing.slices import Slicer
 from plancompiler.ir import Micro, NdSbp
 from plancompiler.ir.columns import (
     DTYPE,
@@ -253,3 +254,14 @@ def _read_families(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[Tas
         given["segment"] = body.family_segment[:]
         given["per_microbatch"] = list(map(bool, body.family_per_microbatch))
     return _FAMILIES.read(body, tables, **given)
+
+
+def slices_by_rank(
+    graph: BoxingTaskGraph, ranks: Iterable[int]
+) -> tuple[dict[int, RankSlice], dict[int, bytes]]:
+    """The slices of some ranks, and their wire forms; equal ones are one object."""
+    slicer = Slicer(graph)
+    slices = {rank: slicer.for_rank(rank) for rank in ranks}
+    distinct = {id(each): each for each in slices.values()}
+    data = {key: slice_to_bytes(each) for key, each in distinct.items()}
+    return slices, {rank: data[id(each)] for rank, each in slices.items()}

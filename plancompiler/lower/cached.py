@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from plancompiler.boxing.serde import slice_to_bytes
-from plancompiler.boxing.slices import Slicer
+from plancompiler.boxing.serde import slices_by_rank
 from plancompiler.cache.keys import slice_key
 from plancompiler.cache.plan_cache import JobSlices, PlanCache
 from plancompiler.errors import PlanCompilerError
@@ -106,15 +105,8 @@ def slices_of_job(
         if found is not None:
             _log.info("slices of job %s for %d ranks: cached", job.name, world_size)
             return found, True
-    slicer = Slicer(build_graph(job, world_size, dump=Path(dump) if dump else None))
-    made: dict[int, bytes] = {}
-    by_rank = {}
-    for rank in range(world_size):
-        rank_slice = slicer.for_rank(rank)  # equal slices are one object
-        if id(rank_slice) not in made:
-            made[id(rank_slice)] = slice_to_bytes(rank_slice)
-        by_rank[rank] = made[id(rank_slice)]
-    slices = JobSlices.of(by_rank)
+    graph = build_graph(job, world_size, dump=Path(dump) if dump else None)
+    slices = JobSlices.of(slices_by_rank(graph, range(world_size))[1])
     if cache is not None and key is not None:
         cache.keep_slices(key, job.name, slices)
     _log.info("slices of job %s for %d ranks: compiled", job.name, world_size)

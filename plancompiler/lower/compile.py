@@ -22,7 +22,7 @@ from plancompiler.boxing.build import build_boxing_task_graph
 from plancompiler.boxing.fuse import fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
 from plancompiler.boxing.infer_sbp import infer_sbp
-from plancompiler.boxing.serde import graph_to_bytes, slice_to_bytes
+from plancompiler.boxing.serde import graph_to_bytes, slices_by_rank
 from plancompiler.boxing.slices import Slicer, slice_for_rank
 from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
 from plancompiler.errors import RankError, UnknownModeError
@@ -30,13 +30,17 @@ from plancompiler.ir import Job
 from plancompiler.ir.task import require_rank_fits
 from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.lower.collector import collector_paused
+from plancompiler.lower.control import control_tasks
+from plancompiler.lower.emit import place_tasks
 from plancompiler.lower.naive import WholeGraph
 from plancompiler.lower.naive_plan import plan_of_part
 from plancompiler.lower.profile import timed
 from plancompiler.lower.rank import compile_rank
 from plancompiler.lower.rank_process import compile_in_processes
-from plancompiler.lower.recompute import choose_regions
+from plancompiler.lower.rebuild import rebuild_rank_task_graph
+from plancompiler.lower.recompute import RankMemory, choose_regions, memory_of
 from plancompiler.lower.step_check import check_step
+from plancompiler.lower.text import format_control, format_offsets, format_order, format_storage
 from plancompiler.passes import PassRecord, config_of, run_passes
 from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
@@ -152,19 +156,19 @@ def with_chosen_regions(job: Job, world_size: int) -> Job:
     return choose_regions(job, partial(_memory_of, world_size))
 
 
-def _memory_of(world_size: int, job: Job) -> dict[int, int]:
-    """Bytes of memory that each rank of the job takes; ranks of one slice are taken for equal."""
+def _memory_of(world_size: int, job: Job) -> dict[int, RankMemory]:
+    """What each rank of the job takes; ranks of one slice are taken for equal."""
     config = replace(config_of(job), recompute="none", memory_bytes=0)
     slicer = Slicer(build_graph(replace(job, config=config), world_size))
-    known: dict[int, int] = {}
-    found = {}
+    known: dict[int, RankMemory] = {}
+    memory = {}
     for rank in range(world_size):
         rank_slice = slicer.for_rank(rank)
         if id(rank_slice) not in known:
-            blocks = compile_rank(rank_slice, rank).blocks
-            known[id(rank_slice)] = sum(block.nbytes for block in blocks)
-        found[rank] = known[id(rank_slice)]
-    return found
+            placed = place_tasks(rebuild_rank_task_graph(rank_slice, rank))
+            known[id(rank_slice)] = memory_of(placed)
+        memory[rank] = known[id(rank_slice)]
+    return memory
 
 
 @collector_paused()
@@ -188,14 +192,7 @@ def compile_plans(
     records: list[PassRecord] = []
     graph = build_graph(job, world_size, master_seconds, dump, records)
     with timed(master_seconds, "serialize"):
-        slicer = Slicer(graph)
-        slices = {rank: slicer.for_rank(rank) for rank in ranks}
-        wire: dict[int, bytes] = {}
-        by_slice: dict[int, bytes] = {}
-        for rank, rank_slice in slices.items():
-            if id(rank_slice) not in by_slice:
-                by_slice[id(rank_slice)] = slice_to_bytes(rank_slice)
-            wire[rank] = by_slice[id(rank_slice)]
+        slices, wire = slices_by_rank(graph, ranks)
         graph_bytes = len(graph_to_bytes(graph))
     plans, rank_seconds, rank_stages = _compile_ranks(mode, graph, slices, wire)
     begin = time.perf_counter()
@@ -218,8 +215,21 @@ def compile_plans(
     )
     for rank, rank_slice in slices.items():
         _dump(dump, f"slice_{rank}.txt", partial(format_slice, rank_slice))
+        if dump is not None:
+            _dump_lowering(dump, rank_slice, rank)
         _dump(dump, f"plan_{rank}.txt", partial(result.texts.__getitem__, rank))
     return result
+
+
+def _dump_lowering(dump: Path, rank_slice: RankSlice, rank: int) -> None:
+    """What each step of lowering makes, whatever mode made the plans."""
+    placed = place_tasks(rebuild_rank_task_graph(rank_slice, rank))
+    stored = placed.stored
+    controlled = control_tasks(stored.ordered)
+    _dump(dump, f"order_{rank}.txt", partial(format_order, stored.ordered))
+    _dump(dump, f"control_{rank}.txt", partial(format_control, controlled))
+    _dump(dump, f"storage_{rank}.txt", partial(format_storage, stored))
+    _dump(dump, f"offsets_{rank}.txt", partial(format_offsets, placed))
 
 
 def _checked_ranks(world_size: int, only_ranks: Iterable[int] | None) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from plancompiler.boxing.graph import PlacedOp, RankSlice
 from plancompiler.ir import DType, NdSbp, Placement, SourceLine
@@ -34,9 +36,8 @@ class RankTask:
     """Index into the segments of the job's pipeline."""
 
 
-@dataclass(slots=True)
-class RankRegister:
-    """One output buffer of a task of the rank; not changed any more once its graph is built."""
+class RankRegister(NamedTuple):
+    """One output buffer of a task of the rank."""
 
     id: int
     name: str
@@ -44,8 +45,6 @@ class RankRegister:
     dtype: DType
     sbp: NdSbp
     producer: int
-    consumers: tuple[int, ...] = ()
-    """Tasks of this rank, in order."""
     remote_consumers: tuple[int, ...] = ()
     """CopyCommNet tasks of other ranks, by id."""
     sync_id: int = -1
@@ -75,7 +74,9 @@ class RankTaskGraph:
     rank: int
     rank_slice: RankSlice
     tasks: tuple[RankTask, ...]
-    registers: dict[int, RankRegister]
+    registers: Mapping[int, RankRegister]
+    consumers: Mapping[int, tuple[int, ...]]
+    """Register → tasks of this rank that read it, in order; left out where there are none."""
     remote_registers: tuple[RemoteRegister, ...]
     communicators: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     """(ranks, family numbers in order) per group of ranks that runs collectives."""

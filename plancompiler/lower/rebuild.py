@@ -125,7 +125,7 @@ def build_rank_task_graph(
     rank_slice: RankSlice, rank: int, remote_readers: RemoteReaders
 ) -> RankTaskGraph:
     """The rank's tasks, with remote readers of its registers as `remote_readers` knows them."""
-    builder = _Builder(rank_slice, rank, remote_readers)
+    builder = _RankGraphBuilder(rank_slice, rank, remote_readers)
     entries: list[PlacedOp | TaskFamily] = [
         *rank_slice.ops,
         *(
@@ -143,7 +143,7 @@ def build_rank_task_graph(
     return builder.finish()
 
 
-class _Builder:
+class _RankGraphBuilder:
     def __init__(self, rank_slice: RankSlice, rank: int, remote_readers: RemoteReaders) -> None:
         self._slice = rank_slice
         self._rank = rank
@@ -268,13 +268,12 @@ class _Builder:
             self._add_slice(family)
 
     def finish(self) -> RankTaskGraph:
-        for key, register in self._registers.items():
-            register.consumers = tuple(self._consumers.get(key, ()))
         return RankTaskGraph(
             rank=self._rank,
             rank_slice=self._slice,
             tasks=tuple(self._tasks),
             registers=self._registers,
+            consumers={register: tuple(tasks) for register, tasks in self._consumers.items()},
             remote_registers=tuple(self._remote[key] for key in sorted(self._remote)),
             communicators=tuple(
                 (ranks, tuple(families)) for ranks, families in self._groups.items()

@@ -11,7 +11,7 @@ from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.errors import DeadlockError
 from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.task import CROSSING
-from plancompiler.lower.storage import CROSSING_SLOTS
+from plancompiler.lower.aliases import CROSSING_SLOTS
 from plancompiler.plan.rules_schedule import Gang, Link, PartRun, StepModel, describe_circle
 
 

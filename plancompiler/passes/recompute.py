@@ -150,6 +150,12 @@ def with_checkpoints(job: Job, names: Collection[str]) -> Job:
     )
 
 
+def freed_values(job: Job) -> dict[str, list[str]]:
+    """By region, the names of the values that need not be kept if it is computed again."""
+    readers = readers_of(job)
+    return {name: [*_needed(region, readers)] for name, region in regions_of(job).items()}
+
+
 # --- copies ---------------------------------------------------------------------------------------
 
 

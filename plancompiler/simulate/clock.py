@@ -46,17 +46,17 @@ def simulate(
         )
     if steps < 0:
         raise UsageError("a number of steps is not below 0", got=steps)
-    return _World(plans, cost, steps, latency).run()
+    return _EventLoop(plans, cost, steps, latency).run()
 
 
-class _Place(NamedTuple):
+class _RankStream(NamedTuple):
     """A stream of a rank."""
 
     rank: int
     stream: int
 
 
-class _Meeting(NamedTuple):
+class _CollectiveRun(NamedTuple):
     """One run of one collective."""
 
     family: int
@@ -68,18 +68,18 @@ class _Meeting(NamedTuple):
 class _Ended:
     """Event: the head tasks of these streams have run."""
 
-    places: tuple[_Place, ...]
+    places: tuple[_RankStream, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivered:
     """Event: a notice of another rank is there."""
 
-    place: _Place
+    place: _RankStream
     token: int
 
 
-class _World:
+class _EventLoop:
     """The state of a simulation."""
 
     def __init__(self, plans: Mapping[int, Plan], cost: Cost, steps: int, latency: Latency) -> None:
@@ -93,9 +93,9 @@ class _World:
         self._events: list[tuple[float, int, _Ended | _Delivered]] = []
         """A heap by time; the count keeps events of one moment in order."""
         self._count = 0
-        self._acting: set[_Place] = set()
+        self._acting: set[_RankStream] = set()
         """Streams whose head task has taken its tokens and not ended."""
-        self._meetings: dict[_Meeting, list[_Place]] = {}
+        self._arrived: dict[_CollectiveRun, list[_RankStream]] = {}
         """Who has got there, for collectives that have not begun."""
         self._actions: list[Action] = []
         for ready in self._ranks.values():
@@ -121,16 +121,16 @@ class _World:
             )
         return Simulation(self._plans, tuple(self._actions))
 
-    def _places(self) -> Iterator[_Place]:
+    def _places(self) -> Iterator[_RankStream]:
         for rank in sorted(self._ranks):
             for stream in range(len(self._ranks[rank].actors)):
-                yield _Place(rank, stream)
+                yield _RankStream(rank, stream)
 
-    def _head(self, place: _Place) -> Task:
+    def _head(self, place: _RankStream) -> Task:
         ready = self._ranks[place.rank]
         return ready.tasks[place.stream][ready.actors[place.stream].position]
 
-    def _advance(self, place: _Place) -> None:
+    def _advance(self, place: _RankStream) -> None:
         """Begin the head task, if it can."""
         actor = self._ranks[place.rank].actors[place.stream]
         if place in self._acting or actor.begin() < 0:
@@ -141,14 +141,14 @@ class _World:
             self._begin((place,))
             return
         members = self._plans[place.rank].communicators[task.spec.communicator].ranks
-        meeting = _Meeting(family_of(task.id), actor.version, members)
-        there = self._meetings.setdefault(meeting, [])
-        there.append(place)
-        if len(there) == len(members):
-            del self._meetings[meeting]
-            self._begin(tuple(there))
+        collective = _CollectiveRun(family_of(task.id), actor.version, members)
+        arrived = self._arrived.setdefault(collective, [])
+        arrived.append(place)
+        if len(arrived) == len(members):
+            del self._arrived[collective]
+            self._begin(tuple(arrived))
 
-    def _begin(self, places: tuple[_Place, ...]) -> None:
+    def _begin(self, places: tuple[_RankStream, ...]) -> None:
         """The head tasks of these streams run from now on, and end together."""
         seconds = max(self._seconds(place) for place in places)
         for place in places:
@@ -167,7 +167,7 @@ class _World:
             )
         self._schedule(seconds, _Ended(places))
 
-    def _seconds(self, place: _Place) -> float:
+    def _seconds(self, place: _RankStream) -> float:
         task = self._head(place)
         seconds = self._cost(place.rank, task)
         if not seconds >= 0:
@@ -183,7 +183,7 @@ class _World:
         self._count += 1
         heappush(self._events, (self._now + seconds, self._count, event))
 
-    def _end(self, place: _Place) -> None:
+    def _end(self, place: _RankStream) -> None:
         self._acting.remove(place)
         for notice in self._ranks[place.rank].actors[place.stream].finish():
             self._carry(place.rank, notice)
@@ -191,26 +191,26 @@ class _World:
 
     def _carry(self, sender: int, notice: Notice) -> None:
         if notice.stream >= 0:
-            self._deliver(_Place(sender, notice.stream), notice.token)
+            self._deliver(_RankStream(sender, notice.stream), notice.token)
             return
         stream, token = self._ranks[notice.rank].find_remote(
             notice.kind, notice.register, notice.task
         )
         self._schedule(
-            self._latency(sender, notice.rank), _Delivered(_Place(notice.rank, stream), token)
+            self._latency(sender, notice.rank), _Delivered(_RankStream(notice.rank, stream), token)
         )
 
-    def _deliver(self, place: _Place, token: int) -> None:
+    def _deliver(self, place: _RankStream, token: int) -> None:
         self._ranks[place.rank].actors[place.stream].deliver(token)
         self._advance(place)
 
     # --- stalls -----------------------------------------------------------------------------------
 
-    def _unfinished(self, place: _Place) -> bool:
+    def _unfinished(self, place: _RankStream) -> bool:
         actor = self._ranks[place.rank].actors[place.stream]
         return actor.step < actor.limit
 
-    def _describe(self, place: _Place) -> str:
+    def _describe(self, place: _RankStream) -> str:
         """`rank 1, compute, step 0: task 'a' waits for register 'b' (…) to arrive from rank 0`."""
         actor = self._ranks[place.rank].actors[place.stream]
         task = self._head(place)
@@ -222,10 +222,10 @@ class _World:
         if place in self._acting:
             waits = [
                 f"rank {rank} to join"
-                for meeting, there in self._meetings.items()
-                if place in there
-                for rank in meeting.members
-                if rank not in {other.rank for other in there}
+                for collective, arrived in self._arrived.items()
+                if place in arrived
+                for rank in collective.members
+                if rank not in {other.rank for other in arrived}
             ]
         return (
             f"rank {place.rank}, stream {actor.stream}, {actor.moment}: "

@@ -25,8 +25,14 @@ from plancompiler.boxing.text import format_boxing_graph, format_op_graph, forma
 from plancompiler.errors import PlanCompilerError
 from plancompiler.ir import Job, verify_job
 from plancompiler.ir.job_parser import parse_job
+from plancompiler.lower.control import control_tasks
+from plancompiler.lower.emit import place_tasks, write_plan
+from plancompiler.lower.rebuild import rebuild_rank_task_graph
+from plancompiler.lower.text import format_control, format_offsets, format_order, format_storage
 from plancompiler.ops.verify_types import verify_types
 from plancompiler.passes import PASSES, config_of
+from plancompiler.plan.text import format_plan
+from plancompiler.plan.verify import verify_plan
 
 FOLDER = Path(__file__).parent
 CASES = sorted(FOLDER.glob("*/*.txt"))
@@ -50,12 +56,29 @@ def fused(job: Job) -> BoxingTaskGraph:
     return fuse_reductions(boxed(job), config_of(job).fuse_bytes)[0]
 
 
+def lowered(job: Job, step: str, rank: int) -> str:
+    placed = place_tasks(rebuild_rank_task_graph(slice_for_rank(fused(job), rank), rank))
+    stored = placed.stored
+    if step == "plan":
+        plan = write_plan(placed)
+        verify_plan(plan)
+        return format_plan(plan, sources=False)
+    return {
+        "order": lambda: format_order(stored.ordered),
+        "control": lambda: format_control(control_tasks(stored.ordered)),
+        "storage": lambda: format_storage(stored),
+        "offsets": lambda: format_offsets(placed),
+    }[step]()
+
+
+LOWER = ("order", "control", "storage", "offsets", "plan")
 STEPS: dict[str, Callable[[Job, str, int], str]] = {
     "pass": one_pass,
     "infer": lambda job, *_: format_op_graph(infer_sbp(job)),
     "box": lambda job, *_: format_boxing_graph(boxed(job)),
     "fuse": lambda job, *_: format_boxing_graph(fused(job)),
     "slice": lambda job, _, rank: format_slice(slice_for_rank(fused(job), rank)),
+    "lower": lowered,
 }
 
 
@@ -90,5 +113,6 @@ def test_every_step_has_at_least_three_cases() -> None:
     runs = Counter(first.partition(",")[0] for first in firsts)
     wanted = {f"# RUN: pass {each.name}" for each in PASSES}
     wanted |= {f"# RUN: {step}" for step in ("infer", "box", "fuse", "slice")}
+    wanted |= {f"# RUN: lower {step}" for step in LOWER}
     assert {each: runs[each] for each in wanted if runs[each] < 3} == {}
     assert runs.keys() <= wanted

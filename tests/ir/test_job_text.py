@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 import plancompiler as pc
@@ -121,7 +121,7 @@ def jobs(draw: some.DrawFn) -> Job:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_any_job_reads_back_from_its_text(job: Job) -> None:
     text = str(job)

@@ -142,12 +142,20 @@ def test_a_dump_holds_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     compile_plans(mlp(layout="tp", ranks=2), 2, "rank_per_iter")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "boxing_task_graph.txt",
+        "control_0.txt",
+        "control_1.txt",
         "job.txt",
+        "offsets_0.txt",
+        "offsets_1.txt",
         "op_graph.txt",
+        "order_0.txt",
+        "order_1.txt",
         "plan_0.txt",
         "plan_1.txt",
         "slice_0.txt",
         "slice_1.txt",
+        "storage_0.txt",
+        "storage_1.txt",
     ]
     assert "all_reduce" in (tmp_path / "boxing_task_graph.txt").read_text()
 

@@ -15,7 +15,16 @@ import plancompiler as pc
 from plancompiler.boxing import slices
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.slices import Slicer
-from plancompiler.lower import emit, memory, naive, naive_plan, rebuild, schedule
+from plancompiler.lower import (
+    control,
+    memory,
+    naive,
+    naive_plan,
+    offsets,
+    order,
+    rebuild,
+    storage,
+)
 from plancompiler.lower import segments as rank_segments
 from plancompiler.lower.compile import build_graph
 from plancompiler.lower.emit import emit_plan
@@ -85,8 +94,8 @@ class Bug(NamedTuple):
     wrong: Callable[[Any], Any]
 
 
-def nothing(_right: Any) -> Callable[..., None]:
-    return lambda *_args: None
+def nothing(_right: Any) -> Callable[..., Any]:
+    return lambda *_args: ()
 
 
 def less_one(right: Any) -> Callable[..., Any]:
@@ -108,7 +117,7 @@ BUGS = {
         rebuild, "sync_id_of", "pipeline", lambda _: lambda readers: min(readers, default=-1)
     ),
     "every rank keeps the value of a partial one": Bug(
-        rebuild._Builder, "_keeps_value", "partial", lambda _: lambda _self, _family: True
+        rebuild._RankGraphBuilder, "_keeps_value", "partial", lambda _: lambda _self, _family: True
     ),
     "all groups of ranks are one communicator": Bug(
         pc.Placement, "group", "mesh", lambda _: lambda self, _rank, _axes: self.rank_list
@@ -127,29 +136,24 @@ BUGS = {
         ),
     ),
     "a control edge goes to one task only": Bug(
-        schedule.Schedule,
-        "add_control",
-        "zero",
-        lambda right: (
-            lambda self, before, after: (
-                None if before in self.controls else right(self, before, after)
-            )
-        ),
+        control, "late_edges", "zero", lambda right: lambda *args: tuple(dict(right(*args)).items())
     ),
-    "updates do not wait": Bug(emit, "guard_updates", "zero", nothing),
-    "segments end early": Bug(emit, "close_segments", "mesh", nothing),
-    "bytes are filled again early": Bug(emit, "hold_roots", "stages", nothing),
-    "late transport is not held": Bug(schedule, "_hold_late", "zero", nothing),
+    "updates do not wait": Bug(control, "update_edges", "zero", nothing),
+    "segments end early": Bug(control, "end_edges", "mesh", nothing),
+    "bytes are filled again early": Bug(storage, "hold_edges", "stages", nothing),
+    "late transport is not held": Bug(control, "late_edges", "zero", nothing),
     "collectives run on the compute stream": Bug(
-        schedule, "stream_of", "mesh", lambda _: lambda _task: Stream.COMPUTE
+        order, "stream_of", "mesh", lambda _: lambda _task: Stream.COMPUTE
     ),
     "forward and backward stay apart": Bug(
         rank_segments, "_merged", "pipeline", lambda _: lambda *_args: {}
     ),
-    "registers have one slot": Bug(emit, "slots_of", "pipeline", lambda _: lambda *_args: 1),
-    "nothing is written in place": Bug(emit, "group_in_place", "mesh", nothing),
+    "registers have one slot": Bug(storage, "slots_of", "pipeline", lambda _: lambda *_args: 1),
+    "nothing is written in place": Bug(
+        storage, "aliases_in_place", "mesh", lambda _: lambda _ordered, views, _order: views
+    ),
     "what other ranks read is private": Bug(
-        emit, "_shared_roots", "mesh", lambda _: lambda *_args: frozenset()
+        storage, "shared_registers", "mesh", lambda _: lambda *_args: frozenset()
     ),
     "bytes are used one task too long": Bug(
         memory,
@@ -160,10 +164,10 @@ BUGS = {
         ),
     ),
     "variables lie on each other": Bug(
-        emit,
-        "_place_variables",
+        offsets,
+        "place_in_a_row",
         "mesh",
-        lambda right: lambda graph: (dict.fromkeys(right(graph)[0], 0), right(graph)[1]),
+        lambda right: lambda groups: (dict.fromkeys(right(groups)[0], 0), right(groups)[1]),
     ),
 }
 

@@ -11,7 +11,9 @@ import pytest
 import plancompiler as pc
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job, Phase
-from plancompiler.lower.compile import MODES, compile_plans
+from plancompiler.lower import compile as compile_module
+from plancompiler.lower.compile import MODES, compile_plans, with_chosen_regions
+from plancompiler.lower.recompute import RankMemory
 from plancompiler.ops.registry import apply
 from plancompiler.passes import run_passes
 from plancompiler.passes.recompute import AGAIN, regions_of, with_checkpoints
@@ -172,6 +174,30 @@ def test_auto_fits_a_budget() -> None:
     assert tighter <= (least + found) // 2
     assert more > copies
     assert taken(recompute="auto", memory_bytes=most) == (most, 0)
+
+
+@pytest.mark.parametrize("config", [{}, {"pp": 2}])
+def test_a_budget_is_met_by_as_few_regions_as_can_be_in_three_lowerings(
+    config: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many layers there are; halving the choices of twelve would take five."""
+    lowered: list[int] = []
+    measure = compile_module._memory_of
+
+    def counted(world_size: int, job: Job) -> dict[int, RankMemory]:
+        memory = measure(world_size, job)
+        lowered.append(max(each.nbytes for each in memory.values()))
+        return memory
+
+    job = gpt(layers=12, length=16, **config)
+    whole = measure(job.world_size, job)
+    least = measure(job.world_size, with_checkpoints(job, set(regions_of(job))))
+    rank = max(whole, key=lambda each: whole[each].nbytes)
+    budget = (whole[rank].nbytes + least[rank].nbytes) // 2
+    monkeypatch.setattr(compile_module, "_memory_of", counted)
+    with_chosen_regions(configured(job, recompute="auto", memory_bytes=budget), job.world_size)
+    fits = [nbytes <= budget for nbytes in lowered]
+    assert fits == [False, True, False]
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
