@@ -106,11 +106,13 @@ def test_losses_over_streams_are_those_of_shared_memory(script, wanted):
     assert losses_of(run(script, 2, "ab", transport="grpc"), 2) == wanted
 
 
+@pytest.mark.processes
 def test_some_ranks_share_memory_and_some_do_not(script):
     found = losses_of(run(script, 3, "aba", transport="grpc"), 3)
     assert found == losses_of(run(script, 3, "one"), 3)
 
 
+@pytest.mark.processes
 def test_losses_over_mpi_are_those_of_shared_memory(script, wanted):
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -120,6 +122,7 @@ def test_losses_over_mpi_are_those_of_shared_memory(script, wanted):
     assert losses_of(run(script, 2, "ab", transport="mpi", command=command), 2) == wanted
 
 
+@pytest.mark.processes
 def test_a_rank_that_fails_ends_the_others(script):
     done = run(script, 2, "ab", "broken", transport="grpc")
     assert done.returncode != 0
@@ -127,6 +130,7 @@ def test_a_rank_that_fails_ends_the_others(script):
     assert not done.stdout
 
 
+@pytest.mark.processes
 def test_a_world_of_one_host_says_so(script):
     done = run(script, 2, "ab")
     assert done.returncode != 0

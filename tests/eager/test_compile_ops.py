@@ -37,6 +37,7 @@ def results(sample, tensors, placement):
     return list(outputs), pc.eager.grad(outputs[0].sum(), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=names)
 def test_every_kind(calls, case, record_property):
     placement, choice = case

@@ -66,6 +66,7 @@ def close(got, wanted, label):
     np.testing.assert_allclose(got, wanted, 2e-4, 2e-5 * scale, err_msg=label)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["S(0)", "P"])
 def test_every_kind_gives_the_dense_result_forward_and_backward(
     where, calls, choice, record_property
@@ -212,6 +213,7 @@ def train(device_type, name, optimizer, compiled=False):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_losses_are_those_of_one_cpu_on_every_layout(where, optimizer, compiled):
@@ -300,6 +302,7 @@ def test_checkpoints_move_between_hosts_and_devices(where, tmp_path):
         assert epoch == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", ["moe", "arcface", "fused_gpt"])
 def test_examples_train_to_the_losses_of_one_cpu(where, name, compiled, tmp_path, monkeypatch):

@@ -178,6 +178,7 @@ def slope_of_layer_norm(x, pull):
     return (pull - shared) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 2e-3), ("bfloat16", 1.6e-2)])
 def test_only_what_is_out_of_range_overflows(dtype, bound):
     kind = DType.parse(dtype).numpy

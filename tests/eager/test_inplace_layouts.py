@@ -34,6 +34,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("wrap", [lambda function: function, pc.compile], ids=["eager", "compiled"])
 def test_a_tensor_keeps_its_layout_whatever_the_value_comes_in(ranks, wrap):

@@ -65,12 +65,14 @@ def launch(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.processes
 def test_ranks_are_one_world(script):
     done = launch("-n", 2, script)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 45.0 90.0", "rank 1 45.0 90.0"]
 
 
+@pytest.mark.processes
 def test_json_is_one_object(script):
     done = launch("--json", "-n", 1, script)
     found = json.loads(done.stdout)
@@ -78,6 +80,7 @@ def test_json_is_one_object(script):
     assert "rank 0 45.0" in done.stderr
 
 
+@pytest.mark.processes
 def test_the_first_failure_is_shown_first(script):
     done = launch("-n", 2, script, "fail")
     assert done.returncode == 1
@@ -87,6 +90,7 @@ def test_the_first_failure_is_shown_first(script):
     assert "E190" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.processes
 def test_a_program_without_init_is_told_to_call_it(tmp_path):
     path = tmp_path / "alone.py"
     path.write_text(
@@ -101,6 +105,7 @@ def test_a_program_without_init_is_told_to_call_it(tmp_path):
     assert "start more ranks" not in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(script, number):
     process = subprocess.Popen(
@@ -142,6 +147,7 @@ def test_runs_of_one_launcher_are_told_apart():
     assert len(names) == 2
 
 
+@pytest.mark.processes
 def test_an_interrupt_shows_no_consequences(tmp_path):
     """Ranks that are ended may raise what they like: the user knows why they end."""
     script = tmp_path / "raising.py"

@@ -143,17 +143,20 @@ def check(command: list[str], environment: dict[str, str] | None = None) -> None
     assert len(LAST.findall(done.stdout)) == 1
 
 
+@pytest.mark.processes
 def test_mpich(program: Path) -> None:
     """With a shell between the launcher and each rank, as scripts have."""
     *command, python = mpich(2)
     check([*command, "bash", "-c", f"{python} {program}; true"])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("launcher", OTHERS)
 def test_the_program(launcher: Launcher, program: Path) -> None:
     check([*launcher(2), str(program)])
 
 
+@pytest.mark.processes
 def test_two_nodes_of_slurm(program: Path) -> None:
     nodes = subprocess.run(
         [slurm("sinfo"), "--noheader", "--Node", "--format=%N"],
@@ -167,11 +170,13 @@ def test_two_nodes_of_slurm(program: Path) -> None:
     check([command, "-N", "2", *options, str(program)])
 
 
+@pytest.mark.processes
 def test_mpich_in_an_allocation(program: Path) -> None:
     command, *options = mpich(2)
     check([slurm("salloc"), "--quiet", "-n", "2", command, "-launcher", "fork", *options, program])
 
 
+@pytest.mark.processes
 def test_a_batch_script(program: Path, tmp_path: Path) -> None:
     """The script itself is one rank, whatever its steps are."""
     script, output = tmp_path / "script.sh", tmp_path / "output"
@@ -229,6 +234,7 @@ def test_two_nodes_of_torchrun(program: Path, carried: bool) -> None:
         assert all("reaches the ranks of one host only" in error for _, error in said)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [("SIGKILL", "rank 1 went away"), ("SIGSTOP", "the process of rank 1 does not run")],
@@ -249,6 +255,7 @@ def test_a_rank_in_trouble(launcher: Launcher, troubled: Path, what: str, compla
     await_end([int(pid) for pid in RUNS.findall(done.stdout)])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("launcher", [mpich, *OTHERS])
 def test_an_interrupt(launcher: Launcher, troubled: Path, interruptible: None) -> None:
     """Ctrl-C: a signal to the launcher and to what is in its group."""

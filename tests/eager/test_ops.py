@@ -98,6 +98,7 @@ def test_every_kind_gives_the_dense_result_on_every_layout(calls, case, record_p
     record_property(f"eager_op_calls_checked,_{names(case)}", len(calls))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_every_gradient_is_the_dense_one_on_every_layout(calls, case, record_property):
     placement, choice = case

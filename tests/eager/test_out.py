@@ -226,6 +226,7 @@ def leaves(*trees):
     return [trees]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sbp", ["B", "S(0)"])
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_the_value_is_that_of_the_plain_call(name, sbp):

@@ -155,6 +155,7 @@ def values(session):
     return [found.item() for _, found in sorted(session.variables().items())]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_rates_of_sessions(backend, tmp_path):
     job = job_of_two(0.5, lambda step: 0.25 * step)

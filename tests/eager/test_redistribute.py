@@ -127,6 +127,7 @@ def test_whole_numbers_and_truth_values():
         check_all([[(LINE, a), (LINE, b)] for a, b in product(entries, repeat=2)], value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_two_axes_with_counts(shape, record_property):
     pairs = list(product(layouts(GRID, ("S(0)", "S(1)", "B", "P", "P(max)")), repeat=2))
@@ -167,6 +168,7 @@ BETWEEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_other_meshes_with_counts(shape, record_property):
     total = 0

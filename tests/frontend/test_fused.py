@@ -186,6 +186,7 @@ def check(name, found, start):
         np.testing.assert_allclose((found[key] * turn).sum(), slope, 1e-5, 1e-6, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_is_its_formula_in_a_job(name):
     for extents in MESHES:
@@ -199,6 +200,7 @@ def test_a_part_is_its_formula_on_eager_tensors(name):
             check(name, *result)
 
 
+@pytest.mark.processes
 def test_a_part_is_its_formula_between_processes():
     check("grouped", *run_job("grouped", (2,), "processes"))
 
@@ -284,6 +286,7 @@ def train(mesh, recomputed=False, **settings):
         return [session.step(x=batch)["loss"] for batch in BATCHES]
 
 
+@pytest.mark.slow
 def test_layers_train_the_same_under_all_passes():
     plain = train(mesh_of(1))
     assert len(set(plain)) == len(plain)
@@ -321,6 +324,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_processes_train_as_threads_do(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
@@ -404,6 +408,7 @@ def generation_job(name, ranks, length):
     return job
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "ranks", "backend"),
     [
@@ -446,6 +451,7 @@ def test_a_decoding_plan_changes_its_caches_in_place():
 # --- examples and bad input -----------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_the_example_of_generation_runs(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "operators.md"
     section = page.read_text().partition("## fused_multi_transformer")[2].partition("\n## ")[0]

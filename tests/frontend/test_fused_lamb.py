@@ -135,6 +135,7 @@ def check(found, history, start):
         assert not np.array_equal(found[name], start[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 0), (2, 0), (2, 2), (4, 2), (4, 3), (3, 1)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_job_is_lamb_in_numpy(case, ranks, zero):

@@ -168,6 +168,7 @@ def test_every_pass_alone(settings: dict[str, Any], stages: int) -> None:
     check(stages, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("settings", [{}, *TOGETHER], ids=text)
 def test_passes_together(settings: dict[str, Any], stages: int) -> None:

@@ -86,6 +86,7 @@ def test_a_thread_that_blocks(opened: None) -> None:
         session.step()
 
 
+@pytest.mark.processes
 def test_a_process_that_is_stopped() -> None:
     """In the middle of a step, by itself. The worker's helper sees it before any deadline."""
     job = regression(2, partial(stopping, step=50))
@@ -100,6 +101,7 @@ def test_a_process_that_is_stopped() -> None:
     assert states(pids) == []
 
 
+@pytest.mark.processes
 def test_a_worker_on_another_host_that_is_stopped() -> None:
     options = ("--deadline", "1", "--allow-ops", MODULE)
     job = regression(2, partial(stopping, step=5))
@@ -123,6 +125,7 @@ def test_a_worker_on_another_host_that_is_stopped() -> None:
 # --- too few cores, and one slow rank -------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("ranks", "backend"), [(4, "threads"), (8, "threads"), (4, "processes"), (8, "processes")]
 )
@@ -132,6 +135,7 @@ def test_more_ranks_than_cores(ranks: int, backend: str) -> None:
     assert found == pytest.approx(reference(1), rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.processes
 def test_a_slow_rank_changes_nothing() -> None:
     """Rank 1 does much more than rank 0 in every step, in all by far more than the deadline."""
     deadline = 0.5
@@ -174,6 +178,7 @@ def held_by(pid: int) -> tuple[int, list[str], int]:
     )
 
 
+@pytest.mark.processes
 def test_ten_thousand_steps(tmp_path: Path, record_property) -> None:
     with pc.run(regression(2), 2, "processes") as session:
         pids = [*pids_of(session)]

@@ -22,6 +22,7 @@ def dense_losses(batch: int) -> tuple[float, ...]:
     return tuple(float(each["loss"]) for each in run_dense(job, STEPS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "layout"),
     [

@@ -84,6 +84,7 @@ def test_a_block_of_tensor_parallelism_repeats_one_reduction() -> None:
     assert set(after) == set(before)
 
 
+@pytest.mark.processes
 def test_all_modes_give_the_same_plans() -> None:
     job = configured(gpt(dp=2, pp=2), recompute="auto", zero=2)
     assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1
@@ -155,6 +156,7 @@ def test_a_marked_part_of_a_candidate_is_a_region_of_its_own() -> None:
     np.testing.assert_allclose(losses(job, 3, recompute="auto"), dense(job, 3), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_auto_fits_a_budget() -> None:
     job = gpt(layers=LAYERS, length=32)
 

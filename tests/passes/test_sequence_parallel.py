@@ -76,11 +76,13 @@ def per_layer(training: bool, **settings: object) -> Counter[str]:
 # --- values ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 2, "pp": 2}, {"tp": 4}])
 def test_losses_are_those_of_one_rank(layout: dict[str, int], one_rank: tuple[float, ...]) -> None:
     np.testing.assert_allclose(losses(gpt(**layout), STEPS, **SPLIT), one_rank, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -96,12 +98,14 @@ def test_losses_with_other_passes(settings: dict[str, object], one_rank: tuple[f
     np.testing.assert_allclose(found, one_rank, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_losses_in_16_bits(precision: str, one_rank: tuple[float, ...]) -> None:
     found = losses(gpt(dp=2, tp=2), STEPS, precision=precision, **SPLIT)
     np.testing.assert_allclose(found, one_rank, rtol=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "tp"), [(13, 2), (3, 4), (2, 4)])
 def test_uneven_lengths(length: int, tp: int) -> None:
     expected = [float(each["loss"]) for each in run_dense(gpt(length=length), 10)]
@@ -138,6 +142,7 @@ def test_training_with_dropout() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.processes
 def test_all_modes_give_the_same_plans() -> None:
     job = configured(gpt(dp=2, tp=2), zero=1, **SPLIT)
     assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1

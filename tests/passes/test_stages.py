@@ -265,6 +265,7 @@ class RandomPipeline:
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_random_pipelines(seed: int) -> None:
     model = RandomPipeline(seed)

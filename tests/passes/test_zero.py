@@ -33,6 +33,7 @@ from tests.passes.worlds import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}])
 def test_losses_are_those_of_one_rank(

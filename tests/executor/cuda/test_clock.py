@@ -42,6 +42,7 @@ def rows_of(timeline):
     return {stream: sorted(spans) for stream, spans in rows.items()}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("seed", range(2))
 def test_times_are_the_devices(seed, microbatches):
@@ -77,6 +78,7 @@ def _variables(plan):
     return [task for task in plan.tasks if task.kind is TaskKind.VARIABLE]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}], ids=str)
 def test_each_stream_of_a_device_has_a_row(layout, tmp_path):
     job = moved(gpt(**layout))
@@ -123,6 +125,7 @@ def check_collectives(timelines):
             assert (second.ends[:, column] + slack > first.begins[:, column]).all()
 
 
+@pytest.mark.processes
 def test_recording_changes_no_result():
     job = moved(gpt())
     plans = compile_plans(job, 1).plans

@@ -117,6 +117,7 @@ def get(array):
     return current_world().space("cuda").get(array).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_every_operation_gives_what_it_gives_on_the_host(where, record_property):
     def rank():

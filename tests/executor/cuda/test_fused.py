@@ -46,6 +46,7 @@ def calls(folder, dtype):
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_text_computes_what_the_host_computes(tmp_path, dtype):
