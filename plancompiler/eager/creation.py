@@ -99,7 +99,17 @@ def from_local(
     if (check or world.compares) and inside and placement.size > 1:
         _compare(world, array, extents, placement, whose)
         compare_copies(world, array, placement, layout, "from_local")
-    found = world.from_local(array, spec)
+    if spec.inside and array.shape != spec.local_shape:
+        raise ShapeError(
+            "a part has another shape than its rank holds",
+            source=user_line(),
+            rank=world.rank,
+            got=array.shape,
+            expected=f"{spec.local_shape}, this rank's part of {spec}",
+            hint="parts of a split are balanced: the first ranks hold one element more; "
+            "give the global shape where they differ",
+        )
+    found = DistTensor(spec, spec.put(array))
     kept = known is not None and array.dtype == known[1] and spec.space is HOST and spec.inside
     if kept and not world.compares and len(world.parts) < _PARTS:
         world.parts[known] = spec

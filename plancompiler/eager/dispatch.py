@@ -170,13 +170,8 @@ class RunMode(Mode[DistTensor]):
         """See `Mode.own_local`."""
         return tensor.local.copy()
 
-    def holds_alone(self, tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
-        """See `Mode.holds_alone`."""
-        return holds_alone(tensor, views)
-
-    def put(self, tensor: DistTensor, value: DistTensor) -> None:
-        """See `Mode.put`."""
-        write(tensor, value)
+    holds_alone = staticmethod(holds_alone)
+    put = staticmethod(write)
 
 
 @lru_cache(maxsize=PLANS)

@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from plancompiler.eager.spec import TensorSpec, WorldState
+from plancompiler.eager.spec import SpecTensor, TensorSpec, WorldState
 from plancompiler.errors import GradientError
-from plancompiler.ir import AttrValue, DType, NdSbp, Placement
-from plancompiler.ir.operators import Scalar, TensorOperators
+from plancompiler.ir import AttrValue, NdSbp, Placement
 from plancompiler.ops.registry import Array, OpDef
 
 Step = tuple[Callable[..., Any], tuple[int, ...], int, int]
 """A function of arrays, the places of its inputs, that of its first output, and how many it has."""
 
 
-class Place(TensorOperators):
+class Place(SpecTensor):
     """A tensor without numbers: a place in the program, and its spec."""
 
     __slots__ = ("at", "spec", "steps")
@@ -31,34 +30,16 @@ class Place(TensorOperators):
         self.spec = spec
         self.at = at
 
-    # The mixin declares attributes; here they are read off the spec.
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> DType:  # type: ignore[override]
-        return self.spec.dtype
-
-    @property
-    def placement(self) -> Placement:
-        return self.spec.placement
-
     def _apply(
         self, kind: str, inputs: Sequence[Place], attrs: Mapping[str, AttrValue]
     ) -> tuple[Place, ...]:
         return self.steps.apply(kind, inputs, attrs)
 
-    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Place:
-        return self._source("fill", {"shape": shape, "dtype": str(dtype), "value": value})[0]
-
     def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Place, ...]:
         return self.steps.apply(kind, (), attrs, self.placement)
 
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Place:
-        spec = self.spec
-        where = spec.placement if placement is None else placement
-        return self.steps.moved(self, spec.world.target(spec, where, sbp))
+        return self.steps.moved(self, self.spec.world.target(self.spec, placement, sbp))
 
 
 class _Steps:
@@ -108,9 +89,16 @@ class GradientProgram:
     """Steps from inputs, outputs and output gradients of an op to gradients of its inputs."""
 
     def __init__(self, steps: _Steps, given: int, results: Sequence[Place | None]) -> None:
+        places = [each.at for each in results if each is not None]
         self.results = tuple(None if each is None else (each.spec, each.at) for each in results)
         """Specs and places of the gradients; None where there is none."""
-        wanted = {each.at for each in results if each is not None}
+        self.shared = tuple(
+            slot
+            for slot, each in enumerate(results)
+            if each is not None and (each.at < given or places.count(each.at) > 1)
+        )
+        """Which gradients have memory that others have, too."""
+        wanted = set(places)
         kept: list[Step] = []
         for step in reversed(steps.steps):
             _, inputs, first, count = step

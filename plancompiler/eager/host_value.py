@@ -6,20 +6,17 @@ from abc import abstractmethod
 
 import numpy as np
 
-from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.spec import SpecTensor
 from plancompiler.errors import ShapeError, UsageError
 from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
 
-class HostValue:
+class HostValue(SpecTensor):
     """Mixin: the value of a tensor of one element, and what a tensor is not."""
 
     __slots__ = ()
-
-    spec: TensorSpec
-    shape: tuple[int, ...]
 
     @abstractmethod
     def numpy(self) -> Array:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.spec import SpecTensor
 from plancompiler.errors import UsageError
-from plancompiler.ir.operators import Scalar, TensorOperators
+from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
 
 _Forms = TypeVar("_Forms", bound="InPlaceForms")
@@ -27,12 +27,10 @@ def _in_place(kind: str) -> Callable[[_Forms, Any], _Forms]:
     return run
 
 
-class InPlaceForms(TensorOperators):
+class InPlaceForms(SpecTensor):
     """Mixin: what changes a tensor and never its identity, shape, dtype or layout."""
 
     __slots__ = ()
-
-    spec: TensorSpec
 
     def copy_(self, value: Self) -> Self:
         """Take the value of a tensor of the same shape, dtype and placement, in this layout."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from plancompiler.eager.gradient_program import GradientProgram, trace_gradient
 from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import Change, TensorSpec, WorldState
 from plancompiler.eager.tensor import DistTensor, Node
-from plancompiler.eager.views import alias_of, keeps_order, makes_view, only_thin
+from plancompiler.eager.views import alias_of, keeps_order, makes_view, only_thin, view_by
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.space import HOST
 from plancompiler.ir import AttrValue
@@ -81,7 +80,7 @@ class OpPlan:
                 kind, attrs, used[0], outputs[0]
             )
         if single and definition.view and element_counts_agree(used[0], outputs[0]):
-            self.alias = methodcaller("reshape", outputs[0].local_shape)
+            self.alias = view_by(kind, attrs, outputs[0].local_shape)
             self.any_order = only_thin(used[0], outputs[0])
         self.views = single and (definition.strided or bool(definition.view))
         """Whether the output is a view of the input: always, but for reshapes of some views."""
@@ -289,10 +288,13 @@ class OpPlan:
         if draw is not None:
             self.world.draw = draw
         held = program.run(arrays)
-        return [
+        found = [
             None if result is None else DistTensor(result[0], held[result[1]])
             for result in program.results
         ]
+        for slot in program.shared:
+            found[slot].more = {"shared": True}  # type: ignore[union-attr]  # they are there
+        return found
 
     def _gradient_program(
         self,

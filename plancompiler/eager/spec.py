@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from plancompiler.executor.comm.context import members_are_compared
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.executor.space import HOST, Space, Spaces
 from plancompiler.ir import AttrValue, DType, NdSbp, Placement, TensorType
-from plancompiler.ir.operators import SbpLike
+from plancompiler.ir.operators import SbpLike, Scalar, TensorOperators
 from plancompiler.ir.placement import require_placement
 from plancompiler.ir.shard import Region, rank_region, region_shape
 from plancompiler.ir.source import user_line
@@ -105,6 +105,33 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.type} on {self.placement} as {self.sbp}"
+
+
+class SpecTensor(TensorOperators):
+    """Mixin: what a tensor, with numbers or without, says of itself by its spec."""
+
+    __slots__ = ()
+
+    spec: TensorSpec
+
+    # The mixin above declares attributes; here they are read off the spec.
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # nobody sets it
+        """The global shape."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]  # likewise
+        """The element type."""
+        return self.spec.dtype
+
+    @property
+    def placement(self) -> Placement:
+        """Where it lies."""
+        return self.spec.placement
+
+    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Self:
+        return self._source("fill", {"shape": shape, "dtype": str(dtype), "value": value})[0]
 
 
 def attrs_key(attrs: Mapping[str, AttrValue]) -> tuple[object, ...]:
@@ -338,10 +365,13 @@ class WorldState(ABC, Generic[Tensor]):
         """The spec of the same tensor where partial entries are reduced."""
         return self.spec(*spec.type, spec.placement, spec.sbp.reduced())
 
-    def target(self, spec: TensorSpec, placement: Placement, sbp: NdSbp | None) -> TensorSpec:
-        """What a tensor becomes on a placement as `sbp`; by default as it was, reduced, if the mesh
-        has as many axes, else broadcast.
+    def target(
+        self, spec: TensorSpec, placement: Placement | None, sbp: NdSbp | None
+    ) -> TensorSpec:
+        """What a tensor becomes on a placement (default: its own) as `sbp`; by default as it was,
+        reduced, if the mesh has as many axes, else broadcast.
         """
+        placement = spec.placement if placement is None else placement
         if sbp is None:
             if placement == spec.placement:
                 return spec

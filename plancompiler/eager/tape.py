@@ -57,6 +57,7 @@ def backward(
     on the way adds to its `grad`. GradientError for what has no gradient or cannot be walked again.
     """
     world = roots[0][0].spec.world
+    traces = world.mode.traces
     wanted = None if wrt is None else [_place(tensor) for tensor in wrt]
     nodes = _reached([retaken(tensor) for tensor, _ in roots])
     useful = None if wanted is None else _useful(nodes, wanted)
@@ -78,9 +79,12 @@ def backward(
                         found[id(node), slot] = passed
             if isinstance(node, Leaf):
                 if wanted is None and arrived[0] is not None:
+                    if traces:
+                        world.mode.touched(node, reading=True)
                     node.grad = arrived[0] if node.grad is None else node.grad + arrived[0]
             elif useful is None or id(node) in useful:
-                world.mode.check_reach(node.number, node.op.kind)
+                if traces:
+                    world.mode.check_reach(node.number, node.op.kind)
                 _pass_on(node, arrived, wanted, useful, grads, create_graph)
                 if not (retain_graph or create_graph):
                     node.behind = tuple(map(_NODE, node.inputs or ()))

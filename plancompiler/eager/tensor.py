@@ -10,11 +10,11 @@ import numpy as np
 from plancompiler.eager.host_value import HostValue
 from plancompiler.eager.indexing import strided
 from plancompiler.eager.inplace_forms import InPlaceForms, check_tensor
-from plancompiler.eager.spec import Change, PreparedOp, TensorSpec, WorldState, attrs_key
+from plancompiler.eager.spec import Change, PreparedOp, TensorSpec, attrs_key
 from plancompiler.eager.symbol import Symbol
 from plancompiler.errors import GradientError, PlacementError, UsageError
-from plancompiler.ir import AttrValue, DType, NdSbp, Placement, SourceLine
-from plancompiler.ir.operators import TENSORS_ONLY, Scalar, is_scalar, promoted, whole_numbers
+from plancompiler.ir import AttrValue, NdSbp, Placement, SourceLine
+from plancompiler.ir.operators import TENSORS_ONLY, is_scalar, promoted, whole_numbers
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
@@ -50,27 +50,13 @@ class RecordedPlan(PreparedOp["DistTensor"], Recorded, Protocol):
 class Leaf:
     """The end of the tape at a tensor that wants a gradient."""
 
-    __slots__ = ("__weakref__", "held", "hooks", "number", "world")
+    __slots__ = ("__weakref__", "grad", "hooks", "number")
 
-    def __init__(self, world: WorldState[Any]) -> None:
-        self.world = world
-        self.held: DistTensor | None = None
-        """The gradient."""
+    def __init__(self, number: int) -> None:
+        self.grad: DistTensor | None = None
+        """The gradient that has been added up here; the mode is told who looks at it."""
         self.hooks: list[Hook] = []
-        self.number = world.tick()
-
-    @property
-    def grad(self) -> DistTensor | None:
-        """The gradient that has been added up here."""
-        if self.world.mode.traces:
-            self.world.mode.touched(self, reading=True)
-        return self.held
-
-    @grad.setter
-    def grad(self, value: DistTensor | None) -> None:
-        if self.world.mode.traces:
-            self.world.mode.touched(self, reading=False)
-        self.held = value
+        self.number = number
 
 
 class Node:
@@ -173,22 +159,6 @@ class DistTensor(InPlaceForms, HostValue):
     """See `creation.from_local`, which sets it."""
 
     # --- what it is -----------------------------------------------------------------------------
-
-    # The mixin declares attributes; here they are read off the spec.
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The global shape."""
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> DType:  # type: ignore[override]
-        """The element type."""
-        return self.spec.dtype
-
-    @property
-    def placement(self) -> Placement:
-        """Where it lies."""
-        return self.spec.placement
 
     @property
     def sbp(self) -> NdSbp:
@@ -298,7 +268,7 @@ class DistTensor(InPlaceForms, HostValue):
             if not wanted:
                 raise GradientError("a result cannot be taken off the tape", hint="use .detach()")
         elif wanted and self.node is None:
-            self.node = Leaf(self.spec.world)
+            self.node = Leaf(self.spec.world.tick())
         elif not wanted:
             self.node = None
 
@@ -308,7 +278,13 @@ class DistTensor(InPlaceForms, HostValue):
 
         It may be partial: it is reduced when it is first needed whole.
         """
-        return self.node.grad if isinstance(self.node, Leaf) else None
+        leaf = self.node
+        if not isinstance(leaf, Leaf):
+            return None
+        mode = self.spec.world.mode
+        if mode.traces:
+            mode.touched(leaf, reading=True)
+        return leaf.grad
 
     @grad.setter
     def grad(self, value: DistTensor | None) -> None:
@@ -322,6 +298,7 @@ class DistTensor(InPlaceForms, HostValue):
                     got=str(value.spec),
                     expected=str(self.spec),
                 )
+        self.spec.world.mode.touched(self.node, reading=False)
         self.node.grad = value
 
     @property
@@ -381,8 +358,8 @@ class DistTensor(InPlaceForms, HostValue):
         key = ("redistribute", placement, sbp)
         run: Run | None = spec.runs.get(key)
         if run is None:
-            world, where = spec.world, spec.placement if placement is None else placement
-            run = world.mode.redistribution(spec, world.target(spec, where, sbp), key)
+            world = spec.world
+            run = world.mode.redistribution(spec, world.target(spec, placement, sbp), key)
         return run(self)
 
     def part(self, spec: TensorSpec) -> Array:
@@ -515,9 +492,6 @@ class DistTensor(InPlaceForms, HostValue):
             key = (key, *attrs_key(attrs))
         return _run(kind, key, attrs, inputs)
 
-    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> DistTensor:
-        return self._source("fill", {"shape": shape, "dtype": str(dtype), "value": value})[0]
-
     def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[DistTensor, ...]:
         return self.spec.world.source(self.placement, kind, attrs)
 
@@ -633,6 +607,7 @@ def _run(
         if len(spec.runs) >= _RUNS:
             spec.runs.clear()
         spec.runs[key] = run
+        return (run(*tensors),)
     return plan.call(tensors)
 
 

@@ -132,7 +132,7 @@ class TraceMode(RunMode):
                 )
         finally:
             for leaf, grad in self.leaves.items():
-                leaf.held = grad
+                leaf.grad = grad
             for capture in self.captures:
                 capture.tensor.node = capture.node
             self._leave_behind()
@@ -322,7 +322,7 @@ class TraceMode(RunMode):
     def touched(self, leaf: Leaf, *, reading: bool) -> None:  # type: ignore[override]  # no other is
         """See `Mode.touched`."""
         if leaf not in self.leaves:
-            self.leaves[leaf] = leaf.held
+            self.leaves[leaf] = leaf.grad
             if reading:
                 self.read.add(leaf)
 

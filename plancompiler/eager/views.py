@@ -13,6 +13,7 @@ from types import EllipsisType
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.tensor import DistTensor
@@ -22,35 +23,44 @@ from plancompiler.ops.registry import Array
 Alias = Callable[[Array], Array]
 
 
-def alias_of(
-    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
-) -> Alias | None:
-    """What makes this rank's part of an op's result a view of its part of the input; None where it
-    has to be a copy. Reshapes are not among these: they depend on how the array lies in memory.
+def view_by(kind: str, attrs: Mapping[str, AttrValue], made: tuple[int, ...]) -> Alias:
+    """What makes an array of shape `made` of an array, as an op that makes views does; it shares
+    memory, but for reshapes of some arrays.
     """
     given: Mapping[str, Any] = attrs
     if kind == "transpose":
         axes = given["axes"]
         return lambda array: array.transpose(axes)
     if kind == "expand_to":
-        shape = made.local_shape
-        return lambda array: np.broadcast_to(array, shape)
-    if kind not in ("slice", "strided_slice") or not made.inside or made.sbp != used.sbp:
-        # An op that splits what all ranks have: a change of the result would not reach all copies.
-        return None
-    steps = given.get("steps", (1,) * len(used.shape))
-    split = {entry.axis for entry in used.sbp if isinstance(entry, Split)}
-    if any(made.shape[axis] != used.shape[axis] for axis in split):
-        return None
-    index = [
-        slice(None)
-        if axis in split
-        else slice(given["starts"][axis], given["stops"][axis], steps[axis])
-        for axis in range(len(used.shape))
-    ]
+        return lambda array: np.broadcast_to(array, made)
+    if kind not in ("slice", "strided_slice"):
+        return lambda array: array.reshape(made)
+    steps = given.get("steps", (1,) * len(made))
+    index = tuple(map(slice, given["starts"], given["stops"], steps))
     place: tuple[slice | EllipsisType, ...] = (*index, ...)
     return lambda array: array[place]
 
+
+def alias_of(
+    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
+) -> Alias | None:
+    """What makes this rank's part of an op's result a view of its part of the input; None where it
+    has to be a copy. Reshapes are not among these: they depend on how the array lies in memory.
+    """
+    if kind in ("slice", "strided_slice"):
+        if not made.inside or made.sbp != used.sbp:
+            # It splits what all ranks have: a change of the result would not reach all copies.
+            return None
+        split = {entry.axis for entry in used.sbp if isinstance(entry, Split)}
+        if any(made.shape[axis] != used.shape[axis] for axis in split):
+            return None
+    elif kind not in ("transpose", "expand_to"):
+        return None
+    return view_by(kind, attrs, made.local_shape)
+
+
+_BYTE = np.zeros(1, np.int8)
+"""Stands for any memory where only strides matter."""
 
 Strides = tuple[int, ...]
 """By how many elements of the base's memory a step along each axis goes on, were it whole."""
@@ -97,9 +107,8 @@ def keeps_order(
     It is a fact of the whole tensor: a part may be in order by chance, with an extent of one, and
     then the ranks would not agree on which reshapes are views.
     """
-    strides = view_strides(kind, attrs, used.shape, row_major(used.shape), made.shape) or ()
-    laid = zip(made.shape, strides, row_major(made.shape), strict=True)
-    return all(extent == 1 or stride == wanted for extent, stride, wanted in laid)
+    whole = as_strided(_BYTE, used.shape, row_major(used.shape))
+    return view_by(kind, attrs, made.shape)(whole).flags.c_contiguous
 
 
 def strides_of(tensor: DistTensor) -> Strides:

@@ -106,21 +106,6 @@ class World(WorldState[DistTensor]):
             )
         return self.spaces.device().adopt(value)
 
-    def from_local(self, local: object, spec: TensorSpec) -> DistTensor:
-        """A tensor of this rank's own part."""
-        array = self.array_for(local, spec.placement)
-        if spec.inside and array.shape != spec.local_shape:
-            raise ShapeError(
-                "a part has another shape than its rank holds",
-                source=user_line(),
-                rank=self.rank,
-                got=array.shape,
-                expected=f"{spec.local_shape}, this rank's part of {spec}",
-                hint="parts of a split are balanced: the first ranks hold one element more; "
-                "give the global shape where they differ",
-            )
-        return DistTensor(spec, spec.put(array))
-
     # --- what the frontend asks for -------------------------------------------------------------
 
     def add(
@@ -166,7 +151,11 @@ class World(WorldState[DistTensor]):
         self, root: DistTensor, grad: DistTensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
         """See `WorldState.backward`."""
-        backward([(root, seed(root, grad))], None, retain_graph, create_graph)
+        given = seed(root, grad)
+        if grad is not None and not create_graph:
+            # Leaves may keep its memory, and its owner may change that.
+            given = self.mode.note(DistTensor(grad.spec, self.mode.own_local(grad)))
+        backward([(root, given)], None, retain_graph, create_graph)
 
     change = staticmethod(inplace.change)
     copy = staticmethod(inplace.copy)

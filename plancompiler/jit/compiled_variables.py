@@ -8,7 +8,7 @@ are reduced first), and tensors that are others in every call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 from plancompiler.eager import DistTensor
 from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tensor import Node
+from plancompiler.eager.tensor import Leaf, Node
+from plancompiler.eager.tracing import Capture
 from plancompiler.errors import TracingError
 from plancompiler.ir.source import user_line
 from plancompiler.jit.compiled_run import CompiledRun
@@ -29,16 +30,64 @@ it is copied. One is enough for arguments, which lie in the plan's memory until 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class VariableUse:
-    """A variable of a job, and what the function does with it."""
+@dataclass(slots=True)
+class LeafState:
+    """A leaf whose gradient the function looks at or changes."""
 
-    name: str
-    spec: TensorSpec
-    """How the variable holds the tensor."""
+    leaf: Leaf
+    place: int
+    """Which argument's it is, -1 for none."""
+    before: TensorSpec | None
+    """Spec of the gradient that the function finds."""
+    read: bool
+    """Whether the function depends on it."""
+    after: Callable[..., Any] | None
+    """What it leaves there; None for what it leaves alone."""
+
+    def now(self, tensors: Sequence[DistTensor]) -> Leaf:
+        """The leaf in a call with these arguments."""
+        found = self.leaf if self.place < 0 else tensors[self.place].node
+        assert isinstance(found, Leaf)
+        return found
+
+
+@dataclass(slots=True)
+class Variable:
+    """A variable of the job, and the tensor that it is."""
+
+    capture: Capture
+    place: int
+    """Which argument it is, -1 for none."""
+    leaf: LeafState | None
+    """Of which it is the gradient."""
     changed: bool
-    given: bool
-    """Whether it is an argument, or a gradient: another tensor in every call, as a rule."""
+    wants: bool
+    """Whether the tensor wants a gradient."""
+
+    @property
+    def name(self) -> str:
+        """In the job."""
+        return self.capture.name
+
+    @property
+    def spec(self) -> TensorSpec:
+        """How the variable holds the tensor."""
+        return self.capture.spec
+
+    @property
+    def given(self) -> bool:
+        """Whether it is an argument, or a gradient: another tensor in every call, as a rule."""
+        return self.place >= 0 or self.leaf is not None
+
+    def now(self, tensors: Sequence[DistTensor]) -> DistTensor:
+        """The tensor in a call with these arguments."""
+        if self.place >= 0:
+            return tensors[self.place]
+        if self.leaf is not None:
+            found = self.leaf.now(tensors).grad
+            assert found is not None
+            return found
+        return self.capture.tensor
 
 
 class _Loan:
@@ -63,10 +112,10 @@ class _Loan:
 class _Place:
     """Where one variable lies on this rank."""
 
-    __slots__ = ("loan", "movable", "seen", "since", "strikes", "use")
+    __slots__ = ("loan", "movable", "seen", "since", "strikes", "variable")
 
-    def __init__(self, use: VariableUse, movable: bool) -> None:
-        self.use = use
+    def __init__(self, variable: Variable, movable: bool) -> None:
+        self.variable = variable
         self.movable = movable
         self.loan: _Loan | None = None
         """The tensor's memory that the plan works on; None for the plan's own."""
@@ -83,13 +132,13 @@ class _Place:
         if not self._may_lie_in(tensor, before, call):
             return None
         self.loan = _Loan(tensor.local)
-        self.use.spec.world.lent[id(tensor.local)] += 1
+        self.variable.spec.world.lent[id(tensor.local)] += 1
         return self.loan.memory()
 
     def let_go(self) -> None:
         """Lie in no tensor's memory."""
         if self.loan is not None:
-            lent, key = self.use.spec.world.lent, id(self.loan.array)
+            lent, key = self.variable.spec.world.lent, id(self.loan.array)
             lent[key] -= 1
             if not lent[key]:
                 del lent[key]
@@ -98,12 +147,12 @@ class _Place:
     def _may_lie_in(self, tensor: DistTensor, before: _Loan | None, call: int) -> bool:
         if not self.movable or isinstance(tensor, MaterializedView):
             return False
-        if self.use.given and before is None and self.seen != id(tensor):
+        if self.variable.given and before is None and self.seen != id(tensor):
             self.seen = id(tensor)
             return False
         if before is not None and call <= self.since + 1:
             self.strikes += 1
-            if self.strikes >= (1 if self.use.given else PATIENCE):
+            if self.strikes >= (1 if self.variable.given else PATIENCE):
                 self.movable = False
                 return False
         self.since = call
@@ -113,7 +162,7 @@ class _Place:
         local = tensor.local
         flags = local.flags
         return (
-            tensor.spec is self.use.spec
+            tensor.spec is self.variable.spec
             and local.__class__ is np.ndarray
             and flags.c_contiguous
             and flags.aligned
@@ -124,15 +173,15 @@ class _Place:
 class Variables:
     """The variables of one rank's plan, which are tensors outside of it."""
 
-    def __init__(self, run: CompiledRun, uses: Sequence[VariableUse]) -> None:
+    def __init__(self, run: CompiledRun, variables: Sequence[Variable]) -> None:
         self._run = run
         shards, movable = run.shards, run.movable
         self._places = [
-            (at, _Place(use, use.name in movable))
-            for at, use in enumerate(uses)
-            if use.name in shards
+            (at, _Place(each, each.name in movable))
+            for at, each in enumerate(variables)
+            if each.name in shards
         ]
-        self._changes = any(use.changed for use in uses)
+        self._changes = any(each.changed for each in variables)
         self._owners: dict[int, _Place] = {}
         """Of the memory of tensors in which variables lie, by id."""
         self._call = 0
@@ -140,7 +189,7 @@ class Variables:
         """What lies in the plan's own memory in this call."""
 
     def enter(self, tensors: Sequence[DistTensor]) -> None:
-        """Let the plan have these tensors, aligned with the uses, in its next run.
+        """Let the plan have these tensors, aligned with the variables, in its next run.
 
         TracingError where one that the function changes shares memory with another.
         """
@@ -153,13 +202,13 @@ class Variables:
         self._copied = self._settled(elsewhere) if elsewhere else elsewhere
         shards = self._run.shards
         for place, tensor in self._copied:
-            np.copyto(shards[place.use.name], tensor.part(place.use.spec))
+            np.copyto(shards[place.variable.name], tensor.part(place.variable.spec))
 
     def leave(self) -> None:
         """Give the tensors what the run has made of them."""
         for place, tensor in self._copied:
-            if place.use.changed:
-                spec, array = place.use.spec, self._run.shards[place.use.name]
+            if place.variable.changed:
+                spec, array = place.variable.spec, self._run.shards[place.variable.name]
                 if tensor.spec is not spec:
                     array = spec.world.mode.move(spec, tensor.spec)(array)
                 np.copyto(tensor.local, array)
@@ -176,14 +225,14 @@ class Variables:
         moves: dict[str, Array | None] = {}
         copied = []
         for place, tensor in elsewhere:
-            if place.use.changed:
+            if place.variable.changed:
                 tensor.own()
             before = place.loan
             found = place.settle(tensor, self._call)
             if found is None:
                 copied.append((place, tensor))
             if found is not None or before is not None:
-                moves[place.use.name] = found
+                moves[place.variable.name] = found
         if moves and self._changes:
             self._owners = self._owners_of_places()
         if copied and self._changes:
@@ -213,12 +262,12 @@ def _add(owners: dict[int, _Place], array: Array, place: _Place) -> None:
 
 def _refuse_both(place: _Place, other: _Place | None) -> None:
     """Refuse two variables with one memory, if the function changes one of them."""
-    if other is None or other is place or not (place.use.changed or other.use.changed):
+    if other is None or other is place or not (place.variable.changed or other.variable.changed):
         return
     raise TracingError(
         "a compiled function changes a tensor whose memory it also reads as another tensor",
         source=user_line(),
-        got=f"{other.use.spec} and {place.use.spec}",
+        got=f"{other.variable.spec} and {place.variable.spec}",
         hint="use views inside of the function only, or copy one of the tensors",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from plancompiler.eager import DistTensor, Generator, World
@@ -11,13 +11,13 @@ from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.symbol import Symbol
 from plancompiler.eager.tape import backward
 from plancompiler.eager.tensor import Leaf, Node
-from plancompiler.eager.tracing import Capture, TraceMode, untrained_variable
+from plancompiler.eager.tracing import TraceMode, untrained_variable
 from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import DType, Job, Value
 from plancompiler.ir.source import user_line
 from plancompiler.jit.compiled_run import CompiledRun, Draws
-from plancompiler.jit.compiled_variables import Variables, VariableUse
+from plancompiler.jit.compiled_variables import LeafState, Variable, Variables
 from plancompiler.ops.registry import op_def
 
 
@@ -34,67 +34,6 @@ class _Made:
 
 _Making = Callable[[Sequence[DistTensor], Mapping[str, DistTensor]], Any]
 """Makes a result of a call's arguments and of what its run has made, by name."""
-
-
-@dataclass(slots=True)
-class _LeafState:
-    """A leaf whose gradient the function looks at or changes."""
-
-    leaf: Leaf
-    place: int
-    """Which argument's it is, -1 for none."""
-    before: TensorSpec | None
-    """Spec of the gradient that the function finds."""
-    read: bool
-    """Whether the function depends on it."""
-    after: _Making | None
-    """What it leaves there; None for what it leaves alone."""
-
-    def now(self, tensors: Sequence[DistTensor]) -> Leaf:
-        """The leaf in a call with these arguments."""
-        found = self.leaf if self.place < 0 else tensors[self.place].node
-        assert isinstance(found, Leaf)
-        return found
-
-
-@dataclass(slots=True)
-class _Variable:
-    """A variable of the job, and the tensor that it is."""
-
-    capture: Capture
-    place: int
-    """Which argument it is, -1 for none."""
-    leaf: _LeafState | None
-    """Of which it is the gradient."""
-    changed: bool
-    wants: bool
-    """Whether the tensor wants a gradient."""
-
-    @property
-    def use(self) -> VariableUse:
-        """For `Variables`."""
-        given = self.place >= 0 or self.leaf is not None
-        return VariableUse(self.capture.name, self.capture.spec, self.changed, given)
-
-    def now(self, tensors: Sequence[DistTensor]) -> DistTensor:
-        """The tensor in a call with these arguments."""
-        if self.place >= 0:
-            return tensors[self.place]
-        if self.leaf is not None:
-            found = self.leaf.now(tensors).grad
-            assert found is not None
-            return found
-        return self.capture.tensor
-
-
-@dataclass(slots=True)
-class _Traced:
-    """What tracing a function gave."""
-
-    result: _Making = lambda given, made: None
-    leaves: list[_LeafState] = field(default_factory=list)
-    variables: list[_Variable] = field(default_factory=list)
-    made: dict[tuple[str, bool], _Made] = field(default_factory=dict)
 
 
 class _Call:
@@ -163,22 +102,22 @@ class Specialization:
         self._gradients: dict[object, Specialization] = {}
         self._builder = JobBuilder(name)
         self._tracing = TraceMode(world, name, self._builder)
-        self._traced = _Traced()
+        self._leaves: list[LeafState] = []
+        self._variables: list[Variable] = []
+        self._results: dict[tuple[str, bool], _Made] = {}
         with self._tracing.recording():
             result = function(*args, **kwargs)
-            self._traced.result = self._resulting(result, tensors)
+            self._result = self._resulting(result, tensors)
             self._note_leaves(tensors)
             del result
         self._note_variables(tensors)
         self._steps = list(self._tracing.steps)
-        variables = self._traced.variables
+        variables = self._variables
         self._changed = [at for at, each in enumerate(variables) if each.changed]
         self._wanting = [at for at, each in enumerate(variables) if each.wants]
         """Places of variables that change, and of those that want a gradient."""
         self._changes = bool(
-            self._steps
-            or self._changed
-            or any(state.after is not None for state in self._traced.leaves)
+            self._steps or self._changed or any(state.after is not None for state in self._leaves)
         )
         """Whether it changes anything besides making its results."""
         self._draws = self._tracing.draws
@@ -192,7 +131,7 @@ class Specialization:
         self._notes_data = bool(sources) and sources[0].rank_list[0] == world.rank
         self._lying: Variables | None = None
         if self._run is not None:
-            self._lying = Variables(self._run, [variable.use for variable in variables])
+            self._lying = Variables(self._run, variables)
 
     def holds(self, tensors: Sequence[DistTensor]) -> bool:
         """Whether the state that it was traced in is still there."""
@@ -202,13 +141,13 @@ class Specialization:
         for one, other in zip(self._found_by, found_by, strict=False):
             if one is not other:
                 return False
-        for state in self._traced.leaves:
+        for state in self._leaves:
             if state.read:
                 grad = state.now(tensors).grad
                 if (None if grad is None else grad.spec) is not state.before:
                     return False
         if not self._inner:
-            for variable in self._traced.variables:
+            for variable in self._variables:
                 if variable.now(tensors).requires_grad is not variable.wants:
                     return False
         return True
@@ -242,10 +181,10 @@ class Specialization:
             return lambda given, made: tensor if place < 0 else given[place]
         value = self._tracing.value(tensor)
         recorded = tensor.node is not None
-        found = self._traced.made.get((value.name, recorded))
+        found = self._results.get((value.name, recorded))
         if found is None:
-            name, spec = f"result_{len(self._traced.made)}", self._world.reduced(tensor.spec)
-            found = self._traced.made[value.name, recorded] = _Made(name, spec, recorded)
+            name, spec = f"result_{len(self._results)}", self._world.reduced(tensor.spec)
+            found = self._results[value.name, recorded] = _Made(name, spec, recorded)
             self._assign(untrained_variable(self._builder, name, spec), value)
         name = found.name
         return lambda given, made: made[name]
@@ -261,12 +200,12 @@ class Specialization:
         """What the function does to gradients, while the leaves still hold it."""
         tracing = self._tracing
         for leaf, before in tuple(tracing.leaves.items()):
-            after = leaf.held
+            after = leaf.grad
             kept = None if after is before else self._resulting(after, tensors)
             place = next((at for at, each in enumerate(tensors) if each.node is leaf), -1)
             spec = None if before is None else before.spec
             read = leaf in tracing.read
-            self._traced.leaves.append(_LeafState(leaf, place, spec, read, kept))
+            self._leaves.append(LeafState(leaf, place, spec, read, kept))
 
     def _note_variables(self, tensors: Sequence[DistTensor]) -> None:
         """The tensors that were captured, and which of them the function changes."""
@@ -274,10 +213,10 @@ class Specialization:
             changed = capture.value is not capture.first
             if changed and not capture.updated:
                 self._assign(capture.first, capture.value)
-            leaf = next((one for one in self._traced.leaves if one.leaf is capture.leaf), None)
+            leaf = next((one for one in self._leaves if one.leaf is capture.leaf), None)
             place = _place(capture.tensor, tensors)
-            self._traced.variables.append(
-                _Variable(capture, place, leaf, changed, capture.node is not None)
+            self._variables.append(
+                Variable(capture, place, leaf, changed, capture.node is not None)
             )
 
     def _finished(self, name: str) -> Job:
@@ -302,7 +241,7 @@ class Specialization:
         world = self._world
         recorded = world.recording and bool(self._wanting)
         state = world.generator.state() if recorded else {}
-        found = [variable.now(tensors) for variable in self._traced.variables]
+        found = [variable.now(tensors) for variable in self._variables]
         arrays: Mapping[str, Any] = {}
         if self._run is not None and self._lying is not None:
             self._lying.enter(found)
@@ -325,9 +264,9 @@ class Specialization:
                 each.spec,
                 arrays[each.name].copy() if each.name in arrays else each.spec.empty(),
             )
-            for each in self._traced.made.values()
+            for each in self._results.values()
         }
-        for leaf in self._traced.leaves:
+        for leaf in self._leaves:
             if leaf.after is not None:
                 leaf.now(tensors).grad = leaf.after(tensors, made)
         if recorded:
@@ -336,12 +275,12 @@ class Specialization:
             call = _Call(self, *kept, state)
             results = [made[name] for name in self._recorded()]
             call.record([found[at] for at in self._wanting], results)
-        return self._traced.result(tensors, made)
+        return self._result(tensors, made)
 
     # --- gradients of results -------------------------------------------------------------------
 
     def _recorded(self) -> list[str]:
-        return [each.name for each in self._traced.made.values() if each.recorded]
+        return [each.name for each in self._results.values() if each.recorded]
 
     def gradients(
         self, call: _Call, wanting: Sequence[DistTensor], grads: Sequence[DistTensor | None]
@@ -401,7 +340,7 @@ class Specialization:
         nodes = [tensor.node for tensor in wanting]
         for tensor in wanting:
             if isinstance(tensor.node, Node):
-                tensor.node = Leaf(world)
+                tensor.node = Leaf(world.tick())
         try:
             return Specialization(world, function, (), {}, tensors, inner=True)
         finally:

@@ -397,3 +397,19 @@ def test_tensors_and_modules_are_copied():
         return sorted(slow.state_dict()) == sorted(net.state_dict())
 
     assert spawn(rank, 2) == [True, True]
+
+
+def test_gradients_share_no_memory():
+    """Also where the gradient of an op is that of its result."""
+    a, b = (pc.tensor(np.ones(2, np.float32), ALONE, requires_grad=True) for _ in range(2))
+    given = pc.tensor(np.full(2, 3.0, np.float32), ALONE)
+    (a + b).backward(given)
+    a.grad.zero_()
+    np.testing.assert_array_equal(b.grad.numpy(), [3.0, 3.0])
+    given.zero_()
+    np.testing.assert_array_equal(b.grad.numpy(), [3.0, 3.0])
+    c = pc.tensor(np.ones(2, np.float32), ALONE, requires_grad=True)
+    other = pc.tensor(np.full(2, 4.0, np.float32), ALONE)
+    c.backward(other)
+    other.zero_()
+    np.testing.assert_array_equal(c.grad.numpy(), [4.0, 4.0])
