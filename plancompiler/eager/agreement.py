@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from plancompiler.eager.spec import TensorSpec, WorldState
+from plancompiler.eager.spec import AnyWorld, TensorSpec
 from plancompiler.errors import TransportError
+from plancompiler.executor.comm.context import CommContext
 from plancompiler.ir import AttrValue, Broadcast, NdSbp, Placement
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
@@ -21,7 +22,7 @@ Said = Mapping[str, object]
 """What a rank says of a call: by what it is, a text or a number."""
 
 
-def compare(world: WorldState[Any], ranks: tuple[int, ...], call: str, said: Said) -> None:
+def compare(world: AnyWorld, ranks: tuple[int, ...], call: str, said: Said) -> None:
     """Raise a TransportError on all of these ranks unless all of them call this, and say the same.
 
     They call it together; a rank that is none of them does nothing.
@@ -31,9 +32,7 @@ def compare(world: WorldState[Any], ranks: tuple[int, ...], call: str, said: Sai
     parts = {"call": call, **{name: str(value) for name, value in said.items()}}
     own = json.dumps([parts, str(user_line())]).encode()
     group = world.comm.context(ranks)
-    sizes = group.all_gather(np.array([len(own)], np.int64))
-    every = np.split(group.all_gather(np.frombuffer(own, np.uint8)), sizes.cumsum()[:-1])
-    rows = [json.loads(each.tobytes()) for each in every]
+    rows = [json.loads(each.tobytes()) for each in gathered(group, np.frombuffer(own, np.uint8))]
     first = rows[0][0]
     for row, rank in zip(rows, ranks, strict=True):
         other = row[0]
@@ -56,14 +55,20 @@ def compare(world: WorldState[Any], ranks: tuple[int, ...], call: str, said: Sai
                 )
 
 
-def compare_value(world: WorldState[Any], array: Array, placement: Placement, call: str) -> None:
+def gathered(group: CommContext, own: Array) -> list[Array]:
+    """What all members give: rows of numbers of one dtype, in any length."""
+    sizes = group.all_gather(np.array([len(own)], np.int64))
+    return np.split(group.all_gather(own), sizes.cumsum()[:-1])
+
+
+def compare_value(world: AnyWorld, array: Array, placement: Placement, call: str) -> None:
     """The same for an array that all ranks of a placement give alike."""
     if world.rank in placement:
         compare(world, placement.rank_list, call, _described(array))
 
 
 def compare_copies(
-    world: WorldState[Any], array: Array, placement: Placement, sbp: NdSbp, call: str
+    world: AnyWorld, array: Array, placement: Placement, sbp: NdSbp, call: str
 ) -> None:
     """The same for this rank's part of a tensor: ranks that hold the same part give the same."""
     if world.rank not in placement:
@@ -74,7 +79,7 @@ def compare_copies(
 
 
 def compare_op(
-    world: WorldState[Any],
+    world: AnyWorld,
     kind: str,
     inputs: tuple[TensorSpec, ...],
     attrs: Mapping[str, AttrValue],
@@ -94,7 +99,7 @@ def compare_op(
         compare(world, where.rank_list, kind, said)
 
 
-def compare_change(world: WorldState[Any], source: TensorSpec, target: TensorSpec) -> None:
+def compare_change(world: AnyWorld, source: TensorSpec, target: TensorSpec) -> None:
     """The same for a change of layout."""
     ranks = {*source.placement.rank_list, *target.placement.rank_list}
     compare(world, tuple(sorted(ranks)), "redistribute", {"source": source, "target": target})

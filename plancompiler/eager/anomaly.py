@@ -16,7 +16,7 @@ import numpy as np
 from plancompiler.eager.dispatch import RunMode
 from plancompiler.eager.op_plan import OpPlan
 from plancompiler.eager.spec import Change, TensorSpec
-from plancompiler.eager.tensor import DistTensor, Node
+from plancompiler.eager.tensor import DistTensor, Grads, Node, Tensors
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import NonFiniteError, UsageError
 from plancompiler.executor.finite_check import check, says_non_finite, state_of
@@ -62,7 +62,7 @@ class CheckedPlan(OpPlan):
         self.joinable = False
         self._excused = says_non_finite(self.attrs)
 
-    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+    def call(self, tensors: Tensors) -> tuple[DistTensor, ...]:
         """See `OpPlan.call`."""
         inputs = [each.local for each in tensors]
         with self._checked(inputs, self.kind) as made:
@@ -73,7 +73,7 @@ class CheckedPlan(OpPlan):
             made += [each.local for each in found]
         return found
 
-    def update(self, tensors: Sequence[DistTensor]) -> None:
+    def update(self, tensors: Tensors) -> None:
         """See `OpPlan.update`."""
         with self._checked([each.local for each in tensors], self.kind) as made:
             super().update(tensors)
@@ -83,10 +83,10 @@ class CheckedPlan(OpPlan):
     def backward(
         self,
         node: Node,
-        grads: Sequence[DistTensor | None],
+        grads: Grads,
         needed: tuple[bool, ...],
         create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    ) -> Grads:
         """See `OpPlan.backward`."""
         inputs = [each.local for each in (*(node.inputs or ()), *grads) if each is not None]
         line = getattr(node, "source", None)
@@ -121,13 +121,11 @@ class CheckMode(RunMode):
     """Ops check what they make, and changes of layout what a reduction makes."""
 
     plan_class = CheckedPlan
+    prepares = False
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._change = world.mode.move
-
-    def prepared(self, plan: OpPlan) -> None:
-        """See `Mode.prepared`."""
 
     def move(self, source: TensorSpec, target: TensorSpec) -> Change:
         """See `Mode.move`."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plancompiler.eager.agreement import compare_copies
+from plancompiler.eager.agreement import compare_copies, gathered
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.eager.world import World, current_world
 from plancompiler.errors import DTypeError, ShapeError, UsageError
@@ -150,8 +150,7 @@ def _compare(
     """All ranks must give parts of one dtype and number of axes, which make one global shape."""
     group, dtypes = world.comm.context(placement.rank_list), list(DType)
     own = [dtypes.index(DType.parse(array.dtype)), array.ndim, *array.shape, *extents]
-    sizes = group.all_gather(np.array([len(own)], np.int64))
-    every = np.split(group.all_gather(np.array(own, np.int64)), sizes.cumsum()[:-1])
+    every = gathered(group, np.array(own, np.int64))
     said = {rank: each.tolist() for rank, each in zip(placement.rank_list, every, strict=True)}
     if any(each[:2] != own[:2] for each in said.values()):
         raise ShapeError(

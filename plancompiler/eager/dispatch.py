@@ -8,7 +8,7 @@ and prepares the inputs' changes of layout and the context of the local kernel.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from plancompiler.boxing.infer_sbp import Operand, cheapest_signature
@@ -19,10 +19,10 @@ from plancompiler.eager.inplace import holds_alone, write
 from plancompiler.eager.layout import plan_move
 from plancompiler.eager.op_plan import OpPlan, prepared
 from plancompiler.eager.redistribution import Redistribution
-from plancompiler.eager.spec import Change, Mode, TensorSpec, WorldState, attrs_key
+from plancompiler.eager.spec import AttrMap, Change, Mode, Specs, TensorSpec, WorldState, attrs_key
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import AttributeValueError, PlacementMismatchError, PlanCompilerError
-from plancompiler.ir import AttrValue, NdSbp, Placement, freeze_attrs, plain_value
+from plancompiler.ir import NdSbp, Placement, freeze_attrs, plain_value
 from plancompiler.ir.op import Attrs
 from plancompiler.ir.source import user_line
 from plancompiler.ir.task import Primitive
@@ -41,6 +41,8 @@ class RunMode(Mode[DistTensor]):
     """Ops run when they are called; also the plans that other modes make in their own way."""
 
     plan_class: type[OpPlan] = OpPlan
+    prepares = True
+    """Whether a plan may become one function, which does nothing but run it."""
 
     def __init__(self, world: WorldState[DistTensor]) -> None:
         self.world = world
@@ -52,8 +54,8 @@ class RunMode(Mode[DistTensor]):
     def plan(
         self,
         kind: str,
-        inputs: tuple[TensorSpec, ...],
-        attrs: Mapping[str, AttrValue],
+        inputs: Specs,
+        attrs: AttrMap,
         placement: Placement | None = None,
         sbp: NdSbp | None = None,
     ) -> OpPlan:
@@ -85,8 +87,8 @@ class RunMode(Mode[DistTensor]):
     def _make(
         self,
         kind: str,
-        inputs: tuple[TensorSpec, ...],
-        attrs: Mapping[str, AttrValue],
+        inputs: Specs,
+        attrs: AttrMap,
         placement: Placement | None,
         sbp: NdSbp | None,
     ) -> OpPlan:
@@ -134,9 +136,9 @@ class RunMode(Mode[DistTensor]):
 
     def prepared(self, plan: OpPlan) -> Callable[..., DistTensor] | None:
         """See `Mode.prepared`."""
-        return None if self.compares else prepared(plan)
+        return prepared(plan) if self.prepares and not self.compares else None
 
-    def update_all(self, kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]) -> None:
+    def update_all(self, kind: str, attrs: AttrMap, rows: Sequence[Row]) -> None:
         """Run an elementwise op that changes its inputs, on many rows of inputs."""
         update_all(self.plan, kind, attrs, rows)
 
@@ -196,7 +198,7 @@ def _chosen(
     )
 
 
-def _report(kind: str, inputs: tuple[TensorSpec, ...], used: tuple[TensorSpec, ...]) -> None:
+def _report(kind: str, inputs: Specs, used: Specs) -> None:
     """Say once, at INFO, that an op gathers an input, which costs more than reducing it."""
     if not logger.isEnabledFor(logging.INFO):
         return

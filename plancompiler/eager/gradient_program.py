@@ -8,12 +8,12 @@ changed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from plancompiler.eager.spec import SpecTensor, TensorSpec, WorldState
+from plancompiler.eager.spec import AnyWorld, AttrMap, SpecTensor, TensorSpec
 from plancompiler.errors import GradientError
-from plancompiler.ir import AttrValue, NdSbp, Placement
+from plancompiler.ir import NdSbp, Placement
 from plancompiler.ops.registry import Array, OpDef
 
 Step = tuple[Callable[..., Any], tuple[int, ...], int, int]
@@ -30,12 +30,10 @@ class Place(SpecTensor):
         self.spec = spec
         self.at = at
 
-    def _apply(
-        self, kind: str, inputs: Sequence[Place], attrs: Mapping[str, AttrValue]
-    ) -> tuple[Place, ...]:
+    def _apply(self, kind: str, inputs: Sequence[Place], attrs: AttrMap) -> tuple[Place, ...]:
         return self.steps.apply(kind, inputs, attrs)
 
-    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Place, ...]:
+    def _source(self, kind: str, attrs: AttrMap) -> tuple[Place, ...]:
         return self.steps.apply(kind, (), attrs, self.placement)
 
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Place:
@@ -45,7 +43,7 @@ class Place(SpecTensor):
 class _Steps:
     """The program as it is recorded."""
 
-    def __init__(self, world: WorldState[Any]) -> None:
+    def __init__(self, world: AnyWorld) -> None:
         self.world = world
         self.steps: list[Step] = []
         self.places = 0
@@ -60,7 +58,7 @@ class _Steps:
         self,
         kind: str,
         inputs: Sequence[Place],
-        attrs: Mapping[str, AttrValue],
+        attrs: AttrMap,
         placement: Placement | None = None,
     ) -> tuple[Place, ...]:
         """Record an op, after the changes of layout that it needs."""
@@ -121,9 +119,9 @@ class GradientProgram:
 
 
 def trace_gradient(
-    world: WorldState[Any],
+    world: AnyWorld,
     definition: OpDef,
-    attrs: Mapping[str, AttrValue],
+    attrs: AttrMap,
     given: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
     grads: Sequence[TensorSpec | None],
     needed: tuple[bool, ...],

@@ -17,7 +17,7 @@ from plancompiler.eager.materialized_view import MaterializedView, replaced
 from plancompiler.eager.redistribution import Redistribution
 from plancompiler.eager.spec import Mode
 from plancompiler.eager.tape import retaken
-from plancompiler.eager.tensor import DistTensor, Leaf, Node, record
+from plancompiler.eager.tensor import DistTensor, Leaf, Node, Tensors, record
 from plancompiler.errors import InplaceError, UsageError
 from plancompiler.executor.space import HOST
 from plancompiler.ir.operators import is_scalar
@@ -178,7 +178,7 @@ class _Change:
             )
         return found
 
-    def keep_past(self, values: Sequence[DistTensor]) -> None:
+    def keep_past(self, values: Tensors) -> None:
         """Let what was recorded on the way to these values have read what is changed as it was."""
         if not self.inner and not (
             self.lineage and any(value.node is not None for value in values)
@@ -250,14 +250,14 @@ class _Change:
                 view.slot = 0
 
 
-def _holds_alone(tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
+def _holds_alone(tensor: DistTensor, views: Tensors) -> bool:
     """Whether nobody but the tape and these views of it reads a tensor's memory."""
     if tensor.is_view:
         return False
     return tensor.spec.world.mode.holds_alone(tensor, views)
 
 
-def holds_alone(tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
+def holds_alone(tensor: DistTensor, views: Tensors) -> bool:
     """See `Mode.holds_alone`. Views and arrays of users hold the tensor's array, and are counted by
     their references to it. Compiled plans that work on its memory hold it, too, and count as none.
     """
@@ -406,7 +406,7 @@ def _as_before(changes: Sequence[_Change]) -> Callable[[DistTensor], DistTensor]
 
 
 def _read_before(
-    values: Sequence[DistTensor], as_before: Callable[[DistTensor], DistTensor], began: float
+    values: Tensors, as_before: Callable[[DistTensor], DistTensor], began: float
 ) -> None:
     """Let what was recorded since then have read the tensors as they were before the change."""
     pending = [value.node for value in values]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plancompiler.eager.creation import from_local
-from plancompiler.eager.spec import TensorSpec, WorldState
+from plancompiler.eager.spec import AnyWorld, TensorSpec
 from plancompiler.eager.tape import OneToOne
 from plancompiler.eager.tensor import DistTensor, record
 from plancompiler.errors import GradientError, PlacementError, ShapeError, TracingError, UsageError
@@ -210,13 +210,13 @@ class _Sharing(OneToOne):
         return join_parts(grad, placement, layout, target.shape)
 
 
-def _own_spec(world: WorldState[Any], spec: TensorSpec) -> TensorSpec:
+def _own_spec(world: AnyWorld, spec: TensorSpec) -> TensorSpec:
     """A spec of this rank alone for its part."""
     placement = Placement(spec.placement.device_type, [world.rank])
     return world.spec(spec.local_shape, spec.dtype, placement, NdSbp.broadcast(1))
 
 
-def _refuse_tracing(world: WorldState[Any]) -> None:
+def _refuse_tracing(world: AnyWorld) -> None:
     if world.mode.traces:
         raise TracingError(
             "parts of tensors are not known while a function is compiled",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from plancompiler.eager.gradient_program import GradientProgram, trace_gradient
 from plancompiler.eager.materialized_view import MaterializedView
-from plancompiler.eager.spec import Change, TensorSpec, WorldState
-from plancompiler.eager.tensor import DistTensor, Node
+from plancompiler.eager.spec import AttrMap, Change, Specs, TensorSpec, WorldState
+from plancompiler.eager.tensor import DistTensor, Grads, Node, Tensors
 from plancompiler.eager.views import alias_of, keeps_order, makes_view, only_thin, view_by
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.space import HOST
-from plancompiler.ir import AttrValue
 from plancompiler.ir.source import user_line
 from plancompiler.ops.kernel import direct_kernel
 from plancompiler.ops.registry import Array, Kernel, KernelContext, is_custom, op_def
@@ -27,10 +26,10 @@ class OpPlan:
         self,
         world: WorldState[DistTensor],
         kind: str,
-        attrs: Mapping[str, AttrValue],
-        inputs: tuple[TensorSpec, ...],
-        used: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
+        attrs: AttrMap,
+        inputs: Specs,
+        used: Specs,
+        outputs: Specs,
     ) -> None:
         definition = op_def(kind)
         self.world = world
@@ -166,7 +165,7 @@ class OpPlan:
         outs = self._several(*arrays)
         return outs[0] if len(outs) == 1 else outs
 
-    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+    def call(self, tensors: Tensors) -> tuple[DistTensor, ...]:
         """Run on tensors of the plan's specs, and record it if a gradient is wanted."""
         world = self.world
         source = tensors[0] if self.views else None
@@ -204,8 +203,8 @@ class OpPlan:
 
     def record(
         self,
-        tensors: Sequence[DistTensor],
-        found: Sequence[DistTensor],
+        tensors: Tensors,
+        found: Tensors,
         outs: tuple[Array, ...],
     ) -> None:
         """Put what was made of tensors on the tape, if a gradient is wanted."""
@@ -229,16 +228,14 @@ class OpPlan:
         )
         return array
 
-    def update(self, tensors: Sequence[DistTensor]) -> None:
+    def update(self, tensors: Tensors) -> None:
         """Run an op that only changes inputs, on inputs that lie as its kernel takes them."""
         if any(self.moves):
             self.call(tensors)
             return
         self._updated(tensors, [tensor.local for tensor in tensors])
 
-    def _updated(
-        self, tensors: Sequence[DistTensor], arrays: Sequence[Array]
-    ) -> tuple[DistTensor, ...]:
+    def _updated(self, tensors: Tensors, arrays: Sequence[Array]) -> tuple[DistTensor, ...]:
         """An op that changes inputs: their memory takes what they become."""
         kept = dict(self.mutates)
         outs = tuple(
@@ -260,10 +257,10 @@ class OpPlan:
     def backward(
         self,
         node: Node,
-        grads: Sequence[DistTensor | None],
+        grads: Grads,
         needed: tuple[bool, ...],
         create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    ) -> Grads:
         """Gradients of the inputs that need one; see `Recorded.backward`."""
         draw = node.draw
         attrs = self.attrs if draw is None else {**self.attrs, "key": draw[2]}
@@ -298,16 +295,14 @@ class OpPlan:
 
     def _gradient_program(
         self,
-        attrs: Mapping[str, AttrValue],
+        attrs: AttrMap,
         grads: Sequence[TensorSpec | None],
         needed: tuple[bool, ...],
     ) -> GradientProgram:
         given = self.kept, self.outputs
         return trace_gradient(self.world, self.definition, attrs, given, grads, needed)
 
-    def _differentiable(
-        self, node: Node, attrs: Mapping[str, AttrValue], grads: Sequence[DistTensor | None]
-    ) -> Sequence[DistTensor | None]:
+    def _differentiable(self, node: Node, attrs: AttrMap, grads: Grads) -> Grads:
         """The same by eager ops, which are recorded in turn."""
         outputs = []
         for slot, (spec, array) in enumerate(zip(self.outputs, node.outputs, strict=True)):

@@ -7,11 +7,10 @@ that these have no compiled form; `pc.global_scatter` with a capacity has both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from plancompiler.eager.spec import WorldState
+from plancompiler.eager.spec import AnyWorld
 from plancompiler.eager.tape import OneToOne
 from plancompiler.eager.tensor import DistTensor, record
 from plancompiler.errors import PlacementError, UsageError
@@ -52,7 +51,7 @@ def global_gather(
 
 def _alone(
     kind: str, x: DistTensor, group: Sequence[int] | None
-) -> tuple[WorldState[Any], tuple[int, ...]]:
+) -> tuple[AnyWorld, tuple[int, ...]]:
     """The world, and the ranks that exchange rows."""
     if not isinstance(x, DistTensor):
         raise UsageError(
@@ -74,7 +73,7 @@ def _alone(
     return world, tuple(range(world.size)) if group is None else tuple(group)
 
 
-def _recorded(world: WorldState[Any], op: _Routed, x: DistTensor, local: Array) -> DistTensor:
+def _recorded(world: AnyWorld, op: _Routed, x: DistTensor, local: Array) -> DistTensor:
     found = DistTensor(op.outputs[0], local)
     if x.node is not None and world.recording:
         record(found, op, x)

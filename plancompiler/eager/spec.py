@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array, Kernel, KernelContext
 
 Tensor = TypeVar("Tensor")
+Specs = tuple["TensorSpec", ...]
+AnyWorld: TypeAlias = "WorldState[Any]"
+AttrMap = Mapping[str, AttrValue]
 Change = Callable[[Array], Array]
 """Makes this rank's part of a tensor in one layout from that in another."""
 
@@ -57,7 +60,7 @@ class TensorSpec:
 
     def __init__(
         self,
-        world: WorldState[Any],
+        world: AnyWorld,
         shape: tuple[int, ...],
         dtype: DType,
         placement: Placement,
@@ -134,7 +137,7 @@ class SpecTensor(TensorOperators):
         return self._source("fill", {"shape": shape, "dtype": str(dtype), "value": value})[0]
 
 
-def attrs_key(attrs: Mapping[str, AttrValue]) -> tuple[object, ...]:
+def attrs_key(attrs: AttrMap) -> tuple[object, ...]:
     """Attributes as part of a key. 1, 1.0 and True are equal but not the same, nor are 0.0 and
     -0.0; the key of a random op is no part of its plan.
     """
@@ -151,16 +154,16 @@ class PreparedOp(Protocol[Tensor]):
     """An op on inputs of known specs."""
 
     kind: str
-    attrs: Mapping[str, AttrValue]
+    attrs: AttrMap
     random: bool
     """Whether it draws numbers."""
     recorded: bool
     """Whether it goes on the tape."""
     strided: bool
     """Whether it makes views that are not in row-major order."""
-    used: tuple[TensorSpec, ...]
+    used: Specs
     """The inputs in the layouts that the kernel takes."""
-    outputs: tuple[TensorSpec, ...]
+    outputs: Specs
     moves: tuple[Change | None, ...]
     """What changes the inputs to those."""
     kernel: Kernel
@@ -187,8 +190,8 @@ class Mode(ABC, Generic[Tensor]):
     def plan(
         self,
         kind: str,
-        inputs: tuple[TensorSpec, ...],
-        attrs: Mapping[str, AttrValue],
+        inputs: Specs,
+        attrs: AttrMap,
         placement: Placement | None = None,
         sbp: NdSbp | None = None,
     ) -> PreparedOp[Tensor]:
@@ -379,7 +382,7 @@ class WorldState(ABC, Generic[Tensor]):
             sbp = spec.sbp.reduced() if same else NdSbp.broadcast(placement.ndim)
         return self.spec(*spec.type, placement, sbp)
 
-    def draw_from(self, attrs: Mapping[str, AttrValue]) -> None:
+    def draw_from(self, attrs: AttrMap) -> None:
         """Name the numbers that the next random op reads."""
         seed, step = self.forced or (self.generator.seed, self.generator.step)
         key = attrs["key"]
@@ -394,9 +397,7 @@ class WorldState(ABC, Generic[Tensor]):
         """A tensor of a whole value that every rank has."""
 
     @abstractmethod
-    def source(
-        self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
-    ) -> tuple[Tensor, ...]:
+    def source(self, placement: Placement, kind: str, attrs: AttrMap) -> tuple[Tensor, ...]:
         """Outputs of an op without inputs."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ import numpy as np
 
 from plancompiler.eager.inplace_forms import check_tensor
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tensor import DistTensor, Leaf, Node
+from plancompiler.eager.tensor import DistTensor, Grads, Leaf, Node, Tensors
 from plancompiler.errors import GradientError
 from plancompiler.ir import BROADCAST, AttrValue, Broadcast, NdSbp, Partial
 from plancompiler.ir.source import user_line
@@ -32,10 +32,10 @@ class OneToOne(ABC):
     def backward(
         self,
         node: Node,
-        grads: Sequence[DistTensor | None],
+        grads: Grads,
         needed: tuple[bool, ...],
         create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    ) -> Grads:
         """See `Recorded.backward`."""
         (grad,) = grads
         return (None if grad is None else self.back(grad, create_graph),)
@@ -47,7 +47,7 @@ class OneToOne(ABC):
 
 def backward(
     roots: Sequence[tuple[DistTensor, DistTensor]],
-    wrt: Sequence[DistTensor] | None = None,
+    wrt: Tensors | None = None,
     retain_graph: bool = False,
     create_graph: bool = False,
 ) -> list[DistTensor | None]:
@@ -115,7 +115,7 @@ def _add(
 
 def _pass_on(
     node: Node,
-    arrived: Sequence[DistTensor | None],
+    arrived: Grads,
     wanted: list[tuple[int, int] | None] | None,
     useful: set[int] | None,
     grads: dict[Node | Leaf, list[DistTensor | None]],
@@ -228,7 +228,7 @@ def _useful(nodes: Sequence[Node | Leaf], wanted: list[tuple[int, int] | None]) 
     return found
 
 
-def _lost(node: Node, tensors: Sequence[DistTensor]) -> bool:
+def _lost(node: Node, tensors: Tensors) -> bool:
     """Whether a change in place has given an input another place on the tape, so that nobody knows
     what is behind the node; a gradient that comes to it is refused.
     """

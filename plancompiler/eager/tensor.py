@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from plancompiler.eager.host_value import HostValue
 from plancompiler.eager.indexing import strided
 from plancompiler.eager.inplace_forms import InPlaceForms, check_tensor
-from plancompiler.eager.spec import Change, PreparedOp, TensorSpec, attrs_key
+from plancompiler.eager.spec import AttrMap, Change, PreparedOp, TensorSpec, attrs_key
 from plancompiler.eager.symbol import Symbol
 from plancompiler.errors import GradientError, PlacementError, UsageError
 from plancompiler.ir import AttrValue, NdSbp, Placement, SourceLine
@@ -18,6 +18,9 @@ from plancompiler.ir.operators import TENSORS_ONLY, is_scalar, promoted, whole_n
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
+Tensors = Sequence["DistTensor"]
+Grads = Sequence["DistTensor | None"]
+"""Gradients; None where there is none."""
 Hook = Callable[[Any], Any]
 """Given a gradient; gives another one in its place, or None to leave it."""
 
@@ -36,10 +39,10 @@ class Recorded(Protocol):
     def backward(
         self,
         node: Node,
-        grads: Sequence[DistTensor | None],
+        grads: Grads,
         needed: tuple[bool, ...],
         create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    ) -> Grads:
         """Gradients of the inputs that need one, from those of the outputs."""
 
 
@@ -471,9 +474,7 @@ class DistTensor(InPlaceForms, HostValue):
 
     # --- ops ------------------------------------------------------------------------------------
 
-    def _apply(
-        self, kind: str, inputs: Sequence[Any], attrs: Mapping[str, AttrValue]
-    ) -> tuple[DistTensor, ...]:
+    def _apply(self, kind: str, inputs: Sequence[Any], attrs: AttrMap) -> tuple[DistTensor, ...]:
         run: Run | None = None
         key: object = None
         try:
@@ -492,7 +493,7 @@ class DistTensor(InPlaceForms, HostValue):
             key = (key, *attrs_key(attrs))
         return _run(kind, key, attrs, inputs)
 
-    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[DistTensor, ...]:
+    def _source(self, kind: str, attrs: AttrMap) -> tuple[DistTensor, ...]:
         return self.spec.world.source(self.placement, kind, attrs)
 
     def coerced(self, kind: str, value: object) -> DistTensor:
@@ -591,9 +592,7 @@ class DistTensor(InPlaceForms, HostValue):
         return self._unary("relu") if run is None else run(self)
 
 
-def _run(
-    kind: str, key: object, attrs: Mapping[str, AttrValue], tensors: Sequence[DistTensor]
-) -> tuple[DistTensor, ...]:
+def _run(kind: str, key: object, attrs: AttrMap, tensors: Tensors) -> tuple[DistTensor, ...]:
     """Run an op, and keep it by a key on the first tensor's spec, as one function where it is that
     simple.
     """

@@ -8,7 +8,7 @@ variables of the job when an op first reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -19,9 +19,9 @@ from plancompiler.eager.foreach import Row
 from plancompiler.eager.materialized_view import replaced
 from plancompiler.eager.op_plan import OpPlan
 from plancompiler.eager.redistribution import Redistribution
-from plancompiler.eager.spec import Change, TensorSpec
+from plancompiler.eager.spec import AttrMap, Change, TensorSpec
 from plancompiler.eager.symbol import Symbol, no_numbers
-from plancompiler.eager.tensor import DistTensor, Leaf, Node, record
+from plancompiler.eager.tensor import DistTensor, Grads, Leaf, Node, Tensors, record
 from plancompiler.eager.world import World
 from plancompiler.errors import GradientError, TracingError
 from plancompiler.frontend.trace import JobBuilder
@@ -59,21 +59,21 @@ class TracedPlan(OpPlan):
     demanded: NdSbp | None = None
     """The layout that the caller demands of the outputs."""
 
-    def call(self, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+    def call(self, tensors: Tensors) -> tuple[DistTensor, ...]:
         """See `OpPlan.call`."""
         return cast("TraceMode", self.world.mode).run(self, tensors)
 
-    def update(self, tensors: Sequence[DistTensor]) -> None:
+    def update(self, tensors: Tensors) -> None:
         """See `OpPlan.update`."""
         self.call(tensors)
 
     def backward(
         self,
         node: Node,
-        grads: Sequence[DistTensor | None],
+        grads: Grads,
         needed: tuple[bool, ...],
         create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    ) -> Grads:
         """See `OpPlan.backward`: gradients are always made of ops."""
         return super().backward(node, grads, needed, True)
 
@@ -82,6 +82,7 @@ class TraceMode(RunMode):
     """One function being traced in one world."""
 
     plan_class = TracedPlan
+    prepares = False
     traces = True
 
     def __init__(self, world: World, name: str, recorder: JobBuilder) -> None:
@@ -220,7 +221,7 @@ class TraceMode(RunMode):
 
     # --- what the eager path asks ---------------------------------------------------------------
 
-    def run(self, plan: TracedPlan, tensors: Sequence[DistTensor]) -> tuple[DistTensor, ...]:
+    def run(self, plan: TracedPlan, tensors: Tensors) -> tuple[DistTensor, ...]:
         """Record an op instead of running it."""
         world = self.world
         values = [self.value(each) for each in tensors]
@@ -245,7 +246,7 @@ class TraceMode(RunMode):
         plan.record(tensors, found, tuple(each.local for each in found))
         return found
 
-    def holds_alone(self, tensor: DistTensor, views: Sequence[DistTensor]) -> bool:
+    def holds_alone(self, tensor: DistTensor, views: Tensors) -> bool:
         """See `Mode.holds_alone`: none but views that the function has made are known."""
         for reference in self._views.get(id(tensor.local), ()):
             view = reference()
@@ -354,10 +355,7 @@ class TraceMode(RunMode):
             raise no_numbers()
         return self._real.move(source, target)(array)
 
-    def prepared(self, plan: OpPlan) -> None:
-        """See `Mode.prepared`."""
-
-    def update_all(self, kind: str, attrs: Mapping[str, AttrValue], rows: Sequence[Row]) -> None:
+    def update_all(self, kind: str, attrs: AttrMap, rows: Sequence[Row]) -> None:
         """See `RunMode.update_all`: a job updates each variable by an op of its own."""
         for row in rows:
             self.plan(kind, tuple([each.spec for each in row]), attrs).update(row)
@@ -366,7 +364,7 @@ class TraceMode(RunMode):
         self,
         kind: str,
         inputs: tuple[TensorSpec, ...],
-        attrs: Mapping[str, AttrValue],
+        attrs: AttrMap,
         placement: Placement | None = None,
         sbp: NdSbp | None = None,
     ) -> OpPlan:

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from plancompiler.eager.spec import TensorSpec
+from plancompiler.eager.spec import AttrMap, TensorSpec
 from plancompiler.eager.tensor import DistTensor
-from plancompiler.ir import AttrValue, Split
+from plancompiler.ir import Split
 from plancompiler.ops.registry import Array
 
 Alias = Callable[[Array], Array]
 
 
-def view_by(kind: str, attrs: Mapping[str, AttrValue], made: tuple[int, ...]) -> Alias:
+def view_by(kind: str, attrs: AttrMap, made: tuple[int, ...]) -> Alias:
     """What makes an array of shape `made` of an array, as an op that makes views does; it shares
     memory, but for reshapes of some arrays.
     """
@@ -41,9 +41,7 @@ def view_by(kind: str, attrs: Mapping[str, AttrValue], made: tuple[int, ...]) ->
     return lambda array: array[place]
 
 
-def alias_of(
-    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
-) -> Alias | None:
+def alias_of(kind: str, attrs: AttrMap, used: TensorSpec, made: TensorSpec) -> Alias | None:
     """What makes this rank's part of an op's result a view of its part of the input; None where it
     has to be a copy. Reshapes are not among these: they depend on how the array lies in memory.
     """
@@ -77,7 +75,7 @@ def row_major(shape: tuple[int, ...]) -> Strides:
 
 def view_strides(
     kind: str,
-    attrs: Mapping[str, AttrValue],
+    attrs: AttrMap,
     shape: tuple[int, ...],
     strides: Strides,
     made: tuple[int, ...],
@@ -99,9 +97,7 @@ def view_strides(
     return strides
 
 
-def keeps_order(
-    kind: str, attrs: Mapping[str, AttrValue], used: TensorSpec, made: TensorSpec
-) -> bool:
+def keeps_order(kind: str, attrs: AttrMap, used: TensorSpec, made: TensorSpec) -> bool:
     """Whether a view that `alias_of` makes of a tensor in row-major order is in that order.
 
     It is a fact of the whole tensor: a part may be in order by chance, with an extent of one, and
@@ -126,7 +122,7 @@ def strides_of(tensor: DistTensor) -> Strides:
 def makes_view(
     tensor: DistTensor,
     kind: str,
-    attrs: Mapping[str, AttrValue],
+    attrs: AttrMap,
     made: tuple[int, ...],
 ) -> bool:
     """Whether what an op that can make views makes of a tensor is one."""

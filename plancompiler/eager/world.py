@@ -5,7 +5,7 @@ Where ranks are processes, a process has one world; where they are threads, each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ import numpy as np
 from plancompiler.eager import inplace
 from plancompiler.eager.agreement import compare, compare_value
 from plancompiler.eager.dispatch import RunMode
-from plancompiler.eager.spec import TensorSpec, WorldState
+from plancompiler.eager.spec import AttrMap, TensorSpec, WorldState
 from plancompiler.eager.tape import backward, seed
-from plancompiler.eager.tensor import DistTensor
+from plancompiler.eager.tensor import DistTensor, Tensors
 from plancompiler.errors import ShapeError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
-from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Placement, SourceLine
+from plancompiler.ir import DType, NdSbp, Phase, Placement, SourceLine
 from plancompiler.ir.operators import SbpLike
 from plancompiler.ir.placement import require_placement
 from plancompiler.ir.shard import region_index
@@ -111,8 +111,8 @@ class World(WorldState[DistTensor]):
     def add(
         self,
         kind: str,
-        inputs: Sequence[DistTensor],
-        attrs: Mapping[str, AttrValue],
+        inputs: Tensors,
+        attrs: AttrMap,
         placement: Placement,
         sbp: NdSbp | None = None,
     ) -> tuple[DistTensor, ...]:
@@ -128,9 +128,7 @@ class World(WorldState[DistTensor]):
         found = plan.call(inputs)
         return found if whole is sbp else tuple(each.redistribute(sbp=sbp) for each in found)
 
-    def source(
-        self, placement: Placement, kind: str, attrs: Mapping[str, AttrValue]
-    ) -> tuple[DistTensor, ...]:
+    def source(self, placement: Placement, kind: str, attrs: AttrMap) -> tuple[DistTensor, ...]:
         """Outputs of an op without inputs."""
         return self.add(kind, (), attrs, placement)
 
@@ -143,7 +141,7 @@ class World(WorldState[DistTensor]):
             return DistTensor(spec, spec.empty())
         return DistTensor(spec, spec.space.full((), value, spec.numpy_dtype))
 
-    def gradients(self, loss: DistTensor, wrt: Sequence[DistTensor]) -> list[DistTensor | None]:
+    def gradients(self, loss: DistTensor, wrt: Tensors) -> list[DistTensor | None]:
         """d loss / d value for each value of `wrt`."""
         return backward([(loss, seed(loss, None))], list(wrt))
 

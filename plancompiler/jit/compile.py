@@ -8,7 +8,7 @@ Every rank makes the same job, and the plan of its own part of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import update_wrapper
 from types import CodeType, MethodType
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from plancompiler.eager import DistTensor, World, current_world
 from plancompiler.eager.agreement import compare
+from plancompiler.eager.tensor import Tensors
 from plancompiler.errors import UsageError
 from plancompiler.frontend.nn.module import Module
 from plancompiler.ir import Job
@@ -180,7 +181,7 @@ def _shown(value: Any) -> str:
     return repr(value) if kind in _PLAIN else kind.__name__
 
 
-def _place(value: DistTensor, tensors: Sequence[DistTensor]) -> int:
+def _place(value: DistTensor, tensors: Tensors) -> int:
     """Which of these a tensor is: one that is there twice is one variable."""
     local = value.local
     for at, each in enumerate(tensors):
@@ -202,7 +203,7 @@ def _modes(module: Module) -> tuple[bool, ...]:
     return tuple(found)
 
 
-def _surrounding(value: Any, given: Sequence[DistTensor]) -> object:
+def _surrounding(value: Any, given: Tensors) -> object:
     """What a program depends on of something around the function, beside what it is given."""
     if isinstance(value, DistTensor):
         return id(value), value.spec, value.requires_grad, _place(value, given)

@@ -17,7 +17,7 @@ import numpy as np
 from plancompiler.eager import DistTensor
 from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import TensorSpec
-from plancompiler.eager.tensor import Leaf, Node
+from plancompiler.eager.tensor import Leaf, Node, Tensors
 from plancompiler.eager.tracing import Capture
 from plancompiler.errors import TracingError
 from plancompiler.ir.source import user_line
@@ -44,7 +44,7 @@ class LeafState:
     after: Callable[..., Any] | None
     """What it leaves there; None for what it leaves alone."""
 
-    def now(self, tensors: Sequence[DistTensor]) -> Leaf:
+    def now(self, tensors: Tensors) -> Leaf:
         """The leaf in a call with these arguments."""
         found = self.leaf if self.place < 0 else tensors[self.place].node
         assert isinstance(found, Leaf)
@@ -79,7 +79,7 @@ class Variable:
         """Whether it is an argument, or a gradient: another tensor in every call, as a rule."""
         return self.place >= 0 or self.leaf is not None
 
-    def now(self, tensors: Sequence[DistTensor]) -> DistTensor:
+    def now(self, tensors: Tensors) -> DistTensor:
         """The tensor in a call with these arguments."""
         if self.place >= 0:
             return tensors[self.place]
@@ -188,7 +188,7 @@ class Variables:
         self._copied: list[tuple[_Place, DistTensor]] = []
         """What lies in the plan's own memory in this call."""
 
-    def enter(self, tensors: Sequence[DistTensor]) -> None:
+    def enter(self, tensors: Tensors) -> None:
         """Let the plan have these tensors, aligned with the variables, in its next run.
 
         TracingError where one that the function changes shares memory with another.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from plancompiler.eager import DistTensor, Generator, World
 from plancompiler.eager.spec import TensorSpec
 from plancompiler.eager.symbol import Symbol
 from plancompiler.eager.tape import backward
-from plancompiler.eager.tensor import Leaf, Node
+from plancompiler.eager.tensor import Grads, Leaf, Node, Tensors
 from plancompiler.eager.tracing import TraceMode, untrained_variable
 from plancompiler.errors import GradientError, UsageError
 from plancompiler.frontend.trace import JobBuilder
@@ -32,7 +32,7 @@ class _Made:
     """Whether it depends on what wants a gradient."""
 
 
-_Making = Callable[[Sequence[DistTensor], Mapping[str, DistTensor]], Any]
+_Making = Callable[[Tensors, Mapping[str, DistTensor]], Any]
 """Makes a result of a call's arguments and of what its run has made, by name."""
 
 
@@ -44,7 +44,7 @@ class _Call:
         program: Specialization,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        tensors: Sequence[DistTensor],
+        tensors: Tensors,
         state: Mapping[str, int],
     ) -> None:
         self.kind = program.name
@@ -56,7 +56,7 @@ class _Call:
         """Of the generator when it began."""
         self._program = program
 
-    def record(self, wanting: Sequence[DistTensor], results: Sequence[DistTensor]) -> None:
+    def record(self, wanting: Tensors, results: Tensors) -> None:
         """Put the results on the tape, behind the tensors that want a gradient."""
         if not results:
             return
@@ -69,10 +69,10 @@ class _Call:
     def backward(
         self,
         node: Node,
-        grads: Sequence[DistTensor | None],
+        grads: Grads,
         needed: tuple[bool, ...],
         create_graph: bool,
-    ) -> Sequence[DistTensor | None]:
+    ) -> Grads:
         """See `Recorded.backward`."""
         if create_graph:
             raise GradientError(
@@ -93,7 +93,7 @@ class Specialization:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        tensors: Sequence[DistTensor],
+        tensors: Tensors,
         inner: bool = False,
     ) -> None:
         self.name = name = getattr(function, "__name__", type(function).__name__)
@@ -133,7 +133,7 @@ class Specialization:
         if self._run is not None:
             self._lying = Variables(self._run, variables)
 
-    def holds(self, tensors: Sequence[DistTensor]) -> bool:
+    def holds(self, tensors: Tensors) -> bool:
         """Whether the state that it was traced in is still there."""
         found_by = self._world.attachments.values()
         if len(found_by) < len(self._found_by):
@@ -163,7 +163,7 @@ class Specialization:
 
     # --- tracing --------------------------------------------------------------------------------
 
-    def _resulting(self, value: Any, tensors: Sequence[DistTensor]) -> _Making:
+    def _resulting(self, value: Any, tensors: Tensors) -> _Making:
         """What makes a result of this form."""
         if isinstance(value, DistTensor):
             return self._resulting_tensor(value, tensors)
@@ -175,7 +175,7 @@ class Specialization:
             return lambda given, made: kind(each(given, made) for each in parts)
         return lambda given, made: value
 
-    def _resulting_tensor(self, tensor: DistTensor, tensors: Sequence[DistTensor]) -> _Making:
+    def _resulting_tensor(self, tensor: DistTensor, tensors: Tensors) -> _Making:
         if not isinstance(tensor.local, Symbol):
             place = _place(tensor, tensors)
             return lambda given, made: tensor if place < 0 else given[place]
@@ -196,7 +196,7 @@ class Specialization:
                 value = self._builder.redistribute(value, None, capture.spec.sbp)
         self._builder.add("assign", (variable, value), {}, variable.placement)
 
-    def _note_leaves(self, tensors: Sequence[DistTensor]) -> None:
+    def _note_leaves(self, tensors: Tensors) -> None:
         """What the function does to gradients, while the leaves still hold it."""
         tracing = self._tracing
         for leaf, before in tuple(tracing.leaves.items()):
@@ -207,7 +207,7 @@ class Specialization:
             read = leaf in tracing.read
             self._leaves.append(LeafState(leaf, place, spec, read, kept))
 
-    def _note_variables(self, tensors: Sequence[DistTensor]) -> None:
+    def _note_variables(self, tensors: Tensors) -> None:
         """The tensors that were captured, and which of them the function changes."""
         for capture in self._tracing.captures:
             changed = capture.value is not capture.first
@@ -233,7 +233,7 @@ class Specialization:
 
     def call(
         self,
-        tensors: Sequence[DistTensor],
+        tensors: Tensors,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
@@ -282,9 +282,7 @@ class Specialization:
     def _recorded(self) -> list[str]:
         return [each.name for each in self._results.values() if each.recorded]
 
-    def gradients(
-        self, call: _Call, wanting: Sequence[DistTensor], grads: Sequence[DistTensor | None]
-    ) -> Sequence[DistTensor | None]:
+    def gradients(self, call: _Call, wanting: Tensors, grads: Grads) -> Grads:
         """Gradients by these tensors, from those of the results: a plan that makes the results
         again and walks back from them.
         """
@@ -308,7 +306,7 @@ class Specialization:
                     program.close()
                 made = self._gradient_program(call, wanting, grads, tensors)
                 program = self._gradients[key] = made
-            found: Sequence[DistTensor | None] = program.call(tensors)
+            found: Grads = program.call(tensors)
             return found
         finally:
             world.generator = before
@@ -316,9 +314,9 @@ class Specialization:
     def _gradient_program(
         self,
         call: _Call,
-        wanting: Sequence[DistTensor],
-        grads: Sequence[DistTensor | None],
-        tensors: Sequence[DistTensor],
+        wanting: Tensors,
+        grads: Grads,
+        tensors: Tensors,
     ) -> Specialization:
         world = self._world
 
@@ -376,5 +374,5 @@ def _tensors_in(value: Any) -> Iterator[DistTensor]:
             yield from _tensors_in(each)
 
 
-def _place(tensor: DistTensor, tensors: Sequence[DistTensor]) -> int:
+def _place(tensor: DistTensor, tensors: Tensors) -> int:
     return next((at for at, each in enumerate(tensors) if each is tensor), -1)

@@ -64,8 +64,8 @@ AHEAD_SECONDS = 0.1
 """Steps run ahead of the reader for about so long, so that ranks need not wait for it."""
 
 
-class World(Protocol):
-    """All ranks of a running job, behind one door."""
+class RunningRanks(Protocol):
+    """All ranks of a running job, however they run."""
 
     compile_seconds: float
     cached: bool
@@ -157,7 +157,7 @@ def run(
     recording = None
     if trace is not None or record:
         recording = Recording(None if trace is None else folder_path("trace", trace))
-    world: World
+    world: RunningRanks
     if backend == "threads":
         world = _ThreadWorld(
             job,
@@ -200,7 +200,7 @@ class Session:
         ranks: int,
         backend: str,
         mode: str,
-        world: World,
+        world: RunningRanks,
         recording: Recording | None = None,
         cache: bool = True,
     ) -> None:
@@ -208,7 +208,7 @@ class Session:
         self.ranks = ranks
         self.backend = backend
         self.mode = mode
-        self._world: World | None = world
+        self._world: RunningRanks | None = world
         self._recording = recording
         self._cache = cache
         self._turn = threading.Lock()
@@ -390,7 +390,7 @@ class Session:
             if name in outputs
         }
 
-    def _open(self) -> World:
+    def _open(self) -> RunningRanks:
         if self._world is None:
             raise UsageError(
                 "the session is closed",
@@ -401,7 +401,7 @@ class Session:
         return self._world
 
 
-_open_worlds: set[World] = set()
+_open_worlds: set[RunningRanks] = set()
 
 
 def _close_open_worlds() -> None:
