@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import grpc
 
@@ -62,6 +62,7 @@ from plancompiler.limits import time_limits
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
+from plancompiler.running.pace import Pace
 from plancompiler.running.session_rates import SessionRates, with_listed_rates
 from plancompiler.running.watched_job import (
     OnPhase,
@@ -74,10 +75,9 @@ from plancompiler.running.watched_job import (
 
 Folder = str | PathLike[str]
 _TRANSFER_SECONDS = time_limits.TRANSFER
-_AHEAD_SECONDS = 0.5
-"""Steps of an open job run ahead of the reader for about so long."""
 
-_log = logging.getLogger(__name__)
+_REQUESTS = 2
+"""Requests for steps that `RemoteSession.run` has under way."""
 
 
 class Client:
@@ -309,6 +309,15 @@ class Handle(WatchedJob):
         self.close()
 
 
+class _Asked(NamedTuple):
+    """A request of an open job."""
+
+    ticket: int
+    steps: int
+    total: int
+    """Steps of all requests up to this one."""
+
+
 class RemoteSession(WatchedJob):
     """An open job: it runs the steps that it is asked for, and ends with `close`.
 
@@ -334,6 +343,7 @@ class RemoteSession(WatchedJob):
         """Why there are no more steps."""
         self._asked = 0
         """Steps, in all requests so far."""
+        self._pace = Pace(job)
         self.rates = SessionRates(job, first_step)
         """The learning rates of its steps."""
         self._closed = False
@@ -357,11 +367,11 @@ class RemoteSession(WatchedJob):
     def step(self, /, **feeds: Any) -> dict[str, Array]:
         """Run one step with every input fed by name as a whole global array; its outputs."""
         arrays = check_feeds(self._job, feeds)
-        outputs = list(self._ask_steps(1, arrays))
+        outputs = list(self._made(1, arrays))
         return outputs[-1] if outputs else {}
 
     def run(self, steps: int) -> Iterator[dict[str, Array]]:
-        """Run steps that need no feeds, half a second ahead of the reader; each step's outputs.
+        """Run steps that need no feeds, about half a second ahead of the reader; their outputs.
 
         Where a value is not finite, the NonFiniteError comes when the ranks have done what they
         were ahead, so that all are at the same step.
@@ -370,22 +380,28 @@ class RemoteSession(WatchedJob):
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
         check_feeds(self._job, {})
-        count = 1
-        while steps:
-            count = min(count, steps)
-            begin = time.perf_counter()
-            yield from self.run_together(count)
-            seconds = time.perf_counter() - begin
-            steps -= count
-            count = max(1, min(2 * count, int(_AHEAD_SECONDS * count / seconds)))
+        asked: deque[_Asked] = deque()
+        begin = time.perf_counter()
+        while steps or asked:
+            # The ranks have the next request before they have done the one that is read. How long
+            # a step takes must be known before: the first request of a session is alone.
+            while steps and len(asked) < (_REQUESTS if self._pace.is_known else 1):
+                count = 1 if self._anomaly else min(self._pace.steps, steps)
+                asked.append(self._ask_steps(count, {}))
+                steps -= count
+            request = asked.popleft()
+            yield from self._steps_until(request)
+            now = time.perf_counter()
+            self._pace.took(request.steps, now - begin)
+            begin = now
 
     def run_together(self, steps: int) -> Iterator[dict[str, Array]]:
         """Run steps that need no feeds, asked for in one request: see `run`."""
         if self._anomaly:  # variables are kept as they were before each
             for _ in range(steps):
-                yield from self._ask_steps(1, {})
+                yield from self._made(1, {})
         elif steps:
-            yield from self._ask_steps(steps, {})
+            yield from self._made(steps, {})
 
     def save(self, directory: Folder, *, wait: bool = True) -> None:
         """Write a checkpoint into a folder on the workers' host.
@@ -397,7 +413,7 @@ class RemoteSession(WatchedJob):
             pb.SaveRequest(job_id=self.job_id, directory=_folder(directory), background=not wait)
         )
         reply = self._request(self._stub.Save, request)
-        for _ in self._steps_until(reply.ticket):
+        for _ in self._steps_until(_Asked(reply.ticket, 0, self._asked)):
             pass
 
     def variables(self) -> dict[str, Array]:
@@ -439,7 +455,10 @@ class RemoteSession(WatchedJob):
             self._stop_watching()
         self.close()
 
-    def _ask_steps(self, steps: int, feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+    def _made(self, steps: int, feeds: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        yield from self._steps_until(self._ask_steps(steps, feeds))
+
+    def _ask_steps(self, steps: int, feeds: Mapping[str, Array]) -> _Asked:
         if self._not_finite is not None:
             raise self._not_finite
         arrays = {**feeds, **rates_to_feeds(self.rates.of_next(steps))}
@@ -454,21 +473,28 @@ class RemoteSession(WatchedJob):
         reply = self._request(self._stub.Step, messages())
         self._asked += steps
         self.rates.advance(steps)
-        yield from self._steps_until(reply.ticket)
+        return _Asked(reply.ticket, steps, self._asked)
 
-    def _steps_until(self, ticket: int) -> Iterator[dict[str, Array]]:
-        """Outputs of the steps that are done before an operation is."""
+    def _steps_until(self, request: _Asked) -> Iterator[dict[str, Array]]:
+        """Outputs of a request's steps, until it is done.
+
+        Those of requests before it whose reader has stopped early are nobody's.
+        """
         while (event := self._next_event()) is not None:
             if isinstance(event, StepDone):
-                yield self._take_outputs(event.step)
-            elif isinstance(event, TicketDone) and event.ticket == ticket:
+                outputs = self._take_outputs(event.step)
+                if self._steps.count > request.total - request.steps:
+                    yield outputs
+            elif isinstance(event, TicketDone) and event.ticket == request.ticket:
                 with self._ending_on_loss():
                     if self._not_finite is None:
-                        self._steps.expect(self._asked)
+                        self._steps.expect(request.total)
                 return
-            elif isinstance(event, StepsFailed) and event.ticket == ticket:
-                self._not_finite = PlanCompilerError.from_report(event.error)
-                raise self._not_finite
+            elif isinstance(event, StepsFailed):
+                if self._not_finite is None:
+                    self._not_finite = PlanCompilerError.from_report(event.error)
+                if event.ticket == request.ticket:
+                    raise self._not_finite
         raise ClusterError("the job ended before it did what was asked")
 
     def _request(self, method: Callable[..., Any], request: object) -> Any:

@@ -17,7 +17,8 @@ class StepCount:
         self._names = frozenset(names)
         self._next: int | None = None
         """The step that must come; None until the first one has."""
-        self._count = 0
+        self.count = 0
+        """Steps so far."""
 
     def came(self, step: int, outputs: Collection[str]) -> None:
         """A step is done, with these outputs."""
@@ -29,20 +30,20 @@ class StepCount:
                 expected=f"step {step if self._next is None else self._next} with all outputs",
             )
         self._next = step + 1
-        self._count += 1
+        self.count += 1
 
     def dropped(self, count: int) -> None:
         """The master says that so many steps were not read in time."""
-        self._count += count
+        self.count += count
         if self._next is not None:
             self._next += count
 
     def expect(self, count: int) -> None:
         """So many steps are said to be done."""
-        if self._names and self._count != count:
+        if self._names and self.count != count:
             raise ClusterError(
                 "the job has done another number of steps than it was asked for, or outputs were "
                 "lost or repeated on their way",
-                got=f"outputs of {self._count} steps",
+                got=f"outputs of {self.count} steps",
                 expected=f"{count} steps",
             )

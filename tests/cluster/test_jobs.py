@@ -221,6 +221,28 @@ def test_a_session_runs_many_steps_of_a_job_with_data(client: Client) -> None:
     np.testing.assert_allclose(losses, dense, rtol=1e-4)
 
 
+def test_a_session_asks_for_steps_before_those_asked_for_are_read(client: Client) -> None:
+    unit = 2.0**-40
+
+    with client.open(mlp(ranks=2)) as session:
+        # The rate of the next step to be asked for says how many were.
+        session.lr = lambda step: step * unit
+        for read, _ in enumerate(session.run(60), 1):
+            asked = session.lr / unit
+            assert asked == 1 if read == 1 else read < asked or asked == 60
+        stopped = session.run(1000)
+        next(stopped)
+        stopped.close()
+        asked = session.lr / unit
+        assert len(list(session.run(3))) == 3  # without what was left unread
+        assert session.lr / unit == asked + 3
+        cancelled = session.run(1_000_000)
+        next(cancelled)
+        assert session.cancel()
+        with pytest.raises(JobCancelledError):
+            list(cancelled)
+
+
 def test_a_session_goes_on_from_its_checkpoint(client: Client, tmp_path: Path) -> None:
     with client.open(mlp(ranks=2)) as session:
         list(session.run(3))
