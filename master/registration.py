@@ -16,6 +16,17 @@ class OnHost(Protocol):
     def host(self) -> str: ...
 
 
+def check_worker_version(version: str, own: str) -> None:
+    """VersionError for a worker that cannot join a master of version `own`."""
+    if version.split(".")[:2] != own.split(".")[:2]:
+        raise VersionError(
+            f"a worker of version {version} cannot join a master of version {own}",
+            got=f"worker {version}",
+            expected=f"the master's major and minor version, {own}",
+            hint="install the same version on both sides",
+        )
+
+
 def free_rank(
     message: Register, workers: Mapping[int, OnHost], world_size: int, version: str
 ) -> int:
@@ -23,13 +34,7 @@ def free_rank(
 
     Raises VersionError, RankError or RegistrationError where there is none.
     """
-    if message.version.split(".")[:2] != version.split(".")[:2]:
-        raise VersionError(
-            f"a worker of version {message.version} cannot join a master of version {version}",
-            got=f"worker {message.version}",
-            expected=f"the master's major and minor version, {version}",
-            hint="install the same version on both sides",
-        )
+    check_worker_version(message.version, version)
     if message.rank is None:
         free = [rank for rank in range(world_size) if rank not in workers]
         if not free:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from plancompiler.cluster.channel import refuse, software_version
 from plancompiler.cluster.checked import Received, Sent
@@ -65,11 +67,14 @@ from plancompiler.master.events import (
     FromWorker,
 )
 from plancompiler.master.job_channel import JobChannel, Relay
+from plancompiler.master.registration import check_worker_version
 from plancompiler.master.work_threads import WorkThreads
 from plancompiler.ops.verify_types import verify_types
 from plancompiler.plan.job_serde import job_from_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
+
+_log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request")
@@ -109,13 +114,21 @@ async def _next(context: Context, what: str, seconds: float) -> Any:
     place for ever.
     """
     try:
-        message = await asyncio.wait_for(context.read(), seconds)
+        return await asyncio.wait_for(_read_message(context, what), seconds)
     except TimeoutError:
         raise DeadlineError(
             f"the master ended a stream that said nothing: {what} did not come",
             got=f"no message for {seconds:g} s",
             hint="the option --stream-silence of `plancompiler master` sets this limit",
         ) from None
+
+
+async def _read_message(context: Context, what: str) -> Any:
+    """The next message of a stream; None at its end. WireFormatError for what is none."""
+    try:
+        message = await context.read()
+    except DecodeError as error:
+        raise WireFormatError(f"{what} is not a message of this protocol", got=error) from error
     return None if message is _EOF else message
 
 
@@ -200,10 +213,11 @@ class ClientService(pb_grpc.ClientServicer):
     async def Submit(self, _: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.SubmitReply:
         received = Received("a client")
         first = await _next(context, "the header of a submission", self._silence)
-        if first is None or not received(first).HasField("header"):
+        if first is None or not first.HasField("header"):
             raise WireFormatError("a submission does not start with its header")
         header = first.header
-        _check_version(header.version)
+        _check_version(header.version)  # before its check: other versions may have another one
+        received(first)
         if header.steps > _MAX_STEPS:
             raise UsageError("too many steps", got=header.steps, expected=_MAX_STEPS)
         if not 0 <= header.deadline < math.inf:
@@ -304,9 +318,10 @@ class ClientService(pb_grpc.ClientServicer):
 
     @_answering
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.ClusterStatus:
+        Received("a client")(request)
         caller = CALLER.get()
         owner = None if OPERATE in caller.roles else caller.name
-        return encode(pb.ClusterStatus, self._edge.status(owner))
+        return Sent()(encode(pb.ClusterStatus, self._edge.status(owner)))
 
     def _own(self, job_id: int) -> JobChannel:
         """A job's things; SecurityError for a job of somebody else, unless the caller operates."""
@@ -346,43 +361,45 @@ class WorkerService(pb_grpc.WorkerServicer):
         reader, received = Reader(WORKER_MESSAGES), Received("a worker")
         try:
             proto = await _next(context, "the registration of a worker", self._silence)
+            if proto is not None and proto.HasField("register"):
+                check_worker_version(proto.register.version, software_version())  # before its check
             while proto is not None:
                 message = reader.read(received(proto))
                 if message is not None:
                     self._edge.from_worker(connection, FromWorker(connection.number, message))
-                proto = await context.read()
-                if proto is _EOF:
-                    break
+                proto = await _read_message(context, "a message of a worker")
         except PlanCompilerError as error:
             self._edge.disconnect(connection, error.report)
             connection.outbox.put_nowait(Refused(error.report))
-        except Exception:  # the stream broke
-            pass
+        except grpc.aio.BaseError as error:
+            _log.debug("the stream of a worker broke: %s", error)
         finally:
             connection.outbox.put_nowait(None)
 
     @_answering
     async def Upload(self, _: AsyncIterator[pb.UploadRequest], context: Context) -> pb.UploadReply:
+        received = Received("a worker")
         first = await _next(context, "an upload", self._silence)
         if first is None:
             raise WireFormatError("an upload does not say what it is")
+        received(first)
         rank = self._edge.rank_of_token(first.token)
         relay = self._edge.channel(first.job_id).relays.get(first.ticket)
         if relay is None:
             raise ClusterError("nobody waits for these variables any longer", rank=rank)
         while (message := await _next(context, "an upload", self._silence)) is not None:
-            await relay.put(rank, message.chunk)
+            await relay.put(rank, received(message).chunk)
         await relay.put(rank, None)
-        return pb.UploadReply()
+        return Sent()(pb.UploadReply())
 
     @_answering
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:
-        heartbeat = decode(Heartbeat, request.heartbeat)
+        heartbeat = decode(Heartbeat, Received("a worker")(request).heartbeat)
         if request.token:
             self._edge.beat(request.token, heartbeat)
         elif heartbeat.stopped:
             self._edge.stopped_early(request.rank, request.host[:_MAX_TEXT])
-        return pb.BeatReply()
+        return Sent()(pb.BeatReply())
 
 
 def _check_version(version: str) -> None:

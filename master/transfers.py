@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from plancompiler.cluster.channel import FETCH_METHOD, TRANSFER_SERVICE, refuse
+from plancompiler.cluster.checked import Received
 from plancompiler.cluster.chunks import Parcel
 from plancompiler.errors import PlanCompilerError
 from plancompiler.proto import cluster_pb2 as pb
@@ -57,7 +58,9 @@ class TransferService:
         """Send the serialised chunks of what a worker asks for."""
         try:
             async with self._gate.place():
-                for message in self._find(request).messages_from(request.offset):
+                for message in self._find(Received("a worker")(request)).messages_from(
+                    request.offset
+                ):
                     # Counted first: a worker says that it has all before this call goes on.
                     self._count(request, len(message))
                     await context.write(message)

@@ -243,7 +243,7 @@ class _Agent:
     def _read(self) -> None:
         """Turn the master's stream into events, until it ends."""
         error: PlanCompilerError = ClusterError("the master ended the connection")
-        received, reader = Received("the master", required=True), Reader(MASTER_MESSAGES)
+        received, reader = Received("the master"), Reader(MASTER_MESSAGES)
         try:
             for proto in self._call:
                 message = reader.read(received(proto))

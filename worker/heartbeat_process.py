@@ -101,6 +101,7 @@ class HeartbeatProcess:
             return
         import grpc  # noqa: PLC0415  # see the module's text
 
+        from plancompiler.cluster.checked import Sent  # noqa: PLC0415  # as above
         from plancompiler.errors import PlanCompilerError  # noqa: PLC0415  # as above
         from plancompiler.proto import cluster_pb2 as pb  # noqa: PLC0415
 
@@ -117,7 +118,7 @@ class HeartbeatProcess:
         )
         try:
             self._open()
-            self._stub.Beat(request, timeout=time_limits.BEAT)
+            self._stub.Beat(Sent()(request), timeout=time_limits.BEAT)
         except (grpc.RpcError, PlanCompilerError):
             return
 

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from plancompiler.blas.loaded_library import numeric_kernels
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import TlsFiles, report_of
+from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import (
     MAX_ARRAYS_BYTES,
     MAX_JOB_BYTES,
@@ -396,9 +397,10 @@ class JobRunner:
         chunks = to_chunks(shards_to_bytes(plan, kept, step))
 
         def requests() -> Iterator[pb.UploadRequest]:
-            yield pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket)
+            sent = Sent()
+            yield sent(pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket))
             for chunk in chunks:
                 self._transfers.pieces += 1
-                yield pb.UploadRequest(chunk=chunk)
+                yield sent(pb.UploadRequest(chunk=chunk))
 
         self._transfers.upload(self._stub.Upload, requests())

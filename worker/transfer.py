@@ -21,6 +21,7 @@ from plancompiler.cluster.channel import (
     call_error,
     open_channel,
 )
+from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import Assembler
 from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError, WireFormatError
 from plancompiler.limits import time_limits
@@ -145,7 +146,7 @@ class Transfers:
             pb.FetchRequest.SerializeToString,
             None,
         )
-        call = method(request, timeout=TRANSFER_SECONDS)
+        call = method(Sent()(request), timeout=TRANSFER_SECONDS)
         data = None
         with self._interruption.cancels(call):
             for message in call:

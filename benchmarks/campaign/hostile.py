@@ -23,7 +23,9 @@ import zstandard
 from benchmarks.campaign.case import Case, Result, unforeseen_lines
 from benchmarks.campaign.sandbox import PROGRAMS, Child, Sandbox, until
 from plancompiler.cluster.channel import SESSION_KEY, connect_master
+from plancompiler.cluster.checked import Sent
 from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.running.watched_job import job_request
 
 COUNT = 70
 ATTACKS = (
@@ -173,7 +175,7 @@ class Hostile:
                 self._submissions(count, [], False)
             case "watchers of one job":
                 call = self._channel().unary_stream(SERVICE + "Watch")
-                request = pb.JobRequest(job_id=choices.randint(1, 3)).SerializeToString()
+                request = job_request(choices.randint(1, 3)).SerializeToString()
                 self._calls += [call(request) for _ in range(10 * count)]
             case "a worker that is none":
                 for _ in range(count):
@@ -217,7 +219,8 @@ class Hostile:
 
     def _submissions(self, count: int, messages: list[pb.SubmitRequest], ends: bool) -> None:
         header = pb.SubmitRequest(header=pb.SubmitHeader(version=_version(), steps=1))
-        data = [each.SerializeToString() for each in (header, *messages)]
+        sent = Sent()
+        data = [sent(each).SerializeToString() for each in (header, *messages)]
         call = self._channel().stream_unary(SERVICE + "Submit")
         for _ in range(count):
             given = iter(data) if ends else _then_wait(data)

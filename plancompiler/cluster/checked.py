@@ -14,7 +14,7 @@ from plancompiler.errors import WireFormatError
 
 
 class Checked(Protocol):
-    """A protobuf message with a field for its check; 0 where there is none."""
+    """A protobuf message with a field for its check."""
 
     check: int
 
@@ -44,29 +44,24 @@ class Sent:
 
 
 class Received:
-    """Looks at the check of each message of a stream, which comes from `whom`.
+    """Looks at the check of each message of a stream, which comes from `whom`."""
 
-    Messages without a check are let through unless they are `required`: others than plancompiler
-    may send them.
-    """
-
-    def __init__(self, whom: str, *, required: bool = False) -> None:
+    def __init__(self, whom: str) -> None:
         self._whom = whom
-        self._required = required
         self._place = 0
 
     def __call__(self, message: Message) -> Message:
         """The same message, without its check; WireFormatError where that does not fit."""
         check, message.check = message.check, 0
-        if check or self._required:
-            expected = _check_of(message, self._place)
-            if check != expected:
-                raise WireFormatError(
-                    f"a message of {self._whom} was damaged, repeated or lost on its way",
-                    got=f"message {self._place} of its stream with check {check:016x}",
-                    expected=f"check {expected:016x}",
-                    hint="something between the hosts changes bytes: look at the network and at "
-                    "whatever forwards the connection; the job can be started again",
-                )
+        expected = _check_of(message, self._place)
+        if check != expected:
+            came = f"check {check:016x}" if check else "no check"
+            raise WireFormatError(
+                f"a message of {self._whom} was damaged, repeated or lost on its way",
+                got=f"message {self._place} of its stream with {came}",
+                expected=f"check {expected:016x}",
+                hint="something between the hosts changes bytes: look at the network and at "
+                "whatever forwards the connection; the job can be started again",
+            )
         self._place += 1
         return message

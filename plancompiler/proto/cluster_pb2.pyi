@@ -277,20 +277,24 @@ class RankTimeline(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., timeline: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("check",)
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    check: int
+    def __init__(self, check: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("version", "world_size", "workers", "jobs")
+    __slots__ = ("version", "world_size", "workers", "jobs", "check")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     version: str
     world_size: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
-    def __init__(self, version: _Optional[str] = ..., world_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ...) -> None: ...
+    check: int
+    def __init__(self, version: _Optional[str] = ..., world_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("rank", "host", "device", "version", "job_id")
@@ -389,20 +393,24 @@ class Heartbeat(_message.Message):
     def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ..., gets_on: _Optional[bool] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
-    __slots__ = ("token", "heartbeat", "rank", "host")
+    __slots__ = ("token", "heartbeat", "rank", "host", "check")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     heartbeat: Heartbeat
     rank: int
     host: str
-    def __init__(self, token: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    check: int
+    def __init__(self, token: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., check: _Optional[int] = ...) -> None: ...
 
 class BeatReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("check",)
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    check: int
+    def __init__(self, check: _Optional[int] = ...) -> None: ...
 
 class Fetched(_message.Message):
     __slots__ = ("job_id", "copy")
@@ -637,31 +645,37 @@ class Collect(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., before: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("token", "job_id", "ticket", "digest", "offset")
+    __slots__ = ("token", "job_id", "ticket", "digest", "offset", "check")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     job_id: int
     ticket: int
     digest: bytes
     offset: int
-    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+    check: int
+    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
-    __slots__ = ("token", "job_id", "ticket", "chunk")
+    __slots__ = ("token", "job_id", "ticket", "chunk", "check")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     job_id: int
     ticket: int
     chunk: Chunk
-    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    check: int
+    def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class UploadReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("check",)
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    check: int
+    def __init__(self, check: _Optional[int] = ...) -> None: ...

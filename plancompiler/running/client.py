@@ -204,7 +204,7 @@ class Client:
 
     def status(self) -> ClusterStatus:
         """The master's version, its workers and its latest jobs."""
-        reply = call(self.address, self._stub.Status, pb.StatusRequest())
+        reply = call(self.address, self._stub.Status, Sent()(pb.StatusRequest()))
         return decode(ClusterStatus, reply)
 
     def cancel(self, job_id: int) -> bool:
@@ -371,7 +371,7 @@ class RemoteSession(WatchedJob):
         return outputs[-1] if outputs else {}
 
     def run(self, steps: int) -> Iterator[dict[str, Array]]:
-        """Run steps that need no feeds, about half a second ahead of the reader; their outputs.
+        """Run steps that need no feeds, a second or two ahead of the reader; their outputs.
 
         Where a value is not finite, the NonFiniteError comes when the ranks have done what they
         were ahead, so that all are at the same step.

@@ -6,7 +6,7 @@ import math
 
 from plancompiler.ir import Job
 
-REQUEST_SECONDS = 0.25
+REQUEST_SECONDS = 1.0
 """A request has steps for about so long."""
 REQUEST_BYTES = 16 << 20
 """A request's steps have about so many bytes of outputs, which wait for the reader."""

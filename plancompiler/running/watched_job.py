@@ -82,7 +82,7 @@ class WatchedJob:
         self._recorded: list[bytes] = []
         """Timelines of ranks."""
         self._reader = Reader(JOB_EVENTS)
-        self._received = Received("the master", required=True)
+        self._received = Received("the master")
         self._steps = StepCount(names)
         self._stream: Any = stub.Watch(job_request(job_id))
 
@@ -178,7 +178,7 @@ def call(
         reply = method(request, timeout=timeout)
     except grpc.RpcError as error:
         raise call_error(error, address) from error
-    return Received("the master")(reply) if "check" in reply.DESCRIPTOR.fields_by_name else reply
+    return Received("the master")(reply)
 
 
 def job_request(job_id: int) -> pb.JobRequest:

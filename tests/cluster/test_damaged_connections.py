@@ -36,7 +36,7 @@ def stream() -> list[pb.WorkerMessage]:
 
 
 def test_a_stream_that_comes_as_it_was_sent_is_read() -> None:
-    received = Received("a worker", required=True)
+    received = Received("a worker")
     steps = [received(message).outputs.step for message in stream()]
     assert steps == [0, 1, 2, 3, 0]
 

@@ -14,9 +14,9 @@ from plancompiler.cluster.messages import JobPhase
 from plancompiler.errors import DeadlineError
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
-from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub, WorkerStub
 from plancompiler.running.client import Client
+from plancompiler.running.watched_job import job_request
 from tests.cluster.conftest import Workers, signed_in
 from tests.examples import mlp
 
@@ -46,11 +46,11 @@ class Crowd:
     async def follow(self, number: int, job_id: int, begun: asyncio.Semaphore) -> str:
         """The last phase of a job, as a client that waits for it hears."""
         phase = ""
-        async for event in self.stub(number).Watch(pb.JobRequest(job_id=job_id), **self.call):
+        async for event in self.stub(number).Watch(job_request(job_id), **self.call):
             if not phase:
                 begun.release()
-            if event.HasField("phase"):
-                phase = event.phase.phase
+            if event.HasField("phase_changed"):
+                phase = event.phase_changed.phase
         return phase
 
     async def say_nothing(self, number: int) -> str:

@@ -13,10 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from plancompiler.cluster.channel import MAX_MESSAGE_BYTES, call_error, software_version
+from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import MAX_JOB_BYTES, to_chunks
+from plancompiler.cluster.codec import decode
 from plancompiler.errors import (
     ClusterError,
     DeviceError,
+    ErrorReport,
     LimitError,
     MasterUnreachableError,
     PlanCompilerError,
@@ -129,7 +132,7 @@ def test_a_worker_that_falls_silent_is_lost() -> None:
 
             def messages() -> Iterator[pb.WorkerMessage]:
                 register = pb.Register(version=software_version())
-                yield pb.WorkerMessage(register=register)
+                yield Sent()(pb.WorkerMessage(register=register))
                 ended.wait(SECONDS)  # no heartbeat, and the stream stays open on this side
 
             stream = WorkerStub(channel).Connect(messages(), timeout=SECONDS)
@@ -155,7 +158,7 @@ def test_health_and_reflection(server: MasterServer) -> None:
 def submit_raw(address: str, *messages: pb.SubmitRequest) -> None:
     with signed_in(address) as channel:
         try:
-            ClientStub(channel).Submit(iter(messages), timeout=SECONDS)
+            ClientStub(channel).Submit(map(Sent(), messages), timeout=SECONDS)
         except grpc.RpcError as error:
             raise call_error(error, address) from error
 
@@ -184,6 +187,45 @@ def test_submissions_that_are_not_what_they_claim(server: MasterServer) -> None:
         with pytest.raises(error, match=said):
             submit_raw(server.address, *messages)
     assert UnknownModeError.exit_code == 2
+
+
+def test_messages_without_a_check_are_refused(server: MasterServer) -> None:
+    """Only the version is read before: who has another one hears of that."""
+    version = software_version()
+    header = pb.SubmitHeader(version=version, steps=1)
+    with signed_in(server.address) as channel:
+        client, worker = ClientStub(channel), WorkerStub(channel)
+
+        def connect(first: pb.WorkerMessage) -> None:
+            for reply in worker.Connect(iter([first]), timeout=SECONDS):
+                assert reply.WhichOneof("message") == "refused"
+                raise PlanCompilerError.from_report(decode(ErrorReport, reply.refused))
+
+        for call in (
+            lambda: client.Submit(iter([pb.SubmitRequest(header=header)]), timeout=SECONDS),
+            lambda: list(client.Watch(pb.JobRequest(job_id=1), timeout=SECONDS)),
+            lambda: client.Step(iter([pb.StepRequest(job_id=1, steps=1)]), timeout=SECONDS),
+            lambda: client.Save(pb.SaveRequest(job_id=1), timeout=SECONDS),
+            lambda: client.Finish(pb.JobRequest(job_id=1), timeout=SECONDS),
+            lambda: list(client.FetchVariables(pb.JobRequest(job_id=1), timeout=SECONDS)),
+            lambda: client.Cancel(pb.JobRequest(job_id=1), timeout=SECONDS),
+            lambda: client.Status(pb.StatusRequest(), timeout=SECONDS),
+            lambda: worker.Upload(iter([pb.UploadRequest(token=b"guess")]), timeout=SECONDS),
+            lambda: worker.Beat(pb.BeatRequest(token=b"guess"), timeout=SECONDS),
+            lambda: list(TransferStub(channel).Fetch(pb.FetchRequest(job_id=1), timeout=SECONDS)),
+        ):
+            with pytest.raises(grpc.RpcError, match="no check"):
+                call()
+        with pytest.raises(WireFormatError, match="no check"):
+            connect(pb.WorkerMessage(register=pb.Register(version=version)))
+        with pytest.raises(VersionError, match=r"0\.0\.1"):
+            connect(pb.WorkerMessage(register=pb.Register(version="0.0.1")))
+        old = pb.SubmitRequest(header=pb.SubmitHeader(version="0.0.1"))
+        with pytest.raises(grpc.RpcError, match=r"a client of version 0\.0\.1"):
+            client.Submit(iter([old]), timeout=SECONDS)
+        say = channel.stream_stream("/plancompiler.proto.Worker/Connect")
+        (refusal,) = say(iter([b"\xff" * 9]), timeout=SECONDS)
+        assert b"is not a message of this protocol" in refusal
 
 
 def test_uploads_give_back_what_they_hold_and_the_queue_has_an_end() -> None:
@@ -219,11 +261,11 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read(server: MasterSer
 def test_only_registered_workers_may_fetch(server: MasterServer) -> None:
     with signed_in(server.address) as channel:
         stub = WorkerStub(channel)
-        request = pb.FetchRequest(token=b"guess", job_id=1)
+        request = Sent()(pb.FetchRequest(token=b"guess", job_id=1))
         with pytest.raises(grpc.RpcError, match="only registered workers"):
             list(TransferStub(channel).Fetch(request, timeout=SECONDS))
         with pytest.raises(grpc.RpcError, match="only registered workers"):
-            stub.Upload(iter([pb.UploadRequest(token=b"guess")]), timeout=SECONDS)
+            stub.Upload(map(Sent(), [pb.UploadRequest(token=b"guess")]), timeout=SECONDS)
 
 
 def test_unknown_jobs(server: MasterServer) -> None:

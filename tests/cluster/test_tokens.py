@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from plancompiler.cluster.channel import SESSION_KEY, call_error
+from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.messages import JobPhase
 from plancompiler.cluster.token import (
     ROLES,
@@ -37,6 +38,7 @@ from plancompiler.master.server import MasterServer
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 from plancompiler.running.client import Client
+from plancompiler.running.watched_job import job_request
 from plancompiler.worker.agent import run_worker
 from plancompiler.worker.peers import HostPeers
 from tests.cluster.conftest import Workers, signed_in
@@ -337,7 +339,7 @@ def test_streams_beyond_the_limit_are_refused() -> None:
         held = []
 
         def watch(channel: grpc.Channel) -> Iterator[pb.JobEvent]:
-            stream = pb_grpc.ClientStub(channel).Watch(pb.JobRequest(job_id=job.job_id))
+            stream = pb_grpc.ClientStub(channel).Watch(job_request(job.job_id))
             next(stream)
             held.append(stream)
             return stream
@@ -414,13 +416,13 @@ def test_jobs_belong_to_who_submitted_them(workers: Workers, tmp_path: Path) -> 
         with pytest.raises(SecurityError, match="belongs to somebody else"):
             bob.cancel(handle.job_id)
         stub = bob._stub
-        request = pb.JobRequest(job_id=handle.job_id)
+        request = job_request(handle.job_id)
         for call in (
             lambda: list(stub.Watch(request)),
             lambda: stub.Finish(request),
             lambda: list(stub.FetchVariables(request)),
-            lambda: stub.Save(pb.SaveRequest(job_id=handle.job_id)),
-            lambda: stub.Step(iter([pb.StepRequest(job_id=handle.job_id, steps=1)])),
+            lambda: stub.Save(Sent()(pb.SaveRequest(job_id=handle.job_id))),
+            lambda: stub.Step(iter([Sent()(pb.StepRequest(job_id=handle.job_id, steps=1))])),
         ):
             with pytest.raises(grpc.RpcError, match="belongs to somebody else"):
                 call()

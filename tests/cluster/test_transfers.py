@@ -18,6 +18,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.cluster import messages as m
 from plancompiler.cluster.channel import software_version
+from plancompiler.cluster.checked import Sent
 from plancompiler.cluster.chunks import (
     CHUNK_BYTES,
     MAX_JOB_BYTES,
@@ -94,8 +95,9 @@ class LightWorker:
         self.token, self.rank = registered.token, registered.rank
 
     def _requests(self) -> Iterator[pb.WorkerMessage]:
+        sent = Sent()
         while (message := self._outbox.get()) is not None:
-            yield from WORKER_MESSAGES.write(message)
+            yield from map(sent, WORKER_MESSAGES.write(message))
 
     def send(self, message: m.WorkerMessage) -> None:
         self._outbox.put(message)
