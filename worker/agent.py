@@ -172,6 +172,7 @@ class _Agent:
             peers,
             self._events.put,
             self._outbox.put,
+            heartbeats.await_ready,
             record,
             device,
             deadline,
@@ -252,7 +253,11 @@ class _Agent:
                 if isinstance(message, Registered):
                     self._runner.rank, self._runner.token = message.rank, message.token
                     self._heartbeats.introduce(
-                        self._master, self._tls, self._session, message.token
+                        self._master,
+                        self._tls,
+                        self._session,
+                        message.token,
+                        message.silence_seconds,
                     )
                     self._peers.admit(message.peer_key)
                 self._events.put(FromMaster(message))

@@ -3,11 +3,13 @@
 What holds the worker's interpreter, or stops its process, silences the worker. This program sees
 the worker's process (/proc) and hears a sign of life from it each second, through its standard
 input, which ends with the worker. It imports gRPC only when it has something to say, so that it
-costs next to nothing while all is well.
+costs next to nothing while all is well; a master that soon loses patience leaves no time for that,
+and is spoken to at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -26,10 +28,10 @@ from plancompiler.executor.process_status import (
 )
 from plancompiler.limits import time_limits
 
-LOOK_SECONDS = 0.5
-"""Between two looks at the worker's process."""
-QUIET_SECONDS = time_limits.QUIET
-"""A worker that gave no sign for so long is spoken for."""
+_LOOKS_PER_SIGN = 2
+"""Looks at the worker's process in the time between two signs of life."""
+_QUIET_SIGNS = time_limits.QUIET / time_limits.SIGN
+"""A worker that gave no sign for so many times what is between two is spoken for."""
 SIGN = b"\n"
 _PR_SET_PDEATHSIG = 1
 
@@ -48,14 +50,19 @@ class HeartbeatProcess:
         self._introduction: dict[str, Any] | None = None
         """How to reach the master; with a token once the worker has registered."""
         self._stub: Any = None
+        self._sign = time_limits.SIGN
+        """Seconds between two signs of life."""
+        self._must_be_ready = False
+        """Whether the worker waits to hear that this process has spoken to the master."""
 
     def serve(self) -> None:
         """Look and listen until the worker has ended."""
         before = time.monotonic()
         while True:
-            readable, _, _ = select.select([0], [], [], LOOK_SECONDS)
+            look = self._sign / _LOOKS_PER_SIGN
+            readable, _, _ = select.select([0], [], [], look)
             now = time.monotonic()
-            passed, before = min(now - before, 2 * LOOK_SECONDS), now
+            passed, before = min(now - before, 2 * look), now
             if readable:
                 heard = os.read(0, 1 << 16)
                 if not heard:
@@ -67,21 +74,28 @@ class HeartbeatProcess:
             status = process_status(self._process)
             if status is None:
                 return
+            if self._must_be_ready:
+                self._must_be_ready = False
+                self._speak(status)
+                with contextlib.suppress(OSError):  # the worker has ended
+                    os.write(1, SIGN)
             self._look(status, passed)
 
     def _hear(self, heard: bytes) -> None:
         *lines, self._heard = (self._heard + heard).split(SIGN)
         for line in lines:
             if line:
-                self._introduction = json.loads(line)
+                told = self._introduction = json.loads(line)
                 self._stub = None
+                self._sign = told.get("sign", time_limits.SIGN)
+                self._must_be_ready = self._sign < time_limits.SIGN
 
     def _look(self, status: ProcessStatus, passed: float) -> None:
         self._stopped = self._stopped + passed if status.is_stopped else 0.0
-        # Before it is wanted, as others lose patience too. One that lives gives a sign each second.
+        # Before it is wanted, as others lose patience too. One that lives gives its signs.
         told = self._introduction
         has_registered = told is not None and "token" in told
-        if has_registered and (status.is_stopped or self._quiet > time_limits.SIGN):
+        if has_registered and (status.is_stopped or self._quiet > self._sign):
             self._open()
         is_known = self._stopped >= time_limits.STOPPED_WORKER
         if is_known and not self._said:
@@ -91,7 +105,7 @@ class HeartbeatProcess:
         # Of one that has just been stopped nothing is said: it may be continued at once.
         # Nor of one that has not registered and only is slow: nobody misses it.
         is_worth_telling = is_known or (has_registered and not status.is_stopped)
-        if self._quiet >= QUIET_SECONDS and is_worth_telling:
+        if self._quiet >= _QUIET_SIGNS * self._sign and is_worth_telling:
             self._speak(status)
 
     def _speak(self, status: ProcessStatus) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -15,7 +16,8 @@ from plancompiler.cluster.channel import TlsFiles
 from plancompiler.limits import time_limits
 from plancompiler.worker.heartbeat_process import SIGN
 
-_SIGN_SECONDS = time_limits.SIGN
+_SIGNS_PER_SILENCE = 10
+"""Signs of life in the time after which a master gives a silent worker up, or more seldom."""
 _CLOSE_SECONDS = time_limits.HELPER_STOP
 # Without what the interpreter does at its start for programs: it has to be small and quick.
 _PROGRAM = """
@@ -35,14 +37,18 @@ class Heartbeats:
         self._process = subprocess.Popen(
             [*words, str(os.getpid())],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             start_new_session=True,
             bufsize=0,
         )
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._answer = self._process.stdout.fileno()
+        self.pid = self._process.pid
         self._pipe = self._process.stdin.fileno()
         os.set_blocking(self._pipe, False)
         self._next = 0.0
+        self._sign = time_limits.SIGN
 
     def announce(
         self,
@@ -57,9 +63,20 @@ class Heartbeats:
         wanted = -1 if rank is None else rank
         self._reach(master, tls, {"token_file": file, "rank": wanted, "host": host})
 
-    def introduce(self, master: str, tls: TlsFiles | None, session: bytes, token: bytes) -> None:
-        """Let it speak for this worker, which has registered."""
-        self._reach(master, tls, {"session": session.hex(), "token": token.hex()})
+    def introduce(
+        self, master: str, tls: TlsFiles | None, session: bytes, token: bytes, silence: float
+    ) -> None:
+        """Let it speak for this worker, which has registered; a silence of `silence` seconds would
+        be its end.
+        """
+        self._sign = min(time_limits.SIGN, silence / _SIGNS_PER_SILENCE)
+        told = {"session": session.hex(), "token": token.hex(), "sign": self._sign}
+        self._reach(master, tls, told)
+
+    def await_ready(self) -> None:
+        """Return when it can speak at once, where the master's patience is too short for less."""
+        if self._sign < time_limits.SIGN:
+            select.select([self._answer], [], [], time_limits.SILENCE)
 
     def _reach(self, master: str, tls: TlsFiles | None, told: Mapping[str, object]) -> None:
         files = () if tls is None else (tls.ca, tls.cert, tls.key)
@@ -70,7 +87,7 @@ class Heartbeats:
         """All is well; may be called as often as one likes."""
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + _SIGN_SECONDS
+            self._next = now + self._sign
             self._tell(SIGN)
 
     def _tell(self, data: bytes) -> None:
@@ -80,8 +97,9 @@ class Heartbeats:
 
     def close(self) -> None:
         """End it."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         try:
             self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

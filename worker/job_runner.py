@@ -92,6 +92,7 @@ class JobRunner:
         peers: Peers,
         report: Callable[[WorkerEvent], None],
         send: Callable[[WorkerMessage], None],
+        before_running: Callable[[], None],
         record: Path | None = None,
         device: str | None = None,
         deadline: float = DEADLINE,
@@ -109,6 +110,7 @@ class JobRunner:
         """Where the job at hand is recorded, if the client wants that and `record` is None."""
         self._device = device
         self._deadline = deadline
+        self._before_running = before_running
         self._allowed = allowed
         """Where paths of jobs may lead; None for anywhere."""
         self._cache = open_cache()
@@ -304,6 +306,7 @@ class JobRunner:
         )
         with self._lock:
             self._runtime = runtime
+        self._before_running()  # ops may hold the interpreter
         self._interruption.check()
         runtime.prepare()
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from plancompiler.errors import MasterUnreachableError, PlanCompilerError, Worke
 from plancompiler.master.events import Limits
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
+from plancompiler.worker.heartbeats import Heartbeats
 from tests.integration.tiny_jobs import hogging, regression
 
 WAIT = 100.0
@@ -170,6 +172,17 @@ def test_a_worker_whose_interpreter_is_held_is_not_silent(cluster: Cluster) -> N
             await_workers(client, 2)
             job = regression(2, lambda x: hogging(x, seconds=7))
             assert len(list(client.submit(job, 2))) == 2
+
+
+def test_who_must_speak_soon_has_spoken_before_a_job_runs() -> None:
+    """The process beside the worker of a master that is not patient."""
+    worker = Heartbeats()
+    try:
+        worker.introduce("127.0.0.1:1", None, b"session", b"token", silence=3.0)
+        worker.await_ready()
+        assert "cygrpc" in Path(f"/proc/{worker.pid}/maps").read_text()
+    finally:
+        worker.close()
 
 
 def test_a_worker_that_is_stopped_while_it_starts_is_named(monkeypatch) -> None:
