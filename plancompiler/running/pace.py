@@ -6,8 +6,8 @@ import math
 
 from plancompiler.ir import Job
 
-REQUEST_SECONDS = 1.0
-"""A request has steps for about so long."""
+REQUEST_TIME = 1.0
+"""Seconds for which a request has steps, about: an aim and no limit."""
 REQUEST_BYTES = 16 << 20
 """A request's steps have about so many bytes of outputs, which wait for the reader."""
 _GROWTH = 8
@@ -28,8 +28,8 @@ class Pace:
 
     def took(self, steps: int, seconds: float) -> None:
         """A request for at most `self.steps` took so long, with the reading of its outputs."""
-        fitting = int(REQUEST_SECONDS * steps / max(seconds, 1e-6))
-        if steps < self.steps and seconds < REQUEST_SECONDS:
+        fitting = int(REQUEST_TIME * steps / max(seconds, 1e-6))
+        if steps < self.steps and seconds < REQUEST_TIME:
             # Of a short request most of the time is not that of its steps.
             fitting = max(fitting, self.steps)
         self.is_known = True

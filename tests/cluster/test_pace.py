@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import plancompiler as pc
-from plancompiler.running.pace import REQUEST_BYTES, REQUEST_SECONDS, Pace
+from plancompiler.running.pace import REQUEST_BYTES, REQUEST_TIME, Pace
 
 
 def job(elements: int) -> pc.Job:
@@ -17,15 +17,15 @@ def test_requests_grow_until_they_take_their_time() -> None:
     assert (pace.steps, pace.is_known) == (1, False)
     requests = []
     for _ in range(5):
-        pace.took(pace.steps, pace.steps * REQUEST_SECONDS / 1000)
+        pace.took(pace.steps, pace.steps * REQUEST_TIME / 1000)
         requests.append(pace.steps)
     assert requests == [8, 64, 512, 1000, 1000]
     assert pace.is_known
-    pace.took(3, REQUEST_SECONDS / 100)  # a short request, most of which is overhead
+    pace.took(3, REQUEST_TIME / 100)  # a short request, most of which is overhead
     assert pace.steps == 1000
-    pace.took(1000, 4 * REQUEST_SECONDS)
+    pace.took(1000, 4 * REQUEST_TIME)
     assert pace.steps == 250
-    pace.took(3, 3 * REQUEST_SECONDS)
+    pace.took(3, 3 * REQUEST_TIME)
     assert pace.steps == 1
     pace.took(1, 0.0)
     assert pace.steps == 8
