@@ -341,6 +341,8 @@ class RemoteSession(WatchedJob):
         self._anomaly = anomaly
         self._not_finite: PlanCompilerError | None = None
         """Why there are no more steps."""
+        self._refusal: PlanCompilerError | None = None
+        """Why the last request failed that did."""
         self._asked = 0
         """Steps, in all requests so far."""
         self._pace = Pace(job)
@@ -438,6 +440,9 @@ class RemoteSession(WatchedJob):
         except NonFiniteError:  # the caller knows
             if self._not_finite is None:
                 raise
+        except PlanCompilerError as error:
+            if self._refusal is None or error.report != self._refusal.report:
+                raise
         finally:
             self._stop_watching()
 
@@ -502,7 +507,8 @@ class RemoteSession(WatchedJob):
         try:
             return call(self._address, method, request, timeout=_TRANSFER_SECONDS)
         except PlanCompilerError as error:
-            raise self._first_cause(error) from error
+            self._refusal = self._first_cause(error)
+            raise self._refusal from error
 
     def _first_cause(self, error: PlanCompilerError) -> PlanCompilerError:
         """Why the job ended where that is why a request failed."""
