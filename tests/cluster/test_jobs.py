@@ -334,6 +334,13 @@ def test_cancelling(client: Client) -> None:
     assert client.submit(mlp(ranks=2), 1).result()["step"] == 0
 
 
+def test_a_session_says_once_that_its_job_was_cancelled(client: Client) -> None:
+    with client.open(mlp(ranks=2)) as session:
+        assert session.cancel()
+        with pytest.raises(JobCancelledError):
+            next(session.run(1))
+
+
 def test_an_open_job_ends_with_its_client(cluster: MasterServer) -> None:
     with Client(cluster.address) as client:
         client.open(mlp(ranks=2))
