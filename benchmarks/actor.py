@@ -100,7 +100,7 @@ def machine() -> float:
 
 def runtime(streams: tuple[Stream, ...], tasks: int, steps: int) -> float:
     """Seconds per action of a real run."""
-    with Runtime(chain(streams, tasks), LocalHub().transport(0)) as running:
+    with Runtime(chain(streams, tasks), LocalHub().link(0)) as running:
         running.prepare()
         running.run(2)
         start = time.perf_counter()

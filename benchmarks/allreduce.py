@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.host import HostLink
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ir import DType, NdSbp, Placement, Reduction, freeze_attrs
 from plancompiler.ir.task import Primitive, TaskKind, pack_register_id, pack_task_id
@@ -117,7 +117,7 @@ def measure(rank: int, token: str, size_mib: int, connection: Connection) -> Non
     """A rank's process: seconds per step of each batch."""
     nbytes = size_mib << 20
     times = []
-    with Runtime(all_reduce_plan(rank, nbytes), HostTransport(token, rank)) as runtime:
+    with Runtime(all_reduce_plan(rank, nbytes), HostLink(token, rank)) as runtime:
         runtime.prepare()
         runtime.run(BATCH)
         batches = max(3, int(SECONDS / (0.1e-3 * size_mib * BATCH)))

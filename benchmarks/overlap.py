@@ -37,7 +37,7 @@ import numpy as np
 import plancompiler as pc
 from plancompiler.blas.threads import one_thread_environment
 from plancompiler.cli.job_file import load_job
-from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.host import HostLink
 from plancompiler.executor.runtime import Runtime
 from plancompiler.executor.timeline import TaskLabel, Timeline, Times, common, length, merged
 from plancompiler.executor.trace import Recording
@@ -110,7 +110,7 @@ def measure(name: str, rank: int, tokens: dict[str, str], folder: Path, end: Con
     runtimes = {
         way: Runtime(
             found[rank],
-            HostTransport(tokens[way], rank),
+            HostLink(tokens[way], rank),
             record=folder if way == "recorded" else None,
         )
         for way, found in zip(WAYS, chosen, strict=True)

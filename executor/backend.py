@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from plancompiler.errors import PlanCompilerError
-from plancompiler.executor.comm.base import Publication, Transport, publication_of
+from plancompiler.executor.comm.link import Link, Publication
+from plancompiler.executor.comm.publication import allocated, publication_of
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.executor.stream import Notifier
 from plancompiler.executor.task import OnOutput, Run, TaskBinder
@@ -30,7 +32,7 @@ class Backend(Protocol):
     plan: Plan
     """The plan as its streams run it."""
 
-    def memory(self, transport: Transport) -> Memory:
+    def memory(self, link: Link) -> Memory:
         """Take the rank's memory."""
 
     def recorder(self, folder: Path, first_step: int) -> Recorder:
@@ -45,14 +47,14 @@ class Backend(Protocol):
     def binder(
         self,
         memory: Memory,
-        transport: Transport,
+        link: Link,
         feeds: Feeds,
         on_outputs: OnOutput | None,
         deadline: float,
     ) -> Binder:
         """What binds the rank's tasks; called once the ranks have met."""
 
-    def notifier(self, transport: Transport) -> Notifier:
+    def notifier(self, link: Link) -> Notifier:
         """By whom streams tell other ranks of registers."""
 
     def begin(self) -> None:
@@ -74,9 +76,9 @@ class HostBackend:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def memory(self, transport: Transport) -> Memory:
+    def memory(self, link: Link) -> Memory:
         """See `Backend.memory`."""
-        return Memory(self.plan, transport.allocate)
+        return Memory(self.plan, partial(allocated, link))
 
     def recorder(self, folder: Path, first_step: int) -> Recorder:
         """See `Backend.recorder`."""
@@ -93,17 +95,17 @@ class HostBackend:
     def binder(
         self,
         memory: Memory,
-        transport: Transport,
+        link: Link,
         feeds: Feeds,
         on_outputs: OnOutput | None,
         deadline: float,
     ) -> Binder:
         """See `Backend.binder`."""
-        return TaskBinder(self.plan, memory, transport, feeds, on_outputs)
+        return TaskBinder(self.plan, memory, link, feeds, on_outputs)
 
-    def notifier(self, transport: Transport) -> Notifier:
+    def notifier(self, link: Link) -> Notifier:
         """See `Backend.notifier`."""
-        return transport
+        return link
 
     def begin(self) -> None:
         """See `Backend.begin`."""

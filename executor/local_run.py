@@ -67,7 +67,7 @@ class _RankThread:
 
 
 class LocalWorld:
-    """Runs the plans of all ranks with the `local` transport.
+    """Runs the plans of all ranks with the `local` link.
 
         with LocalWorld(plans) as world:
             print(world.step({"x": batch})["loss"])
@@ -103,7 +103,7 @@ class LocalWorld:
         self._runtimes = {
             rank: Runtime(
                 plan,
-                self._hub.transport(rank),
+                self._hub.link(rank),
                 variables=given.get(rank),
                 first_step=first_step,
                 on_outputs=self._collect,

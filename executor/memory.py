@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,18 +46,6 @@ def slot_arrays(
         .view(dtype.numpy)
         .reshape(shape)
         for slot in range(register_count)
-    )
-
-
-def register_slots(register: RegisterDesc, buffers: Mapping[int, Buffer]) -> Slots:
-    """The slots of a register within the memory of its rank's blocks."""
-    return slot_arrays(
-        buffers[register.block] if register.block >= 0 else private_buffer(0),
-        register.offset,
-        register.nbytes,
-        register.register_count,
-        register.shape,
-        register.dtype,
     )
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from plancompiler.executor.comm.base import Publication
+from plancompiler.executor.comm.link import Publication
 from plancompiler.executor.memory import Array, Memory
 from plancompiler.ir.shard import element_count
 from plancompiler.plan.plan import Plan, RegisterDesc
@@ -32,7 +32,7 @@ class Placer:
 
     def __init__(self, plan: Plan, memory: Memory, publication: Publication) -> None:
         self._memory = memory
-        published = {register.id for register in publication.registers}
+        published = {region.key for region in publication.regions}
         self._ranges = {
             each.name: each for each in _ranges(plan, published) if each.movable and each.registers
         }

@@ -26,7 +26,8 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.actor_loader import load_actors
 from plancompiler.executor.backend import Binder
-from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
+from plancompiler.executor.comm.link import Group, GroupKey, Link
+from plancompiler.executor.comm.publication import communicator_keys
 from plancompiler.executor.cuda.backend import backend_of
 from plancompiler.executor.cuda.interface import Device
 from plancompiler.executor.fed_rates import FedRates, Rates
@@ -81,7 +82,7 @@ class Runtime:
     def __init__(
         self,
         plan: Plan,
-        transport: Transport,
+        link: Link,
         *,
         variables: Mapping[str, Array] | None = None,
         first_step: int = 0,
@@ -93,14 +94,14 @@ class Runtime:
         anomaly: bool | None = None,
         keep: bool = False,
     ) -> None:
-        if transport.rank != plan.rank:
+        if link.rank != plan.rank:
             raise UsageError(
-                "a plan was given the transport of another rank",
-                got=f"rank {transport.rank}",
+                "a plan was given the link of another rank",
+                got=f"rank {link.rank}",
                 expected=f"rank {plan.rank}",
             )
         self.plan = plan
-        self._transport = transport
+        self._link = link
         self._given = dict(variables) if variables is not None else {}
         self._on_outputs = on_outputs
         self._start_deadline = at_start(deadline)
@@ -156,16 +157,16 @@ class Runtime:
             raise UsageError("a runtime can be prepared once", rank=self.plan.rank)
         try:
             with np.errstate(all="ignore"):
-                self._memory = memory = self._backend.memory(self._transport)
+                self._memory = memory = self._backend.memory(self._link)
                 self._set_variables(memory)
                 actors = self._actors.actors
                 self._queues = tuple(SimpleQueue() for _ in actors)
                 if self._record is not None:
                     self._recorder = self._backend.recorder(self._record, self._first_step)
                 publication = self._backend.publication(self._first_step)
-                self._transport.connect(publication, self, self._start_deadline)
+                self._link.connect(publication, self, self._start_deadline)
                 binder = self._backend.binder(
-                    memory, self._transport, self._feeds, self._on_outputs, self._deadline
+                    memory, self._link, self._feeds, self._on_outputs, self._deadline
                 )
                 if isinstance(binder, TaskBinder):
                     binder.adapt, binder.rates = self._adapt, self._rates
@@ -173,7 +174,7 @@ class Runtime:
                     if self._keep:
                         binder.on_not_finite = self._output_not_finite
                 self._binder = binder
-                notifier = self._backend.notifier(self._transport)
+                notifier = self._backend.notifier(self._link)
                 self._runners = tuple(
                     StreamRunner(
                         actor,
@@ -207,7 +208,7 @@ class Runtime:
         if plan.device == "cpu":  # devices' collectives have their own communicators
             keys = [GroupKey(*each, "") for each in communicator_keys(plan)]
             self._groups = {
-                task.id: self._transport.group(
+                task.id: self._link.group(
                     keys[task.spec.communicator]._replace(stream=str(task.stream))
                 )
                 for task in plan.tasks
@@ -217,11 +218,11 @@ class Runtime:
             plan.rank,
             self._deadline,
             self._look,
-            self._transport.tell,
+            self._link.tell,
             self.abort,
-            self._transport.process_of,
+            self._link.process_of,
         )
-        self._transport.watch(self._watchdog.note)
+        self._link.watch(self._watchdog.note)
         self._watchdog.start()
 
     def _look(self) -> list[Sight]:
@@ -249,7 +250,7 @@ class Runtime:
         if self._watchdog is not None:
             self._watchdog.close()
         self._backend.close()
-        self._transport.close()
+        self._link.close()
         self._runners = ()
         self._groups.clear()
         if self._recorder is not None:
@@ -515,7 +516,7 @@ class Runtime:
             # Streams look at the limit before every task, so this stops them at the next one.
             for actor in self._actors.actors:
                 actor.limit = -1
-        self._transport.abort(self.plan.rank if failed_rank is None else failed_rank, known)
+        self._link.abort(self.plan.rank if failed_rank is None else failed_rank, known)
         self._backend.abort(known)
         for queue in self._queues:
             queue.put(WAKE)

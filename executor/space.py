@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, UsageError
-from plancompiler.executor.comm.context import Board, CommContext, Owner
+from plancompiler.executor.comm.context import CommContext, Owner
+from plancompiler.executor.comm.rendezvous import Rendezvous
 from plancompiler.executor.memory import Array
 from plancompiler.ir import DType
 from plancompiler.ir.source import user_line
@@ -49,7 +50,7 @@ class Space(Protocol):
     def kernel(self, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
         """An op's kernel on arrays here, which may be empty and need not be contiguous."""
 
-    def context(self, board: Board, owner: Owner, stream: str) -> CommContext:
+    def context(self, rendezvous: Rendezvous, owner: Owner, stream: str) -> CommContext:
         """A member of a group that exchanges arrays of this space."""
 
 
@@ -75,9 +76,9 @@ class HostSpace:
         """See `Space.kernel`."""
         return kernel_for(definition, (dtype.numpy for dtype in dtypes))
 
-    def context(self, board: Board, owner: Owner, stream: str) -> CommContext:
+    def context(self, rendezvous: Rendezvous, owner: Owner, stream: str) -> CommContext:
         """See `Space.context`."""
-        return CommContext(board, owner, stream)
+        return CommContext(rendezvous, owner, stream)
 
 
 HOST: Space = HostSpace()

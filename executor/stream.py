@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from plancompiler.executor.actor import ARRIVED, AT_LIMIT, Notice, StreamActor
-from plancompiler.executor.comm.base import Group
+from plancompiler.executor.comm.link import Group
 from plancompiler.executor.standing import State, StreamStanding
 from plancompiler.executor.task import Run
 from plancompiler.executor.watchdog import Sight
@@ -63,7 +63,7 @@ class StreamRunner:
         runs: Sequence[Run | None],
         queues: Sequence[SimpleQueue[int]],
         index: int,
-        transport: Notifier,
+        link: Notifier,
         owner: Owner,
         reads_ahead: bool = True,
     ) -> None:
@@ -72,7 +72,7 @@ class StreamRunner:
         self._runs = list(runs)
         self._queues = tuple(queues)
         self._queue = queues[index]
-        self._transport = transport
+        self._link = link
         self._owner = owner
         self._closing = False
         self._blocked = False
@@ -231,7 +231,7 @@ class StreamRunner:
         if notice.stream >= 0:
             self._queues[notice.stream].put(notice.token)
         else:
-            self._transport.notify(notice)
+            self._link.notify(notice)
 
     def _wait(self) -> int:
         """The next token. If it never comes, the rank's watchdog or its user ends the run."""

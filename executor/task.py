@@ -16,8 +16,8 @@ from plancompiler.errors import (
     NonFiniteError,
     TransportError,
 )
-from plancompiler.executor.comm.base import Transport
 from plancompiler.executor.comm.collective import bind_collective
+from plancompiler.executor.comm.link import Link
 from plancompiler.executor.comm.reduce import UFUNCS, Move, accumulator, divide, identity_of
 from plancompiler.executor.finite_check import checked, says_non_finite
 from plancompiler.executor.memory import Array, Memory, read_only, same_memory
@@ -50,13 +50,13 @@ class TaskBinder:
         self,
         plan: Plan,
         memory: Memory,
-        transport: Transport,
+        link: Link,
         feeds: dict[str, deque[Array]],
         on_outputs: OnOutput | None,
     ) -> None:
         self._plan = plan
         self._memory = memory
-        self._transport = transport
+        self._link = link
         self._feeds = feeds
         self._on_outputs = on_outputs
         self._output_names = {output.task: output.name for output in plan.outputs}
@@ -97,7 +97,7 @@ class TaskBinder:
                 return self._bind_output(task, spec)
             return self._bind_compute(task, spec)
         if isinstance(spec, CollectiveSpec):
-            return bind_collective(self._plan, task, spec, self._memory, self._transport)
+            return bind_collective(self._plan, task, spec, self._memory, self._link)
         if isinstance(spec, CopySpec):
             return self._bind_copy(task, spec)
         if isinstance(spec, SliceSpec):
@@ -264,7 +264,7 @@ class TaskBinder:
                 got=format_id(task.inputs[0]),
             )
         rank = unpack_id(remote.producer).rank
-        sources = self._transport.peer_register(rank, remote.id)
+        sources = self._link.peer_slots(rank, remote.id)
         if sources is None or any(
             source.shape != remote.shape or source.dtype != remote.dtype.numpy for source in sources
         ):

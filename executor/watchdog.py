@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from plancompiler.errors import DeadlineError, WireFormatError
-from plancompiler.executor.comm.departures import stopped_rank
 from plancompiler.executor.comm.patience import LONGEST_LOOK, LOOKS
+from plancompiler.executor.comm.peer_failures import stopped_rank
 from plancompiler.executor.process_status import StoppedProcesses, process_status
 from plancompiler.executor.standing import (
     Answer,

@@ -53,8 +53,9 @@ from plancompiler.executor.checkpoint import (
     shards_to_bytes,
     write_index,
 )
-from plancompiler.executor.comm import host_wire, message_board, remote_wire
-from plancompiler.executor.comm.base import GroupDesc, GroupKey, Publication, Read
+from plancompiler.executor.comm import host_wire, message_rendezvous, remote_wire
+from plancompiler.executor.comm.link import GroupDesc, GroupKey, Publication, Read
+from plancompiler.executor.comm.publication import region_of
 from plancompiler.executor.standing import Answer, Question, State, StreamStanding, unpack_note
 from plancompiler.executor.timeline import chrome_events, rank_shares, task_shares
 from plancompiler.executor.trace import Recorder, recorded_bytes, timelines_from_bytes
@@ -449,12 +450,13 @@ def _messages_of_ranks(plan: Plan) -> Iterator[Format]:
     notes = [Question(0, 1, (0, 1)).packed(), Answer(0, 1, (0,), 1, standing).packed()]
     published = Publication(
         0,
-        plan.registers[:5],
+        tuple(region_of(plan, register, 0) for register in plan.registers[:5]),
         (GroupDesc(GroupKey((0, 1), 0, "collective"), "digest"),),
         (1,),
         (Read(1, 7, 8, 9, ((0, 2), (1, 3))),),
+        {"a record": "of text"},
     )
-    shown = message_board._pack("all_reduce", (np.ones((2, 3)), np.arange(4)), None, 1)
+    shown = message_rendezvous._pack("all_reduce", (np.ones((2, 3)), np.arange(4)), None, 1)
     length = 8
     data = remote_wire.pack_data(7, 1, ((0, 2), (0, 3)), False) + bytes(24)
 
@@ -504,4 +506,6 @@ def _messages_of_ranks(plan: Plan) -> Iterator[Format]:
         "far directory", damaged_frame, lambda given: remote_wire.DirectoryReader(1).add(given)
     )
     yield Format("data of a rank", lambda rng: damaged_bytes(data, rng), store)
-    yield Format("arrays of a member", damaged_arrays, lambda given: message_board._read(given, 1))
+    yield Format(
+        "arrays of a member", damaged_arrays, lambda given: message_rendezvous._read(given, 1)
+    )

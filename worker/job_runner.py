@@ -289,7 +289,7 @@ class JobRunner:
             record = self._recorded.path
         runtime = Runtime(
             plan,
-            self._peers.transport(
+            self._peers.link(
                 work.transport_token,
                 self.rank,
                 plan.world_size,

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 from plancompiler.cluster.address import is_loopback, split_address
@@ -18,12 +19,11 @@ from plancompiler.cluster.channel import (
 )
 from plancompiler.cluster.messages import Register
 from plancompiler.errors import ClusterError, UsageError
-from plancompiler.executor.comm.base import Transport
-from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.choice import open_link
 from plancompiler.executor.comm.host_wire import HOST_VARIABLE, host_id, network_name
+from plancompiler.executor.comm.link import Link
 from plancompiler.executor.comm.mpi import MpiWorld
-from plancompiler.executor.comm.remote import PeerServer, remote_transport
-from plancompiler.executor.comm.routed import RoutedTransport
+from plancompiler.executor.comm.remote import PeerServer, remote_link
 
 TRANSPORTS = ("grpc", "mpi")
 """How workers exchange data: shared memory and gRPC between hosts, or MPI."""
@@ -42,10 +42,8 @@ class Peers(Protocol):
     def admit(self, key: bytes) -> None:
         """Take streams of those who know this key: the master's other workers."""
 
-    def transport(
-        self, token: str, rank: int, world_size: int, far: Mapping[int, str]
-    ) -> Transport:
-        """The transport of a job's rank; `far` are the addresses of ranks on other hosts."""
+    def link(self, token: str, rank: int, world_size: int, far: Mapping[int, str]) -> Link:
+        """The link of a job's rank; `far` are the addresses of ranks on other hosts."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -88,10 +86,8 @@ class MpiPeers:
     def admit(self, key: bytes) -> None:
         """See `Peers.admit`: MPI connects the processes of one run only."""
 
-    def transport(
-        self, token: str, rank: int, world_size: int, far: Mapping[int, str]
-    ) -> Transport:
-        """See `Peers.transport`."""
+    def link(self, token: str, rank: int, world_size: int, far: Mapping[int, str]) -> Link:
+        """See `Peers.link`."""
         for peer, address in far.items():
             if address != f"{_MPI}{peer}":
                 raise ClusterError(
@@ -100,7 +96,8 @@ class MpiPeers:
                     got=address,
                     hint="start all workers of a master with the same --transport",
                 )
-        return self._world.transport(token)
+        others = [peer for peer in range(world_size) if peer != rank]
+        return open_link(token, rank, world_size, far=others, remote=self._world.link)
 
     def close(self) -> None:
         """See `Peers.close`."""
@@ -155,12 +152,8 @@ class HostPeers:
         """See `Peers.admit`."""
         self._server.key = key
 
-    def transport(
-        self, token: str, rank: int, world_size: int, far: Mapping[int, str]
-    ) -> Transport:
-        """See `Peers.transport`."""
-        if not far:
-            return HostTransport(token, rank)
+    def link(self, token: str, rank: int, world_size: int, far: Mapping[int, str]) -> Link:
+        """See `Peers.link`."""
         for peer, address in far.items():
             if address.startswith(_MPI):
                 raise ClusterError(
@@ -168,17 +161,15 @@ class HostPeers:
                     rank=rank,
                     hint="start all workers of a master with the same --transport",
                 )
-        remote = remote_transport(
-            token,
-            rank,
-            self._server,
-            far,
-            lambda address: open_channel(address, self._tls),
-            self._tls is not None,
+        remote = partial(
+            remote_link,
+            rank=rank,
+            server=self._server,
+            addresses=far,
+            open_channel=lambda address: open_channel(address, self._tls),
+            with_tls=self._tls is not None,
         )
-        if len(far) == world_size - 1:
-            return remote
-        return RoutedTransport(HostTransport(token, rank), remote, far)
+        return open_link(token, rank, world_size, far=far, remote=remote)
 
     def close(self) -> None:
         """See `Peers.close`."""

@@ -1,16 +1,1 @@
-"""How ranks exchange data: transports (local, host), groups and collectives."""
-
-from plancompiler.executor.comm.base import Group, GroupKey, Publication, Sink, Transport
-from plancompiler.executor.comm.host import HostTransport
-from plancompiler.executor.comm.local import LocalHub, LocalTransport
-
-__all__ = [
-    "Group",
-    "GroupKey",
-    "HostTransport",
-    "LocalHub",
-    "LocalTransport",
-    "Publication",
-    "Sink",
-    "Transport",
-]
+"""How ranks exchange data: links of several kinds, groups, collectives and communicators."""

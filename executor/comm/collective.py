@@ -21,8 +21,9 @@ from functools import partial
 import numpy as np
 
 from plancompiler.errors import ExecutionError, TransportError
-from plancompiler.executor.comm.base import Group, GroupKey, Transport, communicator_keys
+from plancompiler.executor.comm.link import Group, GroupKey, Link
 from plancompiler.executor.comm.program import Program, balanced, part_index, program_of
+from plancompiler.executor.comm.publication import communicator_keys
 from plancompiler.executor.comm.reduce import CHUNKED_BYTES, Move, plan_reduction
 from plancompiler.executor.memory import Array, Memory, Slots
 from plancompiler.ir import Reduction
@@ -46,13 +47,13 @@ Push = Callable[[int, bool, Region, bool], Moves]
 
 
 def bind_collective(
-    plan: Plan, task: Task, spec: CollectiveSpec, memory: Memory, transport: Transport
+    plan: Plan, task: Task, spec: CollectiveSpec, memory: Memory, link: Link
 ) -> Callable[[int], None]:
     """Resolve one collective to prepared array operations between barriers."""
     ranks, occurrence = communicator_keys(plan)[spec.communicator]
-    group = transport.group(GroupKey(ranks, occurrence, str(task.stream)))
+    group = link.group(GroupKey(ranks, occurrence, str(task.stream)))
     pairs = [
-        _bind_pair(plan, task, spec, memory, transport, group, source, target)
+        _bind_pair(plan, task, spec, memory, link, group, source, target)
         for source, target in zip(task.inputs, task.outputs, strict=True)
     ]
     period = math.lcm(*map(len, pairs))
@@ -69,21 +70,19 @@ def _bind_pair(
     task: Task,
     spec: CollectiveSpec,
     memory: Memory,
-    transport: Transport,
+    link: Link,
     group: Group,
     source: int,
     target: int,
 ) -> list[Work]:
     """The work for one value of the collective, per combination of slots."""
     ranks = group.ranks
-    inputs = [_member_slots(plan, task, memory, transport, rank, source) for rank in ranks]
+    inputs = [_member_slots(plan, task, memory, link, rank, source) for rank in ranks]
     outputs = [
-        memory.slots(target)
-        if rank == plan.rank
-        else transport.peer_register(rank, _of(rank, target))
+        memory.slots(target) if rank == plan.rank else link.peer_slots(rank, _of(rank, target))
         for rank in ranks
     ]
-    own_published = transport.peer_register(plan.rank, target) is not None
+    own_published = link.peer_slots(plan.rank, target) is not None
     shared = own_published and all(slots is not None for slots in outputs)
     works = []
     own_slots = memory.slots(target)
@@ -92,7 +91,7 @@ def _bind_pair(
         targets = [slots[version % len(slots)] for slots in outputs if slots is not None]
         slot = version % len(own_slots)
         own = own_slots[slot]
-        push = _pusher(transport, group, source, version % len(memory.slots(source)), target, slot)
+        push = _pusher(link, group, source, version % len(memory.slots(source)), target, slot)
         works.append(
             _work(plan, task, spec, group, sources, own, targets if shared else None, push)
         )
@@ -100,13 +99,13 @@ def _bind_pair(
 
 
 def _pusher(
-    transport: Transport, group: Group, source: int, source_slot: int, target: int, slot: int
+    link: Link, group: Group, source: int, source_slot: int, target: int, slot: int
 ) -> Push:
     """Prepares pushes of one combination of slots of a pair."""
 
     def push(member: int, output: bool, region: Region, flat: bool) -> Moves:
         register, number = (target, slot) if output else (source, source_slot)
-        move = transport.push(group.ranks[member], register, number, region, flat)
+        move = link.push(group.ranks[member], register, number, region, flat)
         return () if move is None else (move,)
 
     return push
@@ -159,11 +158,11 @@ def _of(rank: int, register: int) -> int:
 
 
 def _member_slots(
-    plan: Plan, task: Task, memory: Memory, transport: Transport, rank: int, register: int
+    plan: Plan, task: Task, memory: Memory, link: Link, rank: int, register: int
 ) -> Slots:
     if rank == plan.rank:
         return memory.slots(register)
-    slots = transport.peer_register(rank, _of(rank, register))
+    slots = link.peer_slots(rank, _of(rank, register))
     if slots is None:
         raise TransportError(
             f"rank {rank} does not publish the input of a collective",

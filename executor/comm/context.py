@@ -1,8 +1,8 @@
 """Communicators for code that decides at run time what to exchange.
 
-A `CommContext` is one rank's member of a group. Its operations are written once, over a `Board`:
-a place where the members show each other arrays. Each member reads what it needs straight from what
-the others show, and reduces in rank order, so that all get the same bits.
+A `CommContext` is one rank's member of a group. Its operations are written once, over a
+`Rendezvous`: there the members publish arrays for each other. Each member reads what it needs
+straight from what the others publish, and reduces in rank order, so that all get the same bits.
 
 Every call carries its name. Members that make different calls, or the same call with different
 reductions or axes, get a TransportError that says what each of them called. With
@@ -51,6 +51,7 @@ from plancompiler.executor.comm.operations import (
     Shown,
     Targets,
 )
+from plancompiler.executor.comm.rendezvous import Published, Rendezvous
 from plancompiler.executor.memory import Array
 
 CHECK = "PLANCOMPILER_COMM_CHECK"
@@ -58,30 +59,6 @@ CHECK = "PLANCOMPILER_COMM_CHECK"
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
-
-
-class Board(Protocol):
-    """Where the members of one group show each other arrays."""
-
-    ranks: tuple[int, ...]
-    member: int
-    """This rank's position in `ranks`."""
-    deadline: float
-    """Seconds that a wait for other members may take."""
-
-    def show(
-        self, call: str, arrays: Arrays, label: object, targets: Targets = None
-    ) -> list[tuple[str, Arrays]]:
-        """Show arrays to all members; returns what each member called and shows, when all have.
-
-        `targets` names the member that reads each array, where it is one; others may see an empty
-        one in its place. What is returned may be read until `leave`. `label` says what for in
-        errors. Raises DeadlineError where a member does not come in time, AbortedError where one
-        has failed.
-        """
-
-    def leave(self, label: object) -> None:
-        """Return when nobody reads this rank's arrays any more."""
 
 
 class Called(Protocol):
@@ -130,16 +107,16 @@ class CommContext:
     device_type = "cpu"
     """Where the arrays lie that it exchanges."""
 
-    def __init__(self, board: Board, owner: Owner, stream: str = "") -> None:
-        self.ranks = board.ranks
-        self.member = board.member
+    def __init__(self, rendezvous: Rendezvous, owner: Owner, stream: str = "") -> None:
+        self.ranks = rendezvous.ranks
+        self.member = rendezvous.member
         self.stream = stream
         """The communicator stream that it belongs to; empty for the compute stream."""
         self.sequence = 0
         """How many operations it has begun."""
-        self.calls = Operations(board.ranks, board.member)
+        self.calls = Operations(rendezvous.ranks, rendezvous.member)
         """Makes its operations."""
-        self._board = board
+        self._rendezvous = rendezvous
         self._owner = owner
         self._check = members_are_compared()
 
@@ -156,15 +133,15 @@ class CommContext:
     @property
     def deadline(self) -> float:
         """Seconds that each wait for other members may take; can be set."""
-        return self._board.deadline
+        return self._rendezvous.deadline
 
     @deadline.setter
     def deadline(self, seconds: float) -> None:
-        self._board.deadline = positive_seconds(seconds)
+        self._rendezvous.deadline = positive_seconds(seconds)
 
     def close(self) -> None:
         """Refuse operations from now on, as the world is closed."""
-        self._board = _ClosedBoard(self._board)
+        self._rendezvous = _ClosedRendezvous(self._rendezvous)
 
     def dump(self, path: Path | str) -> None:
         """Write what this rank's communicators did last to a file; see `FlightRecorder.dump`."""
@@ -264,7 +241,7 @@ class CommContext:
         called: Called,
         work: Callable[[Rounds], Result],
     ) -> Result:
-        """Run what meets the other members on this group's board, and note how it went."""
+        """Run what meets the other members on this group's rendezvous, and note how it went."""
         begin = now()
         for record in records:
             record.group, record.sequence = self.ranks, self.sequence
@@ -274,7 +251,7 @@ class CommContext:
         label: object = first  # becomes text where an error says it
         if len(records) > 1:
             label = f"{first} and {len(records) - 1} more with it"
-        rounds = _Rounds(self._board, label, first)
+        rounds = _Rounds(self._rendezvous, label, first)
         try:
             if self._check:
                 rounds.compare(called.call, called.header())
@@ -313,29 +290,29 @@ def positive_seconds(value: float) -> float:
     return float(value)
 
 
-class _ClosedBoard:
-    """Stands in the place of a board when the world is closed; see `Board`."""
+class _ClosedRendezvous:
+    """Stands in the place of a board when the world is closed; see `Rendezvous`."""
 
-    def __init__(self, board: Board) -> None:
-        self.ranks = board.ranks
-        self.member = board.member
-        self.deadline = board.deadline
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.ranks = rendezvous.ranks
+        self.member = rendezvous.member
+        self.deadline = rendezvous.deadline
 
-    def show(
+    def publish(
         self, call: str, arrays: Arrays, label: object, targets: Targets = None
-    ) -> list[tuple[str, Arrays]]:
+    ) -> Published:
         """Refuse."""
         raise world_closed(label)
 
-    def leave(self, label: object) -> None:
+    def release(self, label: object) -> None:
         """Nobody reads anything."""
 
 
 class _Rounds:
     """One operation's way to the other members; see `Rounds`."""
 
-    def __init__(self, board: Board, label: object, record: CommRecord) -> None:
-        self._board = board
+    def __init__(self, rendezvous: Rendezvous, label: object, record: CommRecord) -> None:
+        self._rendezvous = rendezvous
         self._label = label
         self._record = record
 
@@ -343,8 +320,8 @@ class _Rounds:
         self, call: str, arrays: Arrays, take: Callable[[Shown], Result], targets: Targets = None
     ) -> Result:
         """See `Rounds.round`."""
-        board = self._board
-        shown = board.show(call, arrays, self._label, targets)
+        rendezvous = self._rendezvous
+        shown = rendezvous.publish(call, arrays, self._label, targets)
         try:
             for name, _ in shown:
                 if name != call:
@@ -352,9 +329,9 @@ class _Rounds:
             found = take([arrays for _, arrays in shown])
         except PlanCompilerError:
             # Others may have found nothing wrong: they wait for this member to leave.
-            board.leave(self._label)
+            rendezvous.release(self._label)
             raise
-        board.leave(self._label)
+        rendezvous.release(self._label)
         return found
 
     def compare(self, call: str, header: str) -> None:
@@ -371,7 +348,7 @@ class _Rounds:
             )
 
     def _different(self, calls: Sequence[str]) -> TransportError:
-        record, ranks = self._record, self._board.ranks
+        record, ranks = self._record, self._rendezvous.ranks
         each = "; ".join(f"rank {rank}: {call}" for rank, call in zip(ranks, calls, strict=True))
         return TransportError(
             f"the members of ranks {list(ranks)} made different calls",

@@ -1,4 +1,4 @@
-"""`host` transport: a process per rank on one host, over shared memory and Unix sockets.
+"""`host` link: a process per rank on one host, over shared memory and Unix sockets.
 
 Data never goes through a socket: peers map each other's shared blocks and read registers there.
 Barriers are counters in shared memory; notices and failures are small packets.
@@ -24,20 +24,19 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.actor import Notice
 from plancompiler.executor.comm import host_wire as wire
-from plancompiler.executor.comm.base import GroupKey, Publication, Sink, check_groups
-from plancompiler.executor.comm.departures import (
-    Departures,
+from plancompiler.executor.comm.link import GroupKey, MemoryRegion, Publication, Sink, check_groups
+from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience, Work, work_of_process
+from plancompiler.executor.comm.peer_failures import (
+    PeerFailures,
     left_barrier,
     missed_barrier,
     missed_meeting,
     not_understood,
     stopped_rank,
 )
-from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience, Work, work_of_process
-from plancompiler.executor.memory import Buffer, Slots, private_buffer, register_slots
+from plancompiler.executor.memory import Buffer, Slots, private_buffer
 from plancompiler.executor.process_status import StoppedProcesses, end_stopped_at_exit
 from plancompiler.ir.shard import Region
-from plancompiler.plan.plan import Block, RegisterDesc
 
 YIELDS = 200
 """Rounds in which a waiting rank only yields the processor: peers often come in microseconds."""
@@ -75,15 +74,15 @@ class HostGroup:
 
     def __init__(
         self,
-        transport: HostTransport,
+        link: HostLink,
         key: GroupKey,
         own: memoryview,
         peers: list[tuple[int, memoryview]],
         deadline: float,
     ) -> None:
         self.ranks = key.ranks
-        self.member = key.ranks.index(transport.rank)
-        self._transport = transport
+        self.member = key.ranks.index(link.rank)
+        self._link = link
         self._own = own
         self.deadline = deadline
         """Seconds that a wait may take."""
@@ -110,22 +109,22 @@ class HostGroup:
             os.sched_yield()
             if line[0] >= target:
                 return
-        transport = self._transport
+        link = self._link
         wait: PeerWait | None = None
         pause, longest = FIRST_SLEEP, LAST_SLEEP
         begin = time.monotonic()
         while line[0] < target:
-            if transport.failure is not None:
-                raise transport.abort_error()
+            if link.failure is not None:
+                raise link.abort_error()
             # A member that said goodbye did so after its last count.
-            if rank in transport.gone and line[0] < target:
+            if rank in link.gone and line[0] < target:
                 raise left_barrier(label, self.ranks, rank)
             time.sleep(pause)
             pause = min(pause * SLEEP_GROWTH, longest)
             if pause == longest:
                 longest = min(max(LAST_SLEEP, (time.monotonic() - begin) / 100), LONG_SLEEP)
-                if not transport.watched:
-                    wait = wait or PeerWait(transport, self.deadline)
+                if not link.watched:
+                    wait = wait or PeerWait(link, self.deadline)
                     missing = self.missing()
                     if missing and wait.is_over(label, missing):
                         raise missed_barrier(label, self.ranks, missing, self.deadline)
@@ -134,9 +133,9 @@ class HostGroup:
 class PeerWait:
     """One wait for ranks of this host: whether they run, and work."""
 
-    def __init__(self, transport: HostTransport, deadline: float) -> None:
-        self._transport = transport
-        self._patience = Patience(deadline, transport.work_of)
+    def __init__(self, link: HostLink, deadline: float) -> None:
+        self._link = link
+        self._patience = Patience(deadline, link.work_of)
         self._stopped = StoppedProcesses()
         self._look_at = time.monotonic() + self._patience.pause
 
@@ -148,11 +147,11 @@ class PeerWait:
         if now < self._look_at:
             return False
         self._look_at = now + self._patience.pause
-        self._transport.check_running(self._stopped, label, missing)
+        self._link.check_running(self._stopped, label, missing)
         return self._patience.is_over(missing)
 
 
-class HostTransport(Departures):
+class HostLink(PeerFailures):
     """One rank's connection to the other processes of its host.
 
     `token` is the run's secret, made by whoever starts the ranks and given to each of them. `find`
@@ -180,7 +179,7 @@ class HostTransport(Departures):
         self._lock = threading.Lock()
         self._shared: dict[int, wire.SharedMemory] = {}
         self._buffers: dict[int, Buffer] = {}
-        self._own_registers: dict[int, RegisterDesc] = {}
+        self._regions: dict[int, MemoryRegion] = {}
         self._peers: dict[int, wire.PeerMemory] = {}
         self._connections: dict[int, socket.socket] = {}
         self._counters: memoryview | None = None
@@ -195,44 +194,46 @@ class HostTransport(Departures):
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def allocate(self, block: Block) -> Buffer:
-        """See `Transport.allocate`."""
-        if block.shared:
-            memory = wire.SharedMemory(f"{block.purpose}-{self.rank}", block.nbytes)
-            self._shared[block.index] = memory
-            self._buffers[block.index] = memory.buffer()
+    def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
+        """See `Link.allocate`."""
+        if shared:
+            memory = wire.SharedMemory(f"{purpose}-{self.rank}", nbytes)
+            self._shared[block] = memory
+            self._buffers[block] = memory.buffer()
         else:
-            self._buffers[block.index] = private_buffer(block.nbytes)
-        return self._buffers[block.index]
+            self._buffers[block] = private_buffer(nbytes)
+        return self._buffers[block]
 
-    def peer_register(self, rank: int, register: int) -> Slots | None:
-        """See `Transport.peer_register`."""
+    def record(self, rank: int, name: str) -> str | None:
+        """See `Link.record`."""
+        return self._peers[rank].records.get(name)
+
+    def peer_slots(self, rank: int, region: int) -> Slots | None:
+        """See `Link.peer_slots`."""
         if rank != self.rank:
             peer = self._peers.get(rank)
-            return None if peer is None else peer.register(register)
-        own = self._own_registers.get(register)
-        if own is None:
-            return None
-        return register_slots(own, self._buffers)
+            return None if peer is None else peer.slots(region)
+        own = self._regions.get(region)
+        return None if own is None else own.slots(self._buffers.get(own.block))
 
-    def push(self, rank: int, register: int, slot: int, region: Region, flat: bool = False) -> None:
-        """See `Transport.push`."""
+    def push(self, rank: int, region: int, slot: int, box: Region, flat: bool = False) -> None:
+        """See `Link.push`."""
 
     # --- meeting the peers ----------------------------------------------------------------------
 
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
-        """See `Transport.connect`."""
+        """See `Link.connect`."""
         self._deadline = deadline
         self._sink = sink
-        for register in publication.registers:
-            if register.nbytes and register.block not in self._shared:
+        for region in publication.regions:
+            if region.stride and region.block not in self._shared:
                 raise TransportError(
-                    f"register {register.name!r} is read by other ranks, but its block is private",
+                    f"register {region.name!r} is read by other ranks, but its block is private",
                     rank=self.rank,
-                    got=f"block {register.block}",
+                    got=f"block {region.block}",
                     expected="a shared block",
                 )
-            self._own_registers[register.id] = register
+            self._regions[region.key] = region
         if len(self._shared) > wire.MAX_SHARED_BLOCKS:
             raise TransportError(
                 "the plan has too many shared blocks",
@@ -370,11 +371,11 @@ class HostTransport(Departures):
     # --- the processes of peers -----------------------------------------------------------------
 
     def process_of(self, rank: int) -> int | None:
-        """See `Transport.process_of`."""
+        """See `Link.process_of`."""
         return self._processes.get(rank)
 
     def work_of(self, rank: int) -> Work | None:
-        """See `Departures.work_of`."""
+        """See `PeerFailures.work_of`."""
         process = self._processes.get(rank)
         return None if process is None else work_of_process(process)
 
@@ -412,18 +413,18 @@ class HostTransport(Departures):
         return self._watcher is not None
 
     def watch(self, receive: Callable[[int, bytes], None]) -> None:
-        """See `Transport.watch`."""
+        """See `Link.watch`."""
         self._watcher = receive
 
     def tell(self, rank: int, note: bytes) -> None:
-        """See `Transport.tell`."""
+        """See `Link.tell`."""
         connection = self._connections.get(rank)
         if connection is not None and len(note) < wire.MAX_PACKET:
             with contextlib.suppress(OSError):
                 connection.send(bytes([wire.NOTE]) + note, socket.MSG_DONTWAIT)
 
     def notify(self, notice: Notice) -> None:
-        """See `Transport.notify`."""
+        """See `Link.notify`."""
         packet = wire.pack_notice(notice.kind, notice.register, notice.task)
         try:
             self._connections[notice.rank].send(packet)
@@ -521,7 +522,7 @@ class HostTransport(Departures):
     # --- groups, failure, end -------------------------------------------------------------------
 
     def group(self, key: GroupKey) -> HostGroup:
-        """See `Transport.group`."""
+        """See `Link.group`."""
         if key not in self._groups:
             self._groups[key] = self._make_group(key)
         return self._groups[key]
@@ -542,7 +543,7 @@ class HostTransport(Departures):
         return HostGroup(self, key, own, peers, self._deadline)
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
-        """See `Transport.abort`."""
+        """See `Link.abort`."""
         with self._lock:
             if self.failure is not None:
                 return
@@ -554,7 +555,7 @@ class HostTransport(Departures):
                     connection.send(packet, socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """See `Link.close`."""
         with self._lock:
             if self._closed:
                 return

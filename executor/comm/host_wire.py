@@ -31,12 +31,11 @@ from plancompiler.errors import (
     VersionError,
     WireFormatError,
 )
-from plancompiler.executor.comm.base import GroupDesc, GroupKey, Publication
-from plancompiler.executor.memory import Buffer, Slots, slot_arrays
+from plancompiler.executor.comm.link import GroupDesc, GroupKey, MemoryRegion, Publication
+from plancompiler.executor.memory import Buffer, Slots
 from plancompiler.ir import DType
-from plancompiler.ir.shard import element_count
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HOST_VARIABLE = "PLANCOMPILER_HOST"
 """Where the user may name the host of a process; see `host_id`."""
 MAX_PACKET = 8192
@@ -221,33 +220,22 @@ def pack_directory(publication: Publication, blocks: Sequence[int]) -> bytes:
                 [list(key.ranks), key.occurrence, key.stream, digest]
                 for key, digest in publication.groups
             ],
-            "registers": [
+            "regions": [
                 [
-                    register.id,
-                    register.block,
-                    register.offset,
-                    register.nbytes,
-                    register.register_count,
-                    register.dtype.value,
-                    list(register.shape),
+                    region.key,
+                    region.block,
+                    region.offset,
+                    region.stride,
+                    region.count,
+                    region.dtype.value,
+                    list(region.shape),
                 ]
-                for register in publication.registers
+                for region in publication.regions
             ],
+            "records": dict(publication.records),
         },
         separators=(",", ":"),
     ).encode()
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterEntry:
-    """Where a peer's register lies."""
-
-    block: int
-    offset: int
-    nbytes: int
-    register_count: int
-    dtype: DType
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +244,8 @@ class Directory:
 
     blocks: tuple[int, ...]
     groups: tuple[GroupDesc, ...]
-    registers: dict[int, RegisterEntry]
+    regions: dict[int, MemoryRegion]
+    records: dict[str, str]
 
 
 def unpack_directory(text: bytes) -> Directory:
@@ -269,20 +258,30 @@ def unpack_directory(text: bytes) -> Directory:
             )
             for ranks, occurrence, stream, digest in fields["groups"]
         )
-        registers = {}
-        for number, block, offset, nbytes, count, dtype, shape in fields["registers"]:
+        regions = {}
+        for number, block, offset, stride, count, dtype, shape in fields["regions"]:
             if type(block) is not int or count == 0:
-                raise ValueError("a register entry is malformed")
-            registers[_whole_number(number)] = RegisterEntry(
+                raise ValueError("a region is malformed")
+            key = _whole_number(number)
+            regions[key] = MemoryRegion(
+                key,
                 block,
                 _whole_number(offset),
-                _whole_number(nbytes),
+                _whole_number(stride),
                 _whole_number(count),
                 DType.parse(str(dtype)),
                 _whole_numbers(shape),
             )
-        return Directory(_whole_numbers(fields["blocks"]), groups, registers)
-    except (ValueError, TypeError, KeyError, RecursionError, PlanCompilerError) as error:
+        records = {str(name): str(text) for name, text in dict(fields["records"]).items()}
+        return Directory(_whole_numbers(fields["blocks"]), groups, regions, records)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        AttributeError,
+        PlanCompilerError,
+    ) as error:
         raise WireFormatError("a peer's directory does not parse", got=str(error)) from None
 
 
@@ -311,27 +310,24 @@ class PeerMemory:
         self.rank = rank
         self.groups = directory.groups
         self.counters = memoryview(map_peer(descriptors[1])).cast("Q")
-        self._registers = directory.registers
+        self.records = directory.records
+        self._regions = directory.regions
         self._buffers: dict[int, Buffer] = {
             block: np.frombuffer(map_peer(descriptor), np.uint8)
             for block, descriptor in zip(directory.blocks, descriptors[2:], strict=True)
         }
 
-    def register(self, register: int) -> Slots | None:
-        """Arrays over a published register."""
-        entry = self._registers.get(register)
-        if entry is None:
+    def slots(self, key: int) -> Slots | None:
+        """Arrays over a published region."""
+        region = self._regions.get(key)
+        if region is None:
             return None
-        used = element_count(entry.shape) * entry.dtype.itemsize
-        if used == 0:
-            return (np.empty(entry.shape, entry.dtype.numpy),) * entry.register_count
-        buffer = self._buffers.get(entry.block)
-        end = entry.offset + entry.nbytes * entry.register_count
-        if buffer is None or end > buffer.nbytes or entry.nbytes < used:
-            raise WireFormatError("a peer's register lies outside its memory", rank=self.rank)
-        return slot_arrays(
-            buffer, entry.offset, entry.nbytes, entry.register_count, entry.shape, entry.dtype
-        )
+        try:
+            return region.slots(self._buffers.get(region.block))
+        except TransportError as error:
+            raise WireFormatError(
+                "a peer's register lies outside its memory", rank=self.rank, got=error.report.got
+            ) from None
 
 
 # --- the handshake --------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""`local` transport: all ranks are threads of one process and read each other's arrays directly."""
+"""`local` link: all ranks are threads of one process and read each other's arrays directly."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,39 +10,33 @@ from threading import Condition, Lock
 
 from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.actor import Notice
-from plancompiler.executor.comm.base import GroupKey, Publication, Sink, check_groups
-from plancompiler.executor.comm.departures import Departures, missed_meeting
-from plancompiler.executor.memory import Buffer, Slots, private_buffer, register_slots
+from plancompiler.executor.comm.link import GroupKey, Publication, Sink, check_groups
+from plancompiler.executor.comm.patience import Work
+from plancompiler.executor.comm.peer_failures import PeerFailures, missed_meeting
+from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer
 from plancompiler.ir.shard import Region
-from plancompiler.plan.plan import Block
+
+Published = list[tuple[str, tuple[Array, ...]]]
 
 
-class Meeting:
+class Counts:
     """How often each member of a group has come, shared by its members."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
-        self.counts = [0] * len(ranks)
+        self.of = [0] * len(ranks)
         self.condition = Condition(Lock())
+        self.published: tuple[Published, Published] = (
+            [("", ())] * len(ranks),
+            [("", ())] * len(ranks),
+        )
+        """What the members of a rendezvous publish, by parity of the count: a member publishes anew
+        while others still read what was before."""
 
     def missing(self, member: int) -> list[int]:
         """Ranks that have come less often than a member."""
-        target = self.counts[member]
-        return [rank for rank, count in zip(self.ranks, self.counts, strict=True) if count < target]
-
-    def barrier(
-        self, departures: Departures, member: int, label: object, deadline: float | None
-    ) -> None:
-        """Return when all members have come as often as this one; see `Group.barrier`."""
-        counts = self.counts
-        with self.condition:
-            counts[member] += 1
-            if min(counts) >= counts[member]:
-                self.condition.notify_all()
-                return
-            departures.await_members(
-                self.condition, self.ranks, partial(self.missing, member), label, deadline
-            )
+        target = self.of[member]
+        return [rank for rank, count in zip(self.ranks, self.of, strict=True) if count < target]
 
     def wake(self) -> None:
         """Let everyone who waits look again."""
@@ -50,27 +45,39 @@ class Meeting:
 
 
 class LocalGroup:
-    """One member's view of a meeting."""
+    """One member's view of a group."""
 
-    def __init__(self, hub: LocalHub, meeting: Meeting, rank: int, deadline: float) -> None:
-        self.ranks = meeting.ranks
-        self.member = meeting.ranks.index(rank)
-        self._hub = hub
-        self._meeting = meeting
-        self._deadline = deadline
+    def __init__(self, link: LocalLink, key: GroupKey, deadline: float) -> None:
+        self.ranks = key.ranks
+        self.member = key.ranks.index(link.rank)
+        self.deadline = deadline
+        """Seconds that a wait may take."""
+        self._hub = link.hub
+        self._counts = link.hub.counts(key)
 
     def missing(self) -> list[int]:
         """See `Group.missing`."""
-        return self._meeting.missing(self.member)
+        return self._counts.missing(self.member)
 
     def barrier(self, label: object) -> None:
         """See `Group.barrier`."""
-        deadline = None if self._hub.is_watched(self.ranks[self.member]) else self._deadline
-        self._meeting.barrier(self._hub, self.member, label, deadline)
+        hub, counts, member = self._hub, self._counts, self.member
+        if hub.failure is not None:
+            # Others may have given up here: their part must not pass for done.
+            raise hub.abort_error()
+        of = counts.of
+        with counts.condition:
+            of[member] += 1
+            if min(of) >= of[member]:
+                counts.condition.notify_all()
+                return
+            deadline = None if hub.is_watched(self.ranks[member]) else self.deadline
+            missing = partial(counts.missing, member)
+            hub.await_members(counts.condition, self.ranks, missing, label, deadline)
 
 
-class LocalHub(Departures):
-    """Where the ranks of one process meet. Make one per run and a transport per rank."""
+class LocalHub(PeerFailures):
+    """Where the ranks of one process meet. Make one per run and a link per rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,11 +86,13 @@ class LocalHub(Departures):
         self._sinks: dict[int, Sink] = {}
         self._watchers: dict[int, Callable[[int, bytes], None]] = {}
         self._slots: dict[tuple[int, int], Slots] = {}
-        self._meetings: dict[GroupKey, Meeting] = {}
+        self._counts: dict[GroupKey, Counts] = {}
+        self._clocks: dict[int, int] = {}
+        """Rank -> clock of the CPU time that its thread uses."""
 
-    def transport(self, rank: int) -> LocalTransport:
-        """The transport of one rank."""
-        return LocalTransport(self, rank)
+    def link(self, rank: int) -> LocalLink:
+        """The link of one rank."""
+        return LocalLink(self, rank)
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
         """Stop all ranks; the first call counts."""
@@ -92,10 +101,10 @@ class LocalHub(Departures):
                 return
             self.failure = failed_rank, error
             self._state.notify_all()
-            meetings = list(self._meetings.values())
+            groups = list(self._counts.values())
             sinks = list(self._sinks.items())
-        for meeting in meetings:
-            meeting.wake()
+        for counts in groups:
+            counts.wake()
         for rank, sink in sinks:
             if rank != failed_rank:
                 sink.peer_failed(self.abort_error())
@@ -105,10 +114,8 @@ class LocalHub(Departures):
         with self._state:
             if publication.rank in self._publications:
                 raise TransportError("a rank was started twice", rank=publication.rank)
-            for register, arrays in slots.items():
-                self._slots[publication.rank, register] = arrays
-            for key, _ in publication.groups:
-                self._meetings.setdefault(key, Meeting(key.ranks))
+            for region, arrays in slots.items():
+                self._slots[publication.rank, region] = arrays
             self._publications[publication.rank] = publication
             self._sinks[publication.rank] = sink
             self._state.notify_all()
@@ -129,13 +136,18 @@ class LocalHub(Departures):
         for peer in publication.peers:
             check_groups(publication, peer, self._publications[peer].groups)
 
-    def slots(self, rank: int, register: int) -> Slots | None:
-        """Arrays of a published register."""
-        return self._slots.get((rank, register))
+    def record(self, rank: int, name: str) -> str | None:
+        """A published record."""
+        return self._publications[rank].records.get(name)
 
-    def meeting(self, key: GroupKey) -> Meeting:
-        """The shared counters of a group."""
-        return self._meetings[key]
+    def slots(self, rank: int, region: int) -> Slots | None:
+        """Arrays of a published region."""
+        return self._slots.get((rank, region))
+
+    def counts(self, key: GroupKey) -> Counts:
+        """What the members of a group share."""
+        with self._state:
+            return self._counts.setdefault(key, Counts(key.ranks))
 
     def deliver(self, notice: Notice) -> None:
         """Hand a notice to its rank."""
@@ -150,6 +162,20 @@ class LocalHub(Departures):
     def is_watched(self, rank: int) -> bool:
         """Whether somebody watches over a rank's waits."""
         return rank in self._watchers
+
+    def watch_thread(self, rank: int) -> None:
+        """Let others see whether the calling thread, which is a rank, works."""
+        self._clocks[rank] = time.pthread_getcpuclockid(threading.get_ident())
+
+    def work_of(self, rank: int) -> Work | None:
+        """See `PeerFailures.work_of`."""
+        clock = self._clocks.get(rank)
+        if clock is None:
+            return None
+        try:
+            return Work(time.clock_gettime(clock))
+        except OSError:  # the thread has ended
+            return None
 
     def tell(self, sender: int, rank: int, note: bytes) -> None:
         """Bring a note to a rank's watcher, if it has one."""
@@ -166,74 +192,81 @@ class LocalHub(Departures):
             self.gone.add(rank)
             self._sinks.pop(rank, None)
             self._watchers.pop(rank, None)
-            meetings = [meeting for key, meeting in self._meetings.items() if rank in key.ranks]
-        for meeting in meetings:
-            meeting.wake()
+            groups = [counts for key, counts in self._counts.items() if rank in key.ranks]
+        for counts in groups:
+            counts.wake()
 
 
-class LocalTransport:
-    """One rank's door to the hub."""
+class LocalLink:
+    """One rank's link to the others by way of the hub."""
 
     def __init__(self, hub: LocalHub, rank: int) -> None:
         self.rank = rank
-        self._hub = hub
+        self.hub = hub
         self._buffers: dict[int, Buffer] = {}
         self._groups: dict[GroupKey, LocalGroup] = {}
         self._deadline = 0.0
         self._connected = False
 
-    def allocate(self, block: Block) -> Buffer:
-        """See `Transport.allocate`."""
-        self._buffers[block.index] = buffer = private_buffer(block.nbytes)
+    def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
+        """See `Link.allocate`."""
+        self._buffers[block] = buffer = private_buffer(nbytes)
         return buffer
 
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
-        """See `Transport.connect`."""
+        """See `Link.connect`."""
         self._deadline = deadline
+        self.open(publication, sink)
+        self.hub.wait_for_peers(publication, deadline)
+
+    def open(self, publication: Publication, sink: Sink) -> None:
+        """Make this rank known to the others, who need not be there yet."""
         slots = {
-            register.id: register_slots(register, self._buffers)
-            for register in publication.registers
+            region.key: region.slots(self._buffers.get(region.block))
+            for region in publication.regions
         }
-        self._hub.meet(publication, sink, slots)
+        self.hub.meet(publication, sink, slots)
         self._connected = True
-        self._hub.wait_for_peers(publication, deadline)
 
     def watch(self, receive: Callable[[int, bytes], None]) -> None:
-        """See `Transport.watch`."""
-        self._hub.watch(self.rank, receive)
+        """See `Link.watch`."""
+        self.hub.watch(self.rank, receive)
 
     def process_of(self, rank: int) -> None:
-        """See `Transport.process_of`."""
+        """See `Link.process_of`."""
 
     def tell(self, rank: int, note: bytes) -> None:
-        """See `Transport.tell`."""
-        self._hub.tell(self.rank, rank, note)
+        """See `Link.tell`."""
+        self.hub.tell(self.rank, rank, note)
 
-    def peer_register(self, rank: int, register: int) -> Slots | None:
-        """See `Transport.peer_register`."""
-        return self._hub.slots(rank, register)
+    def record(self, rank: int, name: str) -> str | None:
+        """See `Link.record`."""
+        return self.hub.record(rank, name)
 
-    def push(self, rank: int, register: int, slot: int, region: Region, flat: bool = False) -> None:
-        """See `Transport.push`."""
+    def peer_slots(self, rank: int, region: int) -> Slots | None:
+        """See `Link.peer_slots`."""
+        return self.hub.slots(rank, region)
+
+    def push(self, rank: int, region: int, slot: int, box: Region, flat: bool = False) -> None:
+        """See `Link.push`."""
 
     def group(self, key: GroupKey) -> LocalGroup:
-        """See `Transport.group`."""
+        """See `Link.group`."""
         if key not in self._groups:
-            meeting = self._hub.meeting(key)
-            self._groups[key] = LocalGroup(self._hub, meeting, self.rank, self._deadline)
+            self._groups[key] = LocalGroup(self, key, self._deadline)
         return self._groups[key]
 
     def notify(self, notice: Notice) -> None:
-        """See `Transport.notify`."""
-        self._hub.deliver(notice)
+        """See `Link.notify`."""
+        self.hub.deliver(notice)
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
-        """See `Transport.abort`."""
-        self._hub.abort(failed_rank, error)
+        """See `Link.abort`."""
+        self.hub.abort(failed_rank, error)
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """See `Link.close`."""
         if self._connected:
             self._connected = False
-            self._hub.leave(self.rank)
+            self.hub.leave(self.rank)
         self._buffers.clear()

@@ -9,56 +9,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, overload
+from typing import Literal, overload
 
 from plancompiler.errors import AttributeValueError, PlanCompilerError
-from plancompiler.executor.comm.context import Board, CommContext, CommStream, positive_seconds
+from plancompiler.executor.comm.context import CommContext, CommStream, positive_seconds
 from plancompiler.executor.comm.deferred import StreamThread, world_closed
 from plancompiler.executor.comm.flight_recorder import CommRecord, FlightRecorder
-from plancompiler.executor.comm.mirror import MirrorTransport
+from plancompiler.executor.comm.link import Link
+from plancompiler.executor.comm.rendezvous import WorldLink
 from plancompiler.executor.space import Spaces
 
 STREAM = "communicator"
 
 
-class BoardMaker(Protocol):
-    """One rank's way to make boards with others."""
-
-    rank: int
-    deadline: float
-    """Seconds that a wait for other members may take, on boards made from now on."""
-    failed: Callable[[PlanCompilerError], None]
-    """To be called, from any thread, when a rank of the world has failed."""
-    far: Callable[[str], MirrorTransport] | None
-    """Makes this rank's transport of a run, by its secret, to ranks of other hosts; None where the
-    world is on one host."""
-
-    def board(self, ranks: tuple[int, ...], stream: str = "") -> Board:
-        """A board of these ranks, this one among them, for a stream. All members ask for it; does
-        not wait for them.
-        """
-
-    def abort(self, error: PlanCompilerError) -> None:
-        """Fail every wait of every rank, now and later."""
-
-    def close(self) -> None:
-        """Let go of everything; who still waits for this rank fails."""
-
-
 class CommContextManager:
     """Communicators of one rank. A group is named by its ranks in order, and made once."""
 
-    def __init__(self, maker: BoardMaker) -> None:
-        self.rank = maker.rank
-        self.recorder = FlightRecorder(maker.rank)
+    def __init__(self, world: WorldLink) -> None:
+        self.rank = world.rank
+        self.recorder = FlightRecorder(world.rank)
         """The latest operations of this rank."""
         self.aborters: list[Callable[[PlanCompilerError], None]] = []
         """Called, from any thread, when a rank of the world has failed: what else this rank runs
         with others stops too."""
-        self.spaces = Spaces(maker.rank)
+        self.spaces = Spaces(world.rank)
         """Where arrays of this rank lie."""
-        self._maker = maker
-        maker.failed = self._failed
+        self._world = world
+        world.failed = self._failed
         self._lock = threading.Lock()
         self._contexts: dict[tuple[tuple[int, ...], str, str], CommContext] = {}
         self._streams: dict[tuple[tuple[int, ...], str], CommStream] = {}
@@ -74,12 +51,12 @@ class CommContextManager:
     @property
     def deadline(self) -> float:
         """Seconds that every wait for other ranks may take; can be set."""
-        return self._maker.deadline
+        return self._world.deadline
 
     @deadline.setter
     def deadline(self, seconds: float) -> None:
         with self._lock:
-            self._maker.deadline = positive_seconds(seconds)
+            self._world.deadline = positive_seconds(seconds)
             for context in self._contexts.values():
                 context.deadline = seconds
 
@@ -139,15 +116,16 @@ class CommContextManager:
                     raise world_closed(f"a communicator of ranks {list(key)}")
                 space = self.spaces.of(device_type)
                 name = stream if device_type == "cpu" else f"{device_type} {stream}"
-                found = space.context(self._maker.board(key, name), self, stream)
+                found = space.context(self._world.rendezvous(key, name), self, stream)
                 self._contexts[key, stream, device_type] = found
         return found
 
-    def far_transport(self, token: str) -> MirrorTransport | None:
-        """This rank's transport of a run to ranks of other hosts, over what carries the world;
-        `token` is the run's secret. None where the world is on one host.
+    @property
+    def remote(self) -> Callable[[str], Link] | None:
+        """Makes this rank's link of a run to ranks of other hosts, by the run's secret; None where
+        the world is on one host.
         """
-        return None if self._maker.far is None else self._maker.far(token)
+        return self._world.far
 
     def dump(self, path: Path | str) -> None:
         """Write what this rank did last to a file; see `FlightRecorder.dump`."""
@@ -158,7 +136,7 @@ class CommContextManager:
         if self.closed:
             return
         self.recorder.dump_on_failure()
-        self._maker.abort(error)
+        self._world.abort(error)
 
     def _failed(self, error: PlanCompilerError) -> None:
         self.spaces.abort(error)
@@ -180,4 +158,4 @@ class CommContextManager:
             self._streams.clear()
             self._contexts.clear()
         self.spaces.close()
-        self._maker.close()
+        self._world.close()

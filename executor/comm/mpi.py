@@ -1,4 +1,4 @@
-"""`mpi` transport: frames as MPI messages between the processes that one `mpiexec` has started.
+"""`mpi` link: frames as MPI messages between the processes that one `mpiexec` has started.
 
 One thread of a process makes all MPI calls, for all runs of the process: MPI has to be asked for
 what came, and a thread that asks as often as something comes, and else ever more rarely, costs
@@ -13,12 +13,12 @@ import queue
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plancompiler.errors import DeviceError, TransportError, WireFormatError
 from plancompiler.executor.comm import remote_wire as wire
-from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+from plancompiler.executor.comm.messages import Frame, MessageLink, Receiver
 from plancompiler.executor.threads import await_threads
 from plancompiler.limits import time_limits
 
@@ -74,9 +74,11 @@ class MpiWorld:
         self._thread = threading.Thread(target=self._progress, name="plancompiler-mpi")
         self._thread.start()
 
-    def transport(self, token: str) -> MirrorTransport:
-        """This rank's transport for one run; `token` is the run's secret."""
-        return MirrorTransport(self.rank, MpiCarrier(self, token))
+    def link(
+        self, token: str, closing: Callable[[], object] | None = None, linger: float = 0.0
+    ) -> MessageLink:
+        """This rank's link for one run; `token` is the run's secret."""
+        return MessageLink(self.rank, MpiCarrier(self, token), closing, linger)
 
     def tag(self, token: str) -> int:
         """The tag of a run."""

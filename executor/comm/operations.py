@@ -10,7 +10,6 @@ device runs the program.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -26,7 +25,7 @@ from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import balanced_range, element_count
 
 BLOCK_BYTES = 2 << 20
-"""What an all_reduce shows at once: boards between processes have room for it."""
+"""What an all_reduce shows at once: rendezvous between processes have room for it."""
 
 Arrays = tuple[Array, ...]
 ALL = -1
@@ -41,12 +40,6 @@ _BARRIER = Program(reader=ALL, giver=ALL)
 """Nobody gives or takes anything."""
 _ALL_REDUCE = {reduction: f"all_reduce {reduction}" for reduction in Reduction}
 _ALL_REDUCED = {reduction: Program(reduction) for reduction in Reduction}
-
-
-def board_digest(ranks: tuple[int, ...], stream: str) -> bytes:
-    """16 bytes by which the members of a group know its board on a stream."""
-    name = f"{','.join(map(str, ranks))} {stream}"
-    return hashlib.blake2b(name.encode(), digest_size=16).digest()
 
 
 class Rounds(Protocol):

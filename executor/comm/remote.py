@@ -1,7 +1,7 @@
-"""Transport between hosts: a gRPC stream from each rank to each other, and mirrors at its end.
+"""Link between hosts: a gRPC stream from each rank to each other, and mirrors at its end.
 
 A process has one `PeerServer`, at which ranks of other hosts reach it, for all its runs. Each run
-of a rank has a `MirrorTransport` over a `StreamCarrier`, which the server finds by the run's name
+of a rank has a `MessageLink` over a `StreamCarrier`, which the server finds by the run's name
 in the first frame of a stream; the frame proves that its sender knows the run's token.
 """
 
@@ -20,7 +20,7 @@ import grpc
 
 from plancompiler.errors import PlanCompilerError, SecurityError, TransportError
 from plancompiler.executor.comm import remote_wire as wire
-from plancompiler.executor.comm.mirror import Frame, MirrorTransport, Receiver
+from plancompiler.executor.comm.messages import Frame, MessageLink, Receiver
 from plancompiler.executor.threads import await_threads
 from plancompiler.limits import time_limits
 
@@ -404,17 +404,20 @@ def plain_channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=_OPTIONS)
 
 
-def remote_transport(
+def remote_link(
     token: str,
     rank: int,
     server: PeerServer,
     addresses: Mapping[int, str],
     open_channel: Callable[[str], grpc.Channel] = plain_channel,
     with_tls: bool = False,
-) -> MirrorTransport:
-    """The transport of a rank none of whose peers shares memory with it.
+    closing: Callable[[], object] | None = None,
+    linger: float = 0.0,
+) -> MessageLink:
+    """The link of a rank to ranks none of which shares memory with it.
 
     `token` is the run's secret; `addresses` are those of the peers' servers, by rank; `with_tls` is
-    what `open_channel` does.
+    what `open_channel` does; `closing` and `linger` are those of `MessageLink`.
     """
-    return MirrorTransport(rank, StreamCarrier(token, server, addresses, open_channel, with_tls))
+    carrier = StreamCarrier(token, server, addresses, open_channel, with_tls)
+    return MessageLink(rank, carrier, closing, linger)

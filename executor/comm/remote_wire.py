@@ -5,6 +5,8 @@
     MET        the receiver's directory is complete here                so both ways are open
     DATA       register, slot, box, then the box's bytes, row by row    at most CHUNK_BYTES of them
     BARRIER    group (by its place in the sender's directory), count
+    PUBLISHED                                                           see `message_rendezvous`
+    WORK                                                                see `peer_work`
     NOTICE, ABORT, GOODBYE, NOTE                                        as packets of `host_wire`
 
 Numbers of headers are little-endian; data are in the sender's byte order, which HELLO compares.
@@ -27,18 +29,18 @@ import xxhash
 
 from plancompiler.errors import TransportError, VersionError, WireFormatError
 from plancompiler.executor.comm import host_wire
-from plancompiler.executor.comm.base import Publication, Read
+from plancompiler.executor.comm.link import Publication, Read
 from plancompiler.executor.memory import Array, Slots
 from plancompiler.ir.shard import Region, element_count, region_index, region_shape
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 CHUNK_BYTES = 1 << 20
 """Bytes of the data in one frame, at most."""
 MAX_DIMENSIONS = 32
 
 NOTICE, ABORT, GOODBYE = host_wire.NOTICE, host_wire.ABORT, host_wire.GOODBYE
 NOTE = host_wire.NOTE
-HELLO, DIRECTORY, DATA, BARRIER, MET = 16, 17, 18, 19, 20
+HELLO, DIRECTORY, DATA, BARRIER, MET, PUBLISHED, WORK = 16, 17, 18, 19, 20, 32, 33
 """Kinds of frames: the first byte."""
 
 _MAGIC = b"plancompiler.net"
@@ -135,7 +137,7 @@ def without_check(frame: bytes | bytearray, place: int) -> bytes:
 def pack_directory(publication: Publication, peer: int) -> list[bytes]:
     """Frames with what a rank publishes, and what it reads of this peer."""
     reads = [
-        [read.register, read.shared, read.task, [list(box) for box in read.region]]
+        [read.region, read.announced, read.reader, [list(bounds) for bounds in read.box]]
         for read in publication.reads
         if read.rank == peer
     ]
@@ -168,8 +170,8 @@ class DirectoryReader:
         try:
             directory, entries = json.loads(text)
             reads = tuple(
-                Read(self._own, _number(register), _number(shared), _number(task), _region(box))
-                for register, shared, task, box in entries
+                Read(self._own, _number(region), _number(announced), _number(reader), _region(box))
+                for region, announced, reader, box in entries
             )
             return host_wire.unpack_directory(directory.encode()), reads
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -209,10 +211,10 @@ def cut_region(region: Region, itemsize: int, limit: int = CHUNK_BYTES) -> Itera
         yield from cut_region((*region[:axis], part, *region[axis + 1 :]), itemsize, limit)
 
 
-def pack_data(register: int, slot: int, box: Region, flat: bool) -> bytes:
+def pack_data(region: int, slot: int, box: Region, flat: bool) -> bytes:
     """The header of a DATA frame; the bytes of the box follow it."""
     numbers = [number for bounds in box for number in bounds]
-    return _DATA.pack(DATA, flat, len(box), slot, register) + struct.pack(
+    return _DATA.pack(DATA, flat, len(box), slot, region) + struct.pack(
         f"<{len(numbers)}Q", *numbers
     )
 
@@ -220,7 +222,7 @@ def pack_data(register: int, slot: int, box: Region, flat: bool) -> bytes:
 class DataHeader(NamedTuple):
     """Where the bytes of a DATA frame belong."""
 
-    register: int
+    region: int
     slot: int
     box: Region
     flat: bool
@@ -232,13 +234,13 @@ def unpack_data(frame: bytes) -> DataHeader:
     """The header of a DATA frame."""
     if len(frame) < _DATA.size:
         raise WireFormatError("a frame of data has no header")
-    _, flat, dimensions, slot, register = _DATA.unpack_from(frame)
+    _, flat, dimensions, slot, region = _DATA.unpack_from(frame)
     offset = _DATA.size + 16 * dimensions
     if dimensions > MAX_DIMENSIONS or len(frame) < offset:
         raise WireFormatError("a frame of data has no header")
     numbers = struct.unpack_from(f"<{2 * dimensions}Q", frame, _DATA.size)
     box = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-    return DataHeader(register, slot, box, bool(flat), offset)
+    return DataHeader(region, slot, box, bool(flat), offset)
 
 
 def store_data(frame: bytes, header: DataHeader, slots: Slots) -> None:

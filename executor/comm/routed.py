@@ -1,4 +1,4 @@
-"""A transport of two: peers of this host over shared memory, all others over mirrors."""
+"""A link of two: peers of this host over shared memory, all others over messages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import replace
 
 from plancompiler.errors import DeadlineError, PlanCompilerError
 from plancompiler.executor.actor import Notice
-from plancompiler.executor.comm.base import Group, GroupKey, Publication, Sink
-from plancompiler.executor.comm.departures import missed_barrier
-from plancompiler.executor.comm.host import HostGroup, HostTransport
-from plancompiler.executor.comm.mirror import MirrorGroup, MirrorTransport
+from plancompiler.executor.comm.host import HostGroup, HostLink
+from plancompiler.executor.comm.link import Group, GroupKey, Publication, Sink
+from plancompiler.executor.comm.messages import MessageGroup, MessageLink
+from plancompiler.executor.comm.peer_failures import missed_barrier
 from plancompiler.executor.memory import Buffer, Slots
 from plancompiler.ir.shard import Region
-from plancompiler.plan.plan import Block
 
 
 class RoutedGroup:
     """A group with members here and elsewhere."""
 
-    def __init__(self, near: HostGroup, far: MirrorGroup, deadline: float) -> None:
+    def __init__(self, near: HostGroup, far: MessageGroup, deadline: float) -> None:
         self.ranks = near.ranks
         self.member = near.member
         self._near = near
@@ -40,10 +39,10 @@ class RoutedGroup:
             raise missed_barrier(label, self.ranks, self.missing(), self._deadline) from None
 
 
-class RoutedTransport:
+class RoutedLink:
     """Picks per peer: the ranks in `far` are on other hosts, all others on this one."""
 
-    def __init__(self, near: HostTransport, far: MirrorTransport, ranks: Collection[int]) -> None:
+    def __init__(self, near: HostLink, far: MessageLink, ranks: Collection[int]) -> None:
         self.rank = near.rank
         self._near = near
         self._far = far
@@ -51,14 +50,14 @@ class RoutedTransport:
         self._groups: dict[GroupKey, Group] = {}
         self._deadline = 0.0
 
-    def allocate(self, block: Block) -> Buffer:
-        """See `Transport.allocate`."""
-        buffer = self._near.allocate(block)
+    def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
+        """See `Link.allocate`."""
+        buffer = self._near.allocate(block, nbytes, shared, purpose)
         self._far.adopt(block, buffer)
         return buffer
 
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
-        """See `Transport.connect`."""
+        """See `Link.connect`."""
         self._deadline = deadline
         far = tuple(peer for peer in publication.peers if peer in self._far_ranks)
         near = tuple(peer for peer in publication.peers if peer not in self._far_ranks)
@@ -66,34 +65,37 @@ class RoutedTransport:
         self._far.connect(replace(publication, peers=far), sink, deadline)
 
     def watch(self, receive: Callable[[int, bytes], None]) -> None:
-        """See `Transport.watch`."""
+        """See `Link.watch`."""
         self._near.watch(receive)
         self._far.watch(receive)
 
     def process_of(self, rank: int) -> int | None:
-        """See `Transport.process_of`."""
+        """See `Link.process_of`."""
         return self._near.process_of(rank)
 
     def tell(self, rank: int, note: bytes) -> None:
-        """See `Transport.tell`."""
-        (self._far if rank in self._far_ranks else self._near).tell(rank, note)
+        """See `Link.tell`."""
+        self._to(rank).tell(rank, note)
 
-    def peer_register(self, rank: int, register: int) -> Slots | None:
-        """See `Transport.peer_register`."""
-        if rank in self._far_ranks:
-            return self._far.peer_register(rank, register)
-        return self._near.peer_register(rank, register)
+    def record(self, rank: int, name: str) -> str | None:
+        """See `Link.record`."""
+        return self._to(rank).record(rank, name)
+
+    def peer_slots(self, rank: int, region: int) -> Slots | None:
+        """See `Link.peer_slots`."""
+        return self._to(rank).peer_slots(rank, region)
 
     def push(
-        self, rank: int, register: int, slot: int, region: Region, flat: bool = False
+        self, rank: int, region: int, slot: int, box: Region, flat: bool = False
     ) -> Callable[[], object] | None:
-        """See `Transport.push`."""
-        if rank in self._far_ranks:
-            return self._far.push(rank, register, slot, region, flat)
-        return None
+        """See `Link.push`."""
+        return self._to(rank).push(rank, region, slot, box, flat)
+
+    def _to(self, rank: int) -> HostLink | MessageLink:
+        return self._far if rank in self._far_ranks else self._near
 
     def group(self, key: GroupKey) -> Group:
-        """See `Transport.group`."""
+        """See `Link.group`."""
         if key not in self._groups:
             self._groups[key] = self._make_group(key)
         return self._groups[key]
@@ -107,16 +109,16 @@ class RoutedTransport:
         return RoutedGroup(self._near.group(key), self._far.group(key), self._deadline)
 
     def notify(self, notice: Notice) -> None:
-        """See `Transport.notify`."""
-        (self._far if notice.rank in self._far_ranks else self._near).notify(notice)
+        """See `Link.notify`."""
+        self._to(notice.rank).notify(notice)
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
-        """See `Transport.abort`."""
+        """See `Link.abort`."""
         self._near.abort(failed_rank, error)
         self._far.abort(failed_rank, error)
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """See `Link.close`."""
         self._near.close()
         self._far.close()
         self._groups.clear()

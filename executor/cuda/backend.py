@@ -11,12 +11,12 @@ from pathlib import Path
 from plancompiler.errors import ExecutionError, PlanCompilerError
 from plancompiler.executor.actor import ARRIVED, Notice
 from plancompiler.executor.backend import Backend, Feeds, HostBackend
-from plancompiler.executor.comm.base import Publication, Transport
+from plancompiler.executor.comm.link import Link, Publication
+from plancompiler.executor.cuda.bootstrap import Bootstrap, bootstrap_of, make_communicators
 from plancompiler.executor.cuda.clock import DeviceClock
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.device import CudaDevice, local_device
 from plancompiler.executor.cuda.interface import Communicator, Device, abort_all
-from plancompiler.executor.cuda.meeting import Cards, Meetings, meet, meetings_of
 from plancompiler.executor.cuda.memory import DeviceMemory
 from plancompiler.executor.cuda.order import launch_order
 from plancompiler.executor.cuda.task import DeviceBinder
@@ -58,8 +58,7 @@ class DeviceBackend:
         self.plan = self._order.plan
         self._device: Device | None = None
         self._memory: DeviceMemory | None = None
-        self._cards: Cards | None = None
-        self._meetings: Meetings | None = None
+        self._bootstrap: Bootstrap | None = None
         self._completions: Completions | None = None
         self._aborting: list[threading.Thread] = []
         self._binder: DeviceBinder | None = None
@@ -81,12 +80,11 @@ class DeviceBackend:
             self._device = wanted
         return self._device
 
-    def memory(self, transport: Transport) -> Memory:
+    def memory(self, link: Link) -> Memory:
         """See `Backend.memory`."""
         device = self._opened()
         device.use()
-        self._memory = DeviceMemory(self.plan, device, transport)
-        self._cards = Cards(self.plan, transport)
+        self._memory = DeviceMemory(self.plan, device, link)
         return self._memory
 
     def recorder(self, folder: Path, first_step: int) -> Recorder:
@@ -102,32 +100,31 @@ class DeviceBackend:
 
     def publication(self, first_step: int) -> Publication:
         """See `Backend.publication`."""
-        self._meetings = meetings_of(self._given, self._order, first_step)
-        return self._meetings.publication
+        device = self._opened()
+        self._bootstrap = bootstrap_of(self._given, self._order, first_step, device)
+        return self._bootstrap.publication
 
     def binder(
         self,
         memory: Memory,
-        transport: Transport,
+        link: Link,
         feeds: Feeds,
         on_outputs: OnOutput | None,
         deadline: float,
     ) -> DeviceBinder:
         """See `Backend.binder`."""
-        device, cards, meetings = self._opened(), self._cards, self._meetings
-        if not isinstance(memory, DeviceMemory) or cards is None or meetings is None:
+        device, bootstrap = self._opened(), self._bootstrap
+        if not isinstance(memory, DeviceMemory) or bootstrap is None:
             raise ExecutionError("a device's tasks were bound before its ranks have met")
         self._deadline = deadline
-        self._communicators, boxes = meet(
-            meetings, cards, self._order, self._given, device, deadline
-        )
+        self._communicators, boxes = make_communicators(bootstrap, link, device, deadline)
         name = f"plancompiler-completions-{self.plan.rank}"
         self._completions = Completions(device, name, self._failed)
         self._binder = DeviceBinder(
             self._order,
             device,
             memory,
-            transport,
+            link,
             feeds,
             on_outputs,
             self._completions,
@@ -138,18 +135,18 @@ class DeviceBackend:
         )
         return self._binder
 
-    def notifier(self, transport: Transport) -> Notifier:
+    def notifier(self, link: Link) -> Notifier:
         """See `Backend.notifier`."""
-        return _Deferred(self, transport)
+        return _Deferred(self, link)
 
-    def notify(self, transport: Transport, notice: Notice) -> None:
+    def notify(self, link: Link, notice: Notice) -> None:
         """Tell another rank of a register: that it arrived, when the device has made it."""
         binder, completions = self._binder, self._completions
         event = None if binder is None else binder.last_event
         if notice.kind == ARRIVED and event is not None and completions is not None:
-            completions.after(event, partial(transport.notify, notice))
+            completions.after(event, partial(link.notify, notice))
         else:
-            transport.notify(notice)
+            link.notify(notice)
 
     def finish(self) -> None:
         """See `Backend.finish`."""
@@ -183,10 +180,10 @@ class DeviceBackend:
 class _Deferred:
     """Tells other ranks of registers when the device has made them."""
 
-    def __init__(self, backend: DeviceBackend, transport: Transport) -> None:
+    def __init__(self, backend: DeviceBackend, link: Link) -> None:
         self._backend = backend
-        self._transport = transport
+        self._link = link
 
     def notify(self, notice: Notice) -> None:
-        """See `Transport.notify`."""
-        self._backend.notify(self._transport, notice)
+        """See `Link.notify`."""
+        self._backend.notify(self._link, notice)

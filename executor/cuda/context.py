@@ -1,7 +1,7 @@
 """Communicators of devices for code that decides at run time what to exchange.
 
 A `DeviceContext` is a `CommContext` whose arrays lie on devices. The members meet over the host's
-transport as ever: they wait for each other there, with deadlines, compare what they call, and show
+link as ever: they wait for each other there, with deadlines, compare what they call, and show
 dtypes and shapes. Then each asks NCCL, and its host goes on: what it asks of arrays next comes
 after the operation. So the hosts go in step, each ahead of its device.
 
@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, TransportError
-from plancompiler.executor.comm.context import Board, Called, CommContext, CommStream, Owner
+from plancompiler.executor.comm.context import Called, CommContext, CommStream, Owner
 from plancompiler.executor.comm.deferred import DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import LAUNCHED, CommRecord
 from plancompiler.executor.comm.operations import Arrays, Operation, Operations, Rounds, Shown
+from plancompiler.executor.comm.rendezvous import Rendezvous
+from plancompiler.executor.cuda.bootstrap import join
 from plancompiler.executor.cuda.collective import Launch, launch_of, run_programs
 from plancompiler.executor.cuda.interface import (
     Communicator,
@@ -29,7 +31,6 @@ from plancompiler.executor.cuda.interface import (
     DeviceEvent,
 )
 from plancompiler.executor.cuda.launched import Launched
-from plancompiler.executor.cuda.meeting import join
 from plancompiler.executor.cuda.rank_device import RankDevice
 from plancompiler.executor.memory import Array
 from plancompiler.limits.time_limits import if_unseen
@@ -46,9 +47,11 @@ class DeviceContext(CommContext):
 
     device_type = "cuda"
 
-    def __init__(self, space: RankDevice, board: Board, owner: Owner, stream: str) -> None:
-        super().__init__(board, owner, stream)
-        self.calls = Operations(board.ranks, board.member, space.arrays)
+    def __init__(
+        self, space: RankDevice, rendezvous: Rendezvous, owner: Owner, stream: str
+    ) -> None:
+        super().__init__(rendezvous, owner, stream)
+        self.calls = Operations(rendezvous.ranks, rendezvous.member, space.arrays)
         self._space = space
         self.device = space.device
         self._beside = space.device.stream(stream) if stream else None

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.comm.link import Link
+from plancompiler.executor.comm.publication import allocated
 from plancompiler.executor.cuda.interface import Device, DeviceArray
 from plancompiler.executor.memory import Array, Buffer, Memory
 from plancompiler.plan.plan import Block, Plan, RegisterDesc
@@ -29,7 +30,7 @@ def pinned_like(device: Device, like: DeviceArray) -> Array:
 class DeviceMemory(Memory):
     """All blocks of one device's rank and the arrays of its registers."""
 
-    def __init__(self, plan: Plan, device: Device, transport: Transport) -> None:
+    def __init__(self, plan: Plan, device: Device, link: Link) -> None:
         self._device = device
         self._devices = {block.index: block.device for block in plan.blocks}
         self._stream = device.stream("variables")
@@ -40,7 +41,7 @@ class DeviceMemory(Memory):
         def allocate(block: Block) -> DeviceArray:
             if block.device != "cpu":
                 return device.allocate(block.nbytes)
-            buffer = transport.allocate(block)
+            buffer = allocated(link, block)
             if buffer.nbytes:
                 self._pinned.append(device.pin(buffer))
             return buffer

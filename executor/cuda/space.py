@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.executor.comm.context import Board, Owner
+from plancompiler.executor.comm.context import Owner
+from plancompiler.executor.comm.rendezvous import Rendezvous
 from plancompiler.executor.cuda.context import DeviceContext
 from plancompiler.executor.cuda.device import CudaDevice, local_device
 from plancompiler.executor.cuda.interface import Device
@@ -47,9 +48,9 @@ class DeviceSpace(RankDevice):
 
         return kernel
 
-    def context(self, board: Board, owner: Owner, stream: str) -> DeviceContext:
+    def context(self, rendezvous: Rendezvous, owner: Owner, stream: str) -> DeviceContext:
         """See `Space.context`."""
-        return DeviceContext(self, board, owner, stream)
+        return DeviceContext(self, rendezvous, owner, stream)
 
 
 def open_space(rank: int, wanted: Device | str | None) -> DeviceSpace:

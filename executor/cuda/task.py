@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.executor.comm.base import Transport
+from plancompiler.executor.comm.link import Link
 from plancompiler.executor.cuda.clock import RUN_AHEAD, DeviceClock
 from plancompiler.executor.cuda.collective import bind_collective
 from plancompiler.executor.cuda.completions import Completions
@@ -57,7 +57,7 @@ class DeviceBinder(TaskBinder):
         order: LaunchOrder,
         device: Device,
         memory: DeviceMemory,
-        transport: Transport,
+        link: Link,
         feeds: dict[str, deque[Array]],
         on_outputs: OnOutput | None,
         completions: Completions,
@@ -70,7 +70,7 @@ class DeviceBinder(TaskBinder):
         ranks read of the registers that are sent, by the reading task's id. `clock` is there if the
         run is recorded.
         """
-        super().__init__(order.plan, memory, transport, feeds, on_outputs)
+        super().__init__(order.plan, memory, link, feeds, on_outputs)
         self._order = order
         self._device = device
         self._device_memory = memory

@@ -16,7 +16,8 @@ from plancompiler.eager.launch_variables import PIPE, read_launcher
 from plancompiler.eager.spawn import reported
 from plancompiler.eager.world import World, process_world, set_process_world
 from plancompiler.errors import UsageError
-from plancompiler.executor.comm.manager import BoardMaker, CommContextManager
+from plancompiler.executor.comm.manager import CommContextManager
+from plancompiler.executor.comm.rendezvous import WorldLink
 from plancompiler.limits.time_limits import START_DEADLINE
 from plancompiler.plan.digest import check_kernels
 
@@ -56,12 +57,12 @@ def init(
     comm = None
     if size > 1:
         # gRPC takes long to load, and a program of one rank has no use for it.
-        from plancompiler.eager.transports import open_boards  # noqa: PLC0415
+        from plancompiler.eager.transports import open_world  # noqa: PLC0415
 
-        boards = open_boards(transport, launched, deadline, start_deadline, os.environ)
-        comm = CommContextManager(boards)
+        link = open_world(transport, launched, deadline, start_deadline, os.environ)
+        comm = CommContextManager(link)
         try:
-            _compare_kernels(boards, size, allow_mixed_kernels)
+            _compare_kernels(link, size, allow_mixed_kernels)
         except BaseException:
             comm.close()
             raise
@@ -75,14 +76,15 @@ def init(
     return world
 
 
-def _compare_kernels(boards: BoardMaker, size: int, allowed: bool | None) -> None:
-    """All ranks tell all others what they compute with. A board of its own leaves the world's
+def _compare_kernels(link: WorldLink, size: int, allowed: bool | None) -> None:
+    """All ranks tell all others what they compute with. A rendezvous of its own leaves the world's
     communicators and their records to the program."""
-    board, label = boards.board(tuple(range(size)), "kernels"), "comparing kernels in pc.init()"
+    rendezvous = link.rendezvous(tuple(range(size)), "kernels")
+    label = "comparing kernels in pc.init()"
     text = np.frombuffer(numeric_kernels().encode(), np.uint8)
-    shown = board.show("kernels", (text,), label)
+    shown = rendezvous.publish("kernels", (text,), label)
     texts = [bytes(arrays[0]).decode(errors="replace") for _, arrays in shown]
-    board.leave(label)
+    rendezvous.release(label)
     check_kernels(dict(enumerate(texts)), allowed)
 
 

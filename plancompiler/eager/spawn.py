@@ -9,7 +9,8 @@ from typing import Any
 from plancompiler.blas.threads import one_blas_thread
 from plancompiler.eager.world import World, set_thread_world
 from plancompiler.errors import AbortedError, ExecutionError, PlanCompilerError, UsageError
-from plancompiler.executor.comm.local_board import LocalBoards
+from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.comm.local_rendezvous import LocalWorldLink
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.limits.time_limits import DEADLINE
 
@@ -31,12 +32,12 @@ def spawn(
             got=type(function).__name__,
             expected="pc.eager.spawn(function, ranks, *args)",
         )
-    boards = LocalBoards(deadline)
+    hub = LocalHub()
     found: list[Any] = [None] * ranks
     failures: list[tuple[int, BaseException]] = []
 
     def run(rank: int) -> None:
-        comm = CommContextManager(boards.maker(rank))
+        comm = CommContextManager(LocalWorldLink(hub.link(rank), deadline))
         world = World(rank, ranks, comm)
         set_thread_world(world)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,18 +12,16 @@ import grpc
 
 from plancompiler.eager.launch_variables import PIPE, TOKEN, Launched, processes_of
 from plancompiler.errors import SecurityError, UsageError
-from plancompiler.executor.comm.host_board import HostBoardMaker
-from plancompiler.executor.comm.manager import BoardMaker
-from plancompiler.executor.comm.message_board import MessageBoardMaker
-from plancompiler.executor.comm.mirror import MirrorTransport
-from plancompiler.executor.comm.mpi import MpiCarrier, MpiWorld
+from plancompiler.executor.comm.choice import join_world, open_link
+from plancompiler.executor.comm.messages import MessageLink
+from plancompiler.executor.comm.mpi import MpiWorld
 from plancompiler.executor.comm.remote import (
     PeerServer,
-    StreamCarrier,
     channel_options,
     plain_channel,
-    remote_transport,
+    remote_link,
 )
+from plancompiler.executor.comm.rendezvous import WorldLink
 from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE, UNSEEN_DEADLINE
 
@@ -41,13 +39,13 @@ LINGER_SECONDS = time_limits.LINGER
 """How long a rank that is done listens for the goodbyes of others, whose streams would break."""
 
 
-def open_boards(
+def open_world(
     transport: str | None,
     launched: Launched,
     deadline: float | None,
     start_deadline: float,
     environment: Mapping[str, str],
-) -> BoardMaker:
+) -> WorldLink:
     """This rank's way to the others.
 
     UsageError for a transport or variables that make no sense, SecurityError for an address that
@@ -64,27 +62,30 @@ def open_boards(
                 hint=f"set {TRANSPORT}=grpc with {ADDRESSES} and {SECRET}, or {TRANSPORT}=mpi "
                 "under mpiexec",
             )
-        return HostBoardMaker(
-            launched.run,
-            rank,
-            size,
-            deadline or DEADLINE,
-            start_deadline,
-            # `plancompiler launch` watches over its ranks itself.
-            None if PIPE in environment else partial(processes_of, launched),
-        )
-    start = deadline or max(UNSEEN_DEADLINE, start_deadline)
-    deadline = deadline or DEADLINE
+        # `plancompiler launch` watches over its ranks itself.
+        find = None if PIPE in environment else partial(processes_of, launched)
+        link = open_link(launched.run, rank, size, find=find)
+        return join_world(link, size, deadline or DEADLINE, start_deadline)
     if name == "mpi":
-        return _over_mpi(rank, size, deadline, start)
-    if name == "grpc":
-        return _over_streams(rank, size, deadline, start, environment)
-    raise UsageError(
-        "unknown transport", got=repr(name), expected="one of " + ", ".join(TRANSPORTS)
+        token, remote, closing, linger = "eager", *_over_mpi(rank, size), 0.0
+    elif name == "grpc":
+        token = environment.get(SECRET, "")
+        remote, closing = _over_streams(rank, size, environment)
+        linger = LINGER_SECONDS
+    else:
+        raise UsageError(
+            "unknown transport", got=repr(name), expected="one of " + ", ".join(TRANSPORTS)
+        )
+    others = [peer for peer in range(size) if peer != rank]
+    link = open_link(
+        token, rank, size, far=others, remote=partial(remote, closing=closing, linger=linger)
     )
+    start = deadline or max(UNSEEN_DEADLINE, start_deadline)
+    return join_world(link, size, deadline or DEADLINE, start, remote)
 
 
-def _over_mpi(rank: int, size: int, deadline: float, start: float) -> BoardMaker:
+def _over_mpi(rank: int, size: int) -> tuple[Callable[..., MessageLink], Callable[[], None]]:
+    """What makes links, and what ends them all."""
     world = MpiWorld()
     if (world.rank, world.size) != (rank, size):
         world.close()
@@ -94,15 +95,13 @@ def _over_mpi(rank: int, size: int, deadline: float, start: float) -> BoardMaker
             expected=f"rank {rank} of {size}",
             hint="start the script with mpiexec",
         )
-    carrier = MpiCarrier(world, "eager")
-    return MessageBoardMaker(
-        carrier, rank, size, deadline, world.close, far=world.transport, start_deadline=start
-    )
+    return world.link, world.close
 
 
 def _over_streams(
-    rank: int, size: int, deadline: float, start: float, environment: Mapping[str, str]
-) -> BoardMaker:
+    rank: int, size: int, environment: Mapping[str, str]
+) -> tuple[Callable[..., MessageLink], Callable[[], None]]:
+    """The same."""
     addresses = environment.get(ADDRESSES, "").split(",")
     if len(addresses) != size or not all(":" in address for address in addresses):
         raise UsageError(
@@ -142,13 +141,15 @@ def _over_streams(
     key = hashlib.sha256(b"peers:" + token.encode()).digest()
     server = PeerServer(own, server_credentials, key)
     peers = dict(enumerate(addresses))
-    carrier = StreamCarrier(token, server, peers, open_channel)
-    closing = partial(server.close, LINGER_SECONDS)
-
-    def far(run: str) -> MirrorTransport:
-        return remote_transport(run, rank, server, peers, open_channel, with_tls=all(files))
-
-    return MessageBoardMaker(carrier, rank, size, deadline, closing, LINGER_SECONDS, far, start)
+    remote = partial(
+        remote_link,
+        rank=rank,
+        server=server,
+        addresses=peers,
+        open_channel=open_channel,
+        with_tls=all(files),
+    )
+    return remote, partial(server.close, LINGER_SECONDS)
 
 
 def _contents(path: str) -> bytes:

@@ -15,13 +15,12 @@ import numpy as np
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.eager import World
 from plancompiler.eager.tracing import DRAWN
-from plancompiler.errors import PlanCompilerError, TracingError, TransportError
-from plancompiler.executor.comm.base import Transport
+from plancompiler.errors import PlanCompilerError, TracingError
+from plancompiler.executor.comm.choice import open_link
 from plancompiler.executor.comm.context import CommContext
-from plancompiler.executor.comm.host import HostTransport
 from plancompiler.executor.comm.host_wire import HOST_VARIABLE, host_id
+from plancompiler.executor.comm.link import Link
 from plancompiler.executor.comm.local import LocalHub
-from plancompiler.executor.comm.routed import RoutedTransport
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ir import Job
 from plancompiler.limits.time_limits import DEADLINE
@@ -66,22 +65,22 @@ class CompiledRun:
         ranks = tuple(sorted({rank for op in job.ops for rank in op.placement.rank_list}))
         if world.rank not in ranks:
             return
-        transport: Transport
+        link: Link
         deadline = DEADLINE
         if len(ranks) == 1:
-            transport = LocalHub().transport(world.rank)
+            link = LocalHub().link(world.rank)
         else:
             deadline = world.comm.deadline
             self._group = world.comm.context(ranks)
             world.comm.aborters.append(self._abort)
-            transport = _meet(world, self._group, job)
+            link = _meet(world, self._group, job)
         cache = None if is_mode_chosen() else open_cache()
         slices, _ = slices_of_job(job, ranks[-1] + 1, cache)
         plan, _ = plan_of_slice(slices.distinct[slices.of_rank[world.rank]], world.rank, cache)
         device = None if plan.device == "cpu" else world.spaces.device().device
         self._runtime = Runtime(
             plan,
-            transport,
+            link,
             deadline=deadline,
             device=device,
             adapt=self._adapted,
@@ -188,8 +187,8 @@ _process = os.urandom(_TOKEN)
 """Tells this process apart from those of others that have its number."""
 
 
-def _meet(world: World, group: CommContext, job: Job) -> Transport:
-    """This rank's transport to the others, which must have made the same job."""
+def _meet(world: World, group: CommContext, job: Job) -> Link:
+    """This rank's link to the others, which must have made the same job."""
     rank = world.rank
     host = host_id(os.environ.get(HOST_VARIABLE, ""))
     parts = (str(job).encode(), _process + str(os.getpid()).encode(), host.encode())
@@ -212,30 +211,16 @@ def _meet(world: World, group: CommContext, job: Job) -> Transport:
             hint="all ranks must call it with like arguments and take the same branches in it",
         )
     token = tokens[0].tobytes()
+    hub = None
     if (processes == processes[0]).all():
         with _hubs_lock:
-            hub = _hubs.get(token)
-            if hub is None:
-                hub = _hubs[token] = LocalHub()
-        return hub.transport(rank)
+            hub = _hubs.setdefault(token, LocalHub())
     here = hosts[group.ranks.index(rank)].tobytes()
     elsewhere = [
         other for other, host in zip(group.ranks, hosts, strict=True) if host.tobytes() != here
     ]
-    if not elsewhere:
-        return HostTransport(token.hex(), rank)
-    far = world.comm.far_transport(token.hex())
-    if far is None:
-        raise TransportError(
-            "ranks of a compiled function are on several hosts, and the world's transport knows "
-            "one only",
-            rank=rank,
-            got=f"ranks {elsewhere} are not on the host of rank {rank}",
-            hint="start the world with the transport grpc or mpi",
-        )
-    if len(elsewhere) + 1 == len(group.ranks):
-        return far
-    return RoutedTransport(HostTransport(token.hex(), rank), far, elsewhere)
+    size, remote = len(group.ranks), world.comm.remote
+    return open_link(token.hex(), rank, size, far=elsewhere, remote=remote, hub=hub)
 
 
 _open_runs: set[CompiledRun] = set()

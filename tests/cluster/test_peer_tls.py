@@ -14,7 +14,7 @@ import pytest
 
 from plancompiler.cluster.channel import TlsFiles, open_channel, server_credentials
 from plancompiler.errors import AbortedError, DeadlineError, PlanCompilerError, SecurityError
-from plancompiler.executor.comm.remote import PeerServer, remote_transport
+from plancompiler.executor.comm.remote import PeerServer, remote_link
 from plancompiler.executor.runtime import Runtime
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
@@ -42,7 +42,7 @@ def ranks_with(sides: Sequence[Side], deadline: float = 60.0) -> Iterator[list[R
         addresses = {rank: f"127.0.0.1:{each.port}" for rank, each in enumerate(servers)}
         runtimes = []
         for rank, (_, own) in enumerate(sides):
-            transport = remote_transport(
+            transport = remote_link(
                 token,
                 rank,
                 servers[rank],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from plancompiler.errors import AttributeValueError, ShapeError, TransportError, UsageError
-from plancompiler.executor.comm.host_board import STAGING_BYTES
+from plancompiler.executor.comm.host_rendezvous import STAGING_BYTES
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.ir import DType, Reduction
 

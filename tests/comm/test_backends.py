@@ -17,7 +17,7 @@ import pytest
 
 from plancompiler.eager import current_world, spawn
 from plancompiler.eager.launch_variables import Launched
-from plancompiler.eager.transports import ADDRESSES, SECRET, TLS, TRANSPORT, open_boards
+from plancompiler.eager.transports import ADDRESSES, SECRET, TLS, TRANSPORT, open_world
 from plancompiler.errors import SecurityError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
 from tests.cluster.certificates import make_certificates
@@ -65,8 +65,8 @@ def test_streams_with_certificates(tls):
 
     def run(rank):
         environment = {ADDRESSES: addresses, SECRET: "secret of this test", **tls}
-        boards = open_boards("grpc", Launched(None, rank, 2, ""), 60.0, 60.0, environment)
-        comm = CommContextManager(boards)
+        link = open_world("grpc", Launched(None, rank, 2, ""), 60.0, 60.0, environment)
+        comm = CommContextManager(link)
         found[rank] = comm.context((0, 1)).all_gather(np.array([rank + 5])).tolist()
         comm.close()
 
@@ -113,7 +113,7 @@ def test_settings_that_make_no_sense(name):
     if transport is None:
         environment = {**environment, TRANSPORT: "grpc"}
     with pytest.raises(error, match=message):
-        open_boards(transport, Launched(None, 0, 2, "run"), 5.0, 5.0, environment)
+        open_world(transport, Launched(None, 0, 2, "run"), 5.0, 5.0, environment)
 
 
 @pytest.mark.processes

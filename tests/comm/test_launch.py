@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from plancompiler.errors import TransportError
-from plancompiler.executor.comm.base import Publication
-from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.host import HostLink
+from plancompiler.executor.comm.link import Publication
 
 SCRIPT = """
 import os, signal, sys, threading
@@ -135,7 +135,7 @@ def test_a_rank_that_ends_before_it_comes_is_named():
         process.communicate()
         return [process.pid]
 
-    transport = HostTransport("a run of this test", 0, find)
+    transport = HostLink("a run of this test", 0, find)
     try:
         with pytest.raises(TransportError, match="the process of rank 1 ended before it came"):
             transport.connect(Publication(0, (), (), (1,)), None, 60.0)

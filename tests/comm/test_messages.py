@@ -1,4 +1,4 @@
-"""Boards by messages: what comes is checked, and what is no frame of a board ends the run."""
+"""Rendezvous by messages: what comes is checked, and what is no frame ends the run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from plancompiler.errors import (
     TransportError,
 )
 from plancompiler.executor.comm.manager import CommContextManager
-from plancompiler.executor.comm.message_board import SHOW, MessageBoardMaker
-from plancompiler.executor.comm.mirror import Frame
-from plancompiler.executor.comm.remote_wire import CHUNK_BYTES
+from plancompiler.executor.comm.message_rendezvous import MessageWorldLink
+from plancompiler.executor.comm.messages import Frame, MessageLink
+from plancompiler.executor.comm.remote_wire import CHUNK_BYTES, PUBLISHED
 
 
 class Wire:
-    """Carries frames between makers of one process, and keeps what was sent."""
+    """Carries frames between ranks of one process, and keeps what was sent."""
 
-    def __init__(self, rank: int, makers: dict[int, MessageBoardMaker]) -> None:
+    def __init__(self, rank: int, worlds: dict[int, MessageWorldLink]) -> None:
         self.rank = rank
-        self.makers = makers
+        self.worlds = worlds
         self.frames: list[bytes] = []
 
     def open(self, peers, receiver) -> None:
@@ -33,10 +33,10 @@ class Wire:
 
     def send(self, rank: int, frame: Frame) -> None:
         data = frame.encoded()
-        if data[0] == SHOW:
+        if data[0] == PUBLISHED:
             self.frames.append(data)
-        if rank in self.makers:  # else it is yet to come, and what is said of oneself is lost
-            self.makers[rank].receive(self.rank, data)
+        if rank in self.worlds:  # else it is yet to come, and what is said of oneself is lost
+            self.worlds[rank].link.receive(self.rank, data)
 
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
         for peer in self.peers:
@@ -47,28 +47,28 @@ class Wire:
 
 
 @pytest.fixture
-def makers() -> dict[int, MessageBoardMaker]:
-    found: dict[int, MessageBoardMaker] = {}
+def worlds() -> dict[int, MessageWorldLink]:
+    found: dict[int, MessageWorldLink] = {}
     for rank in range(2):
-        found[rank] = MessageBoardMaker(Wire(rank, found), rank, 2, deadline=0.1)
+        found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), 2, 0.1)
     return found
 
 
-def show(maker: MessageBoardMaker, *arrays: np.ndarray) -> list[bytes]:
+def show(world: MessageWorldLink, *arrays: np.ndarray) -> list[bytes]:
     """The frames by which rank 0 shows these."""
-    wire = maker._carrier
+    wire = world.link._carrier
     wire.frames.clear()
     with pytest.raises(DeadlineError):  # nobody answers
-        maker.board((0, 1)).show("a call", arrays, "showing")
+        world.rendezvous((0, 1)).publish("a call", arrays, "showing")
     return list(wire.frames)
 
 
-def test_large_arrays_go_in_pieces(makers):
+def test_large_arrays_go_in_pieces(worlds):
     array = np.arange(CHUNK_BYTES, dtype=np.int32)
-    frames = show(makers[0], array, np.zeros((0, 2), np.float16), np.array(True))
+    frames = show(worlds[0], array, np.zeros((0, 2), np.float16), np.array(True))
     assert len(frames) == 5
     assert max(map(len, frames)) < CHUNK_BYTES + 100
-    calls = makers[1].board((0, 1)).show("another", (), "showing")
+    calls = worlds[1].rendezvous((0, 1)).publish("another", (), "showing")
     call, (large, empty, scalar) = calls[0]
     assert call == "a call"
     np.testing.assert_array_equal(large, array)
@@ -76,19 +76,19 @@ def test_large_arrays_go_in_pieces(makers):
     assert scalar.shape == ()
 
 
-def test_only_the_reader_of_an_array_gets_it(makers):
+def test_only_the_reader_of_an_array_gets_it(worlds):
     pieces = (np.zeros(1000), np.ones(1000))
-    board = makers[0].board((0, 1))
+    rendezvous = worlds[0].rendezvous((0, 1))
     with pytest.raises(DeadlineError, match=r"entered: \[0\]; not entered: \[1\]"):
-        board.show("a call", pieces, "showing", targets=(0, 1))
-    _, (not_mine, mine) = makers[1].board((0, 1)).show("a call", (), "showing")[0]
+        rendezvous.publish("a call", pieces, "showing", targets=(0, 1))
+    _, (not_mine, mine) = worlds[1].rendezvous((0, 1)).publish("a call", (), "showing")[0]
     assert not_mine.size == 0
     np.testing.assert_array_equal(mine, pieces[1])
 
 
-def test_frames_that_are_none_end_the_run(makers):
+def test_frames_that_are_none_end_the_run(worlds):
     """Cut, out of order, too long, or of any bytes: a failure on all ranks, and no exception."""
-    frames = show(makers[0], np.arange(CHUNK_BYTES, dtype=np.int32))
+    frames = show(worlds[0], np.arange(CHUNK_BYTES, dtype=np.int32))
     rng = np.random.default_rng(5)
     wrong = [
         [b""],
@@ -101,39 +101,39 @@ def test_frames_that_are_none_end_the_run(makers):
         *([bytes([32]) + rng.bytes(int(rng.integers(0, 200)))] for _ in range(300)),
     ]
     for sent in wrong:
-        found: dict[int, MessageBoardMaker] = {}
+        found: dict[int, MessageWorldLink] = {}
         for rank in range(2):
-            found[rank] = MessageBoardMaker(Wire(rank, found), rank, 2, deadline=0.1)
-        going = [found[1].receive(0, frame) for frame in sent]
+            found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), 2, 0.1)
+        going = [found[1].link.receive(0, frame) for frame in sent]
         if sent[0][:1] == b"\x11":  # of 300 some say goodbye
             continue
         assert not all(going)
-        assert found[1].failure is not None or 0 in found[1].gone
+        assert found[1].link.failure is not None or 0 in found[1].link.gone
     with pytest.raises(AbortedError):
-        found[1].board((0, 1)).show("a call", (), "showing")
+        found[1].rendezvous((0, 1)).publish("a call", (), "showing")
 
 
-def test_a_message_that_does_not_parse_is_refused(makers):
-    frames = show(makers[0], np.arange(4))
+def test_a_message_that_does_not_parse_is_refused(worlds):
+    frames = show(worlds[0], np.arange(4))
     for place in range(40, len(frames[0])):
         torn = bytearray(frames[0])
         torn[place] ^= 0x15
-        found: dict[int, MessageBoardMaker] = {}
+        found: dict[int, MessageWorldLink] = {}
         for rank in range(2):
-            found[rank] = MessageBoardMaker(Wire(rank, found), rank, 2, deadline=0.1)
-        found[1].receive(0, bytes(torn))
+            found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), 2, 0.1)
+        found[1].link.receive(0, bytes(torn))
         with suppress(PlanCompilerError):  # of whatever kind; any other error is a fault
-            found[1].board((0, 1)).show("a call", (), "showing")
+            found[1].rendezvous((0, 1)).publish("a call", (), "showing")
 
 
-def test_those_who_left_and_those_who_failed_are_named(makers):
-    comms = {rank: CommContextManager(maker) for rank, maker in makers.items()}
+def test_those_who_left_and_those_who_failed_are_named(worlds):
+    comms = {rank: CommContextManager(world) for rank, world in worlds.items()}
     group = comms[0].context((0, 1))
     comms[1].close()
     with pytest.raises(TransportError, match="rank 1 has closed its run"):
         group.barrier()
-    makers[0].lost(1, "after its goodbye nobody minds")
-    assert makers[0].failure is None
+    worlds[0].link.lost(1, "after its goodbye nobody minds")
+    assert worlds[0].link.failure is None
     comms[0].abort(ShapeError("broken on purpose"))
     with pytest.raises(AbortedError, match="broken on purpose"):
         group.barrier()

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from plancompiler.errors import DeadlineError, WireFormatError
-from plancompiler.executor.comm import message_board
+from plancompiler.executor.comm import messages
 from plancompiler.executor.comm.host_wire import HOST_VARIABLE
-from plancompiler.executor.comm.message_board import MessageBoardMaker
+from plancompiler.executor.comm.message_rendezvous import MessageWorldLink
+from plancompiler.executor.comm.messages import MessageLink
 from plancompiler.executor.comm.patience import Patience
 from plancompiler.executor.comm.peer_work import PeerWork
 from plancompiler.executor.process_status import StoppedProcesses
@@ -23,13 +24,13 @@ from tests.comm.test_messages import Wire
 DEADLINE = 0.2
 
 
-def makers_on(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> dict[int, MessageBoardMaker]:
-    found: dict[int, MessageBoardMaker] = {}
+def worlds_on(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> dict[int, MessageWorldLink]:
+    found: dict[int, MessageWorldLink] = {}
     for rank, host in enumerate(hosts):
         monkeypatch.setenv(HOST_VARIABLE, host)
-        found[rank] = MessageBoardMaker(Wire(rank, found), rank, len(hosts), DEADLINE)
-    for maker in found.values():  # now all are there to hear it
-        maker._work.introduce()
+        found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), len(hosts), DEADLINE)
+    for world in found.values():  # now all are there to hear it
+        world.link.work.introduce()
     return found
 
 
@@ -37,7 +38,7 @@ def makers_on(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> dict[int, Message
 def test_one_that_works_is_waited_for(
     hosts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    makers = makers_on(monkeypatch, *hosts)
+    worlds = worlds_on(monkeypatch, *hosts)
 
     def work() -> None:
         # CPU time, so that a busy machine makes it longer and never shorter.
@@ -45,11 +46,11 @@ def test_one_that_works_is_waited_for(
         numbers = np.ones(1 << 16, np.float32)
         while time.thread_time() < end:
             numbers.sum()
-        makers[1].board((0, 1)).show("a call", (), "showing")
+        worlds[1].rendezvous((0, 1)).publish("a call", (), "showing")
 
     thread = threading.Thread(target=work)
     thread.start()
-    calls = makers[0].board((0, 1)).show("a call", (), "showing")
+    calls = worlds[0].rendezvous((0, 1)).publish("a call", (), "showing")
     thread.join()
     assert [call for call, _ in calls] == ["a call"] * 2
 
@@ -58,26 +59,26 @@ def test_one_that_works_is_waited_for(
 def test_one_that_stands_still_is_named(
     hosts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    makers = makers_on(monkeypatch, *hosts)
+    worlds = worlds_on(monkeypatch, *hosts)
     with pytest.raises(DeadlineError, match=r"within 0.2 s.*not entered: \[1\]"):
-        makers[0].board((0, 1)).show("a call", (), "showing")
+        worlds[0].rendezvous((0, 1)).publish("a call", (), "showing")
 
 
 @pytest.mark.processes
 def test_one_of_this_host_that_is_stopped_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    makers = makers_on(monkeypatch, "here", "here")
-    monkeypatch.setattr(message_board, "end_stopped_at_exit", lambda pid: None)
-    monkeypatch.setattr(makers[0], "_stopped", StoppedProcesses(0.0))
-    makers[0].deadline = 60.0
+    worlds = worlds_on(monkeypatch, "here", "here")
+    monkeypatch.setattr(messages, "end_stopped_at_exit", lambda pid: None)
+    monkeypatch.setattr(worlds[0].link, "_stopped", StoppedProcesses(0.0))
+    worlds[0].deadline = 60.0
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         try:
             process.send_signal(signal.SIGSTOP)
-            own = makers[1]._work._own
-            makers[1]._work._own = own._replace(pid=process.pid)
-            makers[1]._work.introduce()
+            own = worlds[1].link.work._own
+            worlds[1].link.work._own = own._replace(pid=process.pid)
+            worlds[1].link.work.introduce()
             with pytest.raises(DeadlineError, match="process of rank 1 does not run") as caught:
-                makers[0].board((0, 1)).show("a call", (), "showing")
+                worlds[0].rendezvous((0, 1)).publish("a call", (), "showing")
         finally:
             process.kill()
     assert caught.value.report.rank == 1

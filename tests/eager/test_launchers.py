@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from plancompiler.eager.launch_variables import LAUNCHERS, Launched, read_launcher
-from plancompiler.eager.transports import open_boards
+from plancompiler.eager.transports import open_world
 from plancompiler.errors import UsageError
 from tests.cli.test_processes import await_end
 
@@ -354,7 +354,7 @@ def test_a_number_outside_of_a_step_is_a_batch_script() -> None:
 def test_several_hosts_do_not_share_memory() -> None:
     launched = Launched(LAUNCHERS[1], 0, 4, "run", 2)
     with pytest.raises(UsageError, match=r"one host only.*2 of 4 ranks"):
-        open_boards(None, launched, 5.0, 5.0, {})
+        open_world(None, launched, 5.0, 5.0, {})
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda each: each.name)

@@ -11,6 +11,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError
-from plancompiler.executor.comm.base import Transport
-from plancompiler.executor.comm.host import HostTransport
-from plancompiler.executor.comm.remote import PeerServer, remote_transport
-from plancompiler.executor.comm.routed import RoutedTransport
+from plancompiler.executor.comm.choice import open_link
+from plancompiler.executor.comm.link import Link
+from plancompiler.executor.comm.remote import PeerServer, remote_link
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ops import registry
 from plancompiler.plan.plan import Plan
@@ -58,18 +58,16 @@ def _shared_mappings() -> list[str]:
     return [text for text in (*maps, *links) if "plancompiler" in text]
 
 
-def make_transport(
+def make_link(
     token: str, rank: int, hosts: Sequence[int], server: PeerServer | None, ports: Mapping[int, int]
-) -> Transport:
-    """The transport of a rank; `hosts` by rank, empty where all are of one host."""
+) -> Link:
+    """The link of a rank; `hosts` by rank, empty where all are of one host."""
+    if server is None:
+        return open_link(token, rank, 0)
     far = [other for other, host in enumerate(hosts) if host != hosts[rank]]
-    if server is None or not far:
-        return HostTransport(token, rank)
     addresses = {other: f"127.0.0.1:{ports[other]}" for other in far}
-    remote = remote_transport(token, rank, server, addresses)
-    if len(far) == len(hosts) - 1:
-        return remote
-    return RoutedTransport(HostTransport(token, rank), remote, far)
+    remote = partial(remote_link, rank=rank, server=server, addresses=addresses)
+    return open_link(token, rank, len(hosts), far=far, remote=remote)
 
 
 def _serve(connection: Connection, rank: int) -> None:
@@ -97,7 +95,7 @@ def _serve(connection: Connection, rank: int) -> None:
                     runtime.close()
                 runtime = Runtime(
                     plan,
-                    make_transport(token, rank, hosts, server, ports),
+                    make_link(token, rank, hosts, server, ports),
                     on_outputs=collect,
                     **options,
                 )

@@ -32,7 +32,7 @@ def open_runtime(world: MpiWorld, plans, token: str, **options) -> tuple[Runtime
     def collect(step: int, name: str, value: np.ndarray) -> None:
         outputs.setdefault(step, {})[name] = value
 
-    runtime = Runtime(plans[world.rank], world.transport(token), on_outputs=collect, **options)
+    runtime = Runtime(plans[world.rank], world.link(token), on_outputs=collect, **options)
     try:
         runtime.prepare()
     except BaseException:

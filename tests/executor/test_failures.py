@@ -17,9 +17,9 @@ from plancompiler.errors import (
     PlanCompilerError,
     TransportError,
 )
-from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.host import HostLink
 from plancompiler.executor.comm.local import LocalHub
-from plancompiler.executor.comm.remote import PeerServer, remote_transport
+from plancompiler.executor.comm.remote import PeerServer, remote_link
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.executor.runtime import Runtime
 from tests.executor.host_world import HostWorld
@@ -41,14 +41,14 @@ def servers_end() -> Iterator[None]:
 def transports(kind: str, ranks: int) -> list:
     if kind == "local":
         hub = LocalHub()
-        return [hub.transport(rank) for rank in range(ranks)]
+        return [hub.link(rank) for rank in range(ranks)]
     token = secrets.token_hex(8)
     if kind == "remote":
         servers = [PeerServer("127.0.0.1:0") for _ in range(ranks)]
         SERVERS.extend(servers)
         addresses = {rank: f"127.0.0.1:{each.port}" for rank, each in enumerate(servers)}
-        return [remote_transport(token, rank, servers[rank], addresses) for rank in range(ranks)]
-    return [HostTransport(token, rank) for rank in range(ranks)]
+        return [remote_link(token, rank, servers[rank], addresses) for rank in range(ranks)]
+    return [HostLink(token, rank) for rank in range(ranks)]
 
 
 class Ranks:

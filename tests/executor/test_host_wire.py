@@ -7,6 +7,7 @@ import random
 import secrets
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -19,10 +20,9 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.executor.comm import host_wire as wire
-from plancompiler.executor.comm.base import publication_of
-from plancompiler.executor.comm.host import HostTransport
+from plancompiler.executor.comm.host import HostLink
+from plancompiler.executor.comm.publication import publication_of
 from plancompiler.executor.runtime import Runtime
-from plancompiler.plan.plan import Block
 from tests.executor.plans import data_parallel, pipeline
 
 
@@ -47,19 +47,20 @@ def test_abort_fits_a_packet_whatever_its_texts():
 
 
 def test_directory_round_trip():
-    publication = publication_of(data_parallel(2)[0])
+    publication = replace(publication_of(data_parallel(2)[0]), records={"name": "text"})
     directory = wire.unpack_directory(wire.pack_directory(publication, [0, 1]))
     assert directory.blocks == (0, 1)
     assert directory.groups == publication.groups
-    assert list(directory.registers) == [register.id for register in publication.registers]
-    for register in publication.registers:
-        entry = directory.registers[register.id]
-        assert (entry.block, entry.offset, entry.nbytes) == (
-            register.block,
-            register.offset,
-            register.nbytes,
+    assert directory.records == publication.records
+    assert list(directory.regions) == [region.key for region in publication.regions]
+    for region in publication.regions:
+        entry = directory.regions[region.key]
+        assert (entry.block, entry.offset, entry.stride) == (
+            region.block,
+            region.offset,
+            region.stride,
         )
-        assert (entry.shape, entry.dtype) == (register.shape, register.dtype)
+        assert (entry.shape, entry.dtype) == (region.shape, region.dtype)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +69,13 @@ def test_directory_round_trip():
         b"",
         b"[]",
         b"{}",
-        b'{"blocks":[-1],"groups":[],"registers":[]}',
-        b'{"blocks":[true],"groups":[],"registers":[]}',
-        b'{"blocks":[],"groups":[[1,2]],"registers":[]}',
-        b'{"blocks":[],"groups":[],"registers":[[1,0,0,4,0,"float32",[1]]]}',
-        b'{"blocks":[],"groups":[],"registers":[[1,0,0,4,1,"object",[1]]]}',
-        b'{"blocks":[],"groups":[],"registers":[[1,0,-4,4,1,"float32",[1]]]}',
+        b'{"blocks":[-1],"groups":[],"regions":[],"records":{}}',
+        b'{"blocks":[true],"groups":[],"regions":[],"records":{}}',
+        b'{"blocks":[],"groups":[[1,2]],"regions":[],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[[1,0,0,4,0,"float32",[1]]],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[[1,0,0,4,1,"object",[1]]],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[[1,0,-4,4,1,"float32",[1]]],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[],"records":[1]}',
         b"[" * 100_000,
     ],
 )
@@ -107,15 +109,15 @@ def test_random_bytes_are_refused():
 
 def test_a_register_outside_its_memory_is_refused():
     memories = [wire.SharedMemory("test", 64) for _ in range(2)]
-    text = b'{"blocks":[0],"groups":[],"registers":[[7,0,32,64,1,"float32",[16]]]}'
+    text = b'{"blocks":[0],"groups":[],"regions":[[7,0,32,64,1,"float32",[16]]],"records":{}}'
     directory = wire.SharedMemory("test", len(text))
     directory.buffer()[:] = bytearray(text)
     peer = wire.PeerMemory(
         1, [directory.descriptor, memories[0].descriptor, memories[1].descriptor]
     )
     with pytest.raises(WireFormatError, match="outside its memory"):
-        peer.register(7)
-    assert peer.register(8) is None
+        peer.slots(7)
+    assert peer.slots(8) is None
     for memory in (directory, *memories):
         memory.close_descriptor()
 
@@ -141,13 +143,13 @@ def test_shared_memory_of_impossible_size():
 
 
 def test_a_private_block_cannot_be_read_by_others():
-    transport = HostTransport(secrets.token_hex(8), 0)
+    link = HostLink(secrets.token_hex(8), 0)
     plan = pipeline(2)[0]
     for block in plan.blocks:
-        transport.allocate(Block(block.index, block.purpose, False, block.nbytes))
+        link.allocate(block.index, block.nbytes, False, block.purpose)
     with pytest.raises(TransportError, match="its block is private"):
-        transport.connect(publication_of(plan), Runtime(plan, transport), 5.0)
-    transport.close()
+        link.connect(publication_of(plan), Runtime(plan, link), 5.0)
+    link.close()
 
 
 class Meeting:
@@ -155,7 +157,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)
-        self.runtime = Runtime(pipeline(2)[0], HostTransport(self.token, 0), deadline=30.0)
+        self.runtime = Runtime(pipeline(2)[0], HostLink(self.token, 0), deadline=30.0)
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._prepare)
 
@@ -184,7 +186,7 @@ class Meeting:
 
     def join_properly(self) -> None:
         """Let the real rank 1 join, so that rank 0 can go on."""
-        with Runtime(pipeline(2)[1], HostTransport(self.token, 1), deadline=30.0) as peer:
+        with Runtime(pipeline(2)[1], HostLink(self.token, 1), deadline=30.0) as peer:
             peer.prepare()
             self.thread.join()
 
@@ -234,7 +236,7 @@ def test_another_version_is_refused(monkeypatch):
     ],
 )
 def test_a_peer_that_talks_nonsense_stops_the_run(packet, text):
-    directory_text = b'{"blocks":[],"groups":[],"registers":[]}'
+    directory_text = b'{"blocks":[],"groups":[],"regions":[],"records":{}}'
     directory = wire.SharedMemory("directory", len(directory_text))
     directory.buffer()[:] = bytearray(directory_text)
     counters = wire.SharedMemory("counters", 64)

@@ -145,7 +145,7 @@ def test_steps_run_ahead_of_each_other():
     def collect(step, name, value) -> None:
         outputs.setdefault(step, {})[name] = value
 
-    runtimes = [Runtime(plans[rank], hub.transport(rank), on_outputs=collect) for rank in plans]
+    runtimes = [Runtime(plans[rank], hub.link(rank), on_outputs=collect) for rank in plans]
     with ThreadPoolExecutor(len(runtimes)) as pool:
         list(pool.map(Runtime.prepare, runtimes))
         w0, w1 = runtimes[0].variables()["w0"], runtimes[1].variables()["w1"]
@@ -211,7 +211,7 @@ def test_a_late_rank_is_reported_with_the_micro_batch():
     """Stage 1 runs and stage 0, which makes what it reads first, does not."""
     hub = LocalHub()
     plans = train("1f1b", 3, 1, True)
-    runtimes = [Runtime(plans[rank], hub.transport(rank), deadline=0.2) for rank in range(2)]
+    runtimes = [Runtime(plans[rank], hub.link(rank), deadline=0.2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(Runtime.prepare, runtimes))
         with pytest.raises(DeadlineError, match="rank 0 was not told to run step 0") as caught:

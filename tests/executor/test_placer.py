@@ -38,8 +38,7 @@ class Ranks:
         hub = LocalHub()
         self.found = {}
         self.runtimes = [
-            Runtime(plan, hub.transport(rank), on_outputs=self.collect)
-            for rank, plan in plans.items()
+            Runtime(plan, hub.link(rank), on_outputs=self.collect) for rank, plan in plans.items()
         ]
         self.pool = stack.enter_context(ThreadPoolExecutor(len(plans)))
         for runtime in self.runtimes:
@@ -117,7 +116,7 @@ def test_what_peers_read_stays(stack):
 
 
 def test_only_a_prepared_runtime_has_places():
-    runtime = Runtime(chain()[0], LocalHub().transport(0))
+    runtime = Runtime(chain()[0], LocalHub().link(0))
     with pytest.raises(UsageError, match="prepared"):
         runtime.place({})
     runtime.prepare()

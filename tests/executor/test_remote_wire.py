@@ -24,8 +24,8 @@ from plancompiler.errors import (
 from plancompiler.executor import threads
 from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
-from plancompiler.executor.comm.base import publication_of
-from plancompiler.executor.comm.mirror import Frame
+from plancompiler.executor.comm.messages import Frame
+from plancompiler.executor.comm.publication import publication_of
 from plancompiler.executor.comm.remote import METHOD, SERVICE, PeerServer, plain_channel
 from plancompiler.executor.memory import Array
 from tests.executor.host_world import own_threads
@@ -51,7 +51,7 @@ def arrays_and_boxes(draw: st.DrawFn) -> tuple[Array, tuple[tuple[int, int], ...
 @given(case=arrays_and_boxes(), limit=st.integers(1, 200))
 def test_a_box_travels_in_pieces_of_bounded_size(case, limit):
     array, box = case
-    mirror = np.zeros_like(array)
+    target = np.zeros_like(array)
     wanted = np.zeros_like(array)
     index = tuple(slice(*bounds) for bounds in box) or ...
     wanted[index] = array[index]
@@ -60,18 +60,18 @@ def test_a_box_travels_in_pieces_of_bounded_size(case, limit):
         assert 0 < place.nbytes <= max(limit, array.itemsize)
         frame = b"".join(Frame(wire.pack_data(5, 1, part, False), place).parts())
         header = wire.unpack_data(frame)
-        assert (header.register, header.slot) == (5, 1)
-        wire.store_data(frame, header, (np.zeros(0), mirror))
-    np.testing.assert_array_equal(mirror, wanted)
+        assert (header.region, header.slot) == (5, 1)
+        wire.store_data(frame, header, (np.zeros(0), target))
+    np.testing.assert_array_equal(target, wanted)
 
 
 def test_a_part_of_the_flat_register():
-    mirror = np.zeros((3, 4), np.float32)
+    target = np.zeros((3, 4), np.float32)
     part = np.arange(5, dtype=np.float32)
     frame = b"".join(Frame(wire.pack_data(5, 0, ((6, 11),), True), part).parts())
-    wire.store_data(frame, wire.unpack_data(frame), (mirror,))
-    np.testing.assert_array_equal(mirror.reshape(-1)[6:11], part)
-    assert np.count_nonzero(mirror) == 4
+    wire.store_data(frame, wire.unpack_data(frame), (target,))
+    np.testing.assert_array_equal(target.reshape(-1)[6:11], part)
+    assert np.count_nonzero(target) == 4
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_a_part_of_the_flat_register():
     ],
 )
 def test_data_outside_of_a_register_are_refused(slot, box, flat, nbytes):
-    mirror = np.zeros((3, 4), np.float32)
+    target = np.zeros((3, 4), np.float32)
     frame = wire.pack_data(5, slot, box, flat) + b"\1" * nbytes
     with pytest.raises(WireFormatError):
-        wire.store_data(frame, wire.unpack_data(frame), (mirror,))
-    assert not mirror.any()
+        wire.store_data(frame, wire.unpack_data(frame), (target,))
+    assert not target.any()
 
 
 def test_directories_travel_in_parts(monkeypatch):
@@ -104,7 +104,7 @@ def test_directories_travel_in_parts(monkeypatch):
     assert not any(first)
     directory, reads = last
     assert directory.groups == publication.groups
-    assert set(directory.registers) == {register.id for register in publication.registers}
+    assert set(directory.regions) == {region.key for region in publication.regions}
     assert reads == tuple(read for read in publication.reads if read.rank == 0)
     assert reads
 

@@ -303,7 +303,7 @@ def test_scalars_fed(dtype, value, fits):
 
 
 def test_all_steps_must_be_fed():
-    with Runtime(chain()[0], LocalHub().transport(0)) as runtime:
+    with Runtime(chain()[0], LocalHub().link(0)) as runtime:
         runtime.prepare()
         runtime.feed({"x": floats(3, 4)})
         with pytest.raises(FeedError, match="not fed for all steps"):
@@ -357,7 +357,7 @@ def test_initial_values_do_not_depend_on_the_run():
 
 
 def test_close_is_idempotent_and_final():
-    runtime = Runtime(chain()[0], LocalHub().transport(0))
+    runtime = Runtime(chain()[0], LocalHub().link(0))
     runtime.prepare()
     with pytest.raises(UsageError):
         runtime.prepare()
@@ -370,12 +370,12 @@ def test_close_is_idempotent_and_final():
 
 
 def test_misuse():
-    runtime = Runtime(chain()[0], LocalHub().transport(0))
+    runtime = Runtime(chain()[0], LocalHub().link(0))
     with pytest.raises(UsageError, match="prepared"):
         runtime.run(1)
     runtime.close()
     with pytest.raises(UsageError, match="another rank"):
-        Runtime(chain()[0], LocalHub().transport(3))
+        Runtime(chain()[0], LocalHub().link(3))
     with LocalWorld(chain()) as world, pytest.raises(UsageError, match="negative"):
         world.run(-1)
 
@@ -384,7 +384,7 @@ def test_a_single_stream_runs_in_the_callers_thread(test_ops):
     threads = []
     with Runtime(
         one_op("test_step")[0],
-        LocalHub().transport(0),
+        LocalHub().link(0),
         on_outputs=lambda step, name, value: threads.append(threading.current_thread()),
     ) as runtime:
         runtime.prepare()

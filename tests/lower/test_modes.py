@@ -81,7 +81,7 @@ def test_digests_do_not_depend_on_the_folder_from_which_a_file_is_named(
 
 
 def collectives(job: pc.Job) -> Counter[str]:
-    """Transport families of the job by primitive, before reductions are fused."""
+    """Link families of the job by primitive, before reductions are fused."""
     graph = build_boxing_task_graph(infer_sbp(job), job.world_size)
     return Counter(str(f.transfer.primitive) for f in graph.families if f.transfer is not None)
 

@@ -53,7 +53,7 @@ def losses(job: Job, steps: int, **settings: object) -> list[float]:
 
 
 def collectives(compilation: Compilation) -> Counter[str]:
-    """Transport families by primitive."""
+    """Link families by primitive."""
     families = compilation.graph.families
     return Counter(str(f.transfer.primitive) for f in families if f.transfer is not None)
 

@@ -113,7 +113,7 @@ def test_a_rank_has_one_device():
 
 
 def runtime(plan, device, **options):
-    return Runtime(plan, LocalHub().transport(0), device=device, **options)
+    return Runtime(plan, LocalHub().link(0), device=device, **options)
 
 
 def test_the_host_runs_ahead_of_the_device_by_a_bounded_number_of_steps():

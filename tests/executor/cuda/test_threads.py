@@ -14,9 +14,9 @@ from plancompiler.eager.world import current_world
 from plancompiler.errors import AbortedError, DeadlineError
 from plancompiler.executor import threads
 from plancompiler.executor.cuda import interface
+from plancompiler.executor.cuda.bootstrap import join
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.launched import Launched, LaunchWatch
-from plancompiler.executor.cuda.meeting import join
 from plancompiler.executor.cuda.rank_device import RankDevice
 from tests.executor.cuda.devices import EagerDevice, HostDevice, spawn_on_devices
 from tests.executor.host_world import own_threads

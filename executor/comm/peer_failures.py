@@ -16,7 +16,7 @@ from plancompiler.executor.comm.patience import Patience, Work
 from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus
 
 
-class Departures:
+class PeerFailures:
     """Who of the ranks that run together has failed or left, as far as is known here."""
 
     def __init__(self) -> None:

@@ -1,31 +1,28 @@
-"""Boards of ranks that are processes of one host, over the memory of the host transport.
+"""Rendezvous of ranks that are processes of one host, in memory that they share.
 
 Every rank shares one block with all others: a page for each of its groups, and a staging area for
 each stream. A group's page holds the rank's counter of the group's barriers, the digest by which
-peers find the page, and two slots for what is shown, used in turn. What does not fit a slot goes
-through the staging area, in rounds.
+peers find the page, and two slots for what is published, used in turn. What does not fit a slot
+goes through the staging area, in rounds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from plancompiler.errors import PlanCompilerError, TransportError
-from plancompiler.executor.comm.base import GroupKey, Publication
-from plancompiler.executor.comm.departures import left_barrier, missed_barrier
-from plancompiler.executor.comm.host import HostGroup, HostTransport, PeerWait
-from plancompiler.executor.comm.mirror import MirrorTransport
-from plancompiler.executor.comm.operations import Arrays, Targets, board_digest
+from plancompiler.errors import TransportError
+from plancompiler.executor.comm.host import HostGroup, HostLink, PeerWait
+from plancompiler.executor.comm.link import GroupKey, MemoryRegion, Publication
+from plancompiler.executor.comm.operations import Arrays, Targets
+from plancompiler.executor.comm.peer_failures import left_barrier, missed_barrier
+from plancompiler.executor.comm.rendezvous import Published, WorldLink, rendezvous_digest
 from plancompiler.executor.memory import Array, Buffer
-from plancompiler.ir import BROADCAST, DType, NdSbp
+from plancompiler.ir import DType
 from plancompiler.ir.shard import element_count
-from plancompiler.ir.task import pack_register_id
 from plancompiler.limits.time_limits import DEADLINE, START_DEADLINE
-from plancompiler.plan.plan import Block, RegisterDesc
 
 LINE = 64
 SLOT_BYTES = 16 << 10
@@ -36,93 +33,54 @@ STAGING_BYTES = 4 << 20
 STAGINGS = 2
 """Streams that run beside each other, each with a staging area: compute, and communicator."""
 _MAILBOX_BYTES = PAGES * PAGE_BYTES + STAGINGS * STAGING_BYTES
+_MAILBOX = "mailbox"
 _POLL_SECONDS = 1e-3
 
 
-class _Failures:
-    """Nothing is announced between ranks but failures."""
+class HostWorldLink(WorldLink):
+    """One rank's link to the other processes of a world.
 
-    def __init__(self, maker: HostBoardMaker) -> None:
-        self._maker = maker
-
-    def notice(self, kind: int, register: int, task: int) -> None:
-        """See `Sink.notice`."""
-
-    def peer_failed(self, error: PlanCompilerError) -> None:
-        """See `Sink.peer_failed`."""
-        self._maker.failed(error)
-
-
-class HostBoardMaker:
-    """One rank's boards: connects to all other ranks of the world.
-
-    `token` is the world's secret, the same on all ranks. `start_deadline` (seconds) holds for
-    meeting the others, `deadline` for every later wait: that long they may stand still. `find` is
-    that of `HostTransport`.
+    `start_deadline` (seconds) holds for meeting the others, `deadline` for every later wait: that
+    long they may stand still.
     """
+
+    link: HostLink
 
     def __init__(
         self,
-        token: str,
-        rank: int,
+        link: HostLink,
         size: int,
         deadline: float = DEADLINE,
         start_deadline: float = START_DEADLINE,
-        find: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        self.rank = rank
-        self.deadline = deadline
-        self.failed: Callable[[PlanCompilerError], None] = lambda error: None
-        self.far: Callable[[str], MirrorTransport] | None = None
-        self.transport = HostTransport(token, rank, find)
-        block = Block(0, "mailbox", True, _MAILBOX_BYTES)
-        self._own: Buffer = self.transport.allocate(block)
-        mailbox = RegisterDesc(
-            pack_register_id(rank, 0, 0, 0),
-            "mailbox",
-            (_MAILBOX_BYTES,),
-            DType.UINT8,
-            NdSbp((BROADCAST,)),
-            producer=0,
-            consumers=(),
-            block=0,
-            nbytes=_MAILBOX_BYTES,
-        )
-        peers = tuple(peer for peer in range(size) if peer != rank)
-        publication = Publication(rank, (mailbox,), (), peers)
-        self.transport.connect(publication, _Failures(self), start_deadline)
+        super().__init__(link, deadline)
+        self._own = link.allocate(0, _MAILBOX_BYTES, True, _MAILBOX)
+        region = MemoryRegion(0, 0, 0, _MAILBOX_BYTES, 1, DType.UINT8, (_MAILBOX_BYTES,), _MAILBOX)
+        peers = tuple(peer for peer in range(size) if peer != link.rank)
+        link.connect(Publication(link.rank, (region,), peers=peers), self, start_deadline)
         self._pages = 0
 
     def mailbox(self, rank: int) -> Buffer:
         """The shared memory of a rank; that of others can only be read."""
         if rank == self.rank:
             return self._own
-        slots = self.transport.peer_register(rank, pack_register_id(rank, 0, 0, 0))
+        slots = self.link.peer_slots(rank, 0)
         if slots is None:
             raise TransportError("a rank shares no memory with this one", rank=rank)
         return slots[0]
 
-    def board(self, ranks: tuple[int, ...], stream: str = "") -> HostBoard:
-        """See `BoardMaker.board`."""
+    def rendezvous(self, ranks: tuple[int, ...], stream: str = "") -> HostRendezvous:
+        """See `WorldLink.rendezvous`."""
         if self._pages == PAGES:
             raise TransportError(
                 "a rank is a member of too many groups", got=PAGES + 1, expected=f"at most {PAGES}"
             )
         page, self._pages = self._pages, self._pages + 1
-        return HostBoard(self, ranks, stream, page)
-
-    def abort(self, error: PlanCompilerError) -> None:
-        """See `BoardMaker.abort`."""
-        self.transport.abort(self.rank, error)
-        self.failed(error)
-
-    def close(self) -> None:
-        """See `BoardMaker.close`."""
-        self.transport.close()
+        return HostRendezvous(self, ranks, stream, page)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Slot:
     """What a member's slot says."""
 
     call: str
@@ -154,22 +112,22 @@ class _Shown:
         return tuple(found)
 
 
-class HostBoard:
+class HostRendezvous:
     """One member's view of a group's pages."""
 
     def __init__(
-        self, maker: HostBoardMaker, ranks: tuple[int, ...], stream: str, page: int
+        self, world: HostWorldLink, ranks: tuple[int, ...], stream: str, page: int
     ) -> None:
         self.ranks = ranks
-        self.member = ranks.index(maker.rank)
+        self.member = ranks.index(world.rank)
         self._count = 0
-        self._must_leave = False
-        self._maker = maker
-        self._deadline = maker.deadline
-        self._digest = board_digest(ranks, stream)
-        own = _page(maker.mailbox(maker.rank), page)
+        self._must_release = False
+        self._world = world
+        self._deadline = world.deadline
+        self._digest = rendezvous_digest(ranks, stream)
+        own = _page(world.mailbox(world.rank), page)
         own[LINE : LINE + len(self._digest)] = np.frombuffer(self._digest, np.uint8)
-        mailboxes = [maker.mailbox(rank) for rank in ranks]
+        mailboxes = [world.mailbox(rank) for rank in ranks]
         at = PAGES * PAGE_BYTES + (STAGING_BYTES if stream else 0)
         self._staging = [mailbox[at : at + STAGING_BYTES] for mailbox in mailboxes]
         self._pages = [own]
@@ -178,7 +136,7 @@ class HostBoard:
 
     @property
     def deadline(self) -> float:
-        """See `Board.deadline`."""
+        """See `Rendezvous.deadline`."""
         return self._deadline
 
     @deadline.setter
@@ -191,24 +149,24 @@ class HostBoard:
         """The barriers of the group. Finds the pages of the others, who may still make them."""
         if self._group is not None:
             return self._group
-        maker, (own,) = self._maker, self._pages
+        world, (own,) = self._world, self._pages
         pages = []
         for rank in self.ranks:
             page = own
-            if rank != maker.rank:
+            if rank != world.rank:
                 page = self._find_page(rank, label)
             pages.append(page)
         # NumPy's stubs give arrays a buffer of any kind; memoryview's want one of bytes.
         lines = [memoryview(page[:8].view(np.int64)) for page in pages]  # type: ignore[arg-type]
         self._pages = pages
         self._group = HostGroup(
-            maker.transport,
+            world.link,
             GroupKey(self.ranks, 0, "eager"),
             lines[self.member],
             [
                 (rank, line)
                 for rank, line in zip(self.ranks, lines, strict=True)
-                if rank != maker.rank
+                if rank != world.rank
             ],
             self._deadline,
         )
@@ -216,7 +174,7 @@ class HostBoard:
 
     def _page_of(self, rank: int) -> Buffer | None:
         """A peer's page for the group, if the peer has made it."""
-        mailbox = self._maker.mailbox(rank)
+        mailbox = self._world.mailbox(rank)
         for page in range(PAGES):
             found = _page(mailbox, page)
             written = found[LINE : LINE + len(self._digest)].tobytes()
@@ -228,34 +186,34 @@ class HostBoard:
 
     def _find_page(self, rank: int, label: object) -> Buffer:
         """The same, when the peer has made it."""
-        transport = self._maker.transport
-        wait = PeerWait(transport, self._deadline)
+        link = self._world.link
+        wait = PeerWait(link, self._deadline)
         while True:
             # Whether it has gone is asked before its pages are: they stay when it goes.
-            gone = rank in transport.gone
+            gone = rank in link.gone
             found = self._page_of(rank)
             if found is not None:
                 return found
-            if transport.failure is not None:
-                raise transport.abort_error()
+            if link.failure is not None:
+                raise link.abort_error()
             if gone:
                 raise left_barrier(label, self.ranks, rank)
             if wait.is_over(label, [rank]):
                 missing = [
                     each
                     for each in self.ranks
-                    if each != self._maker.rank and self._page_of(each) is None
+                    if each != self._world.rank and self._page_of(each) is None
                 ]
                 raise missed_barrier(label, self.ranks, missing or [rank], self._deadline)
             # Pages lie in shared memory, which wakes nobody; this happens once per group.
             time.sleep(_POLL_SECONDS)
 
-    def show(
+    def publish(
         self, call: str, arrays: Arrays, label: object, targets: Targets = None
-    ) -> list[tuple[str, Arrays]]:
-        """See `Board.show`."""
-        if self._maker.transport.failure is not None:
-            raise self._maker.transport.abort_error()
+    ) -> Published:
+        """See `Rendezvous.publish`."""
+        if self._world.link.failure is not None:
+            raise self._world.link.abort_error()
         group = self._met(label)
         self._count += 1
         at = 2 * LINE + (self._count % 2) * SLOT_BYTES
@@ -270,7 +228,7 @@ class HostBoard:
             if not room:
                 _pack(self._staging[self.member], arrays)
             group.barrier(label)
-            self._must_leave = True
+            self._must_release = True
             places = [
                 staging if one.staged else one.payload
                 for one, staging in zip(shown, self._staging, strict=True)
@@ -279,8 +237,8 @@ class HostBoard:
         return self._in_rounds(group, shown, arrays, label)
 
     def _in_rounds(
-        self, group: HostGroup, shown: list[_Shown], arrays: Arrays, label: object
-    ) -> list[tuple[str, Arrays]]:
+        self, group: HostGroup, shown: list[_Slot], arrays: Arrays, label: object
+    ) -> Published:
         """What is larger than the staging area comes through it piece by piece, and is copied."""
         packed = np.empty(shown[self.member].nbytes, np.uint8)
         _pack(packed, arrays)
@@ -297,10 +255,10 @@ class HostBoard:
             group.barrier(label)
         return [(one.call, one.arrays(copy)) for one, copy in zip(shown, copies, strict=True)]
 
-    def leave(self, label: object) -> None:
-        """See `Board.leave`."""
-        if self._must_leave:
-            self._must_leave = False
+    def release(self, label: object) -> None:
+        """See `Rendezvous.leave`."""
+        if self._must_release:
+            self._must_release = False
             self._met(label).barrier(label)
 
 
@@ -341,7 +299,7 @@ def _write(slot: Buffer, call: str, arrays: Arrays, by_member: bool) -> bool:
     return room
 
 
-def _read(slot: Buffer) -> _Shown:
+def _read(slot: Buffer) -> _Slot:
     length, flags = slot[:8].view(np.int32).tolist()
     call, _, kinds = slot[8 : 8 + length].tobytes().decode().partition("\n")
     shapes = []
@@ -349,7 +307,7 @@ def _read(slot: Buffer) -> _Shown:
         name, *extents = kind.split(" ")
         shapes.append((DType.parse(name).numpy, tuple(map(int, extents))))
     rest = slot[_padded(length + 8) :]
-    return _Shown(call, bool(flags & 1), bool(flags & 2), tuple(shapes), rest)
+    return _Slot(call, bool(flags & 1), bool(flags & 2), tuple(shapes), rest)
 
 
 def _pack(target: Buffer, arrays: Arrays) -> None:

@@ -1,9 +1,9 @@
-"""Ranks that share no memory: each keeps mirrors of what it reads of its peers.
+"""Ranks that share no memory: each keeps receive buffers for what it reads of its peers.
 
-Whoever makes a register pushes the part that a peer reads into that peer's mirror: before the
-notice that it arrived, or before the barrier of a collective. Frames between two ranks stay in
-order, so that whoever sees a notice or a barrier has the data too. Mirrors are reused under the
-same rules as the registers themselves, so nothing more has to be agreed on.
+Whoever makes a version of a region pushes the part that a peer reads into that peer's receive
+buffer: before the notice that it arrived, or before the barrier of a collective. Frames between two
+ranks stay in order, so that whoever sees a notice or a barrier has the data too. Receive buffers
+are reused under the same rules as the regions themselves, so nothing more has to be agreed on.
 
 What carries the frames is a `Carrier`: gRPC streams (`remote`) or MPI (`mpi`).
 """
@@ -13,29 +13,38 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, TransportError, WireFormatError
-from plancompiler.executor.actor import ARRIVED, Notice, shared_id
+from plancompiler.executor.actor import ARRIVED, Notice
 from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
-from plancompiler.executor.comm.base import GroupKey, Publication, Read, Sink, check_groups
-from plancompiler.executor.comm.departures import Departures, missed_meeting, not_understood
-from plancompiler.executor.memory import (
-    Array,
-    Buffer,
-    Slots,
-    private_buffer,
-    register_slots,
-    slot_arrays,
+from plancompiler.executor.comm.link import (
+    GroupKey,
+    MemoryRegion,
+    Publication,
+    Read,
+    Sink,
+    check_groups,
 )
-from plancompiler.ir.shard import Region, element_count, region_index
+from plancompiler.executor.comm.patience import Patience, Work
+from plancompiler.executor.comm.peer_failures import (
+    PeerFailures,
+    missed_meeting,
+    not_understood,
+    stopped_rank,
+)
+from plancompiler.executor.comm.peer_work import PeerWork
+from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer
+from plancompiler.executor.process_status import StoppedProcesses, end_stopped_at_exit
+from plancompiler.ir.shard import Region, region_index
 from plancompiler.ir.task import format_id
 from plancompiler.limits import time_limits
-from plancompiler.plan.plan import Block, RegisterDesc
+from plancompiler.limits.time_limits import if_unseen
 
 CLOSE_SECONDS = time_limits.GOODBYE
 """How long the peers may take to hear the last words of a rank."""
@@ -97,13 +106,13 @@ class Carrier(Protocol):
         """Where a peer is, for people."""
 
 
-class MirrorGroup:
+class MessageGroup:
     """Barriers of one group, by frames. Of its members only peers of the transport count."""
 
-    def __init__(self, transport: MirrorTransport, key: GroupKey, number: int) -> None:
+    def __init__(self, link: MessageLink, key: GroupKey, number: int) -> None:
         self.ranks = key.ranks
-        self.member = key.ranks.index(transport.rank)
-        self._transport = transport
+        self.member = key.ranks.index(link.rank)
+        self._link = link
         self._key = key
         self._number = number
         self._count = 0
@@ -116,15 +125,15 @@ class MirrorGroup:
     def announce(self) -> None:
         """Say to all peers that this rank has come."""
         self._count += 1
-        self._transport.send_barrier(self.ranks, self._number, self._count)
+        self._link.send_barrier(self.ranks, self._number, self._count)
 
     def missing(self) -> list[int]:
-        """See `Group.missing`; members that are peers of the transport."""
-        return self._transport.missing(self._key, self._count)
+        """See `Group.missing`; members that are peers of the link."""
+        return self._link.missing(self._key, self._count)
 
     def wait(self, label: object) -> None:
         """Return when all peers have come as often as this rank."""
-        self._transport.wait_for(self._key, self._count, label)
+        self._link.wait_for(self._key, self._count, label)
 
 
 class _Peer:
@@ -132,13 +141,13 @@ class _Peer:
 
     def __init__(self, directory: host_wire.Directory) -> None:
         self.directory = directory
-        self.mirrors: dict[int, Slots] = {}
+        self.buffers: dict[int, Slots] = {}
         self.counts = dict.fromkeys((key for key, _ in directory.groups), 0)
         self.keys = tuple(self.counts)
 
 
-class _Outlet:
-    """Pushes the versions of a register, one after another, to a task that copies them."""
+class _PushChannel:
+    """Pushes the versions of a region, one after another, to a task that copies them."""
 
     def __init__(self, slots: Sequence[Callable[[], object]], version: int) -> None:
         self._slots = slots
@@ -149,24 +158,41 @@ class _Outlet:
         self._version += 1
 
 
-class MirrorTransport(Departures):
+class MessageLink(PeerFailures):
     """One rank's connection to ranks whose memory it cannot read."""
 
-    def __init__(self, rank: int, carrier: Carrier) -> None:
+    def __init__(
+        self,
+        rank: int,
+        carrier: Carrier,
+        closing: Callable[[], object] | None = None,
+        linger: float = 0.0,
+    ) -> None:
+        """`closing` is called when all is over, `linger` seconds after the end if the peers have
+        not said goodbye before: what they still send then finds nobody.
+        """
         super().__init__()
+        self.work: PeerWork | None = None
+        """What the peers say of their work, where they do."""
+        self._start_deadline = 0.0
+        self._stopped = StoppedProcesses()
+        self._closing = closing
+        self._linger = linger
         self.rank = rank
         self._carrier = carrier
         self._buffers: dict[int, Buffer] = {}
-        self._registers: dict[int, RegisterDesc] = {}
-        self._publication = Publication(rank, (), (), ())
+        self._regions: dict[int, MemoryRegion] = {}
+        self._publication = Publication(rank)
         self._readers: dict[int, wire.DirectoryReader] = {}
         self._peers: dict[int, _Peer] = {}
         self._met: set[int] = set()
         """Peers that know this rank."""
-        self._groups: dict[GroupKey, MirrorGroup] = {}
-        self._outlets: dict[tuple[int, int, int], _Outlet] = {}
-        """By reading rank, shared id of the register, and reading task."""
-        self._changed = threading.Condition()
+        self._groups: dict[GroupKey, MessageGroup] = {}
+        self._channels: dict[tuple[int, int, int], _PushChannel] = {}
+        """By reading rank, key of the notices, and reader."""
+        self.receivers: dict[int, Callable[[int, bytes], None]] = {}
+        """What takes frames of kinds that this link does not know, by kind."""
+        self.changed = threading.Condition()
         self._deadline = 0.0
         self._sink: Sink | None = None
         self._watcher: Callable[[int, bytes], None] | None = None
@@ -175,61 +201,102 @@ class MirrorTransport(Departures):
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def allocate(self, block: Block) -> Buffer:
-        """See `Transport.allocate`."""
-        buffer = private_buffer(block.nbytes)
+    def allocate(self, block: int, nbytes: int, shared: bool, purpose: str = "") -> Buffer:
+        """See `Link.allocate`."""
+        buffer = private_buffer(nbytes)
         self.adopt(block, buffer)
         return buffer
 
-    def adopt(self, block: Block, buffer: Buffer) -> None:
-        """Use memory that another transport has allocated."""
-        self._buffers[block.index] = buffer
+    def adopt(self, block: int, buffer: Buffer) -> None:
+        """Use memory that another link has allocated."""
+        self._buffers[block] = buffer
 
-    def peer_register(self, rank: int, register: int) -> Slots | None:
-        """See `Transport.peer_register`."""
+    def record(self, rank: int, name: str) -> str | None:
+        """See `Link.record`."""
+        return self._peers[rank].directory.records.get(name)
+
+    def peer_slots(self, rank: int, region: int) -> Slots | None:
+        """See `Link.peer_slots`."""
         if rank == self.rank:
-            own = self._registers.get(register)
+            own = self._regions.get(region)
             return None if own is None else self._own_slots(own)
         peer = self._peers.get(rank)
-        return None if peer is None else self._mirror(peer, register)
+        return None if peer is None else self._receive_buffer(peer, region)
 
-    def _own_slots(self, own: RegisterDesc) -> Slots:
-        return register_slots(own, self._buffers)
+    def _own_slots(self, own: MemoryRegion) -> Slots:
+        return own.slots(self._buffers.get(own.block))
 
-    def _mirror(self, peer: _Peer, register: int) -> Slots | None:
-        """The mirror of a peer's register, made when it is first needed."""
-        with self._changed:
-            found = peer.mirrors.get(register)
-            entry = peer.directory.registers.get(register)
-            if found is not None or entry is None or self._closed:
-                return found
-            used = element_count(entry.shape) * entry.dtype.itemsize
-            needed = used * entry.register_count
+    def _receive_buffer(self, peer: _Peer, key: int) -> Slots | None:
+        """The receive buffer of a peer's region, made when it is first needed."""
+        with self.changed:
+            known = peer.buffers.get(key)
+            region = peer.directory.regions.get(key)
+            if known is not None or region is None or self._closed:
+                return known
+            needed = region.used * region.count
             available = host_wire.available_bytes() if needed > wire.CHUNK_BYTES else needed
             if needed > available:
                 raise TransportError(
                     "there is no memory for what comes from another rank",
                     rank=self.rank,
-                    got=f"{needed} bytes for register {format_id(register)}",
+                    got=f"{needed} bytes for register {format_id(key)}",
                     expected=f"at most {available} bytes, which are free",
                 )
-            buffer = private_buffer(needed)
-            peer.mirrors[register] = slot_arrays(
-                buffer, 0, used, entry.register_count, entry.shape, entry.dtype
-            )
-            return peer.mirrors[register]
+            tight = replace(region, offset=0, stride=region.used)
+            peer.buffers[key] = tight.slots(private_buffer(needed))
+            return peer.buffers[key]
+
+    # --- whether peers work ---------------------------------------------------------------------
+
+    def tell_work(self, start_deadline: float) -> None:
+        """Have the peers tell each other of their work, so that waits know who works. Peers that
+        have said nothing yet have `start_deadline` seconds to come.
+        """
+        work = self.work = PeerWork(self.rank, self._publication.peers, self._send_work)
+        self.receivers[wire.WORK] = lambda rank, frame: work.receive(rank, frame[1:])
+        self._start_deadline = start_deadline
+        work.introduce()
+
+    def _send_work(self, peer: int, note: bytes) -> None:
+        if peer not in self.gone:
+            self._carrier.send(peer, Frame(bytes([wire.WORK]) + note))
+
+    def work_of(self, rank: int) -> Work | None:
+        """See `PeerFailures.work_of`."""
+        return None if self.work is None else self.work.work_of(rank)
+
+    def patience(self, deadline: float) -> Patience:
+        """See `PeerFailures.patience`."""
+        if self.work is None:
+            return super().patience(deadline)
+        unseen = if_unseen(deadline)
+        if not all(map(self.work.is_known, self._publication.peers)):
+            unseen = max(unseen, self._start_deadline)
+        return Patience(deadline, self.work_of, unseen=unseen)
+
+    def look_at(self, patience: Patience, ranks: list[int], label: object) -> bool:
+        """See `PeerFailures.look_at`."""
+        work = self.work
+        if work is None:
+            return super().look_at(patience, ranks, label)
+        work.wait(ranks)
+        behind = work.behind(ranks)
+        processes = work.processes(behind)
+        status = self._stopped.look(processes)
+        if status is not None:
+            end_stopped_at_exit(status.pid)
+            raise stopped_rank(label, processes[status.pid], status)
+        work.ask(behind, patience)
+        return patience.is_over(behind)
 
     # --- meeting the peers ----------------------------------------------------------------------
 
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
-        """See `Transport.connect`."""
+        """See `Link.connect`."""
         self._deadline = deadline
-        self._sink = sink
-        self._publication = publication
-        self._registers = {register.id: register for register in publication.registers}
+        self._regions = {region.key: region for region in publication.regions}
         self._readers = {peer: wire.DirectoryReader(self.rank) for peer in publication.peers}
-        self._open = True
-        self._carrier.open(publication.peers, self)
+        self.open(publication, sink)
         for rank in publication.peers:
             for part in wire.pack_directory(publication, rank):
                 self._carrier.send(rank, Frame(part))
@@ -250,12 +317,23 @@ class MirrorTransport(Departures):
         for rank, peer in self._peers.items():
             check_groups(publication, rank, peer.directory.groups)
 
+    def open(self, publication: Publication, sink: Sink) -> None:
+        """Begin to exchange frames, before the peers are there; `send` is all that then works."""
+        self._sink = sink
+        self._publication = publication
+        self._open = True
+        self._carrier.open(publication.peers, self)
+
+    def send(self, rank: int, frame: bytes) -> None:
+        """Send a frame of a kind that peers have a receiver for, some time soon."""
+        self._carrier.send(rank, Frame(frame, sent=None if self.work is None else self.work.move))
+
     def _await_peers(self, seconds: float) -> None:
         """Return when all have introduced themselves, or no longer need to."""
         end = time.monotonic() + seconds
         while (rest := end - time.monotonic()) > 0:
-            with self._changed:
-                met = self._changed.wait_for(
+            with self.changed:
+                met = self.changed.wait_for(
                     lambda: self.failure is not None or not self._strangers(),
                     min(rest, REFUSAL_SECONDS),
                 )
@@ -273,57 +351,53 @@ class MirrorTransport(Departures):
 
     def _introduce(self, rank: int, frame: bytes) -> None:
         """A part of a peer's directory came."""
-        found = None if rank in self._peers else self._readers[rank].add(frame)
-        if found is None:
+        entry = None if rank in self._peers else self._readers[rank].add(frame)
+        if entry is None:
             return
-        directory, reads = found
+        directory, reads = entry
         for read in reads:
-            self._outlets[rank, read.shared, read.task] = self._outlet(rank, read)
-        with self._changed:
+            self._channels[rank, read.announced, read.reader] = self._channel(rank, read)
+        with self.changed:
             self._peers[rank] = _Peer(directory)
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._carrier.send(rank, Frame(bytes([wire.MET])))
 
-    def _outlet(self, rank: int, read: Read) -> _Outlet:
-        own = self._registers.get(read.register)
-        if own is None or shared_id(own) != read.shared:
+    def _channel(self, rank: int, read: Read) -> _PushChannel:
+        own = self._regions.get(read.region)
+        if own is None or own.announced != read.announced:
             raise TransportError(
                 f"rank {rank} reads a register that this rank does not publish",
                 rank=self.rank,
-                got=f"register {format_id(read.register)}",
+                got=f"register {format_id(read.region)}",
                 hint="compile all ranks' plans from one job",
             )
-        inside = len(read.region) == len(own.shape) and all(
+        inside = len(read.box) == len(own.shape) and all(
             start <= stop <= extent
-            for (start, stop), extent in zip(read.region, own.shape, strict=True)
+            for (start, stop), extent in zip(read.box, own.shape, strict=True)
         )
         if not inside:
             raise TransportError(
                 f"rank {rank} reads a box that register {own.name!r} does not have",
                 rank=self.rank,
-                got=str(read.region),
+                got=str(read.box),
                 expected=f"a box of {list(own.shape)}",
             )
-        pushes = [self._push(rank, own, slot, read.region) for slot in range(own.register_count)]
-        return _Outlet(pushes, self._publication.first_version(own))
+        pushes = [self.push(rank, own.key, slot, read.box) for slot in range(own.count)]
+        return _PushChannel(pushes, own.first_version)
 
     # --- data and messages ----------------------------------------------------------------------
 
     def push(
-        self, rank: int, register: int, slot: int, region: Region, flat: bool = False
+        self, rank: int, region: int, slot: int, box: Region, flat: bool = False
     ) -> Callable[[], object]:
-        """See `Transport.push`."""
-        return self._push(rank, self._registers[register], slot, region, flat)
-
-    def _push(
-        self, rank: int, own: RegisterDesc, slot: int, region: Region, flat: bool = False
-    ) -> Callable[[], object]:
+        """See `Link.push`."""
+        own = self._regions[region]
         array = self._own_slots(own)[slot]
         if flat:
             array = array.reshape(-1)
         frames = [
-            Frame(wire.pack_data(own.id, slot, box, flat), array[region_index(box)])
-            for box in wire.cut_region(region, own.dtype.itemsize)
+            Frame(wire.pack_data(own.key, slot, part, flat), array[region_index(part)])
+            for part in wire.cut_region(box, own.dtype.itemsize)
         ]
         return partial(self._send_all, rank, frames)
 
@@ -332,23 +406,23 @@ class MirrorTransport(Departures):
             self._carrier.send(rank, frame)
 
     def notify(self, notice: Notice) -> None:
-        """See `Transport.notify`."""
+        """See `Link.notify`."""
         if notice.kind == ARRIVED:
-            outlet = self._outlets.get((notice.rank, notice.register, notice.task))
-            if outlet is not None:
-                outlet.push()
+            channel = self._channels.get((notice.rank, notice.register, notice.task))
+            if channel is not None:
+                channel.push()
         packet = host_wire.pack_notice(notice.kind, notice.register, notice.task)
         self._carrier.send(notice.rank, Frame(packet))
 
     def watch(self, receive: Callable[[int, bytes], None]) -> None:
-        """See `Transport.watch`."""
+        """See `Link.watch`."""
         self._watcher = receive
 
     def process_of(self, rank: int) -> None:
-        """See `Transport.process_of`: peers are on other hosts."""
+        """See `Link.process_of`: peers are on other hosts."""
 
     def tell(self, rank: int, note: bytes) -> None:
-        """See `Transport.tell`."""
+        """See `Link.tell`."""
         if not self._closed:
             self._carrier.send(rank, Frame(bytes([wire.NOTE]) + note))
 
@@ -357,9 +431,9 @@ class MirrorTransport(Departures):
         kind = frame[0] if frame else 0
         sink = self._sink
         if kind == wire.GOODBYE:
-            with self._changed:
+            with self.changed:
                 self.gone.add(rank)
-                self._changed.notify_all()
+                self.changed.notify_all()
             return False
         if self._closed or sink is None:
             # It may still say something; nobody listens any more.
@@ -376,20 +450,24 @@ class MirrorTransport(Departures):
             self.abort(failed_rank, PlanCompilerError.from_report(report))
             sink.peer_failed(self.abort_error())
             return False
-        if kind == wire.DIRECTORY:
+        receive = self.receivers.get(kind)
+        if receive is not None:
+            receive(rank, frame)
+            return True
+        if kind == wire.DIRECTORY and rank in self._readers:
             self._introduce(rank, frame)
             return True
-        if kind == wire.MET:
-            with self._changed:
+        if kind == wire.MET and rank in self._readers:
+            with self.changed:
                 self._met.add(rank)
-                self._changed.notify_all()
+                self.changed.notify_all()
             return True
         peer = self._peers.get(rank)
         if peer is None:
             raise WireFormatError(f"rank {rank} began before it introduced itself", rank=rank)
         if kind == wire.DATA:
             header = wire.unpack_data(frame)
-            slots = self._mirror(peer, header.register)
+            slots = self._receive_buffer(peer, header.region)
             if slots is None and not self._closed:
                 raise WireFormatError(f"rank {rank} sent data of no register", rank=rank)
             if slots is not None:
@@ -398,9 +476,9 @@ class MirrorTransport(Departures):
             group, count = wire.unpack_barrier(frame)
             if group >= len(peer.keys):
                 raise WireFormatError(f"rank {rank} came to the barrier of no group", rank=rank)
-            with self._changed:
+            with self.changed:
                 peer.counts[peer.keys[group]] = count
-                self._changed.notify_all()
+                self.changed.notify_all()
         elif kind == wire.NOTICE:
             sink.notice(*host_wire.unpack_notice(frame))
         elif kind == wire.NOTE:
@@ -420,7 +498,8 @@ class MirrorTransport(Departures):
                 f"rank {rank} went away",
                 rank=rank,
                 got=reason,
-                hint="its process ended or its host cannot be reached; look at its own messages",
+                hint="look at its own messages: its process ended or stands still, or its host is "
+                "cut off",
             ),
         )
 
@@ -432,11 +511,11 @@ class MirrorTransport(Departures):
 
     # --- groups, failure, end -------------------------------------------------------------------
 
-    def group(self, key: GroupKey) -> MirrorGroup:
-        """See `Transport.group`."""
+    def group(self, key: GroupKey) -> MessageGroup:
+        """See `Link.group`."""
         if key not in self._groups:
             keys = [known for known, _ in self._publication.groups]
-            self._groups[key] = MirrorGroup(self, key, keys.index(key))
+            self._groups[key] = MessageGroup(self, key, keys.index(key))
         return self._groups[key]
 
     def send_barrier(self, ranks: Sequence[int], group: int, count: int) -> None:
@@ -454,26 +533,26 @@ class MirrorTransport(Departures):
     def wait_for(self, key: GroupKey, count: int, label: object) -> None:
         """Return when all peers in a group have come as often; see `Group.barrier`."""
         deadline = self._deadline if self._watcher is None else None
-        with self._changed:
+        with self.changed:
             self.await_members(
-                self._changed, key.ranks, lambda: self.missing(key, count), label, deadline
+                self.changed, key.ranks, lambda: self.missing(key, count), label, deadline
             )
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
-        """See `Transport.abort`."""
-        with self._changed:
+        """See `Link.abort`."""
+        with self.changed:
             if self.failure is not None:
                 return
             self.failure = failed_rank, error
-            self._changed.notify_all()
+            self.changed.notify_all()
         if self._open:
             frame = Frame(host_wire.pack_abort(failed_rank, error))
             for rank in self._publication.peers:
                 self._carrier.send(rank, frame)
 
     def close(self) -> None:
-        """See `Transport.close`."""
-        with self._changed:
+        """See `Link.close`."""
+        with self.changed:
             if self._closed:
                 return
             self._closed = True
@@ -483,11 +562,17 @@ class MirrorTransport(Departures):
             else:
                 last = Frame(host_wire.pack_abort(*self.failure))
             self._carrier.close(last, self.failure is not None, CLOSE_SECONDS)
-        with self._changed:
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.failure is not None or self.gone.issuperset(self._publication.peers),
+                self._linger,
+            )
             self._sink = None
             self._watcher = None
             for peer in self._peers.values():
-                peer.mirrors.clear()
-            self._outlets.clear()
+                peer.buffers.clear()
+            self._channels.clear()
             self._buffers.clear()
             self._groups.clear()
+        if self._closing is not None:
+            self._closing()
