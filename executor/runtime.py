@@ -30,11 +30,11 @@ from plancompiler.executor.comm.link import Group, GroupKey, Link
 from plancompiler.executor.comm.publication import communicator_keys
 from plancompiler.executor.cuda.backend import backend_of
 from plancompiler.executor.cuda.interface import Device
+from plancompiler.executor.external_storage import ExternalStorage
 from plancompiler.executor.fed_rates import FedRates, Rates
 from plancompiler.executor.feeds import check_feed, check_feed_names, input_specs
 from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.memory import Array, Memory
-from plancompiler.executor.placer import Placer
 from plancompiler.executor.stream import SIGNAL_CHECK, WAKE, StreamRunner
 from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
 from plancompiler.executor.trace import Recorder
@@ -129,7 +129,7 @@ class Runtime:
         self._leave_at = 0.0
         """When streams are left behind that are in a task since before the failure."""
         self._watchdog: Watchdog | None = None
-        self._placer: Placer | None = None
+        self._external_storage: ExternalStorage | None = None
         self._binder: Binder | None = None
         self._groups: dict[int, Group] = {}
         """Of collective tasks."""
@@ -259,7 +259,7 @@ class Runtime:
             self._memory.close()
         self._feeds.clear()
         self._before = None
-        self._placer = self._binder = None
+        self._external_storage = self._binder = None
         # The frames in a failure's traceback hold arrays, and with them the memory.
         error: BaseException | None = self._failure
         while error is not None:
@@ -439,10 +439,10 @@ class Runtime:
             raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
         if self._backend.plan.device != "cpu":
             return ()
-        if self._placer is None:
+        if self._external_storage is None:
             publication = self._backend.publication(self._first_step)
-            self._placer = Placer(self.plan, self._memory, publication)
-        return self._placer.movable
+            self._external_storage = ExternalStorage(self.plan, self._memory, publication)
+        return self._external_storage.movable
 
     def place(self, arrays: Mapping[str, Array | None]) -> None:
         """Let variables that are `movable` lie in these arrays from now on, and be read and written
@@ -450,13 +450,13 @@ class Runtime:
         contiguous and writable, of the shard's shape and dtype.
         """
         fixed = sorted(arrays.keys() - set(self.movable))
-        if fixed or self._placer is None or self._binder is None:
+        if fixed or self._external_storage is None or self._binder is None:
             raise UsageError(
                 "variables cannot lie in other memory: others read them, or the plan has none such",
                 rank=self.plan.rank,
                 got=", ".join(map(repr, fixed)),
             )
-        touched = self._placer.place(arrays)
+        touched = self._external_storage.place(arrays)
         for runner, tasks in zip(self._runners, self._actors.tasks, strict=True):
             for position, task in enumerate(tasks):
                 if task.id in touched:

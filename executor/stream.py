@@ -12,7 +12,7 @@ import numpy as np
 
 from plancompiler.executor.actor import ARRIVED, AT_LIMIT, Notice, StreamActor
 from plancompiler.executor.comm.link import Group
-from plancompiler.executor.standing import State, StreamStanding
+from plancompiler.executor.stream_status import State, StreamStatus
 from plancompiler.executor.task import Run
 from plancompiler.executor.watchdog import Sight
 from plancompiler.ir import UNKNOWN_SOURCE
@@ -252,7 +252,7 @@ class StreamRunner:
         state, waits, ranks = self._state(task, groups)
         return Sight(
             (actor.limit, actor.step, actor.microbatch, actor.position),
-            StreamStanding(
+            StreamStatus(
                 str(actor.stream),
                 state,
                 0.0,

@@ -1,7 +1,7 @@
 """The watchdog of a rank: it notices that others keep the rank waiting, and finds out who.
 
 It looks at the rank's streams from time to time. Where one has waited for other ranks for as long
-as the deadline, it asks them where they stand (`standing`), and they ask on; what comes back
+as the deadline, it asks them where they stand (`stream_status`), and they ask on; what comes back
 decides. A rank that gets on or uses its processor, however slowly, is waited for. Time in which
 this process itself did not run does not count. A peer of this host whose process is stopped by a
 signal is named at once.
@@ -20,12 +20,12 @@ from plancompiler.errors import DeadlineError, WireFormatError
 from plancompiler.executor.comm.patience import LONGEST_LOOK, LOOKS
 from plancompiler.executor.comm.peer_failures import stopped_rank
 from plancompiler.executor.process_status import StoppedProcesses, process_status
-from plancompiler.executor.standing import (
+from plancompiler.executor.stream_status import (
     Answer,
     Question,
-    Standing,
+    RankStatus,
     State,
-    StreamStanding,
+    StreamStatus,
     awaited,
     judge,
     unpack_note,
@@ -42,7 +42,7 @@ class Sight(NamedTuple):
 
     progress: tuple[int, ...]
     """Changes whenever the stream gets on, or is told to."""
-    standing: StreamStanding
+    status: StreamStatus
     """Without the time."""
     cpu_seconds: float | None = None
     """CPU time that its thread has used; None where that is not known."""
@@ -85,7 +85,7 @@ class Watchdog:
         self._number = 0
         self._asked: float | None = None
         self._again = 0.0
-        self._standings: dict[int, Standing] = {}
+        self._statuses: dict[int, RankStatus] = {}
         self._thread = threading.Thread(
             target=self._watch, name=f"plancompiler-watchdog-{rank}", daemon=True
         )
@@ -120,7 +120,7 @@ class Watchdog:
             # Stopped or starved, it must not take its own pause for that of others.
             self._now += min(now - before, 2 * self._pause)
             before = now
-            own = self._stand()
+            own = self._own_status()
             if item is not None:
                 self._hear(*item, own)
             if self._check(own):
@@ -128,26 +128,26 @@ class Watchdog:
             if self._now >= due:
                 due = self._now + self._pause
 
-    def _stand(self) -> Standing:
+    def _own_status(self) -> RankStatus:
         """Where the rank stands now."""
         sights = self._look()
         if len(self._seen) != len(sights):
             self._seen = [(each.progress, self._now, each.cpu_seconds or 0.0) for each in sights]
         found = []
-        for index, (progress, standing, used) in enumerate(sights):
+        for index, (progress, status, used) in enumerate(sights):
             known, since, before = self._seen[index]
             worked = (
-                standing.state is State.RUNNING
+                status.state is State.RUNNING
                 and used is not None
                 and used - before > BUSY_SHARE * (self._now - since)
             )
             if known != progress or worked:
                 since = self._now
                 self._seen[index] = progress, since, used or 0.0
-            found.append(replace(standing, seconds=self._now - since))
+            found.append(replace(status, seconds=self._now - since))
         return tuple(found)
 
-    def _hear(self, sender: int, note: bytes, own: Standing) -> None:
+    def _hear(self, sender: int, note: bytes, own: RankStatus) -> None:
         try:
             said = unpack_note(note)
         except WireFormatError:
@@ -157,7 +157,7 @@ class Watchdog:
                 back = said.back
                 self._send(back[-1], replace(said, back=back[:-1]).packed())
             elif said.origin == self._rank and said.number == self._number:
-                self._standings.setdefault(said.rank, said.standing)
+                self._statuses.setdefault(said.rank, said.status)
             return
         if said.origin == self._rank or self._heard.get(said.origin, 0) >= said.number:
             return
@@ -169,7 +169,7 @@ class Watchdog:
             if rank not in said.path:
                 self._send(rank, onward.packed())
 
-    def _check(self, own: Standing) -> bool:
+    def _check(self, own: RankStatus) -> bool:
         """Ask, or judge what was answered; True where the watch is over."""
         processes = {
             process: rank
@@ -192,14 +192,14 @@ class Watchdog:
                 self._ask(own)
             return False
         waited = self._now - self._asked
-        self._standings[self._rank] = own
+        self._statuses[self._rank] = own
         if waited < self._answer_seconds and not self._all_known():
             return False
         if self._silent_work():
             self._asked = None
             self._again = self._now + self._answer_seconds
             return False
-        verdict = judge(self._rank, self._standings, self._deadline, waited, 2 * self._pause)
+        verdict = judge(self._rank, self._statuses, self._deadline, waited, 2 * self._pause)
         self._asked = None
         if verdict.error is not None:
             self._fail(verdict.error)
@@ -207,7 +207,7 @@ class Watchdog:
         self._again = self._now + verdict.again
         return False
 
-    def _ask(self, own: Standing) -> None:
+    def _ask(self, own: RankStatus) -> None:
         self._number += 1
         self._asked = self._now
         self._used = {
@@ -216,7 +216,7 @@ class Watchdog:
             if (process := self._process_of(rank)) is not None
             and (status := process_status(process)) is not None
         }
-        self._standings = {self._rank: own}
+        self._statuses = {self._rank: own}
         question = Question(self._rank, self._number, (self._rank,)).packed()
         for rank in awaited(own):
             self._send(rank, question)
@@ -225,8 +225,8 @@ class Watchdog:
         """Whether a rank that does not answer uses its processor: something holds its
         interpreter."""
         worked = False
-        for rank in awaited(tuple(each for one in self._standings.values() for each in one)):
-            process = None if rank in self._standings else self._process_of(rank)
+        for rank in awaited(tuple(each for one in self._statuses.values() for each in one)):
+            process = None if rank in self._statuses else self._process_of(rank)
             status = None if process is None else process_status(process)
             if status is not None:
                 before = self._used.get(rank, status.cpu_seconds)
@@ -236,7 +236,5 @@ class Watchdog:
     def _all_known(self) -> bool:
         """Whether all that are waited for, directly or not, have answered."""
         return all(
-            rank in self._standings
-            for standing in self._standings.values()
-            for rank in awaited(standing)
+            rank in self._statuses for status in self._statuses.values() for rank in awaited(status)
         )

@@ -56,7 +56,7 @@ from plancompiler.executor.checkpoint import (
 from plancompiler.executor.comm import host_wire, message_rendezvous, remote_wire
 from plancompiler.executor.comm.link import GroupDesc, GroupKey, Publication, Read
 from plancompiler.executor.comm.publication import region_of
-from plancompiler.executor.standing import Answer, Question, State, StreamStanding, unpack_note
+from plancompiler.executor.stream_status import Answer, Question, State, StreamStatus, unpack_note
 from plancompiler.executor.timeline import chrome_events, rank_shares, task_shares
 from plancompiler.executor.trace import Recorder, recorded_bytes, timelines_from_bytes
 from plancompiler.ir import Job, verify_job
@@ -446,8 +446,8 @@ def _cluster_messages() -> Iterator[Format]:
 def _messages_of_ranks(plan: Plan) -> Iterator[Format]:
     """What ranks say to each other while they run."""
     report = ExecutionError("it broke", op="matmul", rank=1, got="a", expected="b")
-    standing = (StreamStanding("compute", State.WAITING, 1.5, "loss", "f.py:3", 4, "step 3"),)
-    notes = [Question(0, 1, (0, 1)).packed(), Answer(0, 1, (0,), 1, standing).packed()]
+    status = (StreamStatus("compute", State.WAITING, 1.5, "loss", "f.py:3", 4, "step 3"),)
+    notes = [Question(0, 1, (0, 1)).packed(), Answer(0, 1, (0,), 1, status).packed()]
     published = Publication(
         0,
         tuple(region_of(plan, register, 0) for register in plan.registers[:5]),

@@ -1,7 +1,7 @@
 """Binds a device rank's tasks: each becomes a callable that launches its work and returns.
 
-Around the work stand the waits and the event that `Fences` asks for. Tasks of the host's (copies
-from other ranks' memory, data from files and feeds) run in the launching thread itself.
+Around the work stand the waits and the event that `EventDependencies` asks for. Tasks of the host's
+(copies from other ranks' memory, data from files and feeds) run in the launching thread itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plancompiler.executor.comm.link import Link
 from plancompiler.executor.cuda.clock import RUN_AHEAD, DeviceClock
 from plancompiler.executor.cuda.collective import bind_collective
 from plancompiler.executor.cuda.completions import Completions
-from plancompiler.executor.cuda.fences import FencedTask, Fences
+from plancompiler.executor.cuda.event_dependencies import DependentTask, EventDependencies
 from plancompiler.executor.cuda.interface import (
     Communicator,
     Device,
@@ -83,7 +83,7 @@ class DeviceBinder(TaskBinder):
         self._streams = {
             each: device.stream(str(each)) for each in dict.fromkeys(order.streams.values())
         }
-        self._fences = fences_of(order, device.event)
+        self._dependencies = event_dependencies_of(order, device.event)
         self.last_event: DeviceEvent | None = None
         """Recorded after the task that was launched last, where it was told elsewhere."""
 
@@ -91,7 +91,7 @@ class DeviceBinder(TaskBinder):
         """See `TaskBinder.bind`."""
         kind, spec = task.kind, task.spec
         if kind is TaskKind.VARIABLE:
-            return self._fenced(task, None)
+            return self._dependent(task, None)
         if kind is TaskKind.STEP_END:
             return self._bind_step_end(task)
         if kind is TaskKind.SEND_RECV:
@@ -101,12 +101,12 @@ class DeviceBinder(TaskBinder):
         if isinstance(spec, CollectiveSpec):
             return self._launched(task, self._collective(task, spec))
         if kind is TaskKind.COPY_HD:
-            return self._fenced(task, self._upload_or_download(task))
+            return self._dependent(task, self._upload_or_download(task))
         if isinstance(spec, SliceSpec):
             return self._launched(task, self._bind_slice(task, spec))
         if isinstance(spec, ComputeSpec):
             if kind is TaskKind.OUTPUT:
-                return self._fenced(task, self._output(task, spec))
+                return self._dependent(task, self._output(task, spec))
             if kind is TaskKind.INPUT or op_def(spec.kind).source:
                 return self._staged(task, spec)
             return self._launched(task, self._compute(task, spec))
@@ -114,24 +114,26 @@ class DeviceBinder(TaskBinder):
 
     # --- around the work ------------------------------------------------------------------------
 
-    def _fenced(self, task: Task, launch: Work | None, prepare: Work | None = None) -> Run | None:
+    def _dependent(
+        self, task: Task, launch: Work | None, prepare: Work | None = None
+    ) -> Run | None:
         """`launch` between the waits and the event of the task; `prepare` is for the host alone."""
         place = self._positions[task.id]
         stream = self._streams[self._order.streams[task.id]]
         if self._clock is not None:
             launch = self._timed(task, launch, self._clock, stream)
-        elif launch is None and not self._fences.concerns(place):
+        elif launch is None and not self._dependencies.concerns(place):
             return None
-        device, fences = self._device, self._fences
+        device, dependencies = self._device, self._dependencies
 
         def run(version: int) -> None:
             if prepare is not None:
                 prepare(version)
-            for event in fences.before(place, version):
+            for event in dependencies.before(place, version):
                 device.wait(stream, event)
             if launch is not None:
                 launch(version)
-            event = fences.after(place, version)
+            event = dependencies.after(place, version)
             if event is not None:
                 device.record(event, stream)
             self.last_event = event
@@ -155,25 +157,25 @@ class DeviceBinder(TaskBinder):
     def _launched(self, task: Task, work: Work | None) -> Run | None:
         """`work` on the task's stream."""
         if work is None:
-            return self._fenced(task, None)
+            return self._dependent(task, None)
         device, stream = self._device, self._streams[self._order.streams[task.id]]
-        return self._fenced(task, lambda version: device.launch(stream, partial(work, version)))
+        return self._dependent(task, lambda version: device.launch(stream, partial(work, version)))
 
     def _by_host(self, task: Task, work: Run | None) -> Run | None:
         """`work` in this thread, when what it overwrites has been read."""
         if work is None:
-            return self._fenced(task, None)
+            return self._dependent(task, None)
         if self._clock is not None:
             work = self._clock.by_host(task, work)
         place = self._positions[task.id]
-        device, fences = self._device, self._fences
+        device, dependencies = self._device, self._dependencies
         stream = self._streams[self._order.streams[task.id]]
 
         def run(version: int) -> None:
-            for event in fences.before(place, version):
+            for event in dependencies.before(place, version):
                 device.synchronize(event)
             work(version)
-            event = fences.after(place, version)
+            event = dependencies.after(place, version)
             if event is not None:
                 device.record(event, stream)
             self.last_event = event
@@ -182,7 +184,7 @@ class DeviceBinder(TaskBinder):
 
     def _bind_step_end(self, task: Task) -> Run:
         """The end of a segment; the last one of a step bounds how far the host is ahead."""
-        fenced = self._fenced(task, None)
+        dependent = self._dependent(task, None)
         device, completions, deadline = self._device, self._completions, self._deadline
         clock = self._clock
         stream = self._streams[self._order.streams[task.id]]
@@ -194,8 +196,8 @@ class DeviceBinder(TaskBinder):
         events = [device.event() for _ in range(RUN_AHEAD + 2)]
 
         def run(version: int) -> None:
-            if fenced is not None:
-                fenced(version)
+            if dependent is not None:
+                dependent(version)
             step, microbatch = divmod(version, microbatches)
             if ends_step and microbatch == microbatches - 1:
                 event = events[step % len(events)]
@@ -277,7 +279,7 @@ class DeviceBinder(TaskBinder):
                     device.upload(stream, each[version % len(each)], source)
             device.record(copied[at], stream)
 
-        return self._fenced(task, launch, prepare)
+        return self._dependent(task, launch, prepare)
 
     def _output(self, task: Task, spec: ComputeSpec) -> Work | None:
         """Copy a value to the host; it is checked and delivered when it is there."""
@@ -378,8 +380,10 @@ class DeviceBinder(TaskBinder):
         return pinned_like(self._device, like)
 
 
-def fences_of(order: LaunchOrder, make_event: Callable[[], DeviceEvent]) -> Fences:
-    """Fences for the tasks of a launch order."""
+def event_dependencies_of(
+    order: LaunchOrder, make_event: Callable[[], DeviceEvent]
+) -> EventDependencies:
+    """The events for the tasks of a launch order."""
     plan = order.plan
     counts = {register.id: register.register_count for register in plan.registers}
     abroad = {
@@ -388,7 +392,7 @@ def fences_of(order: LaunchOrder, make_event: Callable[[], DeviceEvent]) -> Fenc
         if any(unpack_id(task).rank != plan.rank for task in register.consumers)
     }
     tasks = [
-        FencedTask(
+        DependentTask(
             order.streams[task.id],
             tuple(each for each in (*task.inputs, *task.controls_in) if each in counts),
             (*task.outputs, *task.controls_out),
@@ -396,4 +400,4 @@ def fences_of(order: LaunchOrder, make_event: Callable[[], DeviceEvent]) -> Fenc
         )
         for task in plan.tasks
     ]
-    return Fences.of(tasks, counts, make_event)
+    return EventDependencies.of(tasks, counts, make_event)

@@ -1,4 +1,4 @@
-"""Launching: fences, the order of one thread, how far it runs ahead, how a run ends badly."""
+"""Launching: event dependencies, the order of one thread, run-ahead, how a run ends badly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plancompiler.errors import DeadlineError, DeviceError, NonFiniteError, Plac
 from plancompiler.executor.comm.local import LocalHub
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.device import load_cupy, local_device
-from plancompiler.executor.cuda.fences import FencedTask, Fences
+from plancompiler.executor.cuda.event_dependencies import DependentTask, EventDependencies
 from plancompiler.executor.cuda.order import Channel, launch_order
 from plancompiler.executor.cuda.task import RUN_AHEAD
 from plancompiler.executor.runtime import Runtime
@@ -24,21 +24,21 @@ from tests.executor.cuda.devices import LateDevice
 from tests.executor.cuda.jobs import moved
 
 
-def fences(tasks, counts):
+def dependencies(tasks, counts):
     numbers = count()
-    return Fences.of(tasks, counts, lambda: next(numbers))
+    return EventDependencies.of(tasks, counts, lambda: next(numbers))
 
 
 def test_a_reader_on_another_stream_waits_for_the_writer():
-    found = fences([FencedTask("a", (), (1,)), FencedTask("b", (1,), ())], {1: 1})
+    found = dependencies([DependentTask("a", (), (1,)), DependentTask("b", (1,), ())], {1: 1})
     assert found.before(0, 0) == []
     made = found.after(0, 0)
     assert found.before(1, 0) == [made]
 
 
 def test_a_writer_waits_for_the_last_readers_of_the_slot_it_fills():
-    tasks = [FencedTask("a", (), (1,)), FencedTask("b", (1,), ())]
-    found = fences(tasks, {1: 2})
+    tasks = [DependentTask("a", (), (1,)), DependentTask("b", (1,), ())]
+    found = dependencies(tasks, {1: 2})
     read = []
     for version in range(2):
         assert found.before(0, version) == []
@@ -49,7 +49,7 @@ def test_a_writer_waits_for_the_last_readers_of_the_slot_it_fills():
 
 
 def test_one_stream_needs_no_events():
-    found = fences([FencedTask("a", (), (1,)), FencedTask("a", (1,), ())], {1: 1})
+    found = dependencies([DependentTask("a", (), (1,)), DependentTask("a", (1,), ())], {1: 1})
     assert not found.concerns(0)
     assert found.after(0, 0) is None
     assert found.before(1, 0) == []
@@ -57,12 +57,12 @@ def test_one_stream_needs_no_events():
 
 def test_what_an_earlier_wait_implies_is_left_out():
     tasks = [
-        FencedTask("a", (), (1,)),
-        FencedTask("b", (1,), (2,)),
-        FencedTask("c", (2,), ()),
-        FencedTask("c", (1,), ()),
+        DependentTask("a", (), (1,)),
+        DependentTask("b", (1,), (2,)),
+        DependentTask("c", (2,), ()),
+        DependentTask("c", (1,), ()),
     ]
-    found = fences(tasks, {1: 1, 2: 1})
+    found = dependencies(tasks, {1: 1, 2: 1})
     events = []
     for task in range(3):
         events.append(found.before(task, 0))

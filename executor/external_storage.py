@@ -23,7 +23,7 @@ class _Range:
     movable: bool = True
 
 
-class Placer:
+class ExternalStorage:
     """Gives variables of one rank other memory.
 
     A variable can be moved that no peer reads, with all registers that lie in its bytes: values

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from plancompiler.errors import WireFormatError
 from plancompiler.executor.comm import host_wire
-from plancompiler.executor.standing import (
+from plancompiler.executor.stream_status import (
     MAX_RANKS,
     MAX_TEXT,
     Answer,
     Question,
-    Standing,
+    RankStatus,
     State,
-    StreamStanding,
+    StreamStatus,
     judge,
     unpack_note,
 )
@@ -25,27 +25,25 @@ from plancompiler.executor.standing import (
 DEADLINE = 8.0
 
 
-def stream(state: State, seconds: float = 9.0, ranks: tuple[int, ...] = ()) -> StreamStanding:
+def stream(state: State, seconds: float = 9.0, ranks: tuple[int, ...] = ()) -> StreamStatus:
     waits = "register 'h' (0:1.0.0) to arrive" if ranks else ""
-    return StreamStanding(
-        "compute", state, seconds, "the_op", "job.py:7", 4, "step 3", waits, ranks
-    )
+    return StreamStatus("compute", state, seconds, "the_op", "job.py:7", 4, "step 3", waits, ranks)
 
 
-def waiting(*ranks: int, seconds: float = 9.0) -> Standing:
+def waiting(*ranks: int, seconds: float = 9.0) -> RankStatus:
     return (stream(State.WAITING, seconds, ranks),)
 
 
-def running(seconds: float) -> Standing:
+def running(seconds: float) -> RankStatus:
     return (stream(State.RUNNING, seconds),)
 
 
-def verdict(standings: dict[int, Standing]):
-    return judge(0, standings, DEADLINE, 2.0, 0.5)
+def verdict(statuses: dict[int, RankStatus]):
+    return judge(0, statuses, DEADLINE, 2.0, 0.5)
 
 
-def blamed(standings: dict[int, Standing]):
-    error = verdict(standings).error
+def blamed(statuses: dict[int, RankStatus]):
+    error = verdict(statuses).error
     assert error is not None
     return error.report
 
@@ -91,7 +89,7 @@ def test_the_own_kernel_is_found_behind_another_rank() -> None:
 @pytest.mark.parametrize(
     "streams", [running(3.0), (*waiting(2), *running(3.0))], ids=["one", "two"]
 )
-def test_a_slow_rank_is_not_blamed(streams: Standing) -> None:
+def test_a_slow_rank_is_not_blamed(streams: RankStatus) -> None:
     found = verdict({0: waiting(1), 1: streams, 2: running(1.0)})
     assert found.error is None
     assert found.again == pytest.approx(DEADLINE - 0.5 - 3.0)
@@ -116,9 +114,9 @@ def test_a_circle_is_shown_once_all_have_waited() -> None:
 
 ranks = st.lists(st.integers(0, 1 << 20), max_size=MAX_RANKS).map(tuple)
 texts = st.text(max_size=MAX_TEXT)
-standings = st.lists(
+statuses = st.lists(
     st.builds(
-        StreamStanding,
+        StreamStatus,
         texts,
         st.sampled_from(State),
         st.floats(0, 1e6),
@@ -133,7 +131,7 @@ standings = st.lists(
 ).map(tuple)
 numbers = st.integers(0, 1 << 20)
 notes = st.builds(Question, numbers, numbers, ranks.filter(bool)) | st.builds(
-    Answer, numbers, numbers, ranks, numbers, standings
+    Answer, numbers, numbers, ranks, numbers, statuses
 )
 
 
@@ -178,9 +176,9 @@ def test_a_wrong_note_is_refused(note: bytes) -> None:
 def test_long_texts_are_cut_and_fit_a_packet() -> None:
     text = "t" * 999
     many = tuple(range(1 << 20, (1 << 20) + 99))
-    long = StreamStanding(text, State.WAITING, 1.0, text, text, 1, text, text, many)
+    long = StreamStatus(text, State.WAITING, 1.0, text, text, 1, text, text, many)
     packed = Answer(1, 1, (0,) * 10, 1, (long,) * 4).packed()
     assert len(packed) < host_wire.MAX_PACKET
     found = unpack_note(packed)
     assert isinstance(found, Answer)
-    assert len(found.standing[0].ranks) == MAX_RANKS
+    assert len(found.status[0].ranks) == MAX_RANKS

@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStanding:
+class StreamStatus:
     """Where one stream stands."""
 
     stream: str
@@ -55,11 +55,11 @@ class StreamStanding:
     """Whom it waits for."""
 
 
-Standing = tuple[StreamStanding, ...]
+RankStatus = tuple[StreamStatus, ...]
 """All streams of a rank."""
 
 
-def standing_fields(standing: Standing) -> list[list[Any]]:
+def status_fields(status: RankStatus) -> list[list[Any]]:
     """As JSON, cut to a bounded size."""
     return [
         [
@@ -73,15 +73,15 @@ def standing_fields(standing: Standing) -> list[list[Any]]:
             each.waits[:MAX_TEXT],
             list(each.ranks[:MAX_RANKS]),
         ]
-        for each in standing
+        for each in status
     ]
 
 
-def standing_from_fields(fields: Any) -> Standing:
+def status_from_fields(fields: Any) -> RankStatus:
     """The inverse; raises WireFormatError for anything else."""
     try:
         return tuple(
-            StreamStanding(
+            StreamStatus(
                 _text(stream),
                 State(state),
                 _seconds(seconds),
@@ -95,7 +95,7 @@ def standing_from_fields(fields: Any) -> Standing:
             for stream, state, seconds, op, source, family, moment, waits, ranks in fields
         )
     except (ValueError, TypeError) as error:
-        raise WireFormatError("a rank's standing does not parse", got=str(error)) from None
+        raise WireFormatError("a rank's status does not parse", got=str(error)) from None
 
 
 def ranks_from_fields(fields: Any) -> tuple[int, ...]:
@@ -148,10 +148,10 @@ class Answer:
     back: tuple[int, ...]
     """From the origin to the receiver, without the receiver."""
     rank: int
-    standing: Standing
+    status: RankStatus
 
     def packed(self) -> bytes:
-        fields = standing_fields(self.standing)
+        fields = status_fields(self.status)
         return _packed(["answer", self.origin, self.number, list(self.back), self.rank, fields])
 
 
@@ -169,19 +169,17 @@ def unpack_note(note: bytes) -> Question | Answer:
             return Question(origin, number, path)
         rank, fields = rest
         if kind == "answer":
-            return Answer(
-                origin, number, path, number_from_field(rank), standing_from_fields(fields)
-            )
+            return Answer(origin, number, path, number_from_field(rank), status_from_fields(fields))
     except (ValueError, TypeError, RecursionError) as error:
         raise WireFormatError("a note of a rank does not parse", got=str(error)) from None
     raise WireFormatError("a note of a rank does not parse", got=f"{note[:40]!r}")
 
 
-def awaited(standing: Standing, deadline: float = 0.0) -> tuple[int, ...]:
+def awaited(status: RankStatus, deadline: float = 0.0) -> tuple[int, ...]:
     """The ranks that streams wait for, and have for as long as the deadline."""
     found = {
         rank: None
-        for each in standing
+        for each in status
         if each.state is State.WAITING and each.seconds >= deadline
         for rank in each.ranks
     }
@@ -196,13 +194,13 @@ class _Edge:
     """Why a rank was looked at: another one waits for it."""
 
     rank: int
-    stream: StreamStanding
+    stream: StreamStatus
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
     rank: int
-    stream: StreamStanding | None
+    stream: StreamStatus | None
     """What it does; None where it does not answer."""
     seconds: float
     """For how long, at least."""
@@ -217,19 +215,19 @@ class Verdict:
 
 
 def judge(
-    own: int, standings: Mapping[int, Standing], deadline: float, asked: float, slack: float
+    own: int, statuses: Mapping[int, RankStatus], deadline: float, asked: float, slack: float
 ) -> Verdict:
     """Find who holds up rank `own`.
 
-    `standings` are those of the ranks that answered, with its own. The others were given `asked`
+    `statuses` are those of the ranks that answered, with its own. The others were given `asked`
     seconds. `slack` (seconds) is by how much times may be wrong.
     """
-    reached = _reached(own, standings)
+    reached = _reached(own, statuses)
     enough = deadline - slack
     suspects = [
         suspect
         for rank, edge in reached.items()
-        if (suspect := _suspect_of(rank, standings.get(rank), edge, asked)) is not None
+        if (suspect := _suspect_of(rank, statuses.get(rank), edge, asked)) is not None
     ]
     guilty = [each for each in suspects if each.seconds >= enough]
     if guilty:
@@ -241,7 +239,7 @@ def judge(
         waits = [
             (rank, stream)
             for rank in ranks
-            for stream in standings[rank]
+            for stream in statuses[rank]
             if stream.state is State.WAITING
         ]
         seconds = min(stream.seconds for _, stream in waits)
@@ -250,12 +248,12 @@ def judge(
     return Verdict(None, max(enough - seconds, slack))
 
 
-def _reached(own: int, standings: Mapping[int, Standing]) -> dict[int, _Edge]:
+def _reached(own: int, statuses: Mapping[int, RankStatus]) -> dict[int, _Edge]:
     """Whoever is waited for, directly or not, with the first rank that does; nearest first."""
     reached: dict[int, _Edge] = {}
     line = [own]
     for rank in line:
-        for stream in standings.get(rank, ()):
+        for stream in statuses.get(rank, ()):
             if stream.state is State.WAITING:
                 for other in stream.ranks:
                     if other not in reached:
@@ -265,16 +263,16 @@ def _reached(own: int, standings: Mapping[int, Standing]) -> dict[int, _Edge]:
     return reached
 
 
-def _suspect_of(rank: int, standing: Standing | None, edge: _Edge, asked: float) -> _Suspect | None:
+def _suspect_of(rank: int, status: RankStatus | None, edge: _Edge, asked: float) -> _Suspect | None:
     """What a rank does that keeps others waiting; None where it only waits itself."""
-    if standing is None:
+    if status is None:
         return _Suspect(rank, None, edge.stream.seconds + asked)
-    running = [each for each in standing if each.state is State.RUNNING]
+    running = [each for each in status if each.state is State.RUNNING]
     if running:
         longest = max(running, key=lambda each: each.seconds)
         return _Suspect(rank, longest, longest.seconds)
-    if standing and all(each.state is State.IDLE for each in standing):
-        last = min(standing, key=lambda each: each.seconds)
+    if status and all(each.state is State.IDLE for each in status):
+        last = min(status, key=lambda each: each.seconds)
         return _Suspect(rank, last, last.seconds)
     return None
 
@@ -319,9 +317,7 @@ def _blame(
     )
 
 
-def _circle(
-    own: int, waits: Sequence[tuple[int, StreamStanding]], deadline: float
-) -> DeadlineError:
+def _circle(own: int, waits: Sequence[tuple[int, StreamStatus]], deadline: float) -> DeadlineError:
     return DeadlineError(
         f"ranks have waited for each other for longer than {deadline:g} s",
         rank=own,
@@ -343,14 +339,14 @@ def _chain(own: int, rank: int, reached: Mapping[int, _Edge]) -> str:
     return "; ".join(reversed(links))
 
 
-def _waits(rank: int, stream: StreamStanding) -> str:
+def _waits(rank: int, stream: StreamStatus) -> str:
     return (
         f"rank {rank} has waited for {_ranks(stream.ranks)} for {stream.seconds:.3g} s: "
         f"{stream.waits} in {_task(stream)}"
     )
 
 
-def _task(stream: StreamStanding) -> str:
+def _task(stream: StreamStatus) -> str:
     return f"{stream.op!r} (family {stream.family}, {stream.moment})"
 
 

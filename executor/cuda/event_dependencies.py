@@ -39,8 +39,8 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class FencedTask:
-    """A task as far as fences go."""
+class DependentTask:
+    """A task as far as its events go."""
 
     stream: Hashable
     reads: tuple[int, ...]
@@ -71,7 +71,7 @@ class _Bound:
 
 
 @dataclass(slots=True)
-class Fences:
+class EventDependencies:
     """The state of one rank: what was marked last, and what each stream knows.
 
     The launcher calls `before`, launches, and calls `after`, task by task in plan order. `counts`
@@ -90,9 +90,9 @@ class Fences:
 
     @classmethod
     def of(
-        cls, tasks: Sequence[FencedTask], counts: dict[int, int], make_event: Callable[[], Event]
-    ) -> Fences:
-        """Fences for these tasks; they are named by their position from now on."""
+        cls, tasks: Sequence[DependentTask], counts: dict[int, int], make_event: Callable[[], Event]
+    ) -> EventDependencies:
+        """EventDependencies for these tasks; they are named by their position from now on."""
         self = cls(make_event, counts)
         for task in tasks:
             self.streams.setdefault(task.stream, len(self.streams))
