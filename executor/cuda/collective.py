@@ -124,8 +124,8 @@ Side = Any
 class _Buffered:
     """The parts of an input or output where NCCL reads or writes them.
 
-    That is the array itself, or a buffer where the parts of an array do not lie one after another
-    or are of another dtype there.
+    That is the array itself, or a buffer where the parts of an array do not lie one after another,
+    or it is not contiguous, or of another dtype there.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class _Buffered:
                 if high > low and math.prod(like.shape[:axis]) > 1:
                     self.moves.append((part_index(axis, (low, high)), start))
             self.sizes = [stop - start for start, stop in self._ranges]
-        if self.moves or wire not in (None, like.dtype):
+        if self.moves or wire not in (None, like.dtype) or not like.flags.c_contiguous:
             self.buffer = arrays.empty(like.size, wire or like.dtype)
 
     def part(self, side: Side, number: int) -> DeviceArray:
@@ -171,7 +171,7 @@ class _Buffered:
         if self.buffer is None:
             return
         if not self.moves:
-            yield side.reshape(-1), self.buffer
+            yield side, self.buffer.reshape(side.shape)
         for index, start in self.moves:
             piece = side[index]
             yield piece, self.buffer[start : start + piece.size].reshape(piece.shape)
@@ -325,10 +325,17 @@ def bind_collective(
         BoundProgram(device.arrays, program, own, members, sources, targets, dtype)
         for sources, targets in values
     ]
-    bound = [each for each in bound if each.calls]
-    if not bound:
+    return launcher_of(bound, communicator, stream)
+
+
+def launcher_of(
+    programs: Sequence[BoundProgram], communicator: Communicator | None, stream: DeviceStream
+) -> Callable[[int], object] | None:
+    """What runs programs together, by version; None where there is nothing to move."""
+    moving = [each for each in programs if each.calls]
+    if not moving:
         return None
-    return lambda version: run_programs(bound, communicator, stream, version)
+    return lambda version: run_programs(moving, communicator, stream, version)
 
 
 # --- operations of communicators ------------------------------------------------------------------
@@ -367,10 +374,12 @@ def launch_of(arrays: Any, operation: Operation[Result], shown: Shown) -> Launch
         targets, result, joined = _output(arrays, operation, given[own])
     sources: list[Side] | None = None
     if operation.pieces:
-        pieces = [_contiguous(piece) for piece in operation.pieces]
-        sources = [pieces if program.cut is not None else pieces[0]]
-        if program.cut not in (None, EACH) and operation.whole is not None:
-            sources = [_contiguous(operation.whole)]
+        source: Side = operation.pieces[0]
+        if program.cut == EACH:
+            source = [_contiguous(piece) for piece in operation.pieces]
+        elif program.cut is not None:
+            source = operation.whole
+        sources = [source]
     dtype = DType.parse(headers[0][0].dtype) if headers and program.how is not None else None
     bound = BoundProgram(arrays, program, own, members, sources, targets, dtype, joined)
     return Launch(result, bound)

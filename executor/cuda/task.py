@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from plancompiler.executor.comm.link import Link
+from plancompiler.executor.comm.program import Program
 from plancompiler.executor.cuda.clock import RUN_AHEAD, DeviceClock
-from plancompiler.executor.cuda.collective import bind_collective
+from plancompiler.executor.cuda.collective import BoundProgram, bind_collective, launcher_of
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.event_dependencies import DependentTask, EventDependencies
 from plancompiler.executor.cuda.interface import (
@@ -47,6 +48,10 @@ from plancompiler.plan.plan import (
 
 Work = Callable[[int], object]
 """What a stream is asked to do in a run of a task, by its version."""
+
+
+_SEND = Program(giver=0, reader=1)
+"""From the first of two members to the second."""
 
 
 class DeviceBinder(TaskBinder):
@@ -327,36 +332,19 @@ class DeviceBinder(TaskBinder):
 
     def _exchange(self, task: Task) -> Work | None:
         """This rank's half of a SendRecv."""
-        stream = self._streams[self._order.streams[task.id]]
         send = self._order.sends.get(task.id)
+        sources = targets = None
         if send is None:
             channel = self._order.receives[task.id]
-            communicator = self._communicators[channel]
             targets = self._memory.slots(task.outputs[0])
-            if targets[0].size == 0:
-                return None
-            return lambda version: communicator.receive(stream, targets[version % len(targets)], 0)
-        communicator = self._communicators[send.channel]
-        index = region_index(self._boxes[send.task])
-        sources = [slot[index] for slot in self._memory.slots(task.inputs[0])]
-        if sources[0].size == 0:
-            return None
-        arrays = self._device.arrays
-        # A box that is not contiguous is packed first; versions are sent one after another.
-        packed = (
-            None
-            if sources[0].flags.c_contiguous
-            else arrays.empty(sources[0].shape, sources[0].dtype)
-        )
-
-        def run(version: int) -> None:
-            source = sources[version % len(sources)]
-            if packed is not None:
-                np.copyto(packed, source)
-                source = packed
-            communicator.send(stream, source, 1)
-
-        return run
+        else:
+            channel = send.channel
+            index = region_index(self._boxes[send.task])
+            sources = [slot[index] for slot in self._memory.slots(task.inputs[0])]
+        own = int(send is None)
+        bound = BoundProgram(self._device.arrays, _SEND, own, 2, sources, targets)
+        stream = self._streams[self._order.streams[task.id]]
+        return launcher_of([bound], self._communicators[channel], stream)
 
     def _collective(self, task: Task, spec: CollectiveSpec) -> Work | None:
         communicator = self._communicators.get(spec.communicator)
