@@ -77,8 +77,7 @@ class MessageWorldLink(WorldLink):
         self._messages: dict[_Key, _Message] = {}
         link.receivers[wire.PUBLISHED] = self._receive
         peers = tuple(peer for peer in range(size) if peer != link.rank)
-        link.open(Publication(link.rank, peers=peers), self)
-        link.tell_work(start_deadline)
+        link.join(Publication(link.rank, peers=peers), self, start_deadline)
 
     def rendezvous(self, ranks: tuple[int, ...], stream: str = "") -> MessageRendezvous:
         """See `WorldLink.rendezvous`."""

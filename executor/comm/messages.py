@@ -248,13 +248,14 @@ class MessageLink(PeerFailures):
 
     # --- whether peers work ---------------------------------------------------------------------
 
-    def tell_work(self, start_deadline: float) -> None:
-        """Have the peers tell each other of their work, so that waits know who works. Peers that
-        have said nothing yet have `start_deadline` seconds to come.
+    def join(self, publication: Publication, sink: Sink, start_deadline: float) -> None:
+        """Begin to exchange frames with peers that have `start_deadline` seconds to come, and to
+        tell each other of work, so that waits know who works.
         """
-        work = self.work = PeerWork(self.rank, self._publication.peers, self._send_work)
+        work = self.work = PeerWork(self.rank, publication.peers, self._send_work)
         self.receivers[wire.WORK] = lambda rank, frame: work.receive(rank, frame[1:])
         self._start_deadline = start_deadline
+        self.open(publication, sink)
         work.introduce()
 
     def _send_work(self, peer: int, note: bytes) -> None:

@@ -127,7 +127,7 @@ def test_a_client_is_refused(certificates: Path, client: str | None, hint: str) 
 def test_a_peer_that_is_not_there_is_not_called_untrusted(certificates: Path) -> None:
     files = tls(certificates, "server")
     with ranks_with([(files, files)] * 2, deadline=2.5) as runtimes:
-        runtimes[1]._transport._carrier._server.close()
+        runtimes[1]._link._carrier._server.close()
         with pytest.raises(DeadlineError, match=r"missing ranks \[1\].*refused") as caught:
             runtimes[0].prepare()
         assert not isinstance(caught.value, SecurityError)

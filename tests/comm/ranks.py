@@ -15,13 +15,15 @@ import plancompiler as pc
 from plancompiler.errors import TransportError
 from plancompiler.executor.comm.context import CHECK
 from plancompiler.ir import DType
-from tests.comm import suite, test_functions, test_rows
+from tests.comm import link_suite, suite, test_functions, test_rows
 
 transport = sys.argv[1] if len(sys.argv) > 1 else "host"
 world = pc.init(deadline=60.0, transport=transport)
 # All dtypes take part where ranks are threads; here a few do, as rounds take longer.
 suite.DTYPES = (DType.BOOL, DType.BFLOAT16)
 proved = suite.run(world.comm)
+if world.comm.remote is not None:
+    link_suite.run(world.comm.remote("suite of links"), world.size)
 if transport == "host":
     # Operators of eager tensors; ranks outside of their placement call them too.
     test_functions.check_mixture(world.rank)

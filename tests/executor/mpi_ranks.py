@@ -115,9 +115,9 @@ def late(world: MpiWorld) -> None:
         with pytest.raises(DeadlineError, match=r"rank 1 was not told to run|not answer"):
             runtime.run(1)
     else:
-        transport = runtime._transport
-        with transport._changed:  # not in MPI, which would not leave a core to rank 0
-            assert transport._changed.wait_for(lambda: transport.failure is not None, 60)
+        link = runtime._link
+        with link.changed:  # not in MPI, which would not leave a core to rank 0
+            assert link.changed.wait_for(lambda: link.failure is not None, 60)
         with pytest.raises(AbortedError, match="rank 0 failed"):
             runtime.run(0)
     runtime.close()
@@ -145,9 +145,9 @@ def damaged(world: MpiWorld) -> None:
     runtime, _ = open_runtime(world, data_parallel(world.size), "damaged", deadline=60)
     if world.rank == 1:
         world.comm.Send(bytearray(20), dest=0, tag=world.tag("damaged"))
-    transport = runtime._transport
-    with transport._changed:
-        assert transport._changed.wait_for(lambda: transport.failure is not None, 60)
+    link = runtime._link
+    with link.changed:
+        assert link.changed.wait_for(lambda: link.failure is not None, 60)
     with pytest.raises(PlanCompilerError, match="was damaged, repeated or lost on its way"):
         runtime.run(0)
     runtime.close()
