@@ -14,8 +14,9 @@ cores, with the whole batch. All fetch the loss of every step. All are started b
 measured, and then run some steps in turn, in another order each round; the rest of the time they
 wait. Times are medians over the rounds; ratios are medians of the ratios within a round, ours over
 theirs. `cpu_ms` is what all processes of one of them spent on the CPU per step, waiting not
-counted: where the machine has other work it tells more than wall time. `gflops` is what one core
-makes of a float32 product with our BLAS, `floor_ms` the time of one rank's products at that rate.
+counted: where the machine has other work it tells more than wall time. `products` are the matrix
+products of our step and nothing else, made by 2 processes at once (`benchmarks.products`).
+`ours_numpy`, where numba is installed, are we without it.
 
 The peers are needed by this benchmark alone: `torch` and `jax` in environments of their own, whose
 interpreters the options or PLANCOMPILER_TORCH_PYTHON and PLANCOMPILER_JAX_PYTHON name. A peer
@@ -25,7 +26,9 @@ without an interpreter is left out, which a note on standard error says.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -35,15 +38,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
 from operator import truediv
 from pathlib import Path
 from typing import Any
 
 import plancompiler as pc
-from plancompiler.blas.loaded_library import describe, measured_gflops
+from benchmarks.products import products_of
+from plancompiler.blas.loaded_library import describe
 from plancompiler.blas.threads import one_thread_environment
 from plancompiler.cli.job_file import load_job
-from plancompiler.ops.registry import flops_of
 
 # Later than plancompiler, which chooses the kernels that NumPy loads.
 import numpy as np  # isort: skip
@@ -55,7 +59,6 @@ RANKS = 2
 WARM_UP = 3
 STEPS = 3
 """Steps of one of them in one round."""
-PRODUCTS = ("matmul", "contract_leading", "attention", "attention_grad")
 
 Found = dict[str, Any]
 
@@ -100,17 +103,6 @@ def parameters_of(job: pc.Job) -> int:
     )
 
 
-def product_flops(job: pc.Job) -> int:
-    """Operations in products of one rank."""
-    found = 0
-    for op in job.ops:
-        if op.kind in PRODUCTS:
-            inputs = tuple(value.type for value in op.inputs)
-            outputs = tuple(value.type for value in op.outputs)
-            found += flops_of(op.kind, inputs, outputs, dict(op.attrs))
-    return found // RANKS
-
-
 def serve(name: str) -> None:
     """Our side, with the same manners as the peers: see their docstrings."""
     with tempfile.TemporaryDirectory() as folder:
@@ -124,6 +116,41 @@ def serve(name: str) -> None:
                 for _ in session.run(steps):
                     pass
                 say({"seconds": (time.perf_counter() - begin) / steps})
+
+
+def serve_products(name: str) -> None:
+    """The products of both ranks at once, with the same manners."""
+    spawn = multiprocessing.get_context("spawn")
+    links, children = [], []
+    for rank in range(RANKS):
+        ours, theirs = spawn.Pipe()
+        children.append(spawn.Process(target=make_products, args=(name, rank, theirs), daemon=True))
+        children[-1].start()
+        links.append(ours)
+    for link in links:
+        link.recv()
+    say({"version": ""})
+    for line in sys.stdin:
+        steps = int(line)
+        begin = time.perf_counter()
+        for link in links:
+            link.send(steps)
+        for link in links:
+            link.recv()
+        say({"seconds": (time.perf_counter() - begin) / steps})
+
+
+def make_products(name: str, rank: int, orders: Connection) -> None:
+    """One rank's part of `serve_products`: as many steps as it is told, again and again."""
+    with tempfile.TemporaryDirectory() as folder:
+        products = products_of(JOBS[name](Path(folder)), RANKS, rank)
+    orders.send(None)
+    with suppress(EOFError):
+        while True:
+            for _ in range(orders.recv()):
+                for product in products:
+                    product()
+            orders.send(None)
 
 
 def say(message: Found) -> None:
@@ -205,9 +232,14 @@ def started(command: list[str], **changes: str) -> Iterator[subprocess.Popen[str
                 process.kill()
 
 
-def ours(name: str, stack: ExitStack) -> Way:
-    command = [sys.executable, "-m", "benchmarks.step", "--serve", name]
-    return Way("ours", stack.enter_context(started(command)))
+def ours(name: str, stack: ExitStack) -> list[Way]:
+    command = [sys.executable, "-m", "benchmarks.step", "--serve"]
+    ways = [Way("ours", stack.enter_context(started([*command, name])))]
+    without = {"PLANCOMPILER_JIT": "0"}
+    if importlib.util.find_spec("numba") is not None:
+        ways.append(Way("ours_numpy", stack.enter_context(started([*command, name], **without))))
+    alone = started([*command, f"{name} products"], **one_thread_environment(), **without)
+    return [*ways, Way("products", stack.enter_context(alone))]
 
 
 def torch_ddp(python: str, name: str, stack: ExitStack) -> Way:
@@ -236,12 +268,13 @@ def jax(python: str, name: str, devices: int, stack: ExitStack) -> Way:
 def measured(name: str, rounds: int, torch_python: str | None, jax_python: str | None) -> Found:
     """One row."""
     with ExitStack() as stack:
-        ways = [ours(name, stack)]
+        ways = ours(name, stack)
         if torch_python is not None:
             ways.append(torch_ddp(torch_python, name, stack))
         if jax_python is not None:
             ways += [jax(jax_python, name, devices, stack) for devices in (RANKS, 1)]
-        check(ways)
+        peers = [way for way in ways if way.name.startswith(("torch", "jax"))]
+        check([ways[0], *peers])
         for way in ways:
             way.seconds(WARM_UP)
             way.cpu_seconds = 0.0
@@ -249,20 +282,22 @@ def measured(name: str, rounds: int, torch_python: str | None, jax_python: str |
         for number in range(rounds):
             for way in random.Random(number).sample(ways, len(ways)):
                 seconds[way.name].append(way.seconds(STEPS))
-    job = JOBS[name](Path(stack.enter_context(tempfile.TemporaryDirectory())))
-    flops, gflops = product_flops(job), measured_gflops()
-    stack.close()
     row: Found = {"benchmark": "step", "job": f"{name}, dp {RANKS}", "rounds": rounds}
     for way in ways:
         row[f"{way.name}_ms"] = round(statistics.median(seconds[way.name]) * 1e3, 1)
-    for way in ways[1:]:
+    for way in peers:
         ratios = map(truediv, seconds["ours"], seconds[way.name])
         row[f"ours_over_{way.name}"] = round(statistics.median(ratios), 3)
     for way in ways:
         row[f"{way.name}_cpu_ms"] = round(way.cpu_seconds / (rounds * STEPS) * 1e3, 1)
-    row["gflops"], row["floor_ms"] = round(gflops), round(flops / gflops / 1e6, 1)
+    products = next(way for way in ways if way.name == "products")
+    for way in ways:
+        if way.name.startswith("ours"):
+            shares = map(truediv, seconds[way.name], seconds["products"])
+            row[f"{way.name}_over_products"] = round(statistics.median(shares), 3)
+            row[f"{way.name}_over_products_cpu"] = round(way.cpu_seconds / products.cpu_seconds, 3)
     row["blas"] = describe()
-    row |= {f"{way.name}_version": way.about["version"] for way in ways[1:]}
+    row |= {f"{way.name}_version": way.about["version"] for way in peers}
     row["load_average"] = round(os.getloadavg()[0], 1)
     return row
 
@@ -288,10 +323,11 @@ def main() -> None:
             default=os.environ.get(f"PLANCOMPILER_{name.upper()}_PYTHON"),
             help=f"the interpreter of an environment with {name}",
         )
-    parser.add_argument("--serve", choices=JOBS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
-        serve(options.serve)
+        name, _, products = options.serve.partition(" ")
+        (serve_products if products else serve)(name)
         return
     for name in ("torch", "jax"):
         if getattr(options, f"{name}_python") is None:

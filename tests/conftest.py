@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from plancompiler.blas import numba_choice
 from plancompiler.cache import keys
 from plancompiler.cache.store import FOLDER_VARIABLE
 from tests.process_guard import ProcessGuard
@@ -24,6 +25,15 @@ def no_plan_cache() -> Iterator[None]:
     """No test, and no process that a test starts, reads or writes the user's plan cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, "0")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_compiled_loops() -> Iterator[None]:
+    """Where numba is installed, only tests of its loops wait for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(numba_choice.VARIABLE, "0")
+        numba_choice.numba_version.cache_clear()
         yield
 
 

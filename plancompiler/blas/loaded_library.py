@@ -12,6 +12,7 @@ import numpy as np
 import threadpoolctl
 
 from plancompiler.blas import kernel_choice
+from plancompiler.blas.numba_choice import numba_version
 
 _MEASURED_SIDE = 1024
 _MEASURED_RUNS = 5
@@ -39,7 +40,8 @@ def kernel_environment() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def numeric_kernels() -> str:
     """What the last bits of this process's results depend on: NumPy with the instructions that it
-    uses, and the BLAS with its kernels. Ranks of one job should all have the same."""
+    uses, the BLAS with its kernels, and numba where it compiles loops. Ranks of one job should all
+    have the same."""
     instructions = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
     libraries = {
         f"{pool['internal_api']} {pool['version']} with {pool.get('architecture', 'unknown')} "
@@ -47,7 +49,8 @@ def numeric_kernels() -> str:
         for pool in _numpys_libraries()
     }
     numpy = f"NumPy {np.__version__} on {platform.machine()} with {' '.join(instructions)}"
-    return ", ".join([numpy, *sorted(libraries)])
+    loops = [f"loops by numba {version}"] if (version := numba_version()) else []
+    return ", ".join([numpy, *sorted(libraries), *loops])
 
 
 def describe() -> str:

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from plancompiler.errors import UsageError, WireFormatError
 from plancompiler.ir.strict_json import parse_json
+from plancompiler.ir.user_cache import user_cache_folder
 from plancompiler.ir.whole_file import UNFINISHED, write_whole
 from plancompiler.limits import time_limits
 
@@ -292,19 +293,6 @@ def open_store() -> Store | None:
         return None
     folder = Path(chosen).absolute() if chosen else _default_folder()
     return None if folder is None else Store(folder, _limit())
-
-
-def user_cache_folder() -> Path | None:
-    """plancompiler's folder in the user's cache, for plans and other things that can be made again:
-    `plancompiler` below $XDG_CACHE_HOME or ~/.cache. None for an account without a home.
-    """
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the specification wants relative paths ignored
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:  # an account without a home
-            return None
-    return base / "plancompiler"
 
 
 def _default_folder() -> Path | None:

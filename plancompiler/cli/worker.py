@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from plancompiler.blas.threads import one_blas_thread
-from plancompiler.cache.store import user_cache_folder
 from plancompiler.cli.options import (
     allow_ops_option,
     deadline_option,
@@ -20,6 +19,7 @@ from plancompiler.cli.options import (
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
 from plancompiler.cluster.channel import TlsFiles
+from plancompiler.ir.user_cache import user_cache_folder
 from plancompiler.ops.registry import allow_custom_ops
 from plancompiler.worker.agent import run_worker
 from plancompiler.worker.peers import LISTEN, TRANSPORTS

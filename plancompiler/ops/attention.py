@@ -21,6 +21,7 @@ from plancompiler.errors import ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops import row_loops
 from plancompiler.ops.attention_formula import attention_formula, gradient_formula, mask_formula
 from plancompiler.ops.attention_tiles import Tiles, causal_diagonal
 from plancompiler.ops.attributes import Attribute, Float, Int
@@ -33,6 +34,7 @@ from plancompiler.ops.check import (
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
+from plancompiler.ops.numba_loops import row_loop
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -237,7 +239,7 @@ def _slopes(
         np.multiply(piece, scale, out=scaled)
         scaled = tiles.below(scaled)
         dy, y = tiles.below(passed[pairs, :, rows]), tiles.below(result[pairs, :, rows])
-        level = normaliser[pairs, :, rows].reshape(*dy.shape[:2], 1)
+        level = np.ascontiguousarray(normaliser[pairs, :, rows]).reshape(*dy.shape[:2], 1)
         pull = np.einsum("prd,prd->pr", dy, y)[:, :, None]
         for columns in tiles.keys_of(rows):
             shape = (*dy.shape[:2], columns.stop - columns.start)
@@ -245,8 +247,14 @@ def _slopes(
             slopes = scratch(context, "slopes", shape, query.dtype)
             np.matmul(scaled, key[pairs, columns].swapaxes(-1, -2), out=weights)
             tiles.mask(weights, pairs, rows, columns)
-            tiles.hide(weights, rows, columns)
-            _weigh(weights, level)
+            lower = row_loop(row_loops.lower, weights, level)
+            if lower is None:
+                tiles.hide(weights, rows, columns)
+                np.subtract(weights, level, out=weights)
+            else:
+                height = rows.stop - rows.start
+                lower(weights, height, tiles.first_hidden(rows, columns), level)
+            np.exp(weights, out=weights)
             np.matmul(dy, value[pairs, columns].swapaxes(-1, -2), out=slopes)
             kept = weights
             if tiles.rate:
@@ -254,8 +262,12 @@ def _slopes(
                 np.multiply(tiles.keep(pairs, rows, columns), 1 / (1 - tiles.rate), out=kept)
                 np.multiply(slopes, kept, out=slopes)
                 np.multiply(kept, weights, out=kept)
-            np.subtract(slopes, pull, out=slopes)
-            np.multiply(slopes, weights, out=slopes)
+            pull_and_weigh = row_loop(row_loops.pull_and_weigh, slopes, pull, weights)
+            if pull_and_weigh is None:
+                np.subtract(slopes, pull, out=slopes)
+                np.multiply(slopes, weights, out=slopes)
+            else:
+                pull_and_weigh(slopes, pull, weights)
             yield pairs, rows, columns, scaled, dy, kept, slopes
 
 

@@ -103,6 +103,13 @@ class Tiles:
         """How many of the keys queries at these positions may see."""
         return min(self.keys, rows.stop + self.shift) if self.causal else self.keys
 
+    def first_hidden(self, rows: slice, columns: slice) -> int:
+        """The first key of a tile that its first query may not see; each query sees one more."""
+        if not self.causal:
+            return self.keys
+        first: int = rows.start + self.shift + 1 - columns.start
+        return first
+
     def hide(self, scores: Array, rows: slice, columns: slice) -> None:
         """Give -inf to the keys of a tile that queries may not see, in scores [pairs, heads * rows,
         keys]."""

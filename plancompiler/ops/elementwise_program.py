@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.kernel import BLOCK_BYTES, kernel_for, ufunc_call
+from plancompiler.ops.numba_loops import compiled, loops_suit
+from plancompiler.ops.program_loops import Arithmetic, LoopText, arithmetic, loop_text, runs
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -205,28 +207,33 @@ class BoundProgram:
             types += infer_types(instruction.kind, operands, dict(instruction.attrs))
         buffers, self._dtypes = _buffers_of(program, types, len(inputs))
         self._source = _Source(program, types, buffers, len(inputs), arrays)
-        self._run = self._source.function(ends_in_work=False)
+        self._run = self._source.function(ends_in_work=False, loops=False)
         self._apart = tuple(number for number in _read_apart(program[-1]) if number < len(inputs))
         """Inputs that the last instruction reads where its kernel may not write over them."""
         self._block = max(1, BLOCK_BYTES // max(each.dtype.itemsize for each in types))
         self._work: list[Array] = []
-        # Formulas take logarithms of 0, and bound what comes of them.
-        self._logs = any(each.kind.startswith("log") for each in program)
+        # Formulas take logarithms of 0 and exponentials that overflow; what comes of it is bounded.
+        self._bounds = any(each.kind.startswith(("log", "exp")) for each in program)
 
     def __call__(self, inputs: Arrays, out: Array) -> None:
         """Run it on arrays of one shape."""
-        if self._logs:
-            with np.errstate(divide="ignore"):
+        if self._bounds:
+            with np.errstate(divide="ignore", over="ignore"):
                 self._blocks(inputs, out)
         else:
             self._blocks(inputs, out)
 
     def _blocks(self, inputs: Arrays, out: Array) -> None:
-        run = self._run
-        # Where the output lies over an input, only the last step writes there, and only if it may.
-        if self._apart and any(np.may_share_memory(inputs[each], out) for each in self._apart):
-            run = self._source.function(ends_in_work=True)
+        run, apart = self._run, self._apart
         size, step = out.size, self._block
+        loops = loops_suit(out, *inputs) and bool(self._source.runs)
+        if loops:
+            # A loop reads its inputs anew for every element, and vectorises none that overlap.
+            apart, step = tuple(range(len(inputs))), max(1, step // _LOOP_PIECES)
+            run = self._source.function(ends_in_work=False, loops=True)
+        # Where the output lies over an input, only the last step writes there, and only if it may.
+        if apart and any(np.may_share_memory(inputs[each], out) for each in apart):
+            run = self._source.function(ends_in_work=True, loops=loops)
         # On devices every call is a launch, and no cache is worth one.
         if size <= step or not (
             isinstance(out, np.ndarray) and all(each.flags.c_contiguous for each in (*inputs, out))
@@ -286,6 +293,10 @@ def _read_apart(instruction: Instruction) -> frozenset[int]:
     )
 
 
+_LOOP_PIECES = 4
+"""A loop reads and writes many arrays at once: pieces of this part of a block fit in cache."""
+
+
 class _Source:
     """A program as the text of a Python function: small tensors feel every call in between."""
 
@@ -304,6 +315,10 @@ class _Source:
         self._head += f"{''.join(f'w{each}, ' for each in range(1 + max(buffers.values())))} = work"
         self._calls: list[tuple[str, str]] = []
         """Each with the name of its result in place of {}."""
+        self._inputs = inputs
+        self._program = program
+        self._types = types
+        self._values = values
         for place, instruction in enumerate(program):
             result = inputs + place
             given = [values[number] for number in instruction.operands]
@@ -311,6 +326,7 @@ class _Source:
             values.append(f"w{buffers[result]}")
             call = self._call(place, instruction, given, operands, types[result].dtype)
             self._calls.append((call, values[-1]))
+        self._made: dict[tuple[bool, bool], Callable[..., None]] = {}
 
     def _call(
         self,
@@ -343,15 +359,56 @@ class _Source:
         self._names[f"k{place}"] = kernel_for(definition, dtypes)
         return f"k{place}(c{place}, ({', '.join(given)},), ({{}},))"
 
-    def function(self, ends_in_work: bool) -> Callable[..., None]:
-        """The function; it makes its result in a work buffer first, or at once where it belongs."""
-        *calls, (last, target) = self._calls
-        lines = [call.format(name) for call, name in calls]
-        if ends_in_work:
-            lines += [last.format(target), f"copyto(out, {target})"]
-        else:
-            lines.append(last.format("out"))
+    @cached_property
+    def arithmetic(self) -> list[Arithmetic | None]:
+        """Per instruction, what it is as a part of a loop."""
+        found = []
+        for result, instruction in enumerate(self._program, self._inputs):
+            definition, operands = op_def(instruction.kind), instruction.operands
+            call = ufunc_call(definition.kernel, definition.complete(dict(instruction.attrs)))
+            dtypes = [self._types[number].dtype for number in (*operands, result)]
+            found.append(arithmetic(result, call, operands, dtypes))
+        return found
+
+    @cached_property
+    def runs(self) -> list[range]:
+        """Places of instructions that can be one loop."""
+        return runs(self.arithmetic)
+
+    def function(self, ends_in_work: bool, loops: bool) -> Callable[..., None]:
+        """The function; it makes its result in a work buffer first, or at once where it belongs.
+        With `loops`, numba compiles what can be loops.
+        """
+        made = self._made.get((ends_in_work, loops))
+        if made is not None:
+            return made
+        targets = [target for _, target in self._calls]
+        if not ends_in_work:
+            targets[-1] = "out"
         names = dict(self._names)
+        lines = [call.format(name) for (call, _), name in zip(self._calls, targets, strict=True)]
+        for run in reversed(self.runs if loops else ()):
+            loop = self._loop(run, targets)
+            dtype = self._types[self._inputs + run.start].dtype
+            names[f"l{run.start}"] = compiled(loop.text, "loop", dtype.numpy)
+            lines[run.start : run.stop] = [f"l{run.start}({', '.join(loop.arrays)})"]
+        if ends_in_work:
+            lines.append(f"copyto(out, {targets[-1]})")
         exec("\n  ".join([self._head, *lines]), names)  # noqa: S102  # the text is made here
-        made: Callable[..., None] = names["run"]
-        return made
+        function: Callable[..., None] = names["run"]
+        self._made[ends_in_work, loops] = function
+        return function
+
+    def _loop(self, run: range, targets: Sequence[str]) -> LoopText:
+        """Instructions as a loop that keeps what others read."""
+        later = {
+            operand for instruction in self._program[run.stop :] for operand in instruction.operands
+        }
+        later.add(len(self._types) - 1)
+        results = {self._inputs + place: targets[place] for place in run}
+        return loop_text(
+            [each for each in self.arithmetic[run.start : run.stop] if each is not None],
+            dict(enumerate(self._values)),
+            {number: name for number, name in results.items() if number in later},
+            str(self._types[self._inputs + run.start].dtype),
+        )

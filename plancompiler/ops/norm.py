@@ -8,6 +8,7 @@ import numpy as np
 
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
+from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import (
     FLOATS,
@@ -20,6 +21,7 @@ from plancompiler.ops.check import (
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
+from plancompiler.ops.numba_loops import row_loop
 from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
@@ -59,6 +61,12 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     x, gamma, beta = inputs
     width = x.shape[-1]
     eps = context.attrs["eps"]
+    loop = row_loop(row_loops.layer_norm, x, gamma, beta, *outputs)
+    if loop is not None:
+        y, mean, rstd = map(rows_of, outputs)
+        number = x.dtype.type
+        loop(rows_of(x), gamma, beta, number(1.0 / width), number(eps), y, mean, rstd)
+        return
     average = scratch(context, "average", (width, 1), x.dtype)
     average.fill(1.0 / width)
     arrays = (rows_of(array) for array in (x, *outputs))
@@ -96,8 +104,12 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     average.fill(1.0 / width)
     dgamma.fill(0)
     dbeta.fill(0)
+    loop = row_loop(row_loops.layer_norm_grad, *inputs, *outputs)
     arrays = (rows_of(array) for array in (x, mean, rstd, dy, dx))
     for x, mean, rstd, dy, dx in row_blocks(width, *arrays):
+        if loop is not None:
+            loop(x, gamma, mean, rstd, dy, x.dtype.type(1.0 / width), dx, dgamma, dbeta)
+            continue
         unit = scratch(context, "unit", x.shape, x.dtype)
         work = scratch(context, "work", x.shape, x.dtype)
         np.subtract(x, mean, out=unit)

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.check import (
     FLOATS,
@@ -17,7 +18,8 @@ from plancompiler.ops.check import (
     expect_same_dtype,
     expect_shape,
 )
-from plancompiler.ops.kernel import blocks, once, scratch
+from plancompiler.ops.kernel import blocks, copy_unless_shared, once, scratch
+from plancompiler.ops.numba_loops import row_loop
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
 
 
@@ -168,6 +170,17 @@ def _adam_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     root = math.sqrt(1.0 - beta2**count)
     eps = epsilon * root
     factor = rate * root / (1.0 - beta1**count)
+    loop = row_loop(row_loops.adam, *tensors, *outputs)
+    if loop is not None:
+        w, g, m, v = tensors
+        for old, new in zip((w, m, v), outputs, strict=True):
+            copy_unless_shared(old, new)
+        kept = 1.0 - rate * decay if decoupled else 1.0
+        added = 0.0 if decoupled else decay
+        numbers = scale, added, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps, factor, kept
+        w, m, v = (array.reshape(-1) for array in outputs)
+        loop(w, g.reshape(-1), m, v, *map(w.dtype.type, numbers))
+        return
     for w, g, m, v, w_next, m_next, v_next in blocks(*tensors, *outputs):
         work = scratch(context, "work", w.shape, w.dtype)
         total = _with_decay(context, w, g, scale, 0.0 if decoupled else decay)

@@ -10,6 +10,7 @@ import numpy as np
 from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
+from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Axis, Int
 from plancompiler.ops.check import (
     FLOATS,
@@ -22,6 +23,7 @@ from plancompiler.ops.check import (
 )
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
+from plancompiler.ops.numba_loops import row_loop
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -104,6 +106,10 @@ def _softmax_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
 
 def _softmax_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     axis = context.attrs["axis"]
+    loop = row_loop(row_loops.softmax_grad, *inputs, *outputs)
+    if loop is not None and axis == inputs[0].ndim - 1:
+        loop(*map(rows_of, (*inputs, *outputs)))
+        return
     for y, dy, dx in _row_pieces(axis, *inputs, *outputs):
         work = scratch(context, "work", y.shape, y.dtype)
         np.multiply(y, dy, out=work)
