@@ -49,8 +49,8 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     keys.software_digest.cache_clear()
 
 
-PROCESS_FIXTURES = frozenset({"workers", "cluster", "host_world"})
-"""Fixtures that start processes: a worker has one beside it that speaks for it."""
+PROCESS_FIXTURES = frozenset({"workers", "cluster", "host_world", "certificates"})
+"""Fixtures that start processes: a worker has one beside it, and certificates are made by one."""
 GUARD = ProcessGuard()
 
 

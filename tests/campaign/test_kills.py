@@ -17,12 +17,14 @@ CASES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("index", CASES.values(), ids=list(CASES))
 def test_the_others_name_what_was_killed(hold: Hold, index: int) -> None:
     (result,) = hold("kills", 1, [index])
     assert result.group.startswith(WORLDS[index % 3])
 
 
+@pytest.mark.processes
 def test_what_is_left_is_seen() -> None:
     """A process that outlives its parent, and a file."""
     with Sandbox() as sandbox:

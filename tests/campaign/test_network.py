@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.campaign.network import PLACES
 from tests.campaign.conftest import Hold
 
 CASES = {"client and master": (0, 16), "eager ranks": (7,)}
 
 
+@pytest.mark.processes
 def test_numbers_are_right_or_an_error_says_why(hold: Hold) -> None:
     """Of cases whose fault comes early, so that they end soon."""
     for place, indices in CASES.items():

@@ -54,7 +54,7 @@ def test_a_missing_job_file(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_a_job_file_that_is_not_python(invoke: Invoke, write: Write) -> None:
-    check(invoke("run", write("no python", "job.txt")), 2, "E102", "not Python")
+    check(invoke("run", write("no python", "job.toml")), 2, "E102", "not Python")
 
 
 def test_a_job_file_without_build_lists_its_functions(invoke: Invoke, write: Write) -> None:

@@ -65,6 +65,7 @@ def test_a_timeline_on_a_full_device(invoke: Invoke, mlp: str) -> None:
     refused(result, "[E133 OutputError] the timeline cannot be written", "/dev/full")
 
 
+@pytest.mark.processes
 def test_a_dump(invoke: Invoke, mlp: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANCOMPILER_DUMP", str(disk / "dump"))
     result = invoke("run", mlp, "--steps", "2")

@@ -123,6 +123,7 @@ def client(folder: Path) -> Iterator[Client]:
             worker.stop()
 
 
+@pytest.mark.processes
 def test_jobs_of_clients_stay_inside(client: Client, folder: Path) -> None:
     outside = folder.parent
     for path in (outside / "secret", folder / "link", folder / "out" / "secret"):
@@ -150,6 +151,7 @@ def test_jobs_of_clients_stay_inside(client: Client, folder: Path) -> None:
         client.submit(steps(), 1, restore=folder / "model").result()
 
 
+@pytest.mark.processes
 def test_saves_that_are_asked_for_later_stay_inside(client: Client, folder: Path) -> None:
     with client.open(steps()) as session:
         next(iter(session.run(1)))

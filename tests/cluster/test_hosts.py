@@ -107,6 +107,7 @@ JOBS: list[tuple[str, str, Callable[[], Job]]] = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("client", "hosts", "build"),
     [pytest.param(hosts, hosts, build, id=f"{name} on {hosts}") for hosts, name, build in JOBS],
@@ -121,6 +122,7 @@ def test_losses_are_those_of_one_host(
     assert losses(client, build()) == one_host_losses(build(), len(hosts))
 
 
+@pytest.mark.processes
 def test_a_killed_worker_is_named() -> None:
     with (
         MasterServer(ranks=2, limits=LIMITS) as server,
@@ -136,6 +138,7 @@ def test_a_killed_worker_is_named() -> None:
         assert children[0].poll() is None
 
 
+@pytest.mark.processes
 def test_listening_beyond_this_machine_needs_more_care() -> None:
     with pytest.raises(SecurityError, match="--insecure"):
         run_worker("127.0.0.1:1", listen="0.0.0.0:0")
@@ -190,6 +193,7 @@ def namespaces() -> Iterator[dict[str, str]]:
         yield found
 
 
+@pytest.mark.processes
 def test_two_network_namespaces(
     namespaces: dict[str, str], one_host_losses: Callable[[Job, int], list[float]]
 ) -> None:

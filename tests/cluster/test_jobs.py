@@ -378,6 +378,7 @@ def shared_memory() -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if "plancompiler" in path.name]
 
 
+@pytest.mark.processes
 def test_a_killed_worker_fails_its_job_and_frees_the_other(server: MasterServer) -> None:
     processes = WorkerProcesses(server.address, 2)
     try:
@@ -403,6 +404,7 @@ def test_a_killed_worker_fails_its_job_and_frees_the_other(server: MasterServer)
     assert shared_memory() == []
 
 
+@pytest.mark.processes
 def test_workers_killed_while_they_prepare_leave_nothing(server: MasterServer) -> None:
     processes = WorkerProcesses(server.address, 2)
 

@@ -144,6 +144,7 @@ CROSSINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("envelope", "cls"), CROSSINGS)
 @given(data=st.data())
 @settings(max_examples=15)

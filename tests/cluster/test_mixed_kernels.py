@@ -103,6 +103,7 @@ def worker(address: str, rank: int, kernels: str) -> Iterator[None]:
         child.wait(60)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("choice")
 def test_workers_with_other_kernels_are_told_before_they_run() -> None:
     with (

@@ -66,6 +66,7 @@ def refusal(runtimes: Sequence[Runtime]) -> SecurityError:
     return error
 
 
+@pytest.mark.processes
 def test_ranks_that_trust_each_other(certificates: Path) -> None:
     files = tls(certificates, "server")
     with ranks_with([(files, files)] * 2) as runtimes:

@@ -105,6 +105,7 @@ def test_a_device_that_this_executor_lacks(server: MasterServer) -> None:
         run_worker(server.address, device="cuda:99")
 
 
+@pytest.mark.processes
 def test_an_unreachable_master() -> None:
     address = f"127.0.0.1:{closed_port()}"
     with pytest.raises(MasterUnreachableError, match=address):

@@ -144,6 +144,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_stopped_before_it_registers_is_named_to_those_who_wait() -> None:
     class HeardError(Exception):
         pass
@@ -185,6 +186,7 @@ def test_who_must_speak_soon_has_spoken_before_a_job_runs() -> None:
         worker.close()
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_stopped_while_it_starts_is_named(monkeypatch) -> None:
     """By its parent, which waits 120 s for those that only are slow."""
     start = subprocess.Popen

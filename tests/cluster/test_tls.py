@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", CASES)
 def test_a_client_is_told_at_once_what_does_not_fit(certificates: Path, case: str) -> None:
     master, client, said = CASES[case]

@@ -132,6 +132,7 @@ def test_a_master_leaves_its_token_for_its_user_until_it_ends(
     assert not folder.exists()
 
 
+@pytest.mark.processes
 def test_a_master_removes_what_killed_masters_left(runtime: Path) -> None:
     command = [sys.executable, "-m", "plancompiler", "master", "--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen([*command, "--ranks", "1"], stdout=subprocess.PIPE) as killed:
@@ -176,6 +177,7 @@ def test_folders_and_files_that_another_could_have_made(runtime: Path, tmp_path:
         find_credential("127.0.0.1:1")
 
 
+@pytest.mark.processes
 def test_another_user_has_no_token_and_cannot_read_this_ones() -> None:
     if os.getuid() != 0:
         pytest.skip("only root can play another user")
@@ -282,6 +284,7 @@ def new_session() -> bytes:
     return session
 
 
+@pytest.mark.processes
 def test_a_token_of_another_master(
     server: MasterServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,6 +297,7 @@ def test_a_token_of_another_master(
     assert SECRET not in caplog.text
 
 
+@pytest.mark.processes
 def test_whoever_has_taken_the_masters_port_learns_nothing(tmp_path: Path) -> None:
     learnt: list[object] = []
 

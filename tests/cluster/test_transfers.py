@@ -163,6 +163,7 @@ def shipping_master(
         yield server, workers, gate
 
 
+@pytest.mark.slow
 def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
     ranks = 256
     with shipping_master(mlp(ranks=2), ranks) as (server, workers, gate), ExitStack() as stack:

@@ -34,12 +34,14 @@ def mpiexec() -> str:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("case", [name for name in CASES if name not in ON_TWO])
 def test_ranks(case: str, ranks: int, mpiexec: str) -> None:
     check(case, ranks, mpiexec)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", ON_TWO)
 def test_two_ranks(case: str, mpiexec: str) -> None:
     check(case, 2, mpiexec)
@@ -53,6 +55,7 @@ def check(case: str, ranks: int, mpiexec: str) -> None:
     assert sorted(re.findall(r"rank \d+ of \d+ is done", done.stdout)) == said
 
 
+@pytest.mark.processes
 def test_workers_of_a_master(mpiexec: str) -> None:
     """Jobs one after another on four workers, with the losses of one process."""
     ranks = 4

@@ -65,6 +65,7 @@ def check_complete(timelines: tuple[Timeline, ...], plans: dict, first: int, ste
     assert min(event["ts"] for event in actions) == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("first", [0, 7])
 def test_ranks_as_threads_record_every_action(tmp_path: Path, first: int) -> None:
     plans = data_parallel()
@@ -98,6 +99,7 @@ def test_ranks_as_processes_record_on_one_clock(host_world: HostWorld) -> None:
     assert (timelines[1].ends[:, column] > timelines[0].begins[:, column]).all()
 
 
+@pytest.mark.processes
 def test_events_say_what_ran(tmp_path: Path) -> None:
     with Recording() as recording:
         with LocalWorld(chain(), record=recording.folder) as world:
@@ -121,6 +123,7 @@ def test_events_say_what_ran(tmp_path: Path) -> None:
     assert names["thread_name", event["tid"]] == {"name": "compute"}
 
 
+@pytest.mark.processes
 def test_a_copy_counts_the_part_of_the_remote_register_that_it_reads() -> None:
     plans = pipeline()
     with Recording() as recording:
@@ -135,6 +138,7 @@ def test_a_copy_counts_the_part_of_the_remote_register_that_it_reads() -> None:
     assert all(task.input_bytes == task.output_bytes > 0 for task in copies)
 
 
+@pytest.mark.processes
 def test_counters_follow_the_free_slots() -> None:
     with Recording() as recording:
         with LocalWorld(chain(count=3), record=recording.folder) as world:
@@ -149,6 +153,7 @@ def test_counters_follow_the_free_slots() -> None:
     assert max(free) == free[-1] == 3
 
 
+@pytest.mark.processes
 def test_every_micro_batch_has_an_action_of_its_own() -> None:
     plan = chain()[0]
     last = len(plan.tasks) - 1
@@ -180,6 +185,7 @@ def test_every_micro_batch_has_an_action_of_its_own() -> None:
     assert moments == {(3, 0): last + 1, (3, 1): last, (4, 0): last + 1, (4, 1): last}
 
 
+@pytest.mark.processes
 def test_recording_stops_at_its_bound_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +205,7 @@ def test_recording_stops_at_its_bound_and_says_so_once(
     assert json.loads(file.read_text())["traceEvents"]
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("test_ops")
 def test_a_failing_run_leaves_what_was_recorded(tmp_path: Path) -> None:
     plans = failing(step=2)
@@ -237,6 +244,7 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         Recorder(chain()[0], tmp_path / "missing", 0)
 
 
+@pytest.mark.processes
 def test_nothing_recorded_is_a_trace_without_events(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     recording = Recording(file)
@@ -285,6 +293,7 @@ def test_shares_add_up() -> None:
     assert task_shares([nothing]) == ()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_the_folder_goes_with_a_process_that_is_killed(backend, tmp_path) -> None:
     program = (

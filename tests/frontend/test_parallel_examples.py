@@ -112,6 +112,7 @@ def test_a_mixture_is_what_its_experts_make_of_rows(moe, ranks):
         assert balance > 1  # which is the least
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("ranks", "backend"), [(1, "threads"), (2, "processes"), (4, "threads")])
 def test_jobs_of_the_mixture(moe, moe_losses, ranks, backend):
     job = moe.build(ranks=ranks, total=STEPS)
@@ -127,6 +128,7 @@ def test_the_mixture_eager(moe, moe_losses, ranks, compiled):
         np.testing.assert_allclose(losses, moe_losses, 1e-5)
 
 
+@pytest.mark.processes
 def test_the_mixture_launched(moe_losses):
     losses, last = launched(2, "moe", "--compiled")
     np.testing.assert_allclose(losses, moe_losses, rtol=0, atol=1e-4)
@@ -157,6 +159,7 @@ def gpt_losses(fused_gpt):
     return losses
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("dp", "tp", "backend"), [(2, 1, "threads"), (1, 2, "processes"), (2, 2, "threads")]
 )
@@ -176,6 +179,7 @@ def test_fused_layers_eager(fused_gpt, gpt_losses, dp, tp, compiled):
         np.testing.assert_allclose(losses, gpt_losses, 1e-5)
 
 
+@pytest.mark.processes
 def test_fused_layers_launched(fused_gpt):
     """With the sizes that are for users."""
     job = fused_gpt.build(total=STEPS)
