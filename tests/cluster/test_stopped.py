@@ -175,6 +175,7 @@ def test_a_worker_whose_interpreter_is_held_is_not_silent(cluster: Cluster) -> N
             assert len(list(client.submit(job, 2))) == 2
 
 
+@pytest.mark.processes
 def test_who_must_speak_soon_has_spoken_before_a_job_runs() -> None:
     """The process beside the worker of a master that is not patient."""
     worker = Heartbeats()

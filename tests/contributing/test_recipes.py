@@ -47,6 +47,11 @@ CHECKS = {
         "tests/contributing/checks/dtype.py",
         "tests/serde/test_messages.py::test_enums_have_the_numbers_of_the_proto_files",
     ),
+    "wire": (
+        "tests/contributing/checks/wire.py",
+        "tests/comm/test_links.py::test_unix_sockets",
+        f"{LISTED}[executor]",
+    ),
     "launcher": ("tests/eager/test_launchers.py::test_contradictions_are_said_at_once",),
 }
 """Recipe to the tests that must pass in the tree to which all diffs were applied."""
