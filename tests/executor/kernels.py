@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 
+from plancompiler.ops.attributes import Attribute
 from plancompiler.ops.registry import OpDef
 
 
@@ -79,8 +80,11 @@ def _same(inputs, attrs):
     return inputs[:1]
 
 
+_ATTRS = tuple(Attribute(name) for name in ("step", "microbatch", "gate", "count"))
+
+
 def _op(kind, kernel, **options) -> OpDef:
-    return OpDef(kind, infer=_same, rule="... -> ...", kernel=kernel, **options)
+    return OpDef(kind, infer=_same, rule="... -> ...", kernel=kernel, attrs=_ATTRS, **options)
 
 
 TEST_OPS = {
