@@ -57,7 +57,7 @@ GUARD = ProcessGuard()
 def pytest_configure(config: pytest.Config) -> None:
     """The marks of tests that `scripts/test --quick` leaves out."""
     config.addinivalue_line("markers", "processes: starts processes")
-    config.addinivalue_line("markers", "slow: its cases take two seconds of a processor or more")
+    config.addinivalue_line("markers", "slow: its cases take a second of a processor or more")
     if "not processes" in config.option.markexpr:
         GUARD.install()
 

@@ -13,6 +13,7 @@ from tests.campaign.conftest import Hold
 EACH = 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ops.KINDS)
 def test_some_cases_of_each_kind(hold: Hold, kind: str) -> None:
     first = ops.KINDS.index(kind)

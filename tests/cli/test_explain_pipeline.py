@@ -58,6 +58,7 @@ GPT = (
 )
 
 
+@pytest.mark.slow
 def test_the_command_explains_a_pipeline() -> None:
     settings = ("-D", "microbatches=4", "-D", "schedule=1f1b")
     lines = [line.split("  ") for line in run(*GPT, *settings).splitlines()]

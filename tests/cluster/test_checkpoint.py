@@ -107,6 +107,7 @@ def _hierarchies(count: int) -> list[tuple[int, ...]]:
     return [(count,)] + [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
 
 
+@pytest.mark.slow
 @given(source=worlds(), target=worlds())
 @settings(max_examples=60, deadline=None)
 def test_any_layout_loads_any_other(

@@ -90,6 +90,7 @@ def test_what_is_compared_differs_where_it_should(one_rank):
     assert all(0 < each.sum() < each.size for each in dropped)
 
 
+@pytest.mark.slow
 def test_eagerly(one_rank, record_property):
     for wrap in (lambda function: function, pc.compile):
         for placement, sbp in CASES:

@@ -152,6 +152,7 @@ def loaded(folder, placement, entries):
     return {name: each.numpy() for name, each in state.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_a_state_is_read_on_other_numbers_of_ranks(ranks, tmp_path):
     for number, (placement, entries) in enumerate(WORLDS[ranks]):

@@ -155,6 +155,7 @@ def run_all(calls: list[Call], weights: dict[int, np.ndarray | None], placement:
     return outputs_of, gradients, dispatched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", [LINE, GRID], ids=["2", "2x2"])
 def test_every_signature_gives_the_dense_result(all_samples, placement, record_property):
     rng = np.random.default_rng(5)

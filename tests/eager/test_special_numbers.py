@@ -91,6 +91,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "bool"])
 def test_totals_of_whole_numbers_widen_as_in_numpy(dtype):
     array = (NARROW > 100) if dtype == "bool" else NARROW.view("int8").astype(dtype)
@@ -225,6 +226,7 @@ SLOPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_gradients_are_finite_where_slopes_are(compiled):
     def rank():

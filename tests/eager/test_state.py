@@ -79,6 +79,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_checkpoint_of_a_job_is_read_eagerly_and_back(name, tmp_path):
     """By a fresh model and optimizer, on another layout and number of ranks."""
@@ -113,6 +114,7 @@ def test_a_checkpoint_of_a_job_is_read_eagerly_and_back(name, tmp_path):
     np.testing.assert_allclose(again, expected, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_program_that_resumes_goes_on_exactly(name, tmp_path):
     """A fresh model and optimizer, made after other layers, read all that was saved."""
@@ -201,6 +203,7 @@ def test_the_loss_scale_of_a_job_is_read_as_numbers(tmp_path):
     assert found == {name: kept[name] for name in scale}
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_holds_is_restored_or_refused(tmp_path):
     def step(optimizer, *nets, **more):
         value = pc.tensor(np.ones((2, 3), np.float32), ONE)

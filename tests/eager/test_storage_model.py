@@ -137,6 +137,7 @@ def scalars_become_arrays(program):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "examples"), [(1, 25), (2, 25), (3, 25)], ids=["1 rank", "2 ranks", "3 ranks"]
 )
@@ -215,6 +216,7 @@ def gradient(program, x, layouts):
         return refused.report.what
 
 
+@pytest.mark.slow
 def test_gradients_of_programs_are_right_or_refused_alike():
     mesh = pc.Placement("cpu", [0, 1])
     answered = []

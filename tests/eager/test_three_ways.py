@@ -103,6 +103,7 @@ def train(model, layout, wrap):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", MESHES)
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_are_equal(model, layout):

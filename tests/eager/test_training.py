@@ -70,6 +70,7 @@ def train(layout, optimizer, clip_norm, together):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_losses_are_those_of_the_compiled_job_on_every_layout(optimizer, clip_norm):

@@ -265,6 +265,7 @@ def test_every_interleaving_ends(name):
             raise AssertionError(f"{name}, seed {seed}: {error}") from error
 
 
+@pytest.mark.slow
 def test_random_plans_under_random_interleavings():
     for seed in range(150):
         ranks = random_plans(seed)

@@ -10,6 +10,7 @@ from tests.executor.collectives import check_collectives, collective_feeds, coll
 STEPS = 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 2, 3, 4])
 def test_local(members):
     with LocalWorld(collective_plans(members)) as world:

@@ -230,6 +230,7 @@ def test_ranks_with_other_micro_batches_are_refused():
 # --- interleavings --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("microbatches", [2, 3, 4])
 def test_every_interleaving_ends(schedule, microbatches):
@@ -242,6 +243,7 @@ def test_every_interleaving_ends(schedule, microbatches):
                 raise AssertionError(f"tp {tp}, seed {seed}: {error}") from error
 
 
+@pytest.mark.slow
 def test_random_pipelines_under_random_interleavings():
     for seed in range(80):
         plans = random_pipeline(seed)

@@ -288,6 +288,7 @@ def test_a_sampled_head_learns_alike_on_one_rank_two_ranks_and_eagerly():
         assert of_all > 0.5 * losses[-1]
 
 
+@pytest.mark.slow
 def test_the_example_learns_alike_on_any_number_of_ranks():
     spec = importlib.util.spec_from_file_location("example_arcface", EXAMPLE)
     example = importlib.util.module_from_spec(spec)

@@ -146,6 +146,7 @@ def test_chunks_of_gpt_are_dealt_to_the_stages_in_turn():
     assert steps[0] == steps[1]
 
 
+@pytest.mark.slow
 def test_what_gpt_learns_does_not_depend_on_its_layout():
     def losses(**layout):
         return [step["loss"] for step in run_dense(gpt.build(**SMALL, **layout), 3)]

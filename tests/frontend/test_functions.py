@@ -266,6 +266,7 @@ def many(x, w):
     return loss, dw, places, pc.all(pc.isfinite(moved))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "sbp"),
     [

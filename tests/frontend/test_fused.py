@@ -193,6 +193,7 @@ def test_a_part_is_its_formula_in_a_job(name):
         check(name, *run_job(name, extents))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_is_its_formula_on_eager_tensors(name):
     for extents in MESHES:

@@ -172,6 +172,7 @@ def train(ranks, case, mesh=None, layout="S(0)", split=None):
     return start, {name: each.numpy() for name, each in tensors.items()}, counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_eager_is_lamb_in_numpy(case, ranks):

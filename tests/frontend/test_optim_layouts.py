@@ -122,6 +122,7 @@ OPTIMIZERS = {
 """Name: how it is made, the step in NumPy, state variables per parameter."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("layout", ["dp", "tp", "pp", "dp zero"])
 @pytest.mark.parametrize("name", OPTIMIZERS)

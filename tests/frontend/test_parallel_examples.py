@@ -168,6 +168,7 @@ def test_jobs_of_fused_layers(fused_gpt, gpt_losses, dp, tp, backend):
     np.testing.assert_allclose(losses_of(job, backend), gpt_losses, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dp", "tp", "compiled"), [(1, 1, False), (2, 1, True), (1, 2, False), (2, 2, False)]
 )

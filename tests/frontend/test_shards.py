@@ -44,6 +44,7 @@ def same(found, expected):
         np.testing.assert_array_equal(one["y"], other["y"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("cuts", [(7,), (1, 2, 19), tuple(range(1, ROWS))])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed, (np.savez, np.savez_compressed)])

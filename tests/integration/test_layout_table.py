@@ -27,6 +27,7 @@ def test_rows_cover_every_setting() -> None:
         assert {given[name] for given in settings if name in given} == set(values)
 
 
+@pytest.mark.slow
 def test_a_row_is_trained_and_counted() -> None:
     row = Row({"tp": 2})
     found = measure(row, 2)

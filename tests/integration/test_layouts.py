@@ -31,6 +31,7 @@ def gpt_losses() -> list[float]:
     return [float(each["loss"]) for each in run_dense(gpt(), STEPS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "ranks"),
     [("dp", 1), ("dp", 2), ("dp", 3), ("dp", 4), ("tp", 2), ("tp", 3), ("tp", 4), ("dp_tp", 4)],
@@ -40,6 +41,7 @@ def test_mlp(layout: str, ranks: int, mlp_losses: list[float]) -> None:
     np.testing.assert_allclose(losses, mlp_losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -58,6 +60,7 @@ def test_gpt(layout: dict[str, int], gpt_losses: list[float]) -> None:
     np.testing.assert_allclose(losses, gpt_losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_does_not_depend_on_the_layout() -> None:
     dense = [float(each["loss"]) for each in run_dense(gpt(dropout=0.2), 8)]
     losses = local_losses(gpt(dropout=0.2, dp=2, tp=2), 8)

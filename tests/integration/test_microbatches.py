@@ -65,6 +65,7 @@ def whole() -> list[dict[str, np.ndarray]]:
     return reports(*RUNS[0])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("microbatches", "schedule", "backend"), RUNS[1:])
 def test_a_cut_step_reports_what_the_whole_step_does(
     whole: list[dict[str, np.ndarray]], microbatches: int, schedule: str, backend: str
@@ -76,6 +77,7 @@ def test_a_cut_step_reports_what_the_whole_step_does(
         np.testing.assert_allclose(after["loss"], before["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

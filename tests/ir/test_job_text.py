@@ -121,6 +121,7 @@ def jobs(draw: some.DrawFn) -> Job:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_any_job_reads_back_from_its_text(job: Job) -> None:

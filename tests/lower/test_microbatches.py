@@ -108,6 +108,7 @@ def test_accumulation_takes_less_memory_than_the_whole_batch() -> None:
     assert pieces.arena_bytes < whole.arena_bytes / 3
 
 
+@pytest.mark.slow
 def test_arenas_are_as_small_as_what_is_alive() -> None:
     for settings in SETTINGS.values():
         job = gpt(**settings)

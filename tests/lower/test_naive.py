@@ -80,6 +80,7 @@ def digests(name: str) -> dict[int, str]:
     return {rank: plan_digest(plan(rank)) for rank in range(graph.world_size)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_two_compilers_make_the_same_plans(name: str) -> None:
     assert digests(name) == reference(name)
@@ -172,6 +173,7 @@ BUGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_another_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = BUGS[name]

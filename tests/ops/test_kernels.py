@@ -123,6 +123,7 @@ STAY_WIDE = {
 """Outputs that are float32 for float16 inputs too."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "bound"), [("float32", 2e-5), ("float16", 2e-2), ("bfloat16", 2e-2)]
 )

@@ -90,6 +90,7 @@ def test_every_signature_gives_the_dense_result(calls, record_property):
     assert proved >= LEAST_SIGNATURES
 
 
+@pytest.mark.slow
 def test_constants_that_are_infinite_zero_or_no_number():
     """Parts of a sum are added up first, for 0 * inf is no number: also where a constant is
     infinite or zero only in the dtype of the tensor.

@@ -183,6 +183,7 @@ def test_losses_of_models_are_those_without_passes(name: str) -> None:
     np.testing.assert_allclose(dense, plain, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_passes_do_not_add_transport(name: str) -> None:
     job = MODELS[name]()

@@ -57,11 +57,13 @@ def test_gpt(config: dict[str, Any], schedule: str) -> None:
     assert_same(gpt(**config), 4, schedule=schedule)
 
 
+@pytest.mark.slow
 def test_gpt_in_float16() -> None:
     # What is summed in another order in float16 differs more, and Adam's first steps magnify it.
     assert_same(gpt(pp=2, precision="float16"), 4, rtol=1e-3, variables_atol=2e-3)
 
 
+@pytest.mark.slow
 def test_recomputed_activations() -> None:
     job = gpt(pp=2, dropout=0.1, layers=4)
     marked = with_checkpoints(job, set(regions_of(job)))

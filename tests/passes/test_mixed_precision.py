@@ -45,6 +45,7 @@ def test_a_parameter_is_cast_once() -> None:
     assert len(of_weights) == len(set(of_weights)) == 13  # seven weights and six biases
 
 
+@pytest.mark.slow
 def test_the_check_of_all_gradients_takes_one_reduction() -> None:
     for layout, zero in (({"dp": 2}, 2), ({"dp": 2, "tp": 2}, 0), ({"dp": 2, "tp": 2}, 3)):
         job = gpt(**layout)

@@ -62,6 +62,7 @@ def test_copies_give_the_same_bits() -> None:
     assert dense(rewritten, 3) == dense(job, 3)
 
 
+@pytest.mark.slow
 def test_the_arena_holds_one_block_instead_of_all() -> None:
     def job(layers: int) -> Job:
         return gpt(layers=layers, length=32)

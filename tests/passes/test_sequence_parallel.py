@@ -136,6 +136,7 @@ def test_dropout_drops_the_same_elements() -> None:
     assert layouts["dropout"] == (NdSbp((Split(1),)),)
 
 
+@pytest.mark.slow
 def test_training_with_dropout() -> None:
     expected = [float(each["loss"]) for each in run_dense(gpt(dropout=0.2), STEPS)]
     found = losses(gpt(dropout=0.2, dp=2, tp=2), STEPS, **SPLIT)
@@ -232,6 +233,7 @@ def test_recomputed_blocks_gather_again() -> None:
     assert again - split == {"all_gather": 2, "reduce_scatter": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [2, 4])
 def test_activations_take_less_memory(tp: int) -> None:
     job = gpt(tp=tp, layers=4, length=64, dim=64)

@@ -37,6 +37,7 @@ def places_of(graph: StepGraph, offsets: dict[int, int]) -> dict[int, tuple[int,
     return {request.key: (0, offsets[request.key]) for request in graph.requests()}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(step_graphs(), st.integers(0, 1 << 30))
 def test_no_execution_overwrites_what_is_alive(graph: StepGraph, seed: int) -> None:

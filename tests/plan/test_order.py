@@ -31,6 +31,7 @@ def closure(graph: StepGraph, *, credits_count: bool) -> list[set[int]]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(step_graphs(), st.booleans())
 def test_clocks_are_the_closure_of_all_edges(graph: StepGraph, credits_count: bool) -> None:

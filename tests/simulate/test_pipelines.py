@@ -30,6 +30,7 @@ def ideal(stages: int, microbatches: int, chunks: int, schedule: str) -> float:
     return idle / (work + idle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_slot", [False, True], ids=["", "sends with one slot"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bubbles_of_stages_written_by_hand(schedule: str, one_slot: bool) -> None:

@@ -195,6 +195,7 @@ def by_task(simulation: Simulation) -> dict[int, list[Action]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_task_runs_once_a_slot(simulation: Simulation) -> None:
     found = by_task(simulation)
     for plan in simulation.plans.values():

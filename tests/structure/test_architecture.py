@@ -94,12 +94,14 @@ def test_the_page_has_the_layers_of_the_linter() -> None:
     assert [" | ".join(row) for row in rows] == layers["layers"]
 
 
+@pytest.mark.slow
 def test_the_import_graph_has_no_cycle() -> None:
     modules = graph.module_graph()
     assert graph.cycles(modules) == []
     assert graph.cycles(graph.packages(modules)) == []
 
 
+@pytest.mark.slow
 def test_a_cycle_is_seen(tmp_path: Path) -> None:
     """Also one through an import by name."""
     file = tmp_path / "late.py"

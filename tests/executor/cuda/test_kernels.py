@@ -49,6 +49,7 @@ def run_on(arrays, sample, kernel=None):
     return [each.host for each in outputs], expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_every_op_gives_the_hosts_results(calls, dtype):
     for sample in calls[dtype]:
