@@ -53,7 +53,7 @@ class Changes:
 
 
 class JobChannel:
-    """One job's things at the edge."""
+    """What the I/O shell holds of one job."""
 
     def __init__(
         self,

@@ -44,8 +44,8 @@ from plancompiler.master.admission import (
     SignInService,
     StreamLimits,
 )
-from plancompiler.master.edge import MAX_QUEUE, MasterEdge
 from plancompiler.master.events import Limits
+from plancompiler.master.io_shell import MAX_QUEUE, MasterShell
 from plancompiler.master.services import ClientService, WorkerService
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
@@ -104,7 +104,7 @@ class MasterServer:
         self._host, self._port = split_address(listen)
         self._tls = tls
         self._limits = limits or Limits()
-        self._edge = MasterEdge(
+        self._shell = MasterShell(
             ranks,
             software_version(),
             self._limits,
@@ -161,10 +161,10 @@ class MasterServer:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(self._admission,))
         silence = self._limits.stream
         pb_grpc.add_ClientServicer_to_server(
-            ClientService(self._edge, silence, self._budget), server
+            ClientService(self._shell, silence, self._budget), server
         )  # type: ignore[no-untyped-call]  # generated
-        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._edge, silence), server)  # type: ignore[no-untyped-call]  # generated
-        TransferService(self._edge.parcel, self._edge.count_sent, self._gate).add_to(server)
+        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._shell, silence), server)  # type: ignore[no-untyped-call]  # generated
+        TransferService(self._shell.parcel, self._shell.count_sent, self._gate).add_to(server)
         pb_grpc.add_SignInServicer_to_server(self._sign_in, server)  # type: ignore[no-untyped-call]  # generated
         healthy = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack `aio`
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -188,15 +188,15 @@ class MasterServer:
         token = None if self._own is None else SecretFile(self.address, self._own)
         try:
             await server.start()
-            self._edge.start()
+            self._shell.start()
             for name in ("", *_SERVICES):
                 await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
             started.set_result(None)
             await self._stop_asked.wait()
             await healthy.enter_graceful_shutdown()
-            self._edge.stop()
+            self._shell.stop()
             await server.stop(_STOP_SECONDS)
-            await self._edge.finish()
+            await self._shell.finish()
         finally:
             if token is not None:
                 token.remove()

@@ -60,12 +60,12 @@ from plancompiler.errors import (
 from plancompiler.ir import Job, verify_job
 from plancompiler.limits import time_limits
 from plancompiler.master.admission import CALLER
-from plancompiler.master.edge import Connection, MasterEdge
 from plancompiler.master.events import (
     Asked,
     CancelAsked,
     FromWorker,
 )
+from plancompiler.master.io_shell import Connection, MasterShell
 from plancompiler.master.job_channel import JobChannel, Relay
 from plancompiler.master.registration import check_worker_version
 from plancompiler.master.work_threads import WorkThreads
@@ -204,8 +204,8 @@ class ClientService(pb_grpc.ClientServicer):
     they upload is held within `budget`.
     """
 
-    def __init__(self, edge: MasterEdge, silence: float, budget: UploadBudget) -> None:
-        self._edge = edge
+    def __init__(self, shell: MasterShell, silence: float, budget: UploadBudget) -> None:
+        self._shell = shell
         self._silence = silence
         self._unpacking = _Unpacking(silence, budget)
 
@@ -237,8 +237,8 @@ class ClientService(pb_grpc.ClientServicer):
                 raise UsageError(
                     "the name of a job is too long", got=len(job.name), expected=_MAX_TEXT
                 )
-            job_id = self._edge.submit(job, data, request, CALLER.get().name, held)
-        return Sent()(pb.SubmitReply(job_id=job_id, world_size=self._edge.world_size))
+            job_id = self._shell.submit(job, data, request, CALLER.get().name, held)
+        return Sent()(pb.SubmitReply(job_id=job_id, world_size=self._shell.world_size))
 
     @_answering
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:
@@ -248,7 +248,7 @@ class ClientService(pb_grpc.ClientServicer):
         try:
             async for event in channel.read():
                 if event is None:
-                    if self._edge.is_stopping:
+                    if self._shell.is_stopping:
                         return
                     await context.write(sent(pb.JobEvent(alive=True)))
                 else:
@@ -257,7 +257,7 @@ class ClientService(pb_grpc.ClientServicer):
         finally:
             # An open job has nobody else who would ask it for anything.
             if channel.request.open:
-                self._edge.handle(CancelAsked(job_id, "its client went away"))
+                self._shell.handle(CancelAsked(job_id, "its client went away"))
 
     @_answering
     async def Step(self, _: AsyncIterator[pb.StepRequest], context: Context) -> pb.OperationReply:
@@ -270,11 +270,11 @@ class ClientService(pb_grpc.ClientServicer):
             feeds = await self._unpacking.receive(
                 context, "the feeds", MAX_ARRAYS_BYTES, held, received
             )
-            ticket = self._edge.next_ticket()
+            ticket = self._shell.next_ticket()
             if feeds is not None:
                 channel.keep_feeds(ticket, await self._unpacking.parcel(feeds), held)
             try:
-                self._edge.handle(Asked(Run(first.job_id, ticket, first.steps, feeds is not None)))
+                self._shell.handle(Asked(Run(first.job_id, ticket, first.steps, feeds is not None)))
             except PlanCompilerError:
                 channel.drop_feeds(ticket)
                 raise
@@ -283,8 +283,8 @@ class ClientService(pb_grpc.ClientServicer):
     @_answering
     async def Save(self, request: pb.SaveRequest, context: Context) -> pb.OperationReply:
         self._own(Received("a client")(request).job_id)
-        ticket = self._edge.next_ticket()
-        self._edge.handle(
+        ticket = self._shell.next_ticket()
+        self._shell.handle(
             Asked(Save(request.job_id, ticket, request.directory, request.background))
         )
         return Sent()(pb.OperationReply(ticket=ticket))
@@ -292,16 +292,16 @@ class ClientService(pb_grpc.ClientServicer):
     @_answering
     async def Finish(self, request: pb.JobRequest, context: Context) -> pb.OperationReply:
         self._own(Received("a client")(request).job_id)
-        self._edge.handle(Asked(Finish(request.job_id)))
+        self._shell.handle(Asked(Finish(request.job_id)))
         return Sent()(pb.OperationReply())
 
     @_answering
     async def FetchVariables(self, request: pb.JobRequest, context: Context) -> None:
         channel = self._own(Received("a client")(request).job_id)
-        ticket = self._edge.next_ticket()
-        relay = channel.relays[ticket] = Relay(self._edge.world_size)
+        ticket = self._shell.next_ticket()
+        relay = channel.relays[ticket] = Relay(self._shell.world_size)
         try:
-            self._edge.handle(Asked(Collect(request.job_id, ticket)))
+            self._shell.handle(Asked(Collect(request.job_id, ticket)))
             async for chunk in relay.chunks():
                 await context.write(chunk)
         finally:
@@ -311,9 +311,9 @@ class ClientService(pb_grpc.ClientServicer):
     @_answering
     async def Cancel(self, request: pb.JobRequest, context: Context) -> pb.CancelReply:
         self._own(Received("a client")(request).job_id)
-        ended = self._edge.phase(request.job_id).is_end
-        self._edge.handle(CancelAsked(request.job_id, "a client asked for it"))
-        cancelled = not ended and self._edge.phase(request.job_id) is JobPhase.CANCELLED
+        ended = self._shell.phase(request.job_id).is_end
+        self._shell.handle(CancelAsked(request.job_id, "a client asked for it"))
+        cancelled = not ended and self._shell.phase(request.job_id) is JobPhase.CANCELLED
         return Sent()(pb.CancelReply(cancelled=cancelled))
 
     @_answering
@@ -321,11 +321,11 @@ class ClientService(pb_grpc.ClientServicer):
         Received("a client")(request)
         caller = CALLER.get()
         owner = None if OPERATE in caller.roles else caller.name
-        return Sent()(encode(pb.ClusterStatus, self._edge.status(owner)))
+        return Sent()(encode(pb.ClusterStatus, self._shell.status(owner)))
 
     def _own(self, job_id: int) -> JobChannel:
         """A job's things; SecurityError for a job of somebody else, unless the caller operates."""
-        channel = self._edge.channel(job_id)
+        channel = self._shell.channel(job_id)
         caller = CALLER.get()
         if channel.owner != caller.name and OPERATE not in caller.roles:
             raise SecurityError(
@@ -339,13 +339,13 @@ class ClientService(pb_grpc.ClientServicer):
 class WorkerService(pb_grpc.WorkerServicer):
     """What workers may ask for, and the stream that each of them holds."""
 
-    def __init__(self, edge: MasterEdge, silence: float) -> None:
-        self._edge = edge
+    def __init__(self, shell: MasterShell, silence: float) -> None:
+        self._shell = shell
         self._silence = silence
 
     @_answering
     async def Connect(self, _: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
-        connection = self._edge.connect()
+        connection = self._shell.connect()
         reading = asyncio.create_task(self._read(connection, context))
         sent = Sent()
         try:
@@ -354,7 +354,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                     await context.write(sent(proto))
         finally:
             reading.cancel()
-            self._edge.disconnect(connection)
+            self._shell.disconnect(connection)
 
     async def _read(self, connection: Connection, context: Context) -> None:
         """Hand a worker's messages to the state machine until its stream ends."""
@@ -366,10 +366,10 @@ class WorkerService(pb_grpc.WorkerServicer):
             while proto is not None:
                 message = reader.read(received(proto))
                 if message is not None:
-                    self._edge.from_worker(connection, FromWorker(connection.number, message))
+                    self._shell.from_worker(connection, FromWorker(connection.number, message))
                 proto = await _read_message(context, "a message of a worker")
         except PlanCompilerError as error:
-            self._edge.disconnect(connection, error.report)
+            self._shell.disconnect(connection, error.report)
             connection.outbox.put_nowait(Refused(error.report))
         except grpc.aio.BaseError as error:
             _log.debug("the stream of a worker broke: %s", error)
@@ -383,8 +383,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         if first is None:
             raise WireFormatError("an upload does not say what it is")
         received(first)
-        rank = self._edge.rank_of_token(first.token)
-        relay = self._edge.channel(first.job_id).relays.get(first.ticket)
+        rank = self._shell.rank_of_token(first.token)
+        relay = self._shell.channel(first.job_id).relays.get(first.ticket)
         if relay is None:
             raise ClusterError("nobody waits for these variables any longer", rank=rank)
         while (message := await _next(context, "an upload", self._silence)) is not None:
@@ -396,9 +396,9 @@ class WorkerService(pb_grpc.WorkerServicer):
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:
         heartbeat = decode(Heartbeat, Received("a worker")(request).heartbeat)
         if request.token:
-            self._edge.beat(request.token, heartbeat)
+            self._shell.beat(request.token, heartbeat)
         elif heartbeat.stopped:
-            self._edge.stopped_early(request.rank, request.host[:_MAX_TEXT])
+            self._shell.stopped_early(request.rank, request.host[:_MAX_TEXT])
         return Sent()(pb.BeatReply())
 
 

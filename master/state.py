@@ -1,7 +1,7 @@
 """The master as a pure state machine: workers, the queue of jobs, and the phases of the active job.
 
 One job runs at a time, over all ranks. `handle` takes an event and the time, and returns what the
-edge (`server.py`) must do; nothing here waits, talks or computes. A job goes
+I/O shell (`io_shell.py`) must do; nothing here waits, talks or computes. A job goes
 
     queued -> compiling -> checking -> preparing -> running -> finished
                  any of these -> failed | cancelled
@@ -88,13 +88,13 @@ from plancompiler.master.events import (
     Tell,
     WorkerGone,
 )
-from plancompiler.master.overdue import somebody_works, standing_still, too_late
 from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.registration import free_rank
 from plancompiler.master.saving import Operation, Saving, operations_of, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
 from plancompiler.master.submission import check_submission
+from plancompiler.master.timeouts import somebody_works, standing_still, too_late
 from plancompiler.plan.digest import check_cross_rank_facts, check_kernels, combine_digests
 
 _CONSEQUENCES = {error.code for error in (AbortedError, TransportError)}
@@ -240,7 +240,7 @@ class MasterState:
         worker = Worker(connection, rank, message, now)
         self._workers[rank] = worker
         self._ranks[connection] = rank
-        # The edge puts in the token that it drew for the connection.
+        # The I/O shell puts in the token that it drew for the connection.
         self._tell(worker, Registered(rank, self.world_size, self.limits.silence, b""))
 
     def _lose(self, connection: int, how: str, now: float) -> None:

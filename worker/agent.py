@@ -1,4 +1,4 @@
-"""The worker's edge: its connection to the master, its clock, and the thread that does the work."""
+"""The I/O shell of a worker: its connection, its clock, and the thread that does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a worker, and what its state machine asks the edge to do about it."""
+"""What happens to a worker, and what its state machine asks the I/O shell to do about it."""
 
 from __future__ import annotations
 

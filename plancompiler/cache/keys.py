@@ -22,9 +22,9 @@ from plancompiler.ops.registry import is_import_path, op_def
 from plancompiler.plan.job_serde import job_to_bytes
 
 PACKAGE = Path(__file__).resolve().parent.parent
-ROOMS = ("boxing", "cache", "ir", "lower", "ops", "passes", "plan", "proto")
+COMPILER_PACKAGES = ("boxing", "cache", "ir", "lower", "ops", "passes", "plan", "proto")
 """Whose code makes plans: `lower`, all that it may import, and what writes plans down."""
-PACKAGES = ("plancompiler", "networkx", "numpy")
+DISTRIBUTIONS = ("plancompiler", "networkx", "numpy")
 """Whose versions count: paths between layouts are found with the one, constants are computed with
 the other."""
 LOADED = time.time()
@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 @lru_cache(maxsize=1)
 def software_digest() -> str | None:
     """One hash over the code that makes plans; None where it cannot be known."""
-    sources = sources_digest(PACKAGE, ROOMS)
+    sources = sources_digest(PACKAGE, COMPILER_PACKAGES)
     if sources is None:
         return None
-    versions = [f"{name} {_version(name)}" for name in PACKAGES]
+    versions = [f"{name} {_version(name)}" for name in DISTRIBUTIONS]
     python = ".".join(map(str, sys.version_info[:3]))
     lines = [sources, *versions, f"python {python}", platform.machine(), sys.byteorder]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -52,14 +52,14 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def sources_digest(package: Path, rooms: Iterable[str]) -> str | None:
+def sources_digest(package: Path, packages: Iterable[str]) -> str | None:
     """One hash over the names and texts of all Python files in folders of a package.
 
     None where a folder holds none, or where a file changed after this process started.
     """
     digest = hashlib.sha256()
-    for room in rooms:
-        files = sorted((package / room).rglob("*.py"))
+    for name in packages:
+        files = sorted((package / name).rglob("*.py"))
         if not files:
             return None
         for file in files:

@@ -26,8 +26,8 @@ from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobEvent, PhaseChanged, Shipped
 from plancompiler.limits import time_limits
 from plancompiler.master.admission import StreamLimits
-from plancompiler.master.edge import MAX_QUEUE
 from plancompiler.master.events import Limits
+from plancompiler.master.io_shell import MAX_QUEUE
 from plancompiler.master.server import MAX_UPLOAD_BYTES, MasterServer
 from plancompiler.ops.registry import allow_custom_ops
 

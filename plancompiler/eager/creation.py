@@ -12,9 +12,9 @@ from plancompiler.eager.world import World, current_world
 from plancompiler.errors import DTypeError, ShapeError, UsageError
 from plancompiler.executor.space import HOST
 from plancompiler.ir import DType, NdSbp, Placement, Split
+from plancompiler.ir.argument_errors import names_wrong_arguments
 from plancompiler.ir.operators import SbpLike, whole_numbers
 from plancompiler.ir.placement import require_placement
-from plancompiler.ir.refusal import names_wrong_arguments
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 

@@ -17,8 +17,8 @@ from plancompiler.eager.tape import OneToOne
 from plancompiler.eager.tensor import DistTensor, record
 from plancompiler.errors import GradientError, PlacementError, ShapeError, TracingError, UsageError
 from plancompiler.ir import BROADCAST, Broadcast, NdSbp, Partial, Placement, Reduction
+from plancompiler.ir.argument_errors import names_wrong_arguments
 from plancompiler.ir.operators import SbpLike
-from plancompiler.ir.refusal import names_wrong_arguments
 from plancompiler.ir.source import user_line
 
 _SUM = Partial(Reduction.SUM)

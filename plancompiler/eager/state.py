@@ -21,8 +21,8 @@ from plancompiler.errors import CheckpointError, UsageError
 from plancompiler.executor.checkpoint import load_shards, save_shards, saved_types, write_index
 from plancompiler.executor.space import HOST
 from plancompiler.ir import DType, NdSbp, Placement
+from plancompiler.ir.argument_errors import names_wrong_arguments
 from plancompiler.ir.arguments import folder_path
-from plancompiler.ir.refusal import names_wrong_arguments
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 from plancompiler.plan.plan import Plan, VariableDesc

@@ -11,8 +11,8 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from plancompiler.errors import PlanCompilerError, UsageError
+from plancompiler.ir.argument_errors import BARE, wrong_argument
 from plancompiler.ir.operators import TensorOperators
-from plancompiler.ir.refusal import BARE, wrong_argument
 from plancompiler.ir.source import user_line
 from plancompiler.ir.value import ACTIVE_TRACER
 

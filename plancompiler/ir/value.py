@@ -1,4 +1,4 @@
-"""`Value` and `Op`: the nodes of a job, and the door through which tracing makes them."""
+"""`Value` and `Op`: the nodes of a job, and how tracing makes them."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ register_pointwise(
 
 def _elu_slope(x: Any, scale: float, alpha: float) -> Any:
     above = (x > 0).cast(x.dtype)
-    below = apply("minimum_scalar", x, scalar=0.0).exp()
+    # Not the lesser of x and 0, whose gradient at 0 is that of x: second derivatives are 0 there.
+    below = apply("clip", x, high=0.0, edges=False).exp()
     below = below if alpha == 1.0 else below * alpha
     slope = above + (1.0 - above) * below
     return slope if scale == 1.0 else slope * scale
@@ -201,7 +202,8 @@ register_pointwise(
     "hardsigmoid",
     _hardsigmoid,
     "(x + 3) / 6, not below 0 nor above 1.",
-    slope=lambda x: (abs(x) < 3.0).cast(x.dtype) * (1 / 6),
+    slope=lambda x: apply("zeros_like", x) + 1 / 6,
+    flows=lambda x: abs(x) < 3.0,
 )
 
 
@@ -215,6 +217,7 @@ register_pointwise(
     lambda x: x * _hardsigmoid(x),
     "x hardsigmoid(x) (A. Howard et al., Searching for MobileNetV3, 2019).",
     slope=_hardswish_slope,
+    flows=lambda x: x > -3.0,
 )
 register_pointwise(
     "softsign",

@@ -89,7 +89,7 @@ def _scores(attrs: AttrMap, query: Any, key: Any, masks: list[Any]) -> Any:
     lowest = _lowest(scores)
     diagonal = causal_diagonal(attrs, *shape[2:])
     if diagonal is not None:
-        ones = scores._full(shape[2:], scores.dtype, 1.0)  # noqa: SLF001  # every tensor's door
+        ones = scores._full(shape[2:], scores.dtype, 1.0)  # noqa: SLF001  # what every tensor has
         seen = apply("tril", ones, diagonal=diagonal) > 0
         hidden = scores._full((), scores.dtype, lowest)  # noqa: SLF001  # as above
         scores = apply("where", seen, scores, hidden)

@@ -450,7 +450,7 @@ def _gradient_of(name: str, function: Function) -> Any:
 
     def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         complete = [
-            out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001  # every tensor's door
+            out._full(out.shape, out.dtype, 0) if grad is None else grad  # noqa: SLF001  # what every tensor has
             for out, grad in zip(outputs, grads, strict=True)
         ]
         given = tuple(inputs), tuple(outputs), tuple(complete)

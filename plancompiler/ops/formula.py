@@ -46,18 +46,18 @@ class _Term(TensorOperators):
     ) -> tuple[_Term, ...]:
         varies = any(each.varies for each in inputs)
         given = [each.tensor for each in inputs]
-        made = self.tensor._apply(kind, given, attrs)  # noqa: SLF001  # every tensor's door
+        made = self.tensor._apply(kind, given, attrs)  # noqa: SLF001  # what every tensor has
         outputs = tuple(_Term(each, self.steps, varies) for each in made)
         if any(each.varies for each in outputs):
             self.steps.append((kind, attrs, tuple(inputs), outputs))
         return outputs
 
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> _Term:
-        made = self.tensor._full(shape, dtype, value)  # noqa: SLF001  # every tensor's door
+        made = self.tensor._full(shape, dtype, value)  # noqa: SLF001  # what every tensor has
         return _Term(made, self.steps, False)
 
     def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[_Term, ...]:
-        made = self.tensor._source(kind, attrs)  # noqa: SLF001  # every tensor's door
+        made = self.tensor._source(kind, attrs)  # noqa: SLF001  # what every tensor has
         return tuple(_Term(each, self.steps, False) for each in made)
 
     def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> _Term:

@@ -43,6 +43,7 @@ def register_pointwise(
     *,
     schema: tuple[Attribute, ...] = (),
     slope: Function | None = None,
+    flows: Function | None = None,
     of_output: bool = False,
     target_gradient: Function | None = None,
     kernel: Kernel | None = None,
@@ -54,6 +55,7 @@ def register_pointwise(
     """Register a function of x and the op `{kind}_grad`: (x, dy) -> dx; or one of x and a target.
 
     `slope` is dy / dx; with `of_output` it is a function of y, which then takes the place of x.
+    Only where `flows`, a function of the same, is true a gradient flows, be it infinite.
     With `target_gradient`, `(x, target, dy, **attributes)`, there is a target. `kernel` and
     `grad_kernel` replace what is derived, where they are faster; without a function there is a
     `kernel` only. `flops` are those of an element.
@@ -68,7 +70,9 @@ def register_pointwise(
     def grad_formula(named: AttrMap, *tensors: Any) -> Any:
         *given, dy = tensors
         if slope is not None:
-            return slope(*given, **complete(schema, named)) * dy
+            values = complete(schema, named)
+            dx = slope(*given, **values) * dy
+            return dx if flows is None else apply("masked", dx, flows(*given))
         return by_formula(formula)(named, given, given[:1], (dy,))[0]
 
     def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:

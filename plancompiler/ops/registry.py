@@ -360,7 +360,7 @@ def _import_custom(kind: str) -> OpDef:
 
 def apply(kind: str, *inputs: TensorOperators, **attrs: AttrValue) -> Any:
     """Run or record an op on tensors of one kind; its output, or a tuple where it has several."""
-    outputs = inputs[0]._apply(kind, inputs, attrs)  # noqa: SLF001  # the door of every tensor class
+    outputs = inputs[0]._apply(kind, inputs, attrs)  # noqa: SLF001  # what every tensor class has
     return outputs[0] if len(outputs) == 1 else outputs
 
 

@@ -134,7 +134,7 @@ def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors)
     logits, labels, shift = inputs
     wide = outputs[0].dtype
     dtotal, dtarget = (
-        shift._full(shift.shape, wide, 0.0) if grad is None else grad  # noqa: SLF001  # every tensor's door
+        shift._full(shift.shape, wide, 0.0) if grad is None else grad  # noqa: SLF001  # what every tensor has
         for grad in grads
     )
     dlogits = apply("class_sums_grad", logits, labels, shift, dtotal, dtarget, **attrs)

@@ -59,7 +59,7 @@ def _prod_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Ten
     x = inputs[0]
     axes = attrs["axes"]
     is_zero = x.equal(0)
-    none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001  # every tensor's door
+    none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001  # what every tensor has
     safe, zeros = apply("where", is_zero, one, x), apply("where", is_zero, x, none)
     product = apply("prod", safe, axes=axes, keepdims=True)
     count = is_zero.cast(x.dtype)

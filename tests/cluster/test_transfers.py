@@ -197,7 +197,7 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
             assert len(asked) == gate.total == len(set(asked)) == len(set(digests.values()))
             with Client(server.address) as client:
                 job = wait_for(client, lambda status: status.jobs[0].fetched_ranks == ranks)
-            parcels = server._edge.channel(job.job_id).parcels
+            parcels = server._shell.channel(job.job_id).parcels
             once = {each.digest: sum(map(len, each.messages)) for each in parcels.values()}
             assert job.sent_bytes == sum(once.values())
             # Now all of them fetch from the master at once, four by four.
@@ -289,7 +289,7 @@ def offered() -> Iterator[tuple[MasterServer, LightWorker, int, Parcel]]:
     with shipping_master(mlp(ranks=1), 1, places=1) as (server, (worker,), _):
         job_id = worker.next(m.Compile).job_id
         parcel = pack(LARGE, checked=True)
-        server._edge.channel(job_id).parcels = {0: parcel}
+        server._shell.channel(job_id).parcels = {0: parcel}
         yield server, worker, job_id, parcel
 
 
@@ -334,7 +334,7 @@ def test_a_broken_transfer_goes_on_where_it_broke(
     monkeypatch.setattr(Assembler, "add_message", add_and_break)
     digest = b"" if ticket else parcel.digest
     breaking = Breaking(digest, parcel.wire_bytes, parcel.messages)
-    channel = server._edge.channel(job_id)
+    channel = server._shell.channel(job_id)
     channel.parcels, channel.feeds = {0: breaking}, {7: breaking}
     transfers = through(proxy, worker)
     try:
@@ -383,7 +383,7 @@ def test_a_job_that_changed_in_between_is_not_mixed(
         return found
 
     monkeypatch.setattr(Assembler, "add_message", add_and_break)
-    channel = server._edge.channel(job_id)
+    channel = server._shell.channel(job_id)
     channel.parcels = {0: Breaking(parcel.digest, parcel.wire_bytes, parcel.messages)}
     transfers = through(proxy, worker)
     try:
@@ -408,7 +408,7 @@ class InterruptedAtOnce(Interruption):
 def test_a_call_that_begins_while_it_is_interrupted_frees_its_turn(offered: Offered) -> None:
     server, worker, job_id, _ = offered
     parcel = pack(LARGE * 16, checked=True)  # more than connections hold on the way
-    server._edge.channel(job_id).parcels = {0: parcel}
+    server._shell.channel(job_id).parcels = {0: parcel}
     early = Transfers(worker.address, None, InterruptedAtOnce(), worker.session)
     request = pb.FetchRequest(token=worker.token, job_id=job_id, digest=parcel.digest)
     # The error is kept, and with it the call: nothing but cancelling ends that.
@@ -430,7 +430,7 @@ def test_an_interrupted_transfer_ends_and_frees_its_turn(offered: Offered) -> No
             go_on.wait(SECONDS)
             yield from self.messages[1:]
 
-    server._edge.channel(job_id).parcels = {
+    server._shell.channel(job_id).parcels = {
         0: Stuck(parcel.digest, parcel.wire_bytes, parcel.messages)
     }
     with ThreadPoolExecutor(1) as pool:
@@ -443,7 +443,7 @@ def test_an_interrupted_transfer_ends_and_frees_its_turn(offered: Offered) -> No
             worker.fetch(job_id, parcel.digest)
         go_on.set()
     worker.interruption.clear()
-    server._edge.channel(job_id).parcels = {0: parcel}
+    server._shell.channel(job_id).parcels = {0: parcel}
     # There is one place, and the transfer that was interrupted had it.
     assert worker.fetch(job_id, parcel.digest) == LARGE
 

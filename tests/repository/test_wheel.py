@@ -1,4 +1,4 @@
-"""The wheel: one top-level name, the linked rooms inside it, types marked."""
+"""The wheel: one top-level name, the linked packages inside it, types marked."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ def test_it_says_that_it_is_typed_and_carries_its_licence(wheel_names: set[str])
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("room", ["master", "worker", "executor"])
-def test_a_linked_room_cannot_be_imported_under_its_bare_name(room: str) -> None:
+@pytest.mark.parametrize("package", ["master", "worker", "executor"])
+def test_a_linked_package_cannot_be_imported_under_its_bare_name(package: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"import {room}"],
+        [sys.executable, "-c", f"import {package}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert f"plancompiler.{room}" in done.stderr
+    assert f"plancompiler.{package}" in done.stderr
 
 
-@pytest.mark.parametrize("room", ["master", "worker", "executor"])
-def test_the_links_are_relative(room: str) -> None:
-    link = ROOT / "plancompiler" / room
+@pytest.mark.parametrize("package", ["master", "worker", "executor"])
+def test_the_links_are_relative(package: str) -> None:
+    link = ROOT / "plancompiler" / package
     assert link.is_symlink()
-    assert link.readlink() == Path("..") / room
+    assert link.readlink() == Path("..") / package

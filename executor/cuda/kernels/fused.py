@@ -159,6 +159,13 @@ def _expression(instruction: Instruction, computed: str) -> str | None:
     scalar = attrs.pop("scalar", None)
     attrs.pop("dtype", None)
     template = _EXPRESSIONS.get(instruction.kind)
+    if instruction.kind == "clip":
+        attrs.pop("edges", None)
+        template = "{0}"
+        for name, beyond in (("high", ">"), ("low", "<")):
+            if name in attrs:
+                bound = _literal(attrs.pop(name), computed)
+                template = f"({{0}} {beyond} {bound} ? {bound} : {template})"
     if template is None or attrs:
         return None
     operands = [f"v{number}" for number in instruction.operands]

@@ -104,7 +104,7 @@ class Parameter:
                 "trainable": self.trainable,
             }
             found = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
-        # Outside of jobs it is a DistTensor, of a room that this one does not import.
+        # Outside of jobs it is a DistTensor, of a package that this one does not import.
         if names.eager:
             if latest is None or latest[0] is not names:
                 self._eager = names, found  # found sooner than by a weak key

@@ -24,8 +24,7 @@ C_TYPES = {"float32": "float", "float64": "double", "bool": "bool"}
 WITHOUT_A_LINE = {
     # Whole numbers only, or too long for a line: programs with these run op by op.
     *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right"),
-    *("clip", "nan_to_num", "fmod", "remainder", "floor_divide", "logaddexp", "swiglu"),
-    *("hardsigmoid", "hardswish"),
+    *("nan_to_num", "fmod", "remainder", "floor_divide", "logaddexp", "swiglu"),
 }
 
 

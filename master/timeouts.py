@@ -13,7 +13,7 @@ from plancompiler.master.records import JobRecord, Worker
 
 def somebody_works(job: JobRecord, workers: Mapping[int, Worker], now: float) -> bool:
     """Whether a rank that a job waits for has used its processor within the deadline; such a rank
-    is waited for, however slow it is, so the job is not overdue before it has stood still.
+    is waited for, however slow it is, so the job does not time out before it has stood still.
     """
     awaited = job.waiting if job.saving is None else job.waiting | job.saving.waiting
     works = job.phase is not JobPhase.QUEUED and any(
@@ -95,7 +95,7 @@ def _deadline(job: JobRecord, worker: Worker, running: bool = False) -> float:
 def too_late(
     job: JobRecord, present: Collection[int], world_size: int, limits: Limits
 ) -> DeadlineError:
-    """What an overdue job fails with. `present` are the ranks with a worker."""
+    """What a job that timed out fails with. `present` are the ranks with a worker."""
     if job.phase is JobPhase.QUEUED:
         return too_few_workers(present, world_size, limits.workers)
     if job.phase is not JobPhase.RUNNING or job.current is not None:

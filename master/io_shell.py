@@ -100,7 +100,7 @@ class Connection:
         """Messages to send; None ends the stream."""
 
 
-class MasterEdge:
+class MasterShell:
     """Everything between the gRPC services and the pure state."""
 
     def __init__(
