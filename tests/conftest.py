@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from plancompiler.blas import numba_choice
 from plancompiler.cache import keys
@@ -16,7 +16,7 @@ from plancompiler.cache.store import FOLDER_VARIABLE
 from tests.process_guard import ProcessGuard
 
 # On a loaded machine any example can take long.
-settings.register_profile("any speed", deadline=None)
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
 

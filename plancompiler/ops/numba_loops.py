@@ -28,6 +28,7 @@ import numpy as np
 from plancompiler.blas.numba_choice import VARIABLE, numba_version
 from plancompiler.errors import ExecutionError
 from plancompiler.ir.user_cache import user_cache_folder
+from plancompiler.ir.whole_file import create_file
 from plancompiler.ops import row_loops
 from plancompiler.ops.registry import Array
 
@@ -132,7 +133,8 @@ def _source_file(source: str, version: str) -> Path | None:
         if not path.exists():
             # numba's files are of a text of this age: the first to write it stays.
             unfinished = folder / f"{path.stem}.{os.getpid()}.unfinished"
-            unfinished.write_text(source, encoding="utf-8")
+            with create_file(unfinished) as file:
+                file.write(source.encode())
             with suppress(FileExistsError):
                 os.link(unfinished, path)
             unfinished.unlink()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import plancompiler as pc
@@ -122,7 +122,7 @@ def jobs(draw: some.DrawFn) -> Job:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(jobs())
 def test_any_job_reads_back_from_its_text(job: Job) -> None:
     text = str(job)

@@ -112,5 +112,5 @@ def test_ops_of_a_stage_share_one_set_of_ranks(monkeypatch: pytest.MonkeyPatch) 
     job = gpt(dp=32, pp=2, batch=64, microbatches=2)
     build_graph(job, 64)
     (chunks,) = made
-    assert len(chunks._ranks) > 100
-    assert len({id(ranks) for ranks in chunks._ranks.values()}) == 2
+    assert len(chunks.flow.ranks) > 100
+    assert len({id(ranks) for ranks in chunks.flow.ranks.values()}) == 2

@@ -51,13 +51,13 @@ def forget_everything(patch: pytest.MonkeyPatch) -> int:
             self.by_key = Forgetful()
             self._number_of = Forgetful()
 
-    class Layouts(microbatch._Layouts):
+    class Layouts(microbatch._LayoutsInTime):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self._choices = Forgetful()
 
     patch.setattr(infer_sbp, "_Choices", Choices)
-    patch.setattr(microbatch, "_Layouts", Layouts)
+    patch.setattr(microbatch, "_LayoutsInTime", Layouts)
     return count
 
 

@@ -133,7 +133,7 @@ def test_matmul_multiplies_halves_as_they_are(dtype, flags):
     cuda = HostCuda()
     a, b = (numbers(shape, dtype.numpy) for shape in ((2, 3, 4), (2, 4, 5)))
     context = on_device(cuda)
-    context.attrs = flags
+    context.attrs = {"transpose_a": False, "transpose_b": False, **flags}
     out = StrictArray(np.zeros((2, 3, 5), a.dtype))
     given = [
         np.ascontiguousarray(each.swapaxes(1, 2)) if flags.get(flag) else each
