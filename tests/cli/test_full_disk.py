@@ -72,16 +72,19 @@ def test_a_dump(invoke: Invoke, mlp: str, disk: Path, monkeypatch: pytest.Monkey
     refused(result, "a dump (PLANCOMPILER_DUMP) cannot be written", disk / "dump")
 
 
+@pytest.mark.processes
 def test_compiled_plans(invoke: Invoke, mlp: str, disk: Path) -> None:
     result = invoke("compile", mlp, "--out", str(disk / "out"))
     refused(result, "a compiled file cannot be written", disk / "out" / "rank_0.plan")
 
 
+@pytest.mark.processes
 def test_a_checkpoint(invoke: Invoke, mlp: str, disk: Path) -> None:
     result = invoke("run", mlp, "--steps", "2", "--save", str(disk / "model"))
     refused(result, "a file of the checkpoint cannot be written", disk / "model")
 
 
+@pytest.mark.processes
 def test_the_cache_only_warns(
     invoke: Invoke,
     mlp: str,

@@ -134,6 +134,7 @@ sys.stdout.write(f"{{pc.tensor(np.ones(4), mesh, 'S(0)').sum().item()}}\\n")
 """
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("choice")
 @pytest.mark.parametrize("allowed", [False, True])
 def test_ranks_of_a_world_are_told_where_they_meet(allowed: bool, tmp_path: Path) -> None:

@@ -283,6 +283,7 @@ def test_an_interrupt(launcher: Launcher, troubled: Path, interruptible: None) -
     await_end(pids)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "variables",
     [

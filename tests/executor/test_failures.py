@@ -186,6 +186,7 @@ def test_ctrl_c(kind, test_ops):
         assert not any(one.name.startswith("plancompiler-0-") for one in threading.enumerate())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("hosts", [(), (0, 0, 1), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_killed_process_is_noticed(victim, hosts):
@@ -207,6 +208,7 @@ def test_a_killed_process_is_noticed(victim, hosts):
         world.shut_down()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("hosts", [(), (0, 1)], ids=str)
 def test_a_killed_producer_is_noticed(hosts):
     world = HostWorld(2)

@@ -224,6 +224,7 @@ def test_a_failing_run_leaves_what_was_recorded(tmp_path: Path) -> None:
     assert all(event["args"]["step"] == 2 and event["dur"] >= 0 for event in stopped)
 
 
+@pytest.mark.processes
 def test_a_killed_rank_leaves_what_it_recorded() -> None:
     world = HostWorld(2)
     try:

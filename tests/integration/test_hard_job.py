@@ -197,6 +197,7 @@ def test_factors_between_clipping_and_updates_go_into_the_updates() -> None:
     assert set(factors) == {0.5}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("settings", [{}, TOGETHER[-1]], ids=text)
 def test_all_modes_give_the_same_plans(settings: dict[str, Any]) -> None:
     job = replace(hard_job(2), config=Config(**settings))

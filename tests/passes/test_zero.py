@@ -70,6 +70,7 @@ def test_the_pass_keeps_what_a_job_computes(zero: int) -> None:
     assert after == before
 
 
+@pytest.mark.processes
 def test_all_modes_give_the_same_plans() -> None:
     job = configured(gpt(dp=2, tp=2), zero=3)
     assert len({compile_plans(job, 4, mode).digest for mode in MODES}) == 1

@@ -44,6 +44,7 @@ def test_the_only_top_level_name_is_plancompiler(wheel_names: set[str]) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"plancompiler"}
 
 
+@pytest.mark.processes
 def test_it_holds_every_module_of_the_tree(wheel_names: set[str]) -> None:
     modules = {
         f"plancompiler/{'' if folder == 'plancompiler' else folder + '/'}"
@@ -55,6 +56,7 @@ def test_it_holds_every_module_of_the_tree(wheel_names: set[str]) -> None:
     assert modules <= wheel_names
 
 
+@pytest.mark.processes
 def test_it_says_that_it_is_typed_and_carries_its_licence(wheel_names: set[str]) -> None:
     assert "plancompiler/py.typed" in wheel_names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel_names)
