@@ -56,7 +56,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A client brought a job. Refusals are raised to it."""
+    """A client brought a job. What is wrong with it is raised to it."""
 
     job_id: int
     name: str

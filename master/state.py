@@ -94,7 +94,7 @@ from plancompiler.master.registration import free_rank
 from plancompiler.master.saving import Operation, Saving, operations_of, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
 from plancompiler.master.submission import check_submission
-from plancompiler.master.timeouts import somebody_works, standing_still, too_late
+from plancompiler.master.timeouts import somebody_works, stalled_ranks_error, too_late
 from plancompiler.plan.digest import check_cross_rank_facts, check_kernels, combine_digests
 
 _CONSEQUENCES = {error.code for error in (AbortedError, TransportError)}
@@ -595,10 +595,10 @@ class MasterState:
         for job_id in (self._active, *itertools.islice(self._queue, 1)):
             job = self._jobs.get(job_id or 0)
             if job is not None:
-                self._overdue(job, now)
+                self._check_time(job, now)
 
-    def _overdue(self, job: JobRecord, now: float) -> None:
-        error = standing_still(job, self._workers, now, self.limits)
+    def _check_time(self, job: JobRecord, now: float) -> None:
+        error = stalled_ranks_error(job, self._workers, now, self.limits)
         if error is None and now <= job.deadline:
             return
         if job.phase.is_end:

@@ -24,7 +24,7 @@ def somebody_works(job: JobRecord, workers: Mapping[int, Worker], now: float) ->
     return works
 
 
-def standing_still(
+def stalled_ranks_error(
     job: JobRecord, workers: Mapping[int, Worker], now: float, limits: Limits
 ) -> DeadlineError | None:
     """What a job fails with because ranks that it waits for stand still, their processors idle."""

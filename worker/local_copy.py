@@ -70,14 +70,14 @@ def read_copy(copy: LocalCopy, digest: bytes, limit: int) -> bytes | None:
             return None
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not _is_small_file(found, limit):
+            status = os.fstat(descriptor)
+            if not _is_small_file(status, limit):
                 return None
-            data = file.read(found.st_size)
+            data = file.read(status.st_size)
     except OSError:
         return None
     return data if digest_of(data) == digest else None
 
 
-def _is_small_file(found: os.stat_result, limit: int) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_size <= limit
+def _is_small_file(status: os.stat_result, limit: int) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size <= limit
