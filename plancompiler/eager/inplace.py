@@ -23,6 +23,7 @@ from plancompiler.executor.space import HOST
 from plancompiler.ir.operators import is_scalar
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import apply
+from plancompiler.ops.view import view_of
 
 _OWN_REFERENCES = 2
 """To an array that only its tensor holds: the tensor's, and that of who counts."""
@@ -292,7 +293,7 @@ def write(tensor: DistTensor, value: DistTensor) -> None:
 def _check_writable(tensor: DistTensor) -> None:
     if not tensor.spec.world.mode.traces:
         tensor.own()
-    if any(each.by is not None and each.by.kind == "expand_to" for each in tensor.lineage()):
+    if any(each.by is not None and view_of(each.by.kind).put is None for each in tensor.lineage()):
         raise InplaceError(
             "an expanded tensor cannot be changed in place: elements share memory",
             source=user_line(),

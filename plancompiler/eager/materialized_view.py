@@ -15,7 +15,9 @@ import numpy as np
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import InplaceError
 from plancompiler.ir.source import user_line
-from plancompiler.ops.registry import Array, apply
+from plancompiler.ops.registry import Array
+from plancompiler.ops.shape import slice_bounds
+from plancompiler.ops.view import view_of
 
 _HELD: Any = vars(DistTensor)["local"]
 
@@ -103,7 +105,7 @@ class MaterializedView(DistTensor):
 
 def write(source: DistTensor, value: DistTensor, plan: Any) -> None:
     """Write what a view has become into what it is a view of, by the plan that made the view."""
-    if plan is not None and plan.kind in ("slice", "strided_slice"):
+    if plan is not None and view_of(plan.kind).cuts:
         scatter = _scatter_plan(source, value, plan)
         if scatter.moves[0] is None and scatter.outputs[0] is source.spec:
             x, move = source.local, scatter.moves[1]
@@ -126,23 +128,11 @@ def replaced(source: DistTensor, value: DistTensor, plan: Any) -> DistTensor:
                 got=str(value.spec),
                 hint="change the view itself, or take the part of a copy: x * 1",
             )
-    elif plan.kind in ("slice", "strided_slice"):
-        made = apply("slice_scatter", source, value, **slice_bounds(plan.attrs, source.ndim))
-    elif plan.kind == "transpose":
-        axes = plan.attrs["axes"]
-        made = value.transpose([axes.index(axis) for axis in range(len(axes))])
-    elif plan.kind == "reshape":
-        made = value.reshape(source.shape)
+    else:
+        put = view_of(plan.kind).put
+        assert put is not None  # else nobody could change the view
+        made = put(source, value, plan.attrs)
     return made.redistribute(sbp=source.sbp)
-
-
-def slice_bounds(attrs: Any, ndim: int) -> dict[str, tuple[int, ...]]:
-    """Starts, stops and steps of a slice."""
-    return {
-        "starts": attrs["starts"],
-        "stops": attrs["stops"],
-        "steps": attrs.get("steps", (1,) * ndim),
-    }
 
 
 def _scatter_plan(source: DistTensor, value: DistTensor, plan: Any) -> Any:

@@ -11,12 +11,13 @@ from plancompiler.eager.gradient_program import GradientProgram, trace_gradient
 from plancompiler.eager.materialized_view import MaterializedView
 from plancompiler.eager.spec import AttrMap, Change, Specs, TensorSpec, WorldState
 from plancompiler.eager.tensor import DistTensor, Grads, Node, Tensors
-from plancompiler.eager.views import alias_of, keeps_order, makes_view, only_thin, view_by
+from plancompiler.eager.views import alias_of, makes_view, only_thin
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.space import HOST
 from plancompiler.ir.source import user_line
 from plancompiler.ops.kernel import direct_kernel
-from plancompiler.ops.registry import Array, Kernel, KernelContext, is_custom, op_def
+from plancompiler.ops.registry import Array, Kernel, KernelContext, is_custom, op_def, stops
+from plancompiler.ops.view import RESHAPED, keeps_order
 
 
 class OpPlan:
@@ -60,11 +61,11 @@ class OpPlan:
         self.recorded = (
             any(spec.dtype.is_floating for spec in outputs)
             and not self.mutates
-            and kind != "stop_gradient"
+            and definition.gradient is not stops
         )
         self.random = attrs.get("key").__class__ is int
         self.source = definition.source
-        self.stepped = definition.source or kind == "learning_rate"
+        self.stepped = definition.source or definition.counts_steps
         self.inside = outputs[0].inside
         self.alias: Change | None = None
         """What gives a view of the input in place of the output."""
@@ -73,15 +74,15 @@ class OpPlan:
         self.strided = False
         """Whether that view is not in row-major order."""
         single = len(inputs) == len(outputs) == 1
-        if single and self.moves[0] is None:
-            self.alias = alias_of(kind, attrs, used[0], outputs[0])
+        if single and definition.strided is not None and self.moves[0] is None:
+            self.alias = alias_of(definition.strided, attrs, used[0], outputs[0])
             self.strided = self.alias is not None and not keeps_order(
-                kind, attrs, used[0], outputs[0]
+                kind, attrs, used[0].shape, outputs[0].shape
             )
         if single and definition.view and element_counts_agree(used[0], outputs[0]):
-            self.alias = view_by(kind, attrs, outputs[0].local_shape)
+            self.alias = alias_of(RESHAPED, attrs, used[0], outputs[0])
             self.any_order = only_thin(used[0], outputs[0])
-        self.views = single and (definition.strided or bool(definition.view))
+        self.views = single and (definition.strided is not None or bool(definition.view))
         """Whether the output is a view of the input: always, but for reshapes of some views."""
         self.context = KernelContext(
             attrs=definition.complete(attrs),

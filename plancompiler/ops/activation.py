@@ -68,6 +68,7 @@ register_pointwise(
     slope=lambda y: 1.0 - y * y,
     of_output=True,
     kernel=ufunc_kernel(np.tanh),
+    code="tanh({0})",
 )
 register_pointwise(
     "sigmoid",

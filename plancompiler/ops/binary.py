@@ -76,6 +76,7 @@ register_binary(
     np.arctan2,
     _atan2_gradient,
     dtypes=FLOATS,
+    code="atan2({0}, {1})",
     doc="The angle in radians of the point (y, x), from the inputs y and x in this order; its "
     "gradient at the origin is zero.",
 )
@@ -84,6 +85,7 @@ register_binary(
     np.hypot,
     lambda x, y, z, dz: (over_positive(dz * x, z), over_positive(dz * y, z)),
     dtypes=FLOATS,
+    code="hypot({0}, {1})",
     doc="sqrt(x * x + y * y), without overflow; its gradient at the origin is zero.",
 )
 register_binary(
@@ -116,6 +118,7 @@ register_binary(
     np.copysign,
     lambda x, y, z, dz: (dz * apply("sign", x) * apply("sign", z), nothing(y)),
     dtypes=FLOATS,
+    code="copysign({0}, {1})",
     doc="The absolute value of x with the sign of y.",
 )
 
@@ -166,6 +169,7 @@ register_binary(
     None,
     dtypes=_BOOL,
     extra=keeps(Reduction.MIN, 2),
+    code="({0} && {1})",
     doc="True where both are.",
 )
 register_binary(
@@ -174,9 +178,17 @@ register_binary(
     None,
     dtypes=_BOOL,
     extra=keeps(Reduction.MAX, 2),
+    code="({0} || {1})",
     doc="True where either is.",
 )
-register_binary("logical_xor", np.logical_xor, None, dtypes=_BOOL, doc="True where one only is.")
+register_binary(
+    "logical_xor",
+    np.logical_xor,
+    None,
+    dtypes=_BOOL,
+    code="(({0} != 0) != ({1} != 0))",
+    doc="True where one only is.",
+)
 
 
 # --- lerp -----------------------------------------------------------------------------------------
@@ -215,6 +227,7 @@ register(
         linear=((0, 1),),
         inplace=((0, 0),),
         elementwise=True,
+        code="({0} + {2} * ({1} - {0}))",
         doc="x + weight * (y - x); all three broadcast.",
     )
 )

@@ -20,7 +20,10 @@ from plancompiler.ops.elementwise import (
 from plancompiler.ops.registry import OpDef, register
 
 
-def _register_comparison(kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str) -> None:
+def _register_comparison(
+    kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str, mirrored: str
+) -> None:
+    code = f"({{0}} {doc} {{1}})"
     register(
         OpDef(
             kind,
@@ -28,6 +31,8 @@ def _register_comparison(kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str) -
             rule=BINARY_RULE,
             kernel=ufunc_kernel(ufunc),
             elementwise=True,
+            mirrored=mirrored,
+            code=code,
             doc=f"x {doc} y.",
         )
     )
@@ -40,22 +45,24 @@ def _register_comparison(kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str) -
             rule=UNARY_RULE,
             kernel=scalar_kernel(ufunc),
             elementwise=True,
+            code=code,
             doc=f"x {doc} scalar.",
         )
     )
 
 
-_register_comparison("less", np.less, NUMBERS, "<")
-_register_comparison("less_equal", np.less_equal, NUMBERS, "<=")
-_register_comparison("greater", np.greater, NUMBERS, ">")
-_register_comparison("greater_equal", np.greater_equal, NUMBERS, ">=")
-_register_comparison("equal", np.equal, ANY, "==")
-_register_comparison("not_equal", np.not_equal, ANY, "!=")
+_register_comparison("less", np.less, NUMBERS, "<", "greater")
+_register_comparison("less_equal", np.less_equal, NUMBERS, "<=", "greater_equal")
+_register_comparison("greater", np.greater, NUMBERS, ">", "less")
+_register_comparison("greater_equal", np.greater_equal, NUMBERS, ">=", "less_equal")
+_register_comparison("equal", np.equal, ANY, "==", "equal")
+_register_comparison("not_equal", np.not_equal, ANY, "!=", "not_equal")
 
 register_unary(
     "logical_not",
-    ufunc_kernel(np.logical_not),
+    np.logical_not,
     None,
     dtypes=frozenset({DType.BOOL}),
+    code="(!{0})",
     doc="True where x is False.",
 )

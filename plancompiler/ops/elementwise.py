@@ -44,6 +44,7 @@ from plancompiler.ops.registry import (
     Types,
     apply,
     apply_source,
+    op_def,
     register,
 )
 from plancompiler.ops.rule import Signature
@@ -99,13 +100,16 @@ def _resolves(
 
 def register_unary(
     kind: str,
-    kernel: Kernel,
+    kernel: Kernel | np.ufunc,
     gradient: Callable[[Any, Any, Any], Any] | None,
     *,
     dtypes: Dtypes = FLOATS,
+    code: str | None = None,
     **facts: Any,
 ) -> None:
-    """Register an op of one input; `gradient(x, y, dy)` gives dx, `facts` are those of `OpDef`."""
+    """Register an op of one input, whose kernel may be a function of NumPy; `gradient(x, y, dy)`
+    gives dx, `facts` are those of `OpDef`. Without `code` it is C++'s function of the op's name.
+    """
 
     def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         return (None if gradient is None else gradient(inputs[0], outputs[0], grads[0]),)
@@ -115,10 +119,11 @@ def register_unary(
             kind,
             infer=unary_infer(kind, dtypes),
             rule=UNARY_RULE,
-            kernel=kernel,
+            kernel=ufunc_kernel(kernel) if isinstance(kernel, np.ufunc) else kernel,
             gradient=gradients,
             inplace=((0, 0),),
             elementwise=True,
+            code=code or f"{kind}({{0}})",
             **facts,
         )
     )
@@ -131,42 +136,62 @@ def _rsqrt(x: Array, out: Array) -> None:
 
 register_unary(
     "neg",
-    ufunc_kernel(np.negative),
+    np.negative,
     lambda x, y, dy: -dy,
     dtypes=SIGNED,
     linear=((0,),),
     precision="following",
+    code="-{0}",
     doc="-x",
 )
 register_unary(
     "abs",
-    ufunc_kernel(np.absolute),
+    np.absolute,
     lambda x, y, dy: dy * apply("sign", x),
     dtypes=NUMBERS,
     precision="following",
+    code="fabs({0})",
     doc="The absolute value; its gradient at zero is zero.",
 )
 register_unary(
     "sign",
-    ufunc_kernel(np.sign),
+    np.sign,
     lambda x, y, dy: nothing(dy),
     dtypes=NUMBERS,
+    code="({0} > 0 ? T(1) : {0} < 0 ? T(-1) : {0})",
     doc="-1, 0 or 1; its gradient is zero.",
 )
-register_unary("exp", ufunc_kernel(np.exp), lambda x, y, dy: dy * y, doc="e to the power of x.")
-register_unary("log", ufunc_kernel(np.log), lambda x, y, dy: dy / x, doc="The natural logarithm.")
-register_unary("sqrt", ufunc_kernel(np.sqrt), lambda x, y, dy: dy / y * 0.5, doc="The square root.")
+register_unary(
+    "exp",
+    np.exp,
+    lambda x, y, dy: dy * y,
+    doc="e to the power of x.",
+)
+register_unary(
+    "log",
+    np.log,
+    lambda x, y, dy: dy / x,
+    doc="The natural logarithm.",
+)
+register_unary(
+    "sqrt",
+    np.sqrt,
+    lambda x, y, dy: dy / y * 0.5,
+    doc="The square root.",
+)
 register_unary(
     "rsqrt",
     ufunc_kernel(_rsqrt),
     lambda x, y, dy: dy * (y * y * y) * -0.5,
+    code="(T(1) / sqrt({0}))",
     doc="One over the square root.",
 )
 register_unary(
     "square",
-    ufunc_kernel(np.square),
+    np.square,
     lambda x, y, dy: dy * x * 2,
     dtypes=NUMBERS,
+    code="({0} * {0})",
     doc="x times x.",
 )
 
@@ -182,6 +207,7 @@ register_unary(
     dtypes=NUMBERS,
     linear=((0,),),
     precision="following",
+    code="T(0)",
     doc="Zeros, whatever x is.",
 )
 
@@ -283,6 +309,9 @@ register_binary(
     lambda x, y, z, dz: (dz, dz),
     linear=((0, 1),),
     precision="following",
+    neutral=0,
+    mirrored="add",
+    code="({0} + {1})",
     doc="x + y.",
 )
 register_binary(
@@ -291,6 +320,8 @@ register_binary(
     lambda x, y, z, dz: (dz, -dz),
     linear=((0, 1),),
     precision="following",
+    neutral=0,
+    code="({0} - {1})",
     doc="x - y.",
 )
 register_binary(
@@ -299,6 +330,9 @@ register_binary(
     lambda x, y, z, dz: (dz * y, dz * x),
     linear=((0,), (1,)),
     precision="following",
+    neutral=1,
+    mirrored="mul",
+    code="({0} * {1})",
     doc="x * y.",
 )
 register_binary(
@@ -307,6 +341,8 @@ register_binary(
     lambda x, y, z, dz: (dz / y, -(dz * z / y)),
     dtypes=FLOATS,
     linear=((0,),),
+    neutral=1,
+    code="({0} / {1})",
     doc="x / y.",
 )
 register_binary(
@@ -314,6 +350,8 @@ register_binary(
     np.power,
     _pow_gradient,
     dtypes=FLOATS,
+    neutral=1,
+    code="pow({0}, {1})",
     doc="x to the power of y; no gradient flows to y where x < 0, and none at all at 0 ** 0.",
 )
 register_binary(
@@ -322,6 +360,8 @@ register_binary(
     _of_extreme(lambda x, y: x < y),
     extra=keeps(Reduction.MAX, 2),
     precision="following",
+    mirrored="maximum",
+    code="({0} != {0} || {0} > {1} ? {0} : {1})",
     doc="The greater of two; on ties they share the gradient equally.",
 )
 register_binary(
@@ -330,6 +370,8 @@ register_binary(
     _of_extreme(lambda x, y: x > y),
     extra=keeps(Reduction.MIN, 2),
     precision="following",
+    mirrored="minimum",
+    code="({0} != {0} || {0} < {1} ? {0} : {1})",
     doc="The lesser of two; on ties they share the gradient equally.",
 )
 
@@ -424,7 +466,7 @@ def _register_scalar(
     """Register an op of a tensor and a number. With `linear_if` it is linear in the tensor, where
     that holds.
     """
-    name = f"{kind}_scalar"
+    name, plain = f"{kind}_scalar", op_def(kind)
 
     def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
         swapped = attrs["swapped"]
@@ -442,6 +484,8 @@ def _register_scalar(
             linear_if=linear_if,
             inplace=((0, 0),),
             elementwise=True,
+            neutral=plain.neutral,
+            code=plain.code,
             **facts,
         )
     )
@@ -591,6 +635,7 @@ register(
         inplace=((0, 0),),
         takes_bfloat16=True,
         elementwise=True,
+        code="{0}",
         doc="The same values as another dtype; linear between floating dtypes.",
     )
 )

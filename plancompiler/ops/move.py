@@ -40,7 +40,7 @@ from plancompiler.ops.registry import (
     register,
 )
 from plancompiler.ops.rule import Signature
-from plancompiler.ops.shape import keeps_extremes
+from plancompiler.ops.shape import SLICED, keeps_extremes
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 AxisMap = Callable[[Indices], Indices]
@@ -416,7 +416,7 @@ register(
         extra=keeps_extremes,
         flops=0,
         moves=True,
-        strided=True,
+        strided=SLICED,
         doc="Every step-th element from start to stop along each axis.",
     )
 )

@@ -49,6 +49,7 @@ def register_pointwise(
     kernel: Kernel | None = None,
     grad_kernel: Kernel | None = None,
     flops: int | None = None,
+    code: str | None = None,
     precision: Precision = "traced",
     portable: bool = True,
 ) -> None:
@@ -58,7 +59,7 @@ def register_pointwise(
     Only where `flows`, a function of the same, is true a gradient flows, be it infinite.
     With `target_gradient`, `(x, target, dy, **attributes)`, there is a target. `kernel` and
     `grad_kernel` replace what is derived, where they are faster; without a function there is a
-    `kernel` only. `flops` are those of an element.
+    `kernel` only, and its `code`. `flops` are those of an element.
     """
     grad_kind = f"{kind}_grad"
     count = 1 if target_gradient is None else 2
@@ -97,6 +98,7 @@ def register_pointwise(
                 elementwise=target_gradient is None,
                 precision=precision,
                 portable=portable,
+                code=code if name == kind else None,
                 formula=None if how is formula and function is None else how,
                 doc=doc if name == kind else f"The gradient of {kind}: {takes} -> dx.",
             )

@@ -125,6 +125,21 @@ class Legal(Protocol):
     ) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """How the output of an op of one input lies in that one's memory, which eager tensors share."""
+
+    take: Callable[[Array, AttrMap, tuple[int, ...]], Array]
+    """`(array, attributes, shape of the output)`: shares memory, but for some arrays that are
+    reshaped."""
+    put: Callable[[Any, Any, AttrMap], Any] | None
+    """`(input, output, attributes)`: what the input becomes where the output is changed, by ops;
+    None where elements of the output share memory, so that it cannot be changed.
+    """
+    cuts: bool = False
+    """The output lacks elements of the input."""
+
+
 Formula = Callable[..., Any]
 """`(attributes, *inputs)`: what an op gives, written with other ops: a tensor, or a tuple."""
 
@@ -173,8 +188,15 @@ class OpDef:
     elementwise: bool = False
     """Every output element is a function of the input elements at its place alone, not of where
     that place is: the same on a block as on the whole."""
-    strided: bool = False
+    strided: View | None = None
     """The output is a view of the input with other strides: eager tensors share memory there."""
+    neutral: float | None = None
+    """The second input, or the scalar, that leaves the first as it is."""
+    mirrored: str | None = None
+    """The kind that gives the same of the inputs in the other order."""
+    code: str | None = None
+    """An elementwise op in C++ and CUDA: an expression of the operands `{0}`, `{1}`, `{2}`, where T
+    is the type of the result; a scalar is the operand after the tensor."""
     precision: Precision = "traced"
     """What mixed precision makes of the op: "low" works on 16 bits, "following" takes the dtype of
     what it is fed, "traced" works as it was traced. Ops that only move elements follow."""
@@ -241,6 +263,11 @@ class OpDef:
                 expected=len(inputs),
             )
         return passed
+
+
+def stops(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+    """The gradient of an op whose outputs are constants to differentiation."""
+    return (None,) * len(inputs)
 
 
 _TABLE: dict[str, OpDef] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +23,14 @@ from plancompiler.ops.check import (
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.registry import (
     AT_LEAST_ONE,
+    Array,
     Arrays,
     AttrMap,
     KernelContext,
     OpDef,
     Tensors,
     Types,
+    View,
     apply,
     register,
 )
@@ -42,6 +45,31 @@ def keeps_extremes(
         Signature((Partial(reduction),), (Partial(reduction),))
         for reduction in (Reduction.MAX, Reduction.MIN)
     )
+
+
+def slice_bounds(attrs: AttrMap, ndim: int) -> dict[str, tuple[int, ...]]:
+    """Starts, stops and steps of a slice."""
+    return {
+        "starts": attrs["starts"],
+        "stops": attrs["stops"],
+        "steps": attrs.get("steps", (1,) * ndim),
+    }
+
+
+def _sliced(array: Array, attrs: AttrMap, made: tuple[int, ...]) -> Array:
+    index: Any = (*map(slice, *slice_bounds(attrs, array.ndim).values()), ...)
+    sliced: Array = array[index]
+    return sliced
+
+
+SLICED = View(
+    _sliced,
+    lambda source, value, attrs: apply(
+        "slice_scatter", source, value, **slice_bounds(attrs, source.ndim)
+    ),
+    cuts=True,
+)
+"""The view that a slice is."""
 
 
 # --- transpose ------------------------------------------------------------------------------------
@@ -89,7 +117,12 @@ register(
         extra=keeps_extremes,
         flops=0,
         moves=True,
-        strided=True,
+        strided=View(
+            lambda array, attrs, made: array.transpose(attrs["axes"]),
+            lambda source, value, attrs: value.transpose(
+                [attrs["axes"].index(axis) for axis in range(source.ndim)]
+            ),
+        ),
         doc="Axes permuted.",
     )
 )
@@ -125,7 +158,7 @@ register(
         extra=keeps_extremes,
         flops=0,
         moves=True,
-        strided=True,
+        strided=View(lambda array, attrs, made: np.broadcast_to(array, made), None),
         doc="The tensor broadcast to a shape, as NumPy does.",
     )
 )
@@ -296,7 +329,7 @@ register(
         extra=keeps_extremes,
         flops=0,
         moves=True,
-        strided=True,
+        strided=SLICED,
         doc="The box from starts to stops; an axis that is cut stays whole.",
     )
 )

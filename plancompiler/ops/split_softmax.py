@@ -47,6 +47,7 @@ from plancompiler.ops.registry import (
     Types,
     apply,
     register,
+    stops,
 )
 from plancompiler.ops.softmax import IGNORE_INDEX
 
@@ -68,7 +69,7 @@ register(
         infer=_stop_infer,
         rule="... -> ...",
         kernel=_stop_kernel,
-        gradient=lambda attrs, inputs, outputs, grads: (None,),
+        gradient=stops,
         linear=((0,),),
         flops=0,
         view=((0, 0),),

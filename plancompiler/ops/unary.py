@@ -55,65 +55,68 @@ def monotone(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple
 # --- trigonometric and hyperbolic -----------------------------------------------------------------
 
 register_unary(
-    "sin", ufunc_kernel(np.sin), lambda x, y, dy: dy * apply("cos", x), doc="The sine, of radians."
+    "sin",
+    np.sin,
+    lambda x, y, dy: dy * apply("cos", x),
+    doc="The sine, of radians.",
 )
 register_unary(
     "cos",
-    ufunc_kernel(np.cos),
+    np.cos,
     lambda x, y, dy: -(dy * apply("sin", x)),
     doc="The cosine, of radians.",
 )
 register_unary(
     "tan",
-    ufunc_kernel(np.tan),
+    np.tan,
     lambda x, y, dy: dy * (y * y + 1.0),
     doc="The tangent, of radians.",
 )
 register_unary(
     "asin",
-    ufunc_kernel(np.arcsin),
+    np.arcsin,
     lambda x, y, dy: dy * apply("rsqrt", 1.0 - x * x),
     doc="The angle in radians whose sine is x.",
 )
 register_unary(
     "acos",
-    ufunc_kernel(np.arccos),
+    np.arccos,
     lambda x, y, dy: -(dy * apply("rsqrt", 1.0 - x * x)),
     doc="The angle in radians whose cosine is x.",
 )
 register_unary(
     "atan",
-    ufunc_kernel(np.arctan),
+    np.arctan,
     lambda x, y, dy: dy / (x * x + 1.0),
     doc="The angle in radians whose tangent is x.",
 )
 register_unary(
     "sinh",
-    ufunc_kernel(np.sinh),
+    np.sinh,
     lambda x, y, dy: dy * apply("cosh", x),
     doc="The hyperbolic sine.",
 )
 register_unary(
     "cosh",
-    ufunc_kernel(np.cosh),
+    np.cosh,
     lambda x, y, dy: dy * apply("sinh", x),
     doc="The hyperbolic cosine.",
 )
 register_unary(
     "asinh",
-    ufunc_kernel(np.arcsinh),
+    np.arcsinh,
     lambda x, y, dy: dy * apply("rsqrt", x * x + 1.0),
     doc="The inverse hyperbolic sine.",
 )
 register_unary(
     "acosh",
-    ufunc_kernel(np.arccosh),
+    np.arccosh,
     lambda x, y, dy: dy * apply("rsqrt", x * x - 1.0),
     doc="The inverse hyperbolic cosine, for x >= 1.",
 )
 register_unary(
     "atanh",
-    ufunc_kernel(np.arctanh),
+    np.arctanh,
     lambda x, y, dy: dy / (1.0 - x * x),
     doc="The inverse hyperbolic tangent, for -1 < x < 1.",
 )
@@ -123,38 +126,39 @@ register_unary(
 
 register_unary(
     "exp2",
-    ufunc_kernel(np.exp2),
+    np.exp2,
     lambda x, y, dy: dy * y * math.log(2),
     doc="2 to the power of x.",
 )
 register_unary(
     "expm1",
-    ufunc_kernel(np.expm1),
+    np.expm1,
     lambda x, y, dy: dy * (y + 1.0),
     doc="exp(x) - 1, exact near zero.",
 )
 register_unary(
     "log2",
-    ufunc_kernel(np.log2),
+    np.log2,
     lambda x, y, dy: dy / x * (1 / math.log(2)),
     doc="The logarithm to base 2.",
 )
 register_unary(
     "log10",
-    ufunc_kernel(np.log10),
+    np.log10,
     lambda x, y, dy: dy / x * (1 / math.log(10)),
     doc="The logarithm to base 10.",
 )
 register_unary(
     "log1p",
-    ufunc_kernel(np.log1p),
+    np.log1p,
     lambda x, y, dy: dy / (x + 1.0),
     doc="log(1 + x), exact near zero.",
 )
 register_unary(
     "reciprocal",
-    ufunc_kernel(np.reciprocal),
+    np.reciprocal,
     lambda x, y, dy: -(dy * y * y),
+    code="(T(1) / {0})",
     doc="1 / x.",
 )
 
@@ -163,28 +167,29 @@ register_unary(
 
 register_unary(
     "floor",
-    ufunc_kernel(np.floor),
+    np.floor,
     lambda x, y, dy: nothing(dy),
     extra=monotone,
     doc="The greatest whole number up to x; its gradient is zero.",
 )
 register_unary(
     "ceil",
-    ufunc_kernel(np.ceil),
+    np.ceil,
     lambda x, y, dy: nothing(dy),
     extra=monotone,
     doc="The least whole number from x on; its gradient is zero.",
 )
 register_unary(
     "round",
-    ufunc_kernel(np.rint),
+    np.rint,
     lambda x, y, dy: nothing(dy),
     extra=monotone,
+    code="rint({0})",
     doc="The nearest whole number, of two the even one; its gradient is zero.",
 )
 register_unary(
     "trunc",
-    ufunc_kernel(np.trunc),
+    np.trunc,
     lambda x, y, dy: nothing(dy),
     extra=monotone,
     doc="x without its fraction; its gradient is zero.",
@@ -211,7 +216,7 @@ register_unary(
 # --- predicates -----------------------------------------------------------------------------------
 
 
-def _register_predicate(kind: str, ufunc: Callable[..., Any], doc: str) -> None:
+def _register_predicate(kind: str, ufunc: Callable[..., Any], doc: str, code: str) -> None:
     register(
         OpDef(
             kind,
@@ -219,14 +224,17 @@ def _register_predicate(kind: str, ufunc: Callable[..., Any], doc: str) -> None:
             rule=UNARY_RULE,
             kernel=ufunc_kernel(ufunc),
             elementwise=True,
+            code=code,
             doc=doc,
         )
     )
 
 
-_register_predicate("isnan", np.isnan, "True where x is not a number.")
-_register_predicate("isinf", np.isinf, "True where x is infinite.")
-_register_predicate("isfinite", np.isfinite, "True where x is a finite number.")
+_register_predicate("isnan", np.isnan, "True where x is not a number.", "({0} != {0})")
+_register_predicate("isinf", np.isinf, "True where x is infinite.", "(fabs({0}) == INFINITY)")
+_register_predicate(
+    "isfinite", np.isfinite, "True where x is a finite number.", "(fabs({0}) < INFINITY)"
+)
 
 
 # --- clip -----------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ register(
         takes_bfloat16=True,
         elementwise=True,
         precision="following",
+        code="({1} ? {0} : T(0))",
         doc="(x, mask) -> x where the mask is true, else 0, whatever x is there; they broadcast.",
     )
 )
@@ -93,6 +94,7 @@ register(
         inplace=((0, 2),),
         elementwise=True,
         precision="following",
+        code="({0} ? {1} : {2})",
         doc="x where the condition holds, else y; all three broadcast.",
     )
 )

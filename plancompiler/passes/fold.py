@@ -23,19 +23,10 @@ import numpy as np
 from plancompiler.ir import AttrValue, DType, Job, Op, Value, freeze_attrs
 from plancompiler.ops.kernel import kernel_for
 from plancompiler.ops.registry import KernelContext, op_def
+from plancompiler.ops.view import keeps_order
 from plancompiler.passes.base import PassResult, counted, readers_of, rewired, with_ops
 
-"""Ops after which a tensor full of one number is one still."""
 _WIDE = frozenset({DType.FLOAT32, DType.FLOAT64})
-_NEUTRAL_SCALARS = {
-    "mul_scalar": 1,
-    "div_scalar": 1,
-    "pow_scalar": 1,
-    "add_scalar": 0,
-    "sub_scalar": 0,
-}
-_NEUTRAL_SECOND = {"mul": 1, "div": 1, "add": 0, "sub": 0}
-_COMMUTATIVE = frozenset({"mul", "add"})
 
 
 def fold_constants(job: Job) -> PassResult:
@@ -143,18 +134,17 @@ class _Folder:
     def _same_as(self, op: Op) -> Value | None:
         """The value that the op's output equals."""
         source = op.inputs[0]
-        if op.kind in _NEUTRAL_SCALARS:
-            neutral = op.attr("scalar") == _NEUTRAL_SCALARS[op.kind]
-            return source if neutral and not op.attr("swapped", False) else None
-        if op.kind in _NEUTRAL_SECOND:
-            number = _NEUTRAL_SECOND[op.kind]
-            if self._fill(op.inputs[1]) == number:
+        definition = op_def(op.kind)
+        neutral = definition.neutral
+        if neutral is not None:
+            if len(op.inputs) == 1:
+                same = op.attr("scalar") == neutral and not op.attr("swapped", False)
+                return source if same else None
+            if self._fill(op.inputs[1]) == neutral:
                 return source
-            if op.kind in _COMMUTATIVE and self._fill(source) == number:
+            if definition.mirrored == op.kind and self._fill(source) == neutral:
                 return op.inputs[1]
             return None
-        if op.kind == "stop_gradient":
-            return source
         if op.kind == "neg":
             inner = self._inner(op, "neg")
             return None if inner is None else inner.inputs[0]
@@ -163,10 +153,10 @@ class _Folder:
             if inner is not None and _is_exact(inner):
                 source = inner.inputs[0]
             return source if source.dtype is op.outputs[0].dtype else None
-        if op.kind == "transpose":
-            return source if op.attr("axes") == tuple(range(source.ndim)) else None
-        if op.kind in ("reshape", "expand_to", "slice"):
-            return source if source.shape == op.outputs[0].shape else None
+        views = definition.moves and (definition.view or definition.strided is not None)
+        if views and source.shape == op.outputs[0].shape:
+            kept = keeps_order(op.kind, dict(op.attrs), source.shape, source.shape)
+            return source if kept else None
         return None
 
     def _simpler(self, op: Op) -> Op:

@@ -10,6 +10,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.eager import spawn
 from plancompiler.errors import GradientError, InplaceError, UsageError
+from plancompiler.frontend.functions import DERIVED
 
 ALONE = pc.Placement("cpu", [0])
 PAIR = pc.Placement("cpu", [0, 1])
@@ -64,6 +65,7 @@ CALLS = {
         "all_reduce_gradient all_gather reduce_scatter redistribute rotary_embedding",
         lambda m: call(m.real(4, 6)),
     ),
+    **dict.fromkeys(DERIVED, lambda m: call(m.unit(4, 6))),
     **each(
         "log sqrt rsqrt asin acos atanh log2 log10 log1p reciprocal", lambda m: call(m.unit(4, 6))
     ),

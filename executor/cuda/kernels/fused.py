@@ -30,82 +30,6 @@ _TYPES = {
 }
 """Per dtype its name as a parameter and the C++ type in which it is computed."""
 
-# `{0}`, `{1}`, `{2}` are operands, `{s}` the attribute `scalar`, T the type of the result.
-_EXPRESSIONS: dict[str, str] = {
-    "neg": "-{0}",
-    "abs": "fabs({0})",
-    "sign": "({0} > 0 ? T(1) : {0} < 0 ? T(-1) : {0})",
-    "exp": "exp({0})",
-    "exp2": "exp2({0})",
-    "expm1": "expm1({0})",
-    "log": "log({0})",
-    "log2": "log2({0})",
-    "log10": "log10({0})",
-    "log1p": "log1p({0})",
-    "sqrt": "sqrt({0})",
-    "rsqrt": "(T(1) / sqrt({0}))",
-    "reciprocal": "(T(1) / {0})",
-    "square": "({0} * {0})",
-    "sin": "sin({0})",
-    "cos": "cos({0})",
-    "tan": "tan({0})",
-    "asin": "asin({0})",
-    "acos": "acos({0})",
-    "atan": "atan({0})",
-    "sinh": "sinh({0})",
-    "cosh": "cosh({0})",
-    "asinh": "asinh({0})",
-    "acosh": "acosh({0})",
-    "atanh": "atanh({0})",
-    "erf": "erf({0})",
-    "floor": "floor({0})",
-    "ceil": "ceil({0})",
-    "trunc": "trunc({0})",
-    "round": "rint({0})",
-    "tanh": "tanh({0})",
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "div": "({0} / {1})",
-    "pow": "pow({0}, {1})",
-    "atan2": "atan2({0}, {1})",
-    "hypot": "hypot({0}, {1})",
-    "copysign": "copysign({0}, {1})",
-    "maximum": "({0} != {0} || {0} > {1} ? {0} : {1})",
-    "minimum": "({0} != {0} || {0} < {1} ? {0} : {1})",
-    "lerp": "({0} + {2} * ({1} - {0}))",
-    "where": "({0} ? {1} : {2})",
-    "masked": "({1} ? {0} : T(0))",
-    "zeros_like": "T(0)",
-    "cast": "{0}",
-    "add_scalar": "({0} + {s})",
-    "mul_scalar": "({0} * {s})",
-    "maximum_scalar": "({0} != {0} || {0} > {s} ? {0} : {s})",
-    "minimum_scalar": "({0} != {0} || {0} < {s} ? {0} : {s})",
-    "less": "({0} < {1})",
-    "less_equal": "({0} <= {1})",
-    "greater": "({0} > {1})",
-    "greater_equal": "({0} >= {1})",
-    "equal": "({0} == {1})",
-    "not_equal": "({0} != {1})",
-    "less_scalar": "({0} < {s})",
-    "less_equal_scalar": "({0} <= {s})",
-    "greater_scalar": "({0} > {s})",
-    "greater_equal_scalar": "({0} >= {s})",
-    "equal_scalar": "({0} == {s})",
-    "not_equal_scalar": "({0} != {s})",
-    "isnan": "({0} != {0})",
-    "isinf": "(fabs({0}) == INFINITY)",
-    "isfinite": "(fabs({0}) < INFINITY)",
-    "logical_and": "({0} && {1})",
-    "logical_or": "({0} || {1})",
-    "logical_xor": "(({0} != 0) != ({1} != 0))",
-    "logical_not": "(!{0})",
-    "sub_scalar": "({0} - {s})",
-    "div_scalar": "({0} / {s})",
-    "pow_scalar": "pow({0}, {s})",
-}
-
 PREAMBLE = """
 #ifndef INFINITY
 #define INFINITY __longlong_as_double(0x7ff0000000000000LL)
@@ -158,7 +82,7 @@ def _expression(instruction: Instruction, computed: str) -> str | None:
     swapped = bool(attrs.pop("swapped", False))
     scalar = attrs.pop("scalar", None)
     attrs.pop("dtype", None)
-    template = _EXPRESSIONS.get(instruction.kind)
+    template = op_def(instruction.kind).code
     if instruction.kind == "clip":
         attrs.pop("edges", None)
         template = "{0}"
@@ -171,7 +95,6 @@ def _expression(instruction: Instruction, computed: str) -> str | None:
     operands = [f"v{number}" for number in instruction.operands]
     if scalar is not None:
         operands.append(_literal(scalar, computed))
-        template = template.replace("{s}", "{1}")
         if swapped:
             operands.reverse()
     for place, operand in enumerate(operands):
@@ -198,10 +121,6 @@ def kernel_of_source(arrays: Any, name: str, source: FusedSource | None) -> Any:
     )
 
 
-ALONE = frozenset({"erf"})
-"""Kinds that run as programs of one op: NumPy has no function for them that a device would know."""
-
-
 def formula_kernel(arrays: Any, definition: OpDef, dtypes: Sequence[DType]) -> Kernel | None:
     """One kernel for an op that a formula describes, or a line of C++; None where there is none.
 
@@ -220,7 +139,9 @@ def formula_kernel(arrays: Any, definition: OpDef, dtypes: Sequence[DType]) -> K
         bound(*inputs, outputs[0])
 
     makes = hasattr(arrays, "ElementwiseKernel") and all(dtype in _TYPES for dtype in dtypes)
-    written = definition.formula is not None or definition.kind in ALONE
+    # For an op that devices cannot run as NumPy does its line of C++ is a program of one op.
+    alone = definition.code is not None and not definition.portable
+    written = definition.formula is not None or alone
     return run if makes and written else None
 
 

@@ -1,4 +1,7 @@
-"""The public functions on tensors, by family: each names its own in `__all__`."""
+"""The public functions on tensors, by family: each names its own in `__all__`.
+
+A function of each element of one tensor that no family names has its op's name all the same.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,7 @@ from plancompiler.frontend.functions.collective import *  # noqa: F403
 from plancompiler.frontend.functions.convolution import *  # noqa: F403
 from plancompiler.frontend.functions.creation import *  # noqa: F403
 from plancompiler.frontend.functions.data_norm import *  # noqa: F403
+from plancompiler.frontend.functions.derived import unary
 from plancompiler.frontend.functions.elementwise import *  # noqa: F403
 from plancompiler.frontend.functions.fused import *  # noqa: F403
 from plancompiler.frontend.functions.indexing import *  # noqa: F403
@@ -66,6 +70,7 @@ from plancompiler.frontend.functions.normalization import *  # noqa: F403
 from plancompiler.frontend.functions.reduction import *  # noqa: F403
 from plancompiler.frontend.functions.shape import *  # noqa: F403
 from plancompiler.frontend.functions.training import *  # noqa: F403
+from plancompiler.ops.registry import op_table
 
 __all__: list[str] = []
 __all__ += _activation.__all__
@@ -84,3 +89,15 @@ __all__ += _normalization.__all__
 __all__ += _reduction.__all__
 __all__ += _shape.__all__
 __all__ += _training.__all__
+
+DERIVED = [
+    kind
+    for kind, definition in op_table().items()
+    if definition.formula is not None
+    and not definition.attrs
+    and definition.input_counts == (1,)
+    and kind not in __all__
+]
+"""Kinds of ops whose functions no family names."""
+globals().update({kind: unary(kind) for kind in DERIVED})
+__all__.extend(DERIVED)

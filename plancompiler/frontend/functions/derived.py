@@ -46,24 +46,15 @@ def unary(kind: str) -> Unary:
     return found
 
 
-_MIRRORED = {
-    "less": "greater",
-    "less_equal": "greater_equal",
-    "greater": "less",
-    "greater_equal": "less_equal",
-    **{kind: kind for kind in ("add", "mul", "maximum", "minimum", "equal", "not_equal")},
-}
-
-
 def arithmetic(kind: str) -> Binary:
     """The function of an op of two tensors that has a form with a number, too."""
+    mirrored = op_def(kind).mirrored
 
     def function(x: Any, y: Any, *, out: Any = None) -> Any:
         if isinstance(x, TensorOperators):
             return x._binary(kind, y)  # noqa: SLF001  # the operators' own way, and the quickest
         if not isinstance(y, TensorOperators):
             raise _wanted(kind, x, y)
-        mirrored = _MIRRORED.get(kind)
         if mirrored is not None:
             return y._binary(mirrored, x)  # noqa: SLF001
         return y._binary(kind, x, swapped=True)  # noqa: SLF001
