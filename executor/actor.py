@@ -237,7 +237,7 @@ class StreamActor:
         tokens[token] += 1
 
     @property
-    def moment(self) -> str:
+    def step_position(self) -> str:
         """When the head task runs, for people: `step 3` or `step 3, micro-batch 2`."""
         if self._microbatches > 1 and self._turns[self._turn].per_microbatch:
             return f"step {self.step}, micro-batch {self.microbatch}"

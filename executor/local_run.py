@@ -8,8 +8,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from plancompiler.errors import AbortedError, NonFiniteError, PlanCompilerError, RankError
 from plancompiler.executor.comm.local import LocalHub
@@ -20,6 +19,7 @@ from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.memory import Array
 from plancompiler.executor.runtime import LEAVE_SECONDS, Runtime
 from plancompiler.executor.stream import SIGNAL_CHECK
+from plancompiler.ir.closing import Closing
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.plan.plan import Plan
 
@@ -66,7 +66,7 @@ class _RankThread:
             del work  # the last one's error holds the frames of its step
 
 
-class LocalWorld:
+class LocalWorld(Closing):
     """Runs the plans of all ranks with the `local` link.
 
         with LocalWorld(plans) as world:
@@ -243,14 +243,3 @@ class LocalWorld:
             runtime.close()
         for thread in self._threads.values():
             thread.close(seconds)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

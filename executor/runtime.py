@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +39,7 @@ from plancompiler.executor.task import Adapt, OnOutput, TaskBinder
 from plancompiler.executor.trace import Recorder
 from plancompiler.executor.watchdog import Sight, Watchdog
 from plancompiler.ir import UNKNOWN_SOURCE
+from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE, at_start, if_unseen
 from plancompiler.ops.initializer import initialize
@@ -51,7 +51,7 @@ _END_SECONDS = time_limits.STREAM_END
 """How long a stream may take to end that is in no task."""
 
 
-class Runtime:
+class Runtime(Closing):
     """Runs one rank's plan.
 
         with Runtime(plan, transport, on_outputs=report) as runtime:
@@ -266,17 +266,6 @@ class Runtime:
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # --- steps ----------------------------------------------------------------------------------
 
     @property
@@ -362,7 +351,7 @@ class Runtime:
             self._backend.begin()
             runner.run_here()
         except Exception as error:
-            self._task_failed(error, runner.current_task(), runner.actor.moment)
+            self._task_failed(error, runner.current_task(), runner.actor.step_position)
             return
         try:
             self._backend.finish()
@@ -497,12 +486,12 @@ class Runtime:
         """Stop this rank and tell the others; from any thread. The first failure counts."""
         self._fail(error, None)
 
-    def _task_failed(self, error: BaseException, task: Task | None, moment: str) -> None:
+    def _task_failed(self, error: BaseException, task: Task | None, step_position: str) -> None:
         if self.plan.microbatches > 1:
             error = _as_error(error, task, self.plan.rank)
             report = error.report
-            if not isinstance(error, AbortedError) and moment not in str(error):
-                error.report = replace(report, what=f"{report.what} ({moment})")
+            if not isinstance(error, AbortedError) and step_position not in str(error):
+                error.report = replace(report, what=f"{report.what} ({step_position})")
         self._fail(error, task)
 
     def _fail(
@@ -538,13 +527,13 @@ class Runtime:
 
     # --- called by streams and by the transport ---------------------------------------------------
 
-    def stream_failed(self, error: BaseException, task: Task | None, moment: str) -> None:
-        """See `stream.Owner`."""
-        self._task_failed(error, task, moment)
+    def stream_failed(self, error: BaseException, task: Task | None, step_position: str) -> None:
+        """See `stream.StreamOwner`."""
+        self._task_failed(error, task, step_position)
         self._ends.put(None)
 
     def stream_reached_limit(self) -> None:
-        """See `stream.Owner`."""
+        """See `stream.StreamOwner`."""
         self._ends.put(None)
 
     def notice(self, kind: int, register: int, task: int) -> None:

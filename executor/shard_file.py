@@ -11,14 +11,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from plancompiler.errors import CheckpointError
 from plancompiler.ir import DType
+from plancompiler.ir.closing import Closing
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.plan.arrays import DTYPES
@@ -62,7 +62,7 @@ class StoredTensor:
         return element_count(self.shape) * self.dtype.itemsize
 
 
-class ShardFile:
+class ShardFile(Closing):
     """An open file. Raises CheckpointError for what is no whole safetensors file of ours, and the
     OSErrors of reading."""
 
@@ -82,17 +82,6 @@ class ShardFile:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def read_rows(
         self, name: str, first: int, last: int, checked: str | None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, UsageError
-from plancompiler.executor.comm.context import CommContext, Owner
+from plancompiler.executor.comm.context import CommContext, ContextOwner
 from plancompiler.executor.comm.rendezvous import Rendezvous
 from plancompiler.executor.memory import Array
 from plancompiler.ir import DType
@@ -50,7 +50,7 @@ class Space(Protocol):
     def kernel(self, definition: OpDef, dtypes: Iterable[DType]) -> Kernel:
         """An op's kernel on arrays here, which may be empty and need not be contiguous."""
 
-    def context(self, rendezvous: Rendezvous, owner: Owner, stream: str) -> CommContext:
+    def context(self, rendezvous: Rendezvous, owner: ContextOwner, stream: str) -> CommContext:
         """A member of a group that exchanges arrays of this space."""
 
 
@@ -76,7 +76,7 @@ class HostSpace:
         """See `Space.kernel`."""
         return kernel_for(definition, (dtype.numpy for dtype in dtypes))
 
-    def context(self, rendezvous: Rendezvous, owner: Owner, stream: str) -> CommContext:
+    def context(self, rendezvous: Rendezvous, owner: ContextOwner, stream: str) -> CommContext:
         """See `Space.context`."""
         return CommContext(rendezvous, owner, stream)
 

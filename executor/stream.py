@@ -37,11 +37,11 @@ class Notifier(Protocol):
         """Send a notice to `notice.rank`."""
 
 
-class Owner(Protocol):
+class StreamOwner(Protocol):
     """Who a stream reports to. Called from the stream's thread."""
 
-    def stream_failed(self, error: BaseException, task: Task | None, moment: str) -> None:
-        """The stream stopped for good; `task` is where, `moment` when (see `StreamActor`)."""
+    def stream_failed(self, error: BaseException, task: Task | None, step_position: str) -> None:
+        """The stream stopped for good, at `task` and `step_position` (see `StreamActor`)."""
 
     def stream_reached_limit(self) -> None:
         """The stream has done all steps it may."""
@@ -64,7 +64,7 @@ class StreamRunner:
         queues: Sequence[SimpleQueue[int]],
         index: int,
         link: Notifier,
-        owner: Owner,
+        owner: StreamOwner,
         reads_ahead: bool = True,
     ) -> None:
         self.actor = actor
@@ -140,7 +140,7 @@ class StreamRunner:
                     if self._reads_ahead:
                         self._read_ahead()
         except BaseException as error:
-            self._owner.stream_failed(error, self.current_task(), self.actor.moment)
+            self._owner.stream_failed(error, self.current_task(), self.actor.step_position)
 
     def _next_run(self) -> bool:
         """Wait to be told to go on; False to end. Takes what arrives from ranks that are ahead."""
@@ -259,7 +259,7 @@ class StreamRunner:
                 task.name,
                 None if task.source == UNKNOWN_SOURCE else str(task.source),
                 unpack_id(task.id).family,
-                actor.moment,
+                actor.step_position,
                 waits,
                 tuple(sorted(ranks)),
             ),

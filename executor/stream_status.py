@@ -47,7 +47,7 @@ class StreamStatus:
     """The head task's name, and where the user wrote its op."""
     source: str | None
     family: int
-    moment: str
+    step_position: str
     """`step 3`, or `step 3, micro-batch 2`."""
     waits: str = ""
     """What it waits for, for people: `register 'x' to arrive`."""
@@ -69,7 +69,7 @@ def status_fields(status: RankStatus) -> list[list[Any]]:
             each.op[:MAX_TEXT],
             None if each.source is None else each.source[:MAX_TEXT],
             each.family,
-            each.moment[:MAX_TEXT],
+            each.step_position[:MAX_TEXT],
             each.waits[:MAX_TEXT],
             list(each.ranks[:MAX_RANKS]),
         ]
@@ -88,11 +88,11 @@ def status_from_fields(fields: Any) -> RankStatus:
                 _text(op),
                 None if source is None else _text(source),
                 number_from_field(family),
-                _text(moment),
+                _text(step_position),
                 _text(waits),
                 ranks_from_fields(ranks),
             )
-            for stream, state, seconds, op, source, family, moment, waits, ranks in fields
+            for stream, state, seconds, op, source, family, step_position, waits, ranks in fields
         )
     except (ValueError, TypeError) as error:
         raise WireFormatError("a rank's status does not parse", got=str(error)) from None
@@ -290,7 +290,7 @@ def _blame(
         parts.append(f"{_ranks(silent)} {'does' if len(silent) == 1 else 'do'} not answer")
     for rank, stream in stuck:
         if stream.state is State.IDLE:
-            parts.append(f"rank {rank} was not told to run {stream.moment}")
+            parts.append(f"rank {rank} was not told to run {stream.step_position}")
         else:
             parts.append(f"rank {rank} has been in {_task(stream)} for {stream.seconds:.3g} s")
     first = suspects[0]
@@ -347,7 +347,7 @@ def _waits(rank: int, stream: StreamStatus) -> str:
 
 
 def _task(stream: StreamStatus) -> str:
-    return f"{stream.op!r} (family {stream.family}, {stream.moment})"
+    return f"{stream.op!r} (family {stream.family}, {stream.step_position})"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -6,9 +6,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
 
 _REMOVE_SECONDS = time_limits.REMOVING
@@ -25,7 +24,7 @@ while os.path.lexists(sys.argv[1]) and time.monotonic() < end:
 """
 
 
-class TemporaryFolder:
+class TemporaryFolder(Closing):
     """A new folder for this user alone; `close` removes it, and so does the end of the process.
 
     Raises OSError where it cannot be made.
@@ -48,14 +47,3 @@ class TemporaryFolder:
     def close(self) -> None:
         """Remove the folder and what is in it. Safe to call again."""
         self._remover.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

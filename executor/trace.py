@@ -20,8 +20,7 @@ from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -36,6 +35,7 @@ from plancompiler.executor.timeline import (
     register_labels,
     task_labels,
 )
+from plancompiler.ir.closing import Closing
 from plancompiler.ir.pipeline import MOST
 from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.ir.whole_file import (
@@ -163,7 +163,7 @@ def _mapped(path: Path, nbytes: int) -> mmap.mmap:
         return mmap.mmap(file.fileno(), nbytes)
 
 
-class Recording:
+class Recording(Closing):
     """What a session records: a temporary folder, and the trace file that is written at the end.
 
     `trace` None only records, for `timelines`. Raises UsageError where the file cannot be written,
@@ -203,17 +203,6 @@ class Recording:
         finally:
             self._open = False
             self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check_trace(path: Path) -> None:

@@ -55,6 +55,7 @@ from plancompiler.executor.checkpoint import (
 )
 from plancompiler.executor.comm import host_wire, message_rendezvous, remote_wire
 from plancompiler.executor.comm.link import GroupDesc, GroupKey, Publication, Read
+from plancompiler.executor.comm.packed_arrays import LINE
 from plancompiler.executor.comm.publication import region_of
 from plancompiler.executor.stream_status import Answer, Question, State, StreamStatus, unpack_note
 from plancompiler.executor.timeline import chrome_events, rank_shares, task_shares
@@ -457,7 +458,6 @@ def _messages_of_ranks(plan: Plan) -> Iterator[Format]:
         {"a record": "of text"},
     )
     shown = message_rendezvous._pack("all_reduce", (np.ones((2, 3)), np.arange(4)), None, 1)
-    length = 8
     data = remote_wire.pack_data(7, 1, ((0, 2), (0, 3)), False) + bytes(24)
 
     def damaged_text(text: bytes) -> Callable[[random.Random], bytes]:
@@ -476,20 +476,19 @@ def _messages_of_ranks(plan: Plan) -> Iterator[Format]:
 
     def damaged_frame(rng: random.Random) -> bytes:
         (frame,) = remote_wire.pack_directory(published, 1)
-        head = frame.index(b"[")
-        if rng.randrange(2):
-            text = damaged_text(frame[head:])(rng)
-        else:
-            outer = json.loads(frame[head:])
-            outer[0] = damaged_json(json.loads(outer[0]), rng).decode()
-            text = json.dumps(outer).encode()
+        head = frame.index(b"{")
+        text = damaged_text(frame[head:])(rng)
         return frame[:8] + len(text).to_bytes(8, "little") + text
 
     def damaged_arrays(rng: random.Random) -> bytearray:
-        size = int.from_bytes(shown[:length], "little")
-        text = damaged_json(json.loads(shown[length : length + size]), rng)
-        text += b" " * (-len(text) % 8)
-        return bytearray(len(text).to_bytes(length, "little") + text + shown[length + size :])
+        if rng.randrange(2):
+            return bytearray(damaged_bytes(bytes(shown), rng))
+        size = int.from_bytes(shown[:4], "little")
+        text = damaged_bytes(bytes(shown[8 : 8 + size]), rng)
+        start = -(-(size + 8) // LINE) * LINE
+        gap = bytes(-(len(text) + 8) % LINE)
+        head = len(text).to_bytes(4, "little") + bytes(4)
+        return bytearray(head + text + gap + shown[start:])
 
     def store(frame: bytes) -> None:
         slots = (np.zeros((2, 3), np.float32),) * 2

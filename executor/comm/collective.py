@@ -40,7 +40,7 @@ PIECE_BYTES = 1 << 20
 Moves = tuple[Move, ...]
 Phase = tuple[Moves, Moves]
 """What is pushed to peers before a barrier, and what is done after it."""
-Work = tuple[tuple[Phase, ...], Moves]
+PhasedMoves = tuple[tuple[Phase, ...], Moves]
 """Phases; and what is left to do after the last barrier."""
 Push = Callable[[int, bool, Region, bool], Moves]
 """Takes (member, whether the output instead of the input, region, whether that is flat)."""
@@ -74,7 +74,7 @@ def _bind_pair(
     group: Group,
     source: int,
     target: int,
-) -> list[Work]:
+) -> list[PhasedMoves]:
     """The work for one value of the collective, per combination of slots."""
     ranks = group.ranks
     inputs = [_member_slots(plan, task, memory, link, rank, source) for rank in ranks]
@@ -111,7 +111,7 @@ def _pusher(
     return push
 
 
-def _together(works: Sequence[Work]) -> Work:
+def _together(works: Sequence[PhasedMoves]) -> PhasedMoves:
     """Several values' work between the same barriers."""
     depth = max(len(phases) for phases, _ in works)
     phases = tuple(
@@ -131,7 +131,9 @@ class _Collective:
 
     __slots__ = ("_entering", "_group", "_leaving", "_period", "_works")
 
-    def __init__(self, group: Group, works: tuple[Work, ...], labels: tuple[str, ...]) -> None:
+    def __init__(
+        self, group: Group, works: tuple[PhasedMoves, ...], labels: tuple[str, ...]
+    ) -> None:
         self._group = group
         self._works = works
         self._period = len(works)
@@ -183,7 +185,7 @@ def _work(
     out: Array,
     outputs: Sequence[Array] | None,
     push: Push,
-) -> Work:
+) -> PhasedMoves:
     """The work for one combination of slots. `outputs` are all members' where they can be read."""
     own = group.member
     program = _checked_program(plan, task, spec, group.ranks, sources, out, own)
@@ -243,7 +245,7 @@ def _chunked_all_reduce(
     own: int,
     reduction: Reduction,
     push: Push,
-) -> Work:
+) -> PhasedMoves:
     """Reduce the own chunk piece by piece, each while the others' pieces before it are copied.
 
     Works in place too: until a piece is reduced only its owner reads it, of all inputs.

@@ -70,7 +70,7 @@ class Called(Protocol):
         """What they must have alike besides."""
 
 
-class Owner(Protocol):
+class ContextOwner(Protocol):
     """What a context asks of the manager that made it."""
 
     recorder: FlightRecorder
@@ -107,7 +107,7 @@ class CommContext:
     device_type = "cpu"
     """Where the arrays lie that it exchanges."""
 
-    def __init__(self, rendezvous: Rendezvous, owner: Owner, stream: str = "") -> None:
+    def __init__(self, rendezvous: Rendezvous, owner: ContextOwner, stream: str = "") -> None:
         self.ranks = rendezvous.ranks
         self.member = rendezvous.member
         self.stream = stream

@@ -24,16 +24,16 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.actor import Notice
 from plancompiler.executor.comm import host_wire as wire
-from plancompiler.executor.comm.link import GroupKey, MemoryRegion, Publication, Sink, check_groups
-from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience, Work, work_of_process
+from plancompiler.executor.comm.link import GroupKey, Publication, Sink, check_groups
+from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience, Progress, work_of_process
 from plancompiler.executor.comm.peer_failures import (
-    PeerFailures,
     left_barrier,
     missed_barrier,
     missed_meeting,
     not_understood,
     stopped_rank,
 )
+from plancompiler.executor.comm.process_link import ProcessLink
 from plancompiler.executor.memory import Buffer, Slots, private_buffer
 from plancompiler.executor.process_status import StoppedProcesses, end_stopped_at_exit
 from plancompiler.ir.shard import Region
@@ -151,7 +151,7 @@ class PeerWait:
         return self._patience.is_over(missing)
 
 
-class HostLink(PeerFailures):
+class HostLink(ProcessLink):
     """One rank's connection to the other processes of its host.
 
     `token` is the run's secret, made by whoever starts the ranks and given to each of them. `find`
@@ -166,8 +166,7 @@ class HostLink(PeerFailures):
             raise DeviceError(
                 "the host transport needs Linux", got=sys.platform, hint="use the local transport"
             )
-        super().__init__()
-        self.rank = rank
+        super().__init__(rank)
         self._token = token
         self._find = find
         self._processes: dict[int, int] = {}
@@ -178,19 +177,13 @@ class HostLink(PeerFailures):
         self._look_at = 0.0
         self._lock = threading.Lock()
         self._shared: dict[int, wire.SharedMemory] = {}
-        self._buffers: dict[int, Buffer] = {}
-        self._regions: dict[int, MemoryRegion] = {}
         self._peers: dict[int, wire.PeerMemory] = {}
         self._connections: dict[int, socket.socket] = {}
         self._counters: memoryview | None = None
         self._lines: dict[GroupKey, int] = {}
         self._groups: dict[GroupKey, HostGroup] = {}
-        self._deadline = 0.0
-        self._sink: Sink | None = None
-        self._watcher: Callable[[int, bytes], None] | None = None
         self._receiver: threading.Thread | None = None
         self._wake_receiver = -1
-        self._closed = False
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -213,8 +206,7 @@ class HostLink(PeerFailures):
         if rank != self.rank:
             peer = self._peers.get(rank)
             return None if peer is None else peer.slots(region)
-        own = self._regions.get(region)
-        return None if own is None else own.slots(self._buffers.get(own.block))
+        return self._own_slots(region)
 
     def push(self, rank: int, region: int, slot: int, box: Region, flat: bool = False) -> None:
         """See `Link.push`."""
@@ -374,7 +366,7 @@ class HostLink(PeerFailures):
         """See `Link.process_of`."""
         return self._processes.get(rank)
 
-    def work_of(self, rank: int) -> Work | None:
+    def work_of(self, rank: int) -> Progress | None:
         """See `PeerFailures.work_of`."""
         process = self._processes.get(rank)
         return None if process is None else work_of_process(process)
@@ -411,10 +403,6 @@ class HostLink(PeerFailures):
     def watched(self) -> bool:
         """Whether somebody watches over this rank's waits."""
         return self._watcher is not None
-
-    def watch(self, receive: Callable[[int, bytes], None]) -> None:
-        """See `Link.watch`."""
-        self._watcher = receive
 
     def tell(self, rank: int, note: bytes) -> None:
         """See `Link.tell`."""
@@ -496,28 +484,10 @@ class HostLink(PeerFailures):
         sink = self._sink
         if sink is None:
             return False
-        if packet[0] == wire.NOTICE:
-            sink.notice(*wire.unpack_notice(packet))
-        elif packet[0] == wire.GOODBYE:
+        if packet[0] == wire.GOODBYE:
             self.gone.add(rank)
-        elif packet[0] == wire.NOTE:
-            if self._watcher is not None:
-                self._watcher(rank, packet[1:])
-        elif packet[0] == wire.ABORT:
-            failed_rank, report = wire.unpack_abort(packet)
-            self.abort(failed_rank, PlanCompilerError.from_report(report))
-            sink.peer_failed(self.abort_error())
-            return False
-        else:
-            raise WireFormatError(f"rank {rank} sent an unknown packet", rank=rank)
-        return True
-
-    def _lose(self, rank: int, error: PlanCompilerError) -> None:
-        """A peer cannot be talked to any more."""
-        first = self.failure is None
-        self.abort(rank, error)
-        if first and self._sink is not None:
-            self._sink.peer_failed(error)
+            return True
+        return self._take(rank, packet[0], packet, sink)
 
     # --- groups, failure, end -------------------------------------------------------------------
 

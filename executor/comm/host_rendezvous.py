@@ -9,7 +9,6 @@ goes through the staging area, in rounds.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,14 +16,22 @@ from plancompiler.errors import TransportError
 from plancompiler.executor.comm.host import HostGroup, HostLink, PeerWait
 from plancompiler.executor.comm.link import GroupKey, MemoryRegion, Publication
 from plancompiler.executor.comm.operations import Arrays, Targets
+from plancompiler.executor.comm.packed_arrays import (
+    LINE,
+    PackedArrays,
+    header_of,
+    packed_bytes,
+    payload_start,
+    read_packed,
+    write_arrays,
+    write_header,
+)
 from plancompiler.executor.comm.peer_failures import left_barrier, missed_barrier
 from plancompiler.executor.comm.rendezvous import Published, WorldLink, rendezvous_digest
-from plancompiler.executor.memory import Array, Buffer
+from plancompiler.executor.memory import Buffer
 from plancompiler.ir import DType
-from plancompiler.ir.shard import element_count
 from plancompiler.limits.time_limits import DEADLINE, START_DEADLINE
 
-LINE = 64
 SLOT_BYTES = 16 << 10
 PAGE_BYTES = 2 * LINE + 2 * SLOT_BYTES
 PAGES = 128
@@ -35,6 +42,9 @@ STAGINGS = 2
 _MAILBOX_BYTES = PAGES * PAGE_BYTES + STAGINGS * STAGING_BYTES
 _MAILBOX = "mailbox"
 _POLL_SECONDS = 1e-3
+_STAGED, _BY_MEMBER = 1, 2
+"""Flags of a slot: its arrays are in the staging area; each is read by the member of its position
+alone."""
 
 
 class HostWorldLink(WorldLink):
@@ -77,39 +87,6 @@ class HostWorldLink(WorldLink):
             )
         page, self._pages = self._pages, self._pages + 1
         return HostRendezvous(self, ranks, stream, page)
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """What a member's slot says."""
-
-    call: str
-    staged: bool
-    by_member: bool
-    """Whether each array is read by the member of its position alone."""
-    shapes: tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]
-    payload: Buffer
-    """What follows the header in the slot."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(_padded(element_count(shape) * dtype.itemsize) for dtype, shape in self.shapes)
-
-    def span(self, member: int) -> tuple[int, int]:
-        """The bytes that a member reads."""
-        if not self.by_member:
-            return 0, self.nbytes
-        ends = np.cumsum([_padded(element_count(s) * d.itemsize) for d, s in self.shapes]).tolist()
-        return (ends[member - 1] if member else 0), ends[member]
-
-    def arrays(self, data: Buffer) -> Arrays:
-        """The arrays that lie in these bytes."""
-        found, start = [], 0
-        for dtype, shape in self.shapes:
-            used = element_count(shape) * dtype.itemsize
-            found.append(data[start : start + used].view(dtype).reshape(shape))
-            start += _padded(used)
-        return tuple(found)
 
 
 class HostRendezvous:
@@ -219,31 +196,33 @@ class HostRendezvous:
         at = 2 * LINE + (self._count % 2) * SLOT_BYTES
         own = self._pages[self.member][at : at + SLOT_BYTES]
         by_member = targets is not None and targets == tuple(range(len(self.ranks)))
-        room = _write(own, call, arrays, by_member)
+        is_staged = _write(own, call, arrays, by_member)
         group.barrier(label)
-        shown = [_read(page[at : at + SLOT_BYTES]) for page in self._pages]
-        if not any(one.staged for one in shown):
+        shown = [read_packed(page[at : at + SLOT_BYTES]) for page in self._pages]
+        if not any(one.flags & _STAGED for one in shown):
             return [(one.call, one.arrays(one.payload)) for one in shown]
         if all(one.nbytes <= STAGING_BYTES for one in shown):
-            if not room:
-                _pack(self._staging[self.member], arrays)
+            if is_staged:
+                write_arrays(self._staging[self.member], arrays)
             group.barrier(label)
             self._must_release = True
             places = [
-                staging if one.staged else one.payload
+                staging if one.flags & _STAGED else one.payload
                 for one, staging in zip(shown, self._staging, strict=True)
             ]
             return [(one.call, one.arrays(place)) for one, place in zip(shown, places, strict=True)]
         return self._in_rounds(group, shown, arrays, label)
 
     def _in_rounds(
-        self, group: HostGroup, shown: list[_Slot], arrays: Arrays, label: object
+        self, group: HostGroup, shown: list[PackedArrays], arrays: Arrays, label: object
     ) -> Published:
         """What is larger than the staging area comes through it piece by piece, and is copied."""
         packed = np.empty(shown[self.member].nbytes, np.uint8)
-        _pack(packed, arrays)
+        write_arrays(packed, arrays)
         copies = [np.empty(one.nbytes, np.uint8) for one in shown]
-        spans = [one.span(self.member) for one in shown]
+        spans = [
+            one.span(self.member) if one.flags & _BY_MEMBER else (0, one.nbytes) for one in shown
+        ]
         for start in range(0, max(one.nbytes for one in shown), STAGING_BYTES):
             piece = packed[start : start + STAGING_BYTES]
             self._staging[self.member][: piece.size] = piece
@@ -266,54 +245,16 @@ def _page(mailbox: Buffer, page: int) -> Buffer:
     return mailbox[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
 
 
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // LINE) * LINE
-
-
-_names: dict[np.dtype[np.generic], str] = {}
-
-
-def _name(dtype: np.dtype[np.generic]) -> str:
-    """A dtype's name; NumPy puts it together anew each time."""
-    found = _names.get(dtype)
-    if found is None:
-        found = _names[dtype] = dtype.name
-    return found
-
-
 def _write(slot: Buffer, call: str, arrays: Arrays, by_member: bool) -> bool:
-    """Fill a slot: header, and the arrays if they fit; whether they did."""
-    total = sum(_padded(array.nbytes) for array in arrays)
-    kinds = ";".join([" ".join([_name(array.dtype), *map(str, array.shape)]) for array in arrays])
-    text = f"{call}\n{kinds}".encode()
-    start = _padded(len(text) + 8)
+    """Fill a slot: header, and the arrays unless they must be staged; whether they must."""
+    text = header_of(call, arrays)
+    start = payload_start(text)
     if start > SLOT_BYTES:
         raise TransportError(
             "a collective of too many arrays", got=f"{len(arrays)} arrays", expected="fewer"
         )
-    room = start + total <= SLOT_BYTES
-    slot[:8].view(np.int32)[:] = len(text), (not room) + 2 * by_member
-    slot[8 : 8 + len(text)] = np.frombuffer(text, np.uint8)
-    if room:
-        _pack(slot[start:], arrays)
-    return room
-
-
-def _read(slot: Buffer) -> _Slot:
-    length, flags = slot[:8].view(np.int32).tolist()
-    call, _, kinds = slot[8 : 8 + length].tobytes().decode().partition("\n")
-    shapes = []
-    for kind in kinds.split(";") if kinds else ():
-        name, *extents = kind.split(" ")
-        shapes.append((DType.parse(name).numpy, tuple(map(int, extents))))
-    rest = slot[_padded(length + 8) :]
-    return _Slot(call, bool(flags & 1), bool(flags & 2), tuple(shapes), rest)
-
-
-def _pack(target: Buffer, arrays: Arrays) -> None:
-    """Copy arrays one after another, each from the start of a line."""
-    start = 0
-    for array in arrays:
-        place: Array = target[start : start + array.nbytes].view(array.dtype)
-        np.copyto(place.reshape(array.shape), array)
-        start += _padded(array.nbytes)
+    is_staged = start + packed_bytes(arrays) > SLOT_BYTES
+    write_header(slot, text, is_staged * _STAGED + by_member * _BY_MEMBER)
+    if not is_staged:
+        write_arrays(slot[start:], arrays)
+    return is_staged

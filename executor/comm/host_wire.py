@@ -31,11 +31,11 @@ from plancompiler.errors import (
     VersionError,
     WireFormatError,
 )
-from plancompiler.executor.comm.link import GroupDesc, GroupKey, MemoryRegion, Publication
+from plancompiler.executor.comm.link import GroupDesc, GroupKey, MemoryRegion, Publication, Read
 from plancompiler.executor.memory import Buffer, Slots
 from plancompiler.ir import DType
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HOST_VARIABLE = "PLANCOMPILER_HOST"
 """Where the user may name the host of a process; see `host_id`."""
 MAX_PACKET = 8192
@@ -211,27 +211,27 @@ def map_peer(descriptor: int) -> mmap.mmap:
 # --- the directory --------------------------------------------------------------------------------
 
 
-def pack_directory(publication: Publication, blocks: Sequence[int]) -> bytes:
-    """Text form of what a rank publishes; `blocks` are the indices of its shared blocks."""
+def pack_directory(publication: Publication, blocks: Sequence[int], reader: int = -1) -> bytes:
+    """Text form of what a rank publishes, with what it reads of one peer; `blocks` are the indices
+    of its shared blocks.
+    """
     return json.dumps(
         {
-            "blocks": list(blocks),
-            "groups": [
-                [list(key.ranks), key.occurrence, key.stream, digest]
-                for key, digest in publication.groups
-            ],
+            "blocks": blocks,
+            "groups": [(*key, digest) for key, digest in publication.groups],
             "regions": [
-                [
+                (
                     region.key,
                     region.block,
                     region.offset,
                     region.stride,
                     region.count,
                     region.dtype.value,
-                    list(region.shape),
-                ]
+                    region.shape,
+                )
                 for region in publication.regions
             ],
+            "reads": [read[1:] for read in publication.reads if read.rank == reader],
             "records": dict(publication.records),
         },
         separators=(",", ":"),
@@ -245,11 +245,13 @@ class Directory:
     blocks: tuple[int, ...]
     groups: tuple[GroupDesc, ...]
     regions: dict[int, MemoryRegion]
+    reads: tuple[Read, ...]
+    """What it reads of the rank that the directory was made for."""
     records: dict[str, str]
 
 
-def unpack_directory(text: bytes) -> Directory:
-    """The inverse of `pack_directory`, with every field checked."""
+def unpack_directory(text: bytes, own: int = -1) -> Directory:
+    """The inverse of `pack_directory` for rank `own`, with every field checked."""
     try:
         fields = json.loads(text)
         groups = tuple(
@@ -273,7 +275,17 @@ def unpack_directory(text: bytes) -> Directory:
                 _whole_numbers(shape),
             )
         records = {str(name): str(text) for name, text in dict(fields["records"]).items()}
-        return Directory(_whole_numbers(fields["blocks"]), groups, regions, records)
+        reads = tuple(
+            Read(
+                own,
+                _whole_number(region),
+                _whole_number(announced),
+                _whole_number(reader),
+                tuple((_whole_number(start), _whole_number(stop)) for start, stop in box),
+            )
+            for region, announced, reader, box in fields["reads"]
+        )
+        return Directory(_whole_numbers(fields["blocks"]), groups, regions, reads, records)
     except (
         ValueError,
         TypeError,

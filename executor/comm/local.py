@@ -11,7 +11,7 @@ from threading import Condition, Lock
 from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.actor import Notice
 from plancompiler.executor.comm.link import GroupKey, Publication, Sink, check_groups
-from plancompiler.executor.comm.patience import Work
+from plancompiler.executor.comm.patience import Progress
 from plancompiler.executor.comm.peer_failures import PeerFailures, missed_meeting
 from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer
 from plancompiler.ir.shard import Region
@@ -167,13 +167,13 @@ class LocalHub(PeerFailures):
         """Let others see whether the calling thread, which is a rank, works."""
         self._clocks[rank] = time.pthread_getcpuclockid(threading.get_ident())
 
-    def work_of(self, rank: int) -> Work | None:
+    def work_of(self, rank: int) -> Progress | None:
         """See `PeerFailures.work_of`."""
         clock = self._clocks.get(rank)
         if clock is None:
             return None
         try:
-            return Work(time.clock_gettime(clock))
+            return Progress(time.clock_gettime(clock))
         except OSError:  # the thread has ended
             return None
 

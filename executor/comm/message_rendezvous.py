@@ -6,30 +6,32 @@ which part of how many bytes. An array that one member reads goes to that one al
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from plancompiler.errors import WireFormatError
+from plancompiler.errors import DTypeError, WireFormatError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.link import Link, Publication
 from plancompiler.executor.comm.messages import MessageLink
 from plancompiler.executor.comm.operations import ALL, Arrays, Targets
+from plancompiler.executor.comm.packed_arrays import (
+    header_of,
+    packed_bytes,
+    payload_start,
+    read_packed,
+    write_arrays,
+    write_header,
+)
 from plancompiler.executor.comm.rendezvous import Published, WorldLink, rendezvous_digest
-from plancompiler.ir import DType
-from plancompiler.ir.shard import element_count
 from plancompiler.limits.time_limits import DEADLINE
 
 MAX_MESSAGE = 1 << 40
 """Bytes that one member may publish at once."""
 
 _PART = struct.Struct("<B7x16sQQQ")
-_HEAD = struct.Struct("<Q")
-_ALIGN = 8
-"""Arrays begin at multiples of this."""
 
 _Key = tuple[int, bytes, int]
 """Sender, rendezvous, and the how-manieth time that it publishes there."""
@@ -44,7 +46,7 @@ class _Part(NamedTuple):
     total: int
 
 
-class _Message:
+class _Incoming:
     """What a member publishes, as far as it has come."""
 
     def __init__(self, total: int) -> None:
@@ -74,7 +76,7 @@ class MessageWorldLink(WorldLink):
         far: Callable[[str], Link] | None = None,
     ) -> None:
         super().__init__(link, deadline, far)
-        self._messages: dict[_Key, _Message] = {}
+        self._messages: dict[_Key, _Incoming] = {}
         link.receivers[wire.PUBLISHED] = self._receive
         peers = tuple(peer for peer in range(size) if peer != link.rank)
         link.join(Publication(link.rank, peers=peers), self, start_deadline)
@@ -83,7 +85,7 @@ class MessageWorldLink(WorldLink):
         """See `WorldLink.rendezvous`."""
         return MessageRendezvous(self, ranks, stream)
 
-    def send(self, peer: int, name: bytes, number: int, data: bytes) -> None:
+    def send(self, peer: int, name: bytes, number: int, data: bytearray) -> None:
         """Give a peer what is published for it."""
         for offset in range(0, len(data), wire.CHUNK_BYTES):
             head = _PART.pack(wire.PUBLISHED, name, number, offset, len(data))
@@ -121,7 +123,7 @@ class MessageWorldLink(WorldLink):
             link.work.move()
         with link.changed:
             key = (rank, part.name, part.number)
-            message = self._messages.setdefault(key, _Message(part.total))
+            message = self._messages.setdefault(key, _Incoming(part.total))
             if part.total != message.total or part.offset != len(message.data):
                 raise WireFormatError(f"rank {rank} sent parts out of their order", rank=rank)
             message.data += memoryview(frame)[_PART.size :]
@@ -170,43 +172,28 @@ class MessageRendezvous:
         """See `Rendezvous.leave`: what others read are copies."""
 
 
-def _pack(call: str, arrays: Arrays, targets: Targets, reader: int) -> bytes:
-    """What a member publishes for one reader; arrays for others are sent without elements."""
-    shown = [
-        array if targets is None or targets[place] in (ALL, reader) else None
+def _pack(call: str, arrays: Arrays, targets: Targets, reader: int) -> bytearray:
+    """What a member publishes for one reader; in place of arrays for others come empty ones."""
+    shown = tuple(
+        array if targets is None or targets[place] in (ALL, reader) else np.empty(0, array.dtype)
         for place, array in enumerate(arrays)
-    ]
-    kinds = [
-        [array.dtype.name, [0] if part is None else list(array.shape)]
-        for array, part in zip(arrays, shown, strict=True)
-    ]
-    text = json.dumps([call, kinds]).encode()
-    text += b" " * (-len(text) % _ALIGN)
-    parts = [_HEAD.pack(len(text)), text]
-    for part in shown:
-        if part is not None:
-            parts += (part.tobytes(), bytes(-part.nbytes % _ALIGN))
-    return b"".join(parts)
+    )
+    text = header_of(call, shown)
+    start = payload_start(text)
+    data = bytearray(start + packed_bytes(shown))
+    target = np.frombuffer(data, np.uint8)
+    write_header(target, text)
+    write_arrays(target[start:], shown)
+    return data
 
 
 def _read(data: bytearray, rank: int) -> tuple[str, Arrays]:
     try:
-        (length,) = _HEAD.unpack_from(data)
-        start = _HEAD.size + length
-        call, kinds = json.loads(bytes(data[_HEAD.size : start]))
-        found = []
-        for name, shape in kinds:
-            if any(type(extent) is not int for extent in shape):
-                raise TypeError("a shape is no list of whole numbers")
-            dtype = DType.parse(name).numpy
-            nbytes = element_count(tuple(shape)) * dtype.itemsize
-            array = np.frombuffer(data, np.uint8, nbytes, start).view(dtype)
-            found.append(array.reshape(tuple(shape)))
-            start += nbytes + -nbytes % _ALIGN
-        if start != len(data) or not isinstance(call, str):
+        packed = read_packed(np.frombuffer(data, np.uint8))
+        if packed.nbytes != packed.payload.size:
             raise ValueError("it has another size than it says")
-    except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
+        return packed.call, packed.arrays(packed.payload)
+    except (ValueError, OverflowError, DTypeError) as error:
         raise WireFormatError(
             "what a member publishes does not parse", rank=rank, got=str(error)
         ) from None
-    return call, tuple(found)

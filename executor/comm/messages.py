@@ -25,20 +25,19 @@ from plancompiler.executor.comm import host_wire
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.link import (
     GroupKey,
-    MemoryRegion,
     Publication,
     Read,
     Sink,
     check_groups,
 )
-from plancompiler.executor.comm.patience import Patience, Work
+from plancompiler.executor.comm.patience import Patience, Progress
 from plancompiler.executor.comm.peer_failures import (
-    PeerFailures,
     missed_meeting,
     not_understood,
     stopped_rank,
 )
 from plancompiler.executor.comm.peer_work import PeerWork
+from plancompiler.executor.comm.process_link import ProcessLink
 from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer
 from plancompiler.executor.process_status import StoppedProcesses, end_stopped_at_exit
 from plancompiler.ir.shard import Region, region_index
@@ -99,7 +98,7 @@ class Carrier(Protocol):
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
         """Send the last frame to all peers and stop. With `hurry`, instead of what still waits."""
 
-    def refusal(self, rank: int) -> PlanCompilerError | None:
+    def meeting_error(self, rank: int) -> PlanCompilerError | None:
         """Why a peer that has not yet come never will, where that is certain. May wait a little."""
 
     def where(self, rank: int) -> str:
@@ -158,7 +157,7 @@ class _PushChannel:
         self._version += 1
 
 
-class MessageLink(PeerFailures):
+class MessageLink(ProcessLink):
     """One rank's connection to ranks whose memory it cannot read."""
 
     def __init__(
@@ -171,17 +170,14 @@ class MessageLink(PeerFailures):
         """`closing` is called when all is over, `linger` seconds after the end if the peers have
         not said goodbye before: what they still send then finds nobody.
         """
-        super().__init__()
+        super().__init__(rank)
         self.work: PeerWork | None = None
         """What the peers say of their work, where they do."""
         self._start_deadline = 0.0
         self._stopped = StoppedProcesses()
         self._closing = closing
         self._linger = linger
-        self.rank = rank
         self._carrier = carrier
-        self._buffers: dict[int, Buffer] = {}
-        self._regions: dict[int, MemoryRegion] = {}
         self._publication = Publication(rank)
         self._readers: dict[int, wire.DirectoryReader] = {}
         self._peers: dict[int, _Peer] = {}
@@ -193,11 +189,7 @@ class MessageLink(PeerFailures):
         self.receivers: dict[int, Callable[[int, bytes], None]] = {}
         """What takes frames of kinds that this link does not know, by kind."""
         self.changed = threading.Condition()
-        self._deadline = 0.0
-        self._sink: Sink | None = None
-        self._watcher: Callable[[int, bytes], None] | None = None
         self._open = False
-        self._closed = False
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -218,13 +210,9 @@ class MessageLink(PeerFailures):
     def peer_slots(self, rank: int, region: int) -> Slots | None:
         """See `Link.peer_slots`."""
         if rank == self.rank:
-            own = self._regions.get(region)
-            return None if own is None else self._own_slots(own)
+            return self._own_slots(region)
         peer = self._peers.get(rank)
         return None if peer is None else self._receive_buffer(peer, region)
-
-    def _own_slots(self, own: MemoryRegion) -> Slots:
-        return own.slots(self._buffers.get(own.block))
 
     def _receive_buffer(self, peer: _Peer, key: int) -> Slots | None:
         """The receive buffer of a peer's region, made when it is first needed."""
@@ -262,7 +250,7 @@ class MessageLink(PeerFailures):
         if peer not in self.gone:
             self._carrier.send(peer, Frame(bytes([wire.WORK]) + note))
 
-    def work_of(self, rank: int) -> Work | None:
+    def work_of(self, rank: int) -> Progress | None:
         """See `PeerFailures.work_of`."""
         return None if self.work is None else self.work.work_of(rank)
 
@@ -341,9 +329,9 @@ class MessageLink(PeerFailures):
             if met:
                 return
             for rank in self._strangers():
-                refusal = self._carrier.refusal(rank)
-                if refusal is not None:
-                    raise refusal
+                error = self._carrier.meeting_error(rank)
+                if error is not None:
+                    raise error
 
     def _strangers(self) -> list[int]:
         """Peers that are not known here, or do not know this rank."""
@@ -352,11 +340,10 @@ class MessageLink(PeerFailures):
 
     def _introduce(self, rank: int, frame: bytes) -> None:
         """A part of a peer's directory came."""
-        entry = None if rank in self._peers else self._readers[rank].add(frame)
-        if entry is None:
+        directory = None if rank in self._peers else self._readers[rank].add(frame)
+        if directory is None:
             return
-        directory, reads = entry
-        for read in reads:
+        for read in directory.reads:
             self._channels[rank, read.announced, read.reader] = self._channel(rank, read)
         with self.changed:
             self._peers[rank] = _Peer(directory)
@@ -393,7 +380,7 @@ class MessageLink(PeerFailures):
     ) -> Callable[[], object]:
         """See `Link.push`."""
         own = self._regions[region]
-        array = self._own_slots(own)[slot]
+        array = own.slots(self._buffers.get(own.block))[slot]
         if flat:
             array = array.reshape(-1)
         frames = [
@@ -414,10 +401,6 @@ class MessageLink(PeerFailures):
                 channel.push()
         packet = host_wire.pack_notice(notice.kind, notice.register, notice.task)
         self._carrier.send(notice.rank, Frame(packet))
-
-    def watch(self, receive: Callable[[int, bytes], None]) -> None:
-        """See `Link.watch`."""
-        self._watcher = receive
 
     def process_of(self, rank: int) -> None:
         """See `Link.process_of`: peers are on other hosts."""
@@ -447,10 +430,7 @@ class MessageLink(PeerFailures):
 
     def _dispatch(self, rank: int, kind: int, frame: bytes, sink: Sink) -> bool:
         if kind == wire.ABORT:
-            failed_rank, report = host_wire.unpack_abort(frame)
-            self.abort(failed_rank, PlanCompilerError.from_report(report))
-            sink.peer_failed(self.abort_error())
-            return False
+            return self._take(rank, kind, frame, sink)
         receive = self.receivers.get(kind)
         if receive is not None:
             receive(rank, frame)
@@ -480,13 +460,8 @@ class MessageLink(PeerFailures):
             with self.changed:
                 peer.counts[peer.keys[group]] = count
                 self.changed.notify_all()
-        elif kind == wire.NOTICE:
-            sink.notice(*host_wire.unpack_notice(frame))
-        elif kind == wire.NOTE:
-            if self._watcher is not None:
-                self._watcher(rank, frame[1:])
         else:
-            raise WireFormatError(f"rank {rank} sent an unknown frame", rank=rank)
+            return self._take(rank, kind, frame, sink)
         return True
 
     def lost(self, rank: int, reason: str) -> None:
@@ -503,12 +478,6 @@ class MessageLink(PeerFailures):
                 "cut off",
             ),
         )
-
-    def _lose(self, rank: int, error: PlanCompilerError) -> None:
-        first = self.failure is None
-        self.abort(rank, error)
-        if first and self._sink is not None:
-            self._sink.peer_failed(error)
 
     # --- groups, failure, end -------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ MAX_EARLY = 4096
 JOIN_SECONDS = time_limits.MPI_END
 
 
-class _Message(NamedTuple):
+class _Outgoing(NamedTuple):
     carrier: MpiCarrier
     rank: int
     frame: Frame
@@ -69,7 +69,7 @@ class MpiWorld:
         """By tag and rank: how many messages have come."""
         self._early: deque[tuple[int, int, int, bytearray]] = deque()
         """Tag, rank, place and frame of messages for runs yet to come."""
-        self._outbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._progress, name="plancompiler-mpi")
         self._thread.start()
@@ -104,7 +104,7 @@ class MpiWorld:
 
     def send(self, carrier: MpiCarrier, rank: int, frame: Frame) -> None:
         """Send some time soon."""
-        self._outbox.put(_Message(carrier, rank, frame))
+        self._outbox.put(_Outgoing(carrier, rank, frame))
 
     def close(self) -> None:
         """Stop. MPI itself ends with the process, when all others end too."""
@@ -125,7 +125,7 @@ class MpiWorld:
                 receiver.lost(receiver.rank, self._failure)
 
     def _talk(self) -> None:
-        flying: list[tuple[_Message, Any]] = []
+        flying: list[tuple[_Outgoing, Any]] = []
         idle = 0
         pause = FIRST_PAUSE
         heard = time.monotonic()
@@ -153,14 +153,14 @@ class MpiWorld:
             if message is not None:
                 self._start_send(message, flying)
 
-    def _start_send(self, message: _Message, flying: list[tuple[_Message, Any]]) -> None:
+    def _start_send(self, message: _Outgoing, flying: list[tuple[_Outgoing, Any]]) -> None:
         carrier, rank, frame = message
         data = wire.with_check(frame.parts(), carrier.places[rank])
         carrier.places[rank] += 1
         request = self.comm.Isend([data, self._mpi.BYTE], dest=rank, tag=carrier.tag)
         flying.append((message, request))
 
-    def _finish_sends(self, flying: list[tuple[_Message, Any]]) -> bool:
+    def _finish_sends(self, flying: list[tuple[_Outgoing, Any]]) -> bool:
         done = [each for each in flying if each[1].Test()]
         for each in done:
             flying.remove(each)
@@ -259,8 +259,8 @@ class MpiCarrier:
             self._changed.wait_for(lambda: self._waiting == 0, seconds)
         self._world.detach(self.tag)
 
-    def refusal(self, rank: int) -> None:
-        """See `Carrier.refusal`."""
+    def meeting_error(self, rank: int) -> None:
+        """See `Carrier.meeting_error`."""
 
     def where(self, rank: int) -> str:
         """See `Carrier.where`."""

@@ -17,7 +17,7 @@ LONGEST_LOOK = time_limits.LONGEST_LOOK
 """Seconds between looks, at most."""
 
 
-class Work(NamedTuple):
+class Progress(NamedTuple):
     """What a rank has done so far, as far as others see it."""
 
     cpu_seconds: float
@@ -28,10 +28,10 @@ class Work(NamedTuple):
     """When that was so; by default now."""
 
 
-def work_of_process(pid: int) -> Work | None:
+def work_of_process(pid: int) -> Progress | None:
     """What a process of this host has done so far; None where there is none."""
     status = process_status(pid)
-    return None if status is None else Work(status.cpu_seconds, 0, waits_for_disk(pid))
+    return None if status is None else Progress(status.cpu_seconds, 0, waits_for_disk(pid))
 
 
 class Patience:
@@ -47,7 +47,7 @@ class Patience:
     def __init__(
         self,
         deadline: float,
-        work_of: Callable[[int], Work | None],
+        work_of: Callable[[int], Progress | None],
         clock: Callable[[], float] = time.monotonic,
         unseen: float | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class Patience:
         self._looked = clock()
         self._idle = 0.0
         self._late_since: float | None = None
-        self._known: dict[int, tuple[Work, float]] = {}
+        self._known: dict[int, tuple[Progress, float]] = {}
         """By rank: its work, and when that was so, at the last look."""
 
     def is_over(self, missing: Iterable[int]) -> bool:
@@ -87,7 +87,7 @@ class Patience:
         self.deadline = self._unseen_deadline
         return self._idle >= self._unseen_deadline
 
-    def _has_worked(self, rank: int, work: Work, now: float) -> bool:
+    def _has_worked(self, rank: int, work: Progress, now: float) -> bool:
         at = min(work.at, now)
         before, since = self._known.get(rank, (work, at))
         self._known[rank] = work, at

@@ -12,7 +12,7 @@ from plancompiler.errors import (
     PlanCompilerError,
     TransportError,
 )
-from plancompiler.executor.comm.patience import Patience, Work
+from plancompiler.executor.comm.patience import Patience, Progress
 from plancompiler.executor.process_status import CONTINUE_HINT, ProcessStatus
 
 
@@ -32,7 +32,7 @@ class PeerFailures:
         rank, error = self.failure
         return aborted_by(rank, error.report)
 
-    def work_of(self, rank: int) -> Work | None:
+    def work_of(self, rank: int) -> Progress | None:
         """What a rank has done so far; None where that cannot be seen from here."""
         return None
 

@@ -2,8 +2,8 @@
 
 Each rank says once which process it is: ranks of its host then see that in /proc. Whoever waits
 asks those that it waits for, now and then; they say how much CPU time they have used, what they
-have sent and received, and for whom they wait themselves. Work that holds the interpreter keeps a
-rank from answering, so another rank of its host is asked too, which sees its process.
+have sent and received, and for whom they wait themselves. Work that holds the interpreter
+keeps a rank from answering, so another rank of its host is asked too, which sees its process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from plancompiler.errors import WireFormatError
 from plancompiler.executor.comm.host_wire import HOST_VARIABLE
-from plancompiler.executor.comm.patience import Patience, Work, work_of_process
+from plancompiler.executor.comm.patience import Patience, Progress, work_of_process
 from plancompiler.executor.process_status import process_space
 
 ASKS = 15
@@ -47,7 +47,7 @@ class PeerWork:
         # Under another name it is another host, as for the host transport.
         self._own = _Place(space and f"{space}/{os.environ.get(HOST_VARIABLE, '')}", os.getpid())
         self._places: dict[int, _Place] = {}
-        self._said: dict[int, Work] = {}
+        self._said: dict[int, Progress] = {}
         self._behind: dict[int, tuple[int, ...]] = {}
         """By rank: for whom it waits, as it has said."""
         self._waits: dict[int, tuple[int, ...]] = {}
@@ -113,7 +113,7 @@ class PeerWork:
                 found[place.pid] = rank
         return found
 
-    def work_of(self, rank: int) -> Work | None:
+    def work_of(self, rank: int) -> Progress | None:
         """What a rank has done so far; None where that cannot be seen."""
         said = self._said.get(rank)
         for pid in self.processes([rank]):
@@ -152,7 +152,7 @@ class PeerWork:
             if moved is None:  # somebody else says it
                 before = self._said.get(rank)
                 moved = 0 if before is None else before.moved
-            self._said[rank] = Work(seconds, moved, at=time.monotonic())
+            self._said[rank] = Progress(seconds, moved, at=time.monotonic())
 
     def _answer(self, asker: int) -> None:
         works: list[tuple[int, float, int | None]] = [

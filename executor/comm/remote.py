@@ -322,9 +322,9 @@ class StreamCarrier:
             self._server.detach(self._token, self._receiver)
         self._lines.clear()
 
-    def refusal(self, rank: int) -> PlanCompilerError | None:
-        """See `Carrier.refusal`. Stream calls wait for the connection and do not say what it lacks,
-        so a call that does not wait is made."""
+    def meeting_error(self, rank: int) -> PlanCompilerError | None:
+        """See `Carrier.meeting_error`. Stream calls wait for the connection and do not say what it
+        lacks, so a call that does not wait is made."""
         line = self._lines.get(rank)
         if line is None or line.channel is None:
             return None

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,11 +28,11 @@ import xxhash
 
 from plancompiler.errors import TransportError, VersionError, WireFormatError
 from plancompiler.executor.comm import host_wire
-from plancompiler.executor.comm.link import Publication, Read
+from plancompiler.executor.comm.link import Publication
 from plancompiler.executor.memory import Array, Slots
 from plancompiler.ir.shard import Region, element_count, region_index, region_shape
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 CHUNK_BYTES = 1 << 20
 """Bytes of the data in one frame, at most."""
 MAX_DIMENSIONS = 32
@@ -136,13 +135,7 @@ def without_check(frame: bytes | bytearray, place: int) -> bytes:
 
 def pack_directory(publication: Publication, peer: int) -> list[bytes]:
     """Frames with what a rank publishes, and what it reads of this peer."""
-    reads = [
-        [read.region, read.announced, read.reader, [list(bounds) for bounds in read.box]]
-        for read in publication.reads
-        if read.rank == peer
-    ]
-    directory = host_wire.pack_directory(publication, ()).decode()
-    text = json.dumps([directory, reads], separators=(",", ":")).encode()
+    text = host_wire.pack_directory(publication, (), peer)
     head = _DIRECTORY.pack(DIRECTORY, len(text))
     return [head + text[start : start + CHUNK_BYTES] for start in range(0, len(text), CHUNK_BYTES)]
 
@@ -154,8 +147,8 @@ class DirectoryReader:
         self._own = own
         self._text = bytearray()
 
-    def add(self, frame: bytes) -> tuple[host_wire.Directory, tuple[Read, ...]] | None:
-        """The directory and what the peer reads here, once all of it has come."""
+    def add(self, frame: bytes) -> host_wire.Directory | None:
+        """The directory, once all of it has come."""
         if len(frame) <= _DIRECTORY.size:
             raise WireFormatError("a part of a peer's directory is empty")
         _, size = _DIRECTORY.unpack_from(frame)
@@ -167,25 +160,7 @@ class DirectoryReader:
         text, self._text = bytes(self._text), bytearray()
         if len(text) != size:
             raise WireFormatError("a peer's directory is not as large as it says")
-        try:
-            directory, entries = json.loads(text)
-            reads = tuple(
-                Read(self._own, _number(region), _number(announced), _number(reader), _region(box))
-                for region, announced, reader, box in entries
-            )
-            return host_wire.unpack_directory(directory.encode()), reads
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise WireFormatError("a peer's directory does not parse", got=str(error)) from None
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"not a whole number: {value!r:.40}")
-    return value
-
-
-def _region(boxes: Sequence[Sequence[object]]) -> Region:
-    return tuple((_number(start), _number(stop)) for start, stop in boxes)
+        return host_wire.unpack_directory(text, self._own)
 
 
 # --- data -----------------------------------------------------------------------------------------

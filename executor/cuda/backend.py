@@ -16,7 +16,7 @@ from plancompiler.executor.cuda.bootstrap import Bootstrap, bootstrap_of, make_c
 from plancompiler.executor.cuda.clock import DeviceClock
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.device import CudaDevice, local_device
-from plancompiler.executor.cuda.interface import Communicator, Device, abort_all
+from plancompiler.executor.cuda.interface import Device, DeviceCommunicator, abort_all
 from plancompiler.executor.cuda.memory import DeviceMemory
 from plancompiler.executor.cuda.order import launch_order
 from plancompiler.executor.cuda.task import DeviceBinder
@@ -63,7 +63,7 @@ class DeviceBackend:
         self._aborting: list[threading.Thread] = []
         self._binder: DeviceBinder | None = None
         self._clock: DeviceClock | None = None
-        self._communicators: dict[object, Communicator] = {}
+        self._communicators: dict[object, DeviceCommunicator] = {}
         self._deadline = 0.0
 
     def begin(self) -> None:
@@ -137,7 +137,7 @@ class DeviceBackend:
 
     def notifier(self, link: Link) -> Notifier:
         """See `Backend.notifier`."""
-        return _Deferred(self, link)
+        return _DeviceNotifier(self, link)
 
     def notify(self, link: Link, notice: Notice) -> None:
         """Tell another rank of a register: that it arrived, when the device has made it."""
@@ -177,7 +177,7 @@ class DeviceBackend:
         self._memory = None
 
 
-class _Deferred:
+class _DeviceNotifier:
     """Tells other ranks of registers when the device has made them."""
 
     def __init__(self, backend: DeviceBackend, link: Link) -> None:

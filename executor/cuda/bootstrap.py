@@ -15,7 +15,7 @@ from typing import Any
 from plancompiler.errors import DeadlineError, TransportError
 from plancompiler.executor.comm.link import GroupDesc, GroupKey, Link, Publication
 from plancompiler.executor.comm.publication import communicator_keys, publication_of
-from plancompiler.executor.cuda.interface import Communicator, Device
+from plancompiler.executor.cuda.interface import Device, DeviceCommunicator
 from plancompiler.executor.cuda.order import Channel, LaunchOrder
 from plancompiler.executor.threads import await_threads
 from plancompiler.ir.shard import Region
@@ -77,9 +77,9 @@ def bootstrap_of(plan: Plan, order: LaunchOrder, first_step: int, device: Device
 
 def make_communicators(
     bootstrap: Bootstrap, link: Link, device: Device, deadline: float
-) -> tuple[dict[object, Communicator], dict[int, Region]]:
+) -> tuple[dict[object, DeviceCommunicator], dict[int, Region]]:
     """Communicators by what they are for, and the boxes that others receive, by their tasks."""
-    communicators: dict[object, Communicator] = {}
+    communicators: dict[object, DeviceCommunicator] = {}
     boxes: dict[int, Region] = {}
     for what, key in bootstrap.groups:
         first = key.ranks[0]
@@ -138,9 +138,9 @@ def _read_boxes(record: str, channel: Channel) -> dict[int, Region]:
 
 def join(
     device: Device, name: bytes, members: int, member: int, label: str, deadline: float
-) -> Communicator:
+) -> DeviceCommunicator:
     """Join a communicator within the deadline: NCCL itself waits for the others without end."""
-    made: list[Communicator] = []
+    made: list[DeviceCommunicator] = []
     failed: list[BaseException] = []
 
     def wait() -> None:

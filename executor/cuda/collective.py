@@ -9,7 +9,6 @@ members know.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,9 +34,10 @@ from plancompiler.executor.comm.program import (
 )
 from plancompiler.executor.comm.reduce import accumulator, divide
 from plancompiler.executor.cuda.interface import (
-    Communicator,
+    CallKind,
     Device,
     DeviceArray,
+    DeviceCommunicator,
     DeviceStream,
     grouped,
 )
@@ -48,19 +48,6 @@ from plancompiler.plan.plan import CollectiveSpec
 Result = TypeVar("Result")
 WHOLE = -1
 """In place of the number of a part: all parts, one after another."""
-
-
-class CallKind(enum.Enum):
-    """A call of `Communicator`, or a copy of what stays with a member."""
-
-    COPY = "copy"
-    ALL_REDUCE = "all_reduce"
-    REDUCE_SCATTER = "reduce_scatter"
-    REDUCE = "reduce"
-    ALL_GATHER = "all_gather"
-    BROADCAST = "broadcast"
-    SEND = "send"
-    RECEIVE = "receive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +164,7 @@ class _Buffered:
             yield piece, self.buffer[start : start + piece.size].reshape(piece.shape)
 
 
-class BoundProgram:
+class DeviceProgram:
     """One value's part of a collective: a program on arrays, by slot.
 
     `sources` are None on a member that gives nothing, `targets` on one that takes nothing; `joined`
@@ -252,30 +239,18 @@ class BoundProgram:
             target = self._receive.part(self._target, call.target)
         return source, target
 
-    def call(self, communicator: Communicator, stream: DeviceStream) -> None:
+    def call(self, communicator: DeviceCommunicator, stream: DeviceStream) -> None:
         """Make the calls."""
-        how = Reduction.SUM if self._how in (None, Reduction.AVG) else self._how
+        how = Reduction.SUM if self._how is Reduction.AVG else self._how
         for call in self.calls:
+            if call.kind is CallKind.COPY:
+                continue
             source, target = self._parts(call)
-            kind = call.kind
-            if kind is CallKind.ALL_REDUCE:
-                communicator.all_reduce(stream, source, target, how)
-            elif kind is CallKind.REDUCE_SCATTER:
-                communicator.reduce_scatter(stream, source, target, how)
-            elif kind is CallKind.REDUCE:
-                communicator.reduce(
-                    stream, source, source if target is None else target, how, call.peer
-                )
-            elif kind is CallKind.ALL_GATHER:
-                communicator.all_gather(stream, source, target)
-            elif kind is CallKind.BROADCAST:
-                communicator.broadcast(
-                    stream, target if source is None else source, target, call.peer
-                )
-            elif kind is CallKind.SEND:
-                communicator.send(stream, source, call.peer)
-            elif kind is CallKind.RECEIVE:
-                communicator.receive(stream, target, call.peer)
+            if call.kind is CallKind.REDUCE and target is None:
+                target = source
+            elif call.kind is CallKind.BROADCAST and source is None:
+                source = target
+            communicator.call(call.kind, stream, source, target, how, call.peer)
 
     def finish(self) -> None:
         """Bring the result where its readers look for it."""
@@ -288,8 +263,8 @@ class BoundProgram:
 
 
 def run_programs(
-    programs: Sequence[BoundProgram],
-    communicator: Communicator | None,
+    programs: Sequence[DeviceProgram],
+    communicator: DeviceCommunicator | None,
     stream: DeviceStream,
     version: int = 0,
 ) -> None:
@@ -308,7 +283,7 @@ def run_programs(
 
 def bind_collective(
     device: Device,
-    communicator: Communicator | None,
+    communicator: DeviceCommunicator | None,
     stream: DeviceStream,
     spec: CollectiveSpec,
     own: int,
@@ -322,14 +297,14 @@ def bind_collective(
     """
     program = program_of(spec)
     bound = [
-        BoundProgram(device.arrays, program, own, members, sources, targets, dtype)
+        DeviceProgram(device.arrays, program, own, members, sources, targets, dtype)
         for sources, targets in values
     ]
     return launcher_of(bound, communicator, stream)
 
 
 def launcher_of(
-    programs: Sequence[BoundProgram], communicator: Communicator | None, stream: DeviceStream
+    programs: Sequence[DeviceProgram], communicator: DeviceCommunicator | None, stream: DeviceStream
 ) -> Callable[[int], object] | None:
     """What runs programs together, by version; None where there is nothing to move."""
     moving = [each for each in programs if each.calls]
@@ -347,7 +322,7 @@ class Launch(Generic[Result]):
 
     result: Result
     """Its elements are there when the work has run."""
-    program: BoundProgram
+    program: DeviceProgram
     """Holds the arrays that must stay until then."""
 
 
@@ -381,7 +356,7 @@ def launch_of(arrays: Any, operation: Operation[Result], shown: Shown) -> Launch
             source = operation.whole
         sources = [source]
     dtype = DType.parse(headers[0][0].dtype) if headers and program.how is not None else None
-    bound = BoundProgram(arrays, program, own, members, sources, targets, dtype, joined)
+    bound = DeviceProgram(arrays, program, own, members, sources, targets, dtype, joined)
     return Launch(result, bound)
 
 

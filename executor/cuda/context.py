@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, TransportError
-from plancompiler.executor.comm.context import Called, CommContext, CommStream, Owner
+from plancompiler.executor.comm.context import Called, CommContext, CommStream, ContextOwner
 from plancompiler.executor.comm.deferred import DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import LAUNCHED, CommRecord
 from plancompiler.executor.comm.operations import Arrays, Operation, Operations, Rounds, Shown
@@ -25,12 +25,12 @@ from plancompiler.executor.comm.rendezvous import Rendezvous
 from plancompiler.executor.cuda.bootstrap import join
 from plancompiler.executor.cuda.collective import Launch, launch_of, run_programs
 from plancompiler.executor.cuda.interface import (
-    Communicator,
     Device,
     DeviceArray,
+    DeviceCommunicator,
     DeviceEvent,
 )
-from plancompiler.executor.cuda.launched import Launched
+from plancompiler.executor.cuda.launched import LaunchedGroup
 from plancompiler.executor.cuda.rank_device import RankDevice
 from plancompiler.executor.memory import Array
 from plancompiler.limits.time_limits import if_unseen
@@ -48,21 +48,21 @@ class DeviceContext(CommContext):
     device_type = "cuda"
 
     def __init__(
-        self, space: RankDevice, rendezvous: Rendezvous, owner: Owner, stream: str
+        self, space: RankDevice, rendezvous: Rendezvous, owner: ContextOwner, stream: str
     ) -> None:
         super().__init__(rendezvous, owner, stream)
         self.calls = Operations(rendezvous.ranks, rendezvous.member, space.arrays)
         self._space = space
         self.device = space.device
         self._beside = space.device.stream(stream) if stream else None
-        self._communicator: Communicator | None = None
+        self._communicator: DeviceCommunicator | None = None
         self._event: DeviceEvent = None
         """Comes when what was launched last has ended; None for nothing."""
         self._held: list[DeviceArray] = []
         """What must stay until then."""
         self._records: Sequence[CommRecord] = ()
         """Of the operations that run now."""
-        self._launched: Launched | None = None
+        self._launched: LaunchedGroup | None = None
         """What was launched of them."""
 
     def deferred(self, thread: Callable[[], StreamThread]) -> CommStream:
@@ -142,7 +142,7 @@ class DeviceContext(CommContext):
         if not programs:
             return
         if self._launched is None:
-            self._launched = Launched(
+            self._launched = LaunchedGroup(
                 self._records, self._communicator, if_unseen(self.deadline), self._expired
             )
             self._space.watch.add(self._launched)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import DeviceError, TransportError
-from plancompiler.executor.cuda.interface import DeviceArray, DeviceEvent, DeviceStream
+from plancompiler.executor.cuda.interface import CallKind, DeviceArray, DeviceEvent, DeviceStream
 from plancompiler.executor.cuda.kernels import kernel_on
 from plancompiler.executor.memory import Buffer
 from plancompiler.ir import DType, Reduction
@@ -245,32 +245,13 @@ def _nccl(cuda: Any) -> Any:
     return nccl
 
 
-_OPERATIONS = {
-    Reduction.SUM: "NCCL_SUM",
-    Reduction.PROD: "NCCL_PROD",
-    Reduction.MAX: "NCCL_MAX",
-    Reduction.MIN: "NCCL_MIN",
-}
-
-_TYPES = {
-    "bool": "NCCL_UINT8",
-    "uint8": "NCCL_UINT8",
-    "int8": "NCCL_INT8",
-    "int32": "NCCL_INT32",
-    "int64": "NCCL_INT64",
-    "float16": "NCCL_FLOAT16",
-    "bfloat16": "NCCL_BFLOAT16",
-    "float32": "NCCL_FLOAT32",
-    "float64": "NCCL_FLOAT64",
-}
-
-
+_COUNTED_BY_TARGET = (CallKind.REDUCE_SCATTER, CallKind.BROADCAST, CallKind.RECEIVE)
 ABORT_SECONDS = time_limits.NCCL_ABORT
 """How long an abort waits for the launching thread to leave NCCL."""
 
 
 class NcclCommunicator:
-    """A member of an NCCL communicator. See `interface.Communicator`.
+    """A member of an NCCL communicator. See `interface.DeviceCommunicator`.
 
     NCCL wants one thread at a time in a communicator, and an abort frees it, from whichever thread.
     So calls hold a lock, and a group holds it to its end. An abort goes on without it after a
@@ -283,9 +264,6 @@ class NcclCommunicator:
         self._aborted = False
         self._lock = threading.RLock()
 
-    def _call(self, name: str, *arguments: int) -> None:
-        self._guarded(name, getattr(self._communicator, name), *arguments)
-
     def _guarded(self, name: str, call: Callable[..., object], *arguments: int) -> None:
         with self._lock:
             if self._aborted:
@@ -297,18 +275,12 @@ class NcclCommunicator:
                     f"NCCL's {name} failed", got=str(error), hint="NCCL_DEBUG=INFO shows why"
                 ) from error
 
-    def _type(self, array: DeviceArray) -> int:
-        return int(getattr(self._nccl, _TYPES[array.dtype.name]))
-
-    def _bytes(self, array: DeviceArray) -> tuple[int, int]:
-        """Size and type of an array that is only moved, whatever its dtype."""
-        return array.nbytes, int(self._nccl.NCCL_UINT8)
-
-    def _operation(self, how: Reduction) -> int:
-        return int(getattr(self._nccl, _OPERATIONS[how]))
+    def _number(self, name: str) -> int:
+        """What NCCL calls an operation or a type."""
+        return int(getattr(self._nccl, f"NCCL_{name.upper()}"))
 
     def group_start(self) -> None:
-        """See `Communicator.group_start`."""
+        """See `DeviceCommunicator.group_start`."""
         self._lock.acquire()
         try:
             self._guarded("groupStart", self._nccl.groupStart)
@@ -317,96 +289,48 @@ class NcclCommunicator:
             raise
 
     def group_end(self) -> None:
-        """See `Communicator.group_end`."""
+        """See `DeviceCommunicator.group_end`."""
         try:
             self._guarded("groupEnd", self._nccl.groupEnd)
         finally:
             self._lock.release()
 
-    def all_reduce(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
-    ) -> None:
-        """See `Communicator.all_reduce`."""
-        self._call(
-            "allReduce",
-            source.data.ptr,
-            target.data.ptr,
-            source.size,
-            self._type(source),
-            self._operation(how),
-            stream.ptr,
-        )
-
-    def reduce_scatter(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
-    ) -> None:
-        """See `Communicator.reduce_scatter`."""
-        self._call(
-            "reduceScatter",
-            source.data.ptr,
-            target.data.ptr,
-            target.size,
-            self._type(source),
-            self._operation(how),
-            stream.ptr,
-        )
-
-    def reduce(
+    def call(
         self,
+        kind: CallKind,
         stream: DeviceStream,
-        source: DeviceArray,
-        target: DeviceArray,
-        how: Reduction,
-        root: int,
+        source: DeviceArray | None,
+        target: DeviceArray | None,
+        how: Reduction | None = None,
+        peer: int = -1,
     ) -> None:
-        """See `Communicator.reduce`."""
-        self._call(
-            "reduce",
-            source.data.ptr,
-            target.data.ptr,
-            source.size,
-            self._type(source),
-            self._operation(how),
-            root,
-            stream.ptr,
-        )
-
-    def all_gather(self, stream: DeviceStream, source: DeviceArray, target: DeviceArray) -> None:
-        """See `Communicator.all_gather`."""
-        size, kind = self._bytes(source)
-        self._call("allGather", source.data.ptr, target.data.ptr, size, kind, stream.ptr)
-
-    def broadcast(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, root: int
-    ) -> None:
-        """See `Communicator.broadcast`."""
-        size, kind = self._bytes(target)
-        self._call("broadcast", source.data.ptr, target.data.ptr, size, kind, root, stream.ptr)
-
-    def send(self, stream: DeviceStream, source: DeviceArray, peer: int) -> None:
-        """See `Communicator.send`."""
-        self._call("send", source.data.ptr, *self._bytes(source), peer, stream.ptr)
-
-    def receive(self, stream: DeviceStream, target: DeviceArray, peer: int) -> None:
-        """See `Communicator.receive`."""
-        self._call("recv", target.data.ptr, *self._bytes(target), peer, stream.ptr)
+        """See `DeviceCommunicator.call`. What is only moved goes as bytes, whatever its dtype."""
+        arguments = [each.data.ptr for each in (source, target) if each is not None]
+        counted: DeviceArray = target if kind in _COUNTED_BY_TARGET else source
+        if how is None:
+            arguments += counted.nbytes, self._number("uint8")
+        else:
+            arguments += counted.size, self._number(counted.dtype.name), self._number(how.name)
+        if peer >= 0:
+            arguments.append(peer)
+        self._guarded(kind.value, getattr(self._communicator, kind.value), *arguments, stream.ptr)
 
     def check(self) -> None:
-        """See `Communicator.check`. Does not wait for a thread that is in NCCL."""
+        """See `DeviceCommunicator.check`. Does not wait for a thread that is in NCCL."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             if not self._aborted:
-                self._call("check_async_error")
+                self._guarded("check_async_error", self._communicator.check_async_error)
         finally:
             self._lock.release()
 
     def abort(self) -> None:
-        """See `Communicator.abort`."""
+        """See `DeviceCommunicator.abort`."""
         self._leave("abort")
 
     def close(self) -> None:
-        """See `Communicator.close`."""
+        """See `DeviceCommunicator.close`."""
         self._leave("destroy")
 
     def _leave(self, how: str) -> None:

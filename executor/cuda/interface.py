@@ -10,6 +10,7 @@ runs it in seeded orders, as late and as mixed as streams and events allow.
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,27 @@ DeviceStream = Any
 DeviceEvent = Any
 
 
-class Communicator(Protocol):
+class CallKind(enum.Enum):
+    """What a group calls, by NCCL's name, or a copy of what stays with a member."""
+
+    COPY = "copy"
+    ALL_REDUCE = "allReduce"
+    """The reduction of all sources into every target; may be in place."""
+    REDUCE_SCATTER = "reduceScatter"
+    """Equal part i of the reduction of all flat sources into member i's target."""
+    REDUCE = "reduce"
+    """The reduction of all sources into the root's target; others' targets stay as they are."""
+    ALL_GATHER = "allGather"
+    """All sources, of one size, one after another into every target."""
+    BROADCAST = "broadcast"
+    """The root's source into every target."""
+    SEND = "send"
+    """The source to the peer's RECEIVE."""
+    RECEIVE = "recv"
+    """Into the target, from the peer's SEND of equal size."""
+
+
+class DeviceCommunicator(Protocol):
     """A device's member of a group. Calls are launched on a stream, in one order on all members.
 
     Buffers are contiguous arrays of one dtype. Calls between `group_start` and `group_end` run
@@ -39,39 +60,16 @@ class Communicator(Protocol):
     def group_end(self) -> None:
         """Launch the calls since `group_start`."""
 
-    def all_reduce(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
-    ) -> None:
-        """The reduction of all sources into every target; may be in place."""
-
-    def reduce_scatter(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, how: Reduction
-    ) -> None:
-        """Equal part i of the reduction of all flat sources into member i's target."""
-
-    def reduce(
+    def call(
         self,
+        kind: CallKind,
         stream: DeviceStream,
-        source: DeviceArray,
-        target: DeviceArray,
-        how: Reduction,
-        root: int,
+        source: DeviceArray | None,
+        target: DeviceArray | None,
+        how: Reduction | None = None,
+        peer: int = -1,
     ) -> None:
-        """The reduction of all sources into the root's target; others' targets stay as they are."""
-
-    def all_gather(self, stream: DeviceStream, source: DeviceArray, target: DeviceArray) -> None:
-        """All sources, of one size, one after another into every target."""
-
-    def broadcast(
-        self, stream: DeviceStream, source: DeviceArray, target: DeviceArray, root: int
-    ) -> None:
-        """The root's source into every target."""
-
-    def send(self, stream: DeviceStream, source: DeviceArray, peer: int) -> None:
-        """To the member's `receive`."""
-
-    def receive(self, stream: DeviceStream, target: DeviceArray, peer: int) -> None:
-        """From the member's `send`, of equal size."""
+        """Make one call; `peer` is the member that is root or peer, where there is one."""
 
     def check(self) -> None:
         """Raise TransportError where a launched call has failed."""
@@ -84,7 +82,7 @@ class Communicator(Protocol):
 
 
 @contextmanager
-def grouped(communicator: Communicator) -> Iterator[None]:
+def grouped(communicator: DeviceCommunicator) -> Iterator[None]:
     """A group of calls, which ends whatever happens in it: else all later calls of the thread would
     belong to it, and none be launched.
     """
@@ -102,7 +100,7 @@ ABORT_PATIENCE = 1.5
 """Seconds that who aborts waits for communicators to end."""
 
 
-def abort_all(communicators: Iterable[Communicator]) -> list[threading.Thread]:
+def abort_all(communicators: Iterable[DeviceCommunicator]) -> list[threading.Thread]:
     """End all that communicators have launched, side by side and after a while unattended: NCCL may
     wait for the other members to abort theirs, and the caller may have to tell them. Returns the
     threads that are then still at it, for which the caller waits when it is closed.
@@ -119,7 +117,7 @@ def abort_all(communicators: Iterable[Communicator]) -> list[threading.Thread]:
     return [thread for thread in threads if thread.is_alive()]
 
 
-def _abort(communicator: Communicator) -> None:
+def _abort(communicator: DeviceCommunicator) -> None:
     with suppress(Exception):
         communicator.abort()
 
@@ -190,5 +188,5 @@ class Device(Protocol):
     def unique_id(self) -> bytes:
         """A new communicator's name, for its members to share."""
 
-    def communicator(self, unique_id: bytes, members: int, member: int) -> Communicator:
+    def communicator(self, unique_id: bytes, members: int, member: int) -> DeviceCommunicator:
         """Join a communicator; returns when all members have."""

@@ -17,9 +17,9 @@ from time import monotonic
 from plancompiler.errors import DeadlineError, DeviceError, PlanCompilerError
 from plancompiler.executor.comm.flight_recorder import DONE, FAILED, CommRecord, now
 from plancompiler.executor.cuda.interface import (
-    Communicator,
     Device,
     DeviceArray,
+    DeviceCommunicator,
     DeviceEvent,
 )
 from plancompiler.executor.threads import await_threads
@@ -32,11 +32,11 @@ SHORTEST, LONGEST = 0.001, 0.05
 
 
 @dataclass(eq=False)
-class Launched:
+class LaunchedGroup:
     """Operations that one group launches as one."""
 
     records: Sequence[CommRecord]
-    communicator: Communicator | None
+    communicator: DeviceCommunicator | None
     """None where a member is alone."""
     deadline: float
     """Seconds that they may take."""
@@ -56,11 +56,11 @@ class LaunchWatch:
         self._device = device
         self._name = name
         self._changed = threading.Condition()
-        self._pending: list[Launched] = []
+        self._pending: list[LaunchedGroup] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, launched: Launched) -> None:
+    def add(self, launched: LaunchedGroup) -> None:
         """Look after operations until they end."""
         launched.begin = monotonic()
         with self._changed:
@@ -71,7 +71,7 @@ class LaunchWatch:
                 self._thread.start()
             self._changed.notify_all()
 
-    def drop(self, launched: Launched) -> None:
+    def drop(self, launched: LaunchedGroup) -> None:
         """Look no more after operations that could not be launched."""
         with self._changed:
             self._pending = [each for each in self._pending if each is not launched]
@@ -114,7 +114,7 @@ class LaunchWatch:
                 if self._pending and not self._closed:
                     self._changed.wait(pause)
 
-    def _is_over(self, launched: Launched) -> bool:
+    def _is_over(self, launched: LaunchedGroup) -> bool:
         """Whether operations have ended; those that must not go on are ended."""
         error: PlanCompilerError | None = None
         event = launched.event
@@ -142,7 +142,7 @@ class LaunchWatch:
         return True
 
 
-def _late(launched: Launched) -> DeadlineError:
+def _late(launched: LaunchedGroup) -> DeadlineError:
     first = launched.records[0]
     what = "was not launched" if launched.event is None else "did not end on the device"
     error = DeadlineError(
@@ -151,11 +151,10 @@ def _late(launched: Launched) -> DeadlineError:
         hint="a device hangs, or has much to do before: allow more time with a longer deadline; "
         "NCCL_DEBUG=INFO shows what NCCL waits for",
     )
-    error.at(op=first.op, source=first.source)
-    return error
+    return error.at(op=first.op, source=first.source)
 
 
-def _broken(launched: Launched, cause: Exception) -> DeviceError:
+def _broken(launched: LaunchedGroup, cause: Exception) -> DeviceError:
     first = launched.records[0]
     error = DeviceError(
         f"the device has failed before {first} ended",
@@ -163,5 +162,4 @@ def _broken(launched: Launched, cause: Exception) -> DeviceError:
         hint="an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 shows which",
     )
     error.__cause__ = cause
-    error.at(op=first.op, source=first.source)
-    return error
+    return error.at(op=first.op, source=first.source)

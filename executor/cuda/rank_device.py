@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError
-from plancompiler.executor.cuda.interface import Communicator, Device, abort_all
+from plancompiler.executor.cuda.interface import Device, DeviceCommunicator, abort_all
 from plancompiler.executor.cuda.launched import LaunchWatch
 from plancompiler.executor.memory import Array
 from plancompiler.executor.threads import await_threads
@@ -21,7 +21,7 @@ class RankDevice:
     def __init__(self, device: Device, rank: int) -> None:
         self.device = device
         self.arrays: Any = device.arrays
-        self.communicators: list[Communicator] = []
+        self.communicators: list[DeviceCommunicator] = []
         """Those that were made here, to be ended with it."""
         self.watch = LaunchWatch(device, f"plancompiler-launched-{rank}")
         self._failure: PlanCompilerError | None = None

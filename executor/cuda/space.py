@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.executor.comm.context import Owner
+from plancompiler.executor.comm.context import ContextOwner
 from plancompiler.executor.comm.rendezvous import Rendezvous
 from plancompiler.executor.cuda.context import DeviceContext
 from plancompiler.executor.cuda.device import CudaDevice, local_device
@@ -48,7 +48,7 @@ class DeviceSpace(RankDevice):
 
         return kernel
 
-    def context(self, rendezvous: Rendezvous, owner: Owner, stream: str) -> DeviceContext:
+    def context(self, rendezvous: Rendezvous, owner: ContextOwner, stream: str) -> DeviceContext:
         """See `Space.context`."""
         return DeviceContext(self, rendezvous, owner, stream)
 

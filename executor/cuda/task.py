@@ -16,13 +16,13 @@ import numpy as np
 from plancompiler.executor.comm.link import Link
 from plancompiler.executor.comm.program import Program
 from plancompiler.executor.cuda.clock import RUN_AHEAD, DeviceClock
-from plancompiler.executor.cuda.collective import BoundProgram, bind_collective, launcher_of
+from plancompiler.executor.cuda.collective import DeviceProgram, bind_collective, launcher_of
 from plancompiler.executor.cuda.completions import Completions
 from plancompiler.executor.cuda.event_dependencies import DependentTask, EventDependencies
 from plancompiler.executor.cuda.interface import (
-    Communicator,
     Device,
     DeviceArray,
+    DeviceCommunicator,
     DeviceEvent,
     DeviceStream,
 )
@@ -46,7 +46,7 @@ from plancompiler.plan.plan import (
     Task,
 )
 
-Work = Callable[[int], object]
+Launcher = Callable[[int], object]
 """What a stream is asked to do in a run of a task, by its version."""
 
 
@@ -66,7 +66,7 @@ class DeviceBinder(TaskBinder):
         feeds: dict[str, deque[Array]],
         on_outputs: OnOutput | None,
         completions: Completions,
-        communicators: dict[object, Communicator],
+        communicators: dict[object, DeviceCommunicator],
         boxes: dict[int, Region],
         deadline: float,
         clock: DeviceClock | None = None,
@@ -120,7 +120,7 @@ class DeviceBinder(TaskBinder):
     # --- around the work ------------------------------------------------------------------------
 
     def _dependent(
-        self, task: Task, launch: Work | None, prepare: Work | None = None
+        self, task: Task, launch: Launcher | None, prepare: Launcher | None = None
     ) -> Run | None:
         """`launch` between the waits and the event of the task; `prepare` is for the host alone."""
         place = self._positions[task.id]
@@ -146,8 +146,8 @@ class DeviceBinder(TaskBinder):
         return run
 
     def _timed(
-        self, task: Task, launch: Work | None, clock: DeviceClock, stream: DeviceStream
-    ) -> Work:
+        self, task: Task, launch: Launcher | None, clock: DeviceClock, stream: DeviceStream
+    ) -> Launcher:
         """`launch` between the events that say when the device ran it."""
         timed = clock.timed(task, self._microbatches(task), stream)
 
@@ -159,7 +159,7 @@ class DeviceBinder(TaskBinder):
 
         return run
 
-    def _launched(self, task: Task, work: Work | None) -> Run | None:
+    def _launched(self, task: Task, work: Launcher | None) -> Run | None:
         """`work` on the task's stream."""
         if work is None:
             return self._dependent(task, None)
@@ -220,7 +220,7 @@ class DeviceBinder(TaskBinder):
 
     # --- the work -------------------------------------------------------------------------------
 
-    def _compute(self, task: Task, spec: ComputeSpec) -> Work | None:
+    def _compute(self, task: Task, spec: ComputeSpec) -> Launcher | None:
         definition = op_def(spec.kind)
         inputs, outputs = self._operands(task)
         if has_no_work(definition, inputs, outputs):
@@ -241,7 +241,7 @@ class DeviceBinder(TaskBinder):
         arrays: Any,
         inputs: list[tuple[DeviceArray, ...]],
         outputs: list[tuple[DeviceArray, ...]],
-    ) -> Work:
+    ) -> Launcher:
         """A kernel on arrays by slot."""
         context = KernelContext(
             op_def(spec.kind).complete(dict(spec.attrs)),
@@ -263,7 +263,7 @@ class DeviceBinder(TaskBinder):
         depth = max(RUN_AHEAD + 1, *map(len, slots))
         staging = [tuple(self._pinned(each[0]) for each in slots) for _ in range(depth)]
         if task.kind is TaskKind.INPUT:
-            fill: Work = self._input_into(task, spec, [row[0] for row in staging])
+            fill: Launcher = self._input_into(task, spec, [row[0] for row in staging])
         else:
             kernel = op_def(spec.kind).kernel
             if self.adapt is not None:
@@ -286,7 +286,7 @@ class DeviceBinder(TaskBinder):
 
         return self._dependent(task, launch, prepare)
 
-    def _output(self, task: Task, spec: ComputeSpec) -> Work | None:
+    def _output(self, task: Task, spec: ComputeSpec) -> Launcher | None:
         """Copy a value to the host; it is checked and delivered when it is there."""
         label, deliver, finite = self._output_of(task, spec)
         if deliver is None and not finite:
@@ -316,7 +316,7 @@ class DeviceBinder(TaskBinder):
 
         return launch
 
-    def _upload_or_download(self, task: Task) -> Work | None:
+    def _upload_or_download(self, task: Task) -> Launcher | None:
         source, target = (self._memory.slots(each[0]) for each in (task.inputs, task.outputs))
         if source[0].size == 0:
             return None
@@ -330,7 +330,7 @@ class DeviceBinder(TaskBinder):
 
         return run
 
-    def _exchange(self, task: Task) -> Work | None:
+    def _exchange(self, task: Task) -> Launcher | None:
         """This rank's half of a SendRecv."""
         send = self._order.sends.get(task.id)
         sources = targets = None
@@ -342,11 +342,11 @@ class DeviceBinder(TaskBinder):
             index = region_index(self._boxes[send.task])
             sources = [slot[index] for slot in self._memory.slots(task.inputs[0])]
         own = int(send is None)
-        bound = BoundProgram(self._device.arrays, _SEND, own, 2, sources, targets)
+        bound = DeviceProgram(self._device.arrays, _SEND, own, 2, sources, targets)
         stream = self._streams[self._order.streams[task.id]]
         return launcher_of([bound], self._communicators[channel], stream)
 
-    def _collective(self, task: Task, spec: CollectiveSpec) -> Work | None:
+    def _collective(self, task: Task, spec: CollectiveSpec) -> Launcher | None:
         communicator = self._communicators.get(spec.communicator)
         ranks = self._plan.communicators[spec.communicator].ranks
         stream = self._streams[self._order.streams[task.id]]

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -31,6 +30,7 @@ from plancompiler.errors import (
     PlanCompilerError,
     SecurityError,
 )
+from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import SignInStub
@@ -239,7 +239,7 @@ def _sign_in(channel: grpc.Channel, address: str, credential: Credential) -> byt
         raise call_error(error, address) from error
 
 
-class SessionChannel(grpc.Channel):
+class SessionChannel(Closing, grpc.Channel):
     """A channel each call of which shows a session."""
 
     def __init__(self, channel: grpc.Channel, session: bytes) -> None:
@@ -273,17 +273,6 @@ class SessionChannel(grpc.Channel):
     def close(self) -> None:
         """See `grpc.Channel`."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _SessionCall:

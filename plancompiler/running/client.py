@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import grpc
@@ -58,6 +57,7 @@ from plancompiler.ir.arguments import (
     save_interval,
     whole_number,
 )
+from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
@@ -80,7 +80,7 @@ _REQUESTS = 2
 """Requests for steps that `RemoteSession.run` has under way."""
 
 
-class Client:
+class Client(Closing):
     """A connection to a master.
 
     `timeout` (seconds) bounds the wait for its first answer, and later how long it may answer no
@@ -215,17 +215,6 @@ class Client:
         """Close the connection. Safe to call again."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _submit(self, job: Job, request: JobRequest) -> int:
         header = encode(pb.SubmitHeader, request)
         header.version = software_version()
@@ -296,17 +285,6 @@ class Handle(WatchedJob):
     def close(self) -> None:
         """Follow the job no longer; it goes on."""
         self._stop_watching()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Asked(NamedTuple):
@@ -446,15 +424,7 @@ class RemoteSession(WatchedJob):
         finally:
             self._stop_watching()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:  # what the block raised matters, not what closing says about it
             self._closed = True
             self._stop_watching()

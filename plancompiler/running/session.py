@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -371,12 +370,7 @@ class Session:
         self._open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.close()
         else:

@@ -34,6 +34,7 @@ from plancompiler.errors import (
     ClusterError,
     PlanCompilerError,
 )
+from plancompiler.ir.closing import Closing
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.step_count import StepCount
@@ -46,7 +47,7 @@ OnWaiting = Callable[[Waiting], None]
 _log = logging.getLogger(__name__)
 
 
-class WatchedJob:
+class WatchedJob(Closing):
     """A job seen through its stream of events. `names` are the outputs of its steps."""
 
     def __init__(

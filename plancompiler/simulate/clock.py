@@ -228,6 +228,6 @@ class _EventLoop:
                 if rank not in {other.rank for other in arrived}
             ]
         return (
-            f"rank {place.rank}, stream {actor.stream}, {actor.moment}: "
+            f"rank {place.rank}, stream {actor.stream}, {actor.step_position}: "
             f"task {task.name!r} waits for {', '.join(waits)}"
         )

@@ -12,7 +12,7 @@ import pytest
 import plancompiler as pc
 from plancompiler.eager.world import current_world
 from plancompiler.errors import DeadlineError
-from plancompiler.executor.comm.patience import Patience, Work
+from plancompiler.executor.comm.patience import Patience, Progress
 from plancompiler.limits.time_limits import BUSY_SHARE
 
 
@@ -30,9 +30,9 @@ class Ranks:
     def patience(self, deadline: float, unseen: float | None = None) -> Patience:
         return Patience(deadline, self.work_of, lambda: self.now, unseen)
 
-    def work_of(self, rank: int) -> Work | None:
+    def work_of(self, rank: int) -> Progress | None:
         used = self.used[rank]
-        return None if used is None else Work(used, self.moved * (rank == 2), at=self.said_at)
+        return None if used is None else Progress(used, self.moved * (rank == 2), at=self.said_at)
 
     def waits(self, patience: Patience, seconds: float, share: float = 0.0) -> bool:
         """Whether the wait is over within some seconds, in which rank 2 works a share."""

@@ -79,7 +79,7 @@ class World:
         for number, rank in self.ranks.items():
             for actor in rank.actors:
                 assert actor.step == steps, (
-                    f"rank {number} stream {actor.stream} stands at {actor.moment}, "
+                    f"rank {number} stream {actor.stream} stands at {actor.step_position}, "
                     f"task {actor.position}, waiting for {actor.waiting_for()}"
                 )
                 assert actor.begin() == AT_LIMIT

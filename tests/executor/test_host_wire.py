@@ -69,13 +69,16 @@ def test_directory_round_trip():
         b"",
         b"[]",
         b"{}",
-        b'{"blocks":[-1],"groups":[],"regions":[],"records":{}}',
-        b'{"blocks":[true],"groups":[],"regions":[],"records":{}}',
-        b'{"blocks":[],"groups":[[1,2]],"regions":[],"records":{}}',
-        b'{"blocks":[],"groups":[],"regions":[[1,0,0,4,0,"float32",[1]]],"records":{}}',
-        b'{"blocks":[],"groups":[],"regions":[[1,0,0,4,1,"object",[1]]],"records":{}}',
-        b'{"blocks":[],"groups":[],"regions":[[1,0,-4,4,1,"float32",[1]]],"records":{}}',
-        b'{"blocks":[],"groups":[],"regions":[],"records":[1]}',
+        b'{"blocks":[-1],"groups":[],"regions":[],"reads":[],"records":{}}',
+        b'{"blocks":[true],"groups":[],"regions":[],"reads":[],"records":{}}',
+        b'{"blocks":[],"groups":[[1,2]],"regions":[],"reads":[],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[[1,0,0,4,0,"float32",[1]]],"reads":[],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[[1,0,0,4,1,"object",[1]]],"reads":[],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[[1,0,-4,4,1,"float32",[1]]],"reads":[],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[],"reads":[],"records":[1]}',
+        b'{"blocks":[],"groups":[],"regions":[],"reads":[[1,2,3]],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[],"reads":[[1,2,-3,[]]],"records":{}}',
+        b'{"blocks":[],"groups":[],"regions":[],"reads":[[1,2,3,[[0,true]]]],"records":{}}',
         b"[" * 100_000,
     ],
 )
@@ -109,7 +112,10 @@ def test_random_bytes_are_refused():
 
 def test_a_register_outside_its_memory_is_refused():
     memories = [wire.SharedMemory("test", 64) for _ in range(2)]
-    text = b'{"blocks":[0],"groups":[],"regions":[[7,0,32,64,1,"float32",[16]]],"records":{}}'
+    text = (
+        b'{"blocks":[0],"groups":[],"regions":[[7,0,32,64,1,"float32",[16]]],'
+        b'"reads":[],"records":{}}'
+    )
     directory = wire.SharedMemory("test", len(text))
     directory.buffer()[:] = bytearray(text)
     peer = wire.PeerMemory(
@@ -236,7 +242,7 @@ def test_another_version_is_refused(monkeypatch):
     ],
 )
 def test_a_peer_that_talks_nonsense_stops_the_run(packet, text):
-    directory_text = b'{"blocks":[],"groups":[],"regions":[],"records":{}}'
+    directory_text = b'{"blocks":[],"groups":[],"regions":[],"reads":[],"records":{}}'
     directory = wire.SharedMemory("directory", len(directory_text))
     directory.buffer()[:] = bytearray(directory_text)
     counters = wire.SharedMemory("counters", 64)

@@ -266,7 +266,7 @@ def test_a_stage_runs_ahead_by_its_slots_and_no_more():
     # The scale has one slot, the micro-batches of x have four.
     assert seen == [(0, 0, 0), (0, 0, 0), (0, 1, 1), (0, 2, 2), (0, 3, 3)]
     assert {token.kind for token in data.waiting_for()} == {RETURNED}
-    assert compute.moment == "step 0"
+    assert compute.step_position == "step 0"
 
 
 def actor_of(plan: Plan, stream: Stream):

@@ -15,6 +15,7 @@ from plancompiler.eager import spawn
 from plancompiler.eager.world import current_world
 from plancompiler.executor.comm.reduce import UFUNCS
 from plancompiler.executor.cuda.device import CudaDevice
+from plancompiler.executor.cuda.interface import CallKind
 from plancompiler.executor.cuda.kernels import kernel_on
 from tests.executor.cuda.real import ALONE, COUNT, RANKS, on_real_devices
 from tests.executor.cuda.strict import StrictArray, StrictNamespace
@@ -318,75 +319,55 @@ class HostCommunicator:
         self._grouped = False
         self._make()
 
-    def _add(self, *call):
-        self._calls.append(call)
+    def call(self, kind, stream, source, target, how=None, peer=-1):
+        self._calls.append((kind, source, target, how, peer))
         if not self._grouped:
             self._make()
-
-    def all_reduce(self, stream, source, target, how):
-        self._add("all_reduce", source, target, how, 0)
-
-    def reduce_scatter(self, stream, source, target, how):
-        self._add("reduce_scatter", source, target, how, 0)
-
-    def reduce(self, stream, source, target, how, root):
-        self._add("reduce", source, target, how, root)
-
-    def all_gather(self, stream, source, target):
-        self._add("all_gather", source, target, None, 0)
-
-    def broadcast(self, stream, source, target, root):
-        self._add("broadcast", source, target, None, root)
-
-    def send(self, stream, source, peer):
-        self._add("send", source, None, None, peer)
-
-    def receive(self, stream, target, peer):
-        self._add("receive", None, target, None, peer)
 
     def _make(self):
         calls, self._calls = self._calls, []
         meeting, own = self._meeting, self._member
         meeting.calls[own] = [
-            (name, None if source is None else source.host.copy(), how, peer)
-            for name, source, _, how, peer in calls
+            (kind, None if source is None else source.host.copy(), how, peer)
+            for kind, source, _, how, peer in calls
         ]
         meeting.barrier.wait()
         everyone = list(meeting.calls)
         meeting.barrier.wait()
         sent = {
             member: deque(
-                source for name, source, _, peer in made if name == "send" and peer == own
+                source for kind, source, _, peer in made if kind is CallKind.SEND and peer == own
             )
             for member, made in enumerate(everyone)
         }
         collective = [
-            [call for call in made if call[0] not in ("send", "receive")] for made in everyone
+            [call for call in made if call[0] not in (CallKind.SEND, CallKind.RECEIVE)]
+            for made in everyone
         ]
         place = 0
-        for name, _, target, how, peer in calls:
-            if name == "receive":
+        for kind, _, target, how, peer in calls:
+            if kind is CallKind.RECEIVE:
                 found = sent[peer].popleft()
-            elif name == "send":
+            elif kind is CallKind.SEND:
                 continue
             else:
                 of_all = [made[place] for made in collective]
                 place += 1
-                assert {call[0] for call in of_all} == {name}, of_all
+                assert {call[0] for call in of_all} == {kind}, of_all
                 assert {(call[2], call[3]) for call in of_all} == {(how, peer)}
                 sources = [call[1] for call in of_all]
-                if name == "broadcast":
+                if kind is CallKind.BROADCAST:
                     found = sources[peer]
-                elif name == "all_gather":
+                elif kind is CallKind.ALL_GATHER:
                     found = np.concatenate([each.reshape(-1) for each in sources])
                 else:
                     found = sources[0].copy()
                     for each in sources[1:]:
                         UFUNCS[how](found, each, out=found)
-                    if name == "reduce_scatter":
+                    if kind is CallKind.REDUCE_SCATTER:
                         size = target.size
                         found = found.reshape(-1)[own * size : (own + 1) * size]
-                    if name == "reduce" and peer != own:
+                    if kind is CallKind.REDUCE and peer != own:
                         continue
             assert target.flags.c_contiguous
             assert found.size == target.size

@@ -9,7 +9,8 @@ import pytest
 
 from plancompiler.executor.comm.program import program_of
 from plancompiler.executor.comm.reduce import UFUNCS
-from plancompiler.executor.cuda.collective import BoundProgram, CallKind, bind_collective
+from plancompiler.executor.cuda.collective import DeviceProgram, bind_collective
+from plancompiler.executor.cuda.interface import CallKind
 from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import balanced_range
 from plancompiler.ir.task import Primitive
@@ -120,7 +121,7 @@ def kinds(spec, source, target, members, own=0):
     """Calls, and whether input and output are packed."""
     arrays = StrictNamespace()
     values = [[arrays.empty(shape, np.float32)] for shape in (source, target)]
-    bound = BoundProgram(arrays, program_of(spec), own, members, *values, DType.FLOAT32)
+    bound = DeviceProgram(arrays, program_of(spec), own, members, *values, DType.FLOAT32)
     return [call.kind for call in bound.calls], bound.packs, bound.unpacks
 
 

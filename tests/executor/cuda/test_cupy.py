@@ -126,9 +126,8 @@ def test_nccls_numbers():
         pytest.skip("NCCL is not installed")
     from plancompiler.executor.cuda import device
 
-    numbers = {name: getattr(nccl, number) for name, number in device._TYPES.items()}
-    assert numbers == {
-        "bool": 1,
+    communicator = device.NcclCommunicator(nccl, None)
+    expected = {
         "uint8": 1,
         "int8": 0,
         "int32": 2,
@@ -137,7 +136,12 @@ def test_nccls_numbers():
         "bfloat16": 9,
         "float32": 7,
         "float64": 8,
+        "sum": 0,
+        "prod": 1,
+        "max": 2,
+        "min": 3,
     }
+    assert {name: communicator._number(name) for name in expected} == expected
     for name in (
         *("allReduce", "reduceScatter", "reduce", "allGather", "broadcast", "send", "recv"),
         *("check_async_error", "abort", "destroy"),

@@ -11,7 +11,7 @@ import pytest
 from plancompiler.errors import TransportError
 from plancompiler.executor.cuda import device, interface
 from plancompiler.executor.cuda.device import NcclCommunicator
-from plancompiler.executor.cuda.interface import abort_all, grouped
+from plancompiler.executor.cuda.interface import CallKind, abort_all, grouped
 from plancompiler.ir import Reduction
 from tests.executor.cuda.strict import StrictArray
 
@@ -96,13 +96,13 @@ def array(size, dtype=np.float32):
 def test_each_call_says_what_it_should():
     communicator, inner = opened()
     (six, a), (two, b), (half, c) = array(6), array(2), array(6, np.float16)
-    communicator.all_reduce(STREAM, six, six, Reduction.SUM)
-    communicator.reduce_scatter(STREAM, six, two, Reduction.MAX)
-    communicator.reduce(STREAM, half, half, Reduction.SUM, 3)
-    communicator.all_gather(STREAM, two, six)
-    communicator.broadcast(STREAM, six, six, 2)
-    communicator.send(STREAM, half, 1)
-    communicator.receive(STREAM, two, 4)
+    communicator.call(CallKind.ALL_REDUCE, STREAM, six, six, Reduction.SUM)
+    communicator.call(CallKind.REDUCE_SCATTER, STREAM, six, two, Reduction.MAX)
+    communicator.call(CallKind.REDUCE, STREAM, half, half, Reduction.SUM, 3)
+    communicator.call(CallKind.ALL_GATHER, STREAM, two, six)
+    communicator.call(CallKind.BROADCAST, STREAM, six, six, peer=2)
+    communicator.call(CallKind.SEND, STREAM, half, None, peer=1)
+    communicator.call(CallKind.RECEIVE, STREAM, None, two, peer=4)
     assert inner.calls == [
         {"send": a, "receive": a, "count": 6, "type": 7, "op": 0, "stream": 99},
         {"send": a, "receive": b, "count": 2, "type": 7, "op": 2, "stream": 99},
@@ -131,7 +131,7 @@ def test_nothing_is_called_after_an_abort():
     communicator.close()
     communicator.check()
     with pytest.raises(TransportError, match="aborted"):
-        communicator.all_reduce(STREAM, six, six, Reduction.SUM)
+        communicator.call(CallKind.ALL_REDUCE, STREAM, six, six, Reduction.SUM)
     assert inner.calls == [{"abort": True}]
 
 
@@ -175,7 +175,7 @@ def test_an_abort_comes_before_or_after_a_group():
     aborter = threading.Thread(target=communicator.abort)
     with grouped(communicator):
         aborter.start()
-        communicator.send(STREAM, array(2)[0], 1)
+        communicator.call(CallKind.SEND, STREAM, array(2)[0], None, peer=1)
     aborter.join()
     assert [next(iter(call)) for call in inner.calls] == ["group", "send", "group", "abort"]
 

@@ -16,7 +16,7 @@ from plancompiler.executor import threads
 from plancompiler.executor.cuda import interface
 from plancompiler.executor.cuda.bootstrap import join
 from plancompiler.executor.cuda.completions import Completions
-from plancompiler.executor.cuda.launched import Launched, LaunchWatch
+from plancompiler.executor.cuda.launched import LaunchedGroup, LaunchWatch
 from plancompiler.executor.cuda.rank_device import RankDevice
 from tests.executor.cuda.devices import EagerDevice, HostDevice, spawn_on_devices
 from tests.executor.host_world import own_threads
@@ -58,7 +58,7 @@ def calling_back(device: Hanging) -> Callable[[], None]:
 
 def watching(device: Hanging) -> Callable[[], None]:
     found = LaunchWatch(device, "plancompiler-launched-0")
-    found.add(Launched([], Communicator(device), 30.0, lambda error: None, device.event()))
+    found.add(LaunchedGroup([], Communicator(device), 30.0, lambda error: None, device.event()))
     device.entered.get(timeout=30)
     return found.close
 
