@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from plancompiler.blas import numba_choice
 from plancompiler.cache import keys
 from plancompiler.cache.store import FOLDER_VARIABLE
 from tests.process_guard import ProcessGuard
-
-# On a loaded machine any example can take long.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any speed")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -55,7 +51,17 @@ GUARD = ProcessGuard()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marks of tests that `scripts/test --quick` leaves out."""
+    """Bytecode of what is collected, hypothesis, and the marks that `scripts/test --quick` uses."""
+    # Asserts are rewritten in all test modules, and in hypothesis. Where the environment forbids
+    # bytecode, each worker would do this anew, which takes 8 s of a processor.
+    sys.dont_write_bytecode = False
+    from hypothesis import HealthCheck, settings
+
+    # On a loaded machine any example can take long.
+    settings.register_profile(
+        "any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any speed")
     config.addinivalue_line("markers", "processes: starts processes")
     config.addinivalue_line("markers", "slow: its cases take a second of a processor or more")
     if "not processes" in config.option.markexpr:
@@ -80,6 +86,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def pytest_collection_finish() -> None:
     """What the tests' modules hold stays to the end: no collection of cycles looks at it again."""
+    sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
     gc.collect()
     gc.freeze()
 

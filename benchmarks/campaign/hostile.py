@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,12 @@ DESCRIPTORS = 16
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/plancompiler.proto.Client/"
 WORKERS = "/plancompiler.proto.Worker/"
-_BOMB = zstandard.ZstdCompressor(level=19).compress(bytes(256 * MIB))
+
+
+@cache
+def _bomb() -> bytes:
+    """Little that unpacks to much."""
+    return zstandard.ZstdCompressor(level=19).compress(bytes(256 * MIB))
 
 
 class Hostile:
@@ -161,8 +167,9 @@ class Hostile:
                 )
             case "submissions that unpack to much":
                 count = choices.randint(4, 16)
+                data = _bomb()
                 chunk = pb.Chunk(
-                    data=_BOMB, wire_bytes=len(_BOMB), raw_bytes=256 * MIB, compression=1
+                    data=data, wire_bytes=len(data), raw_bytes=256 * MIB, compression=1
                 )
                 self._submissions(count, [pb.SubmitRequest(chunk=chunk)], True)
             case "submissions that lie about their size":

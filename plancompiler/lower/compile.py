@@ -213,11 +213,11 @@ def compile_plans(
         rank_stages=rank_stages,
         together_seconds=together_seconds,
     )
-    for rank, rank_slice in slices.items():
-        _dump(dump, f"slice_{rank}.txt", partial(format_slice, rank_slice))
-        if dump is not None:
+    if dump is not None:
+        for rank, rank_slice in slices.items():
+            _dump(dump, f"slice_{rank}.txt", partial(format_slice, rank_slice))
             _dump_lowering(dump, rank_slice, rank)
-        _dump(dump, f"plan_{rank}.txt", partial(result.texts.__getitem__, rank))
+            _dump(dump, f"plan_{rank}.txt", partial(result.texts.__getitem__, rank))
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from os import PathLike
@@ -68,7 +68,7 @@ class RunningRanks(Protocol):
 
     compile_seconds: float
     cached: bool
-    digest: str
+    hash_plans: Callable[[], str]
     rates: SessionRates
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
@@ -216,11 +216,15 @@ class Session:
         """Wall time from the job to verified plans on all ranks."""
         self.cached: bool = world.cached
         """Whether all plans came from the plan cache."""
-        self.digest: str = world.digest
-        """One hash over the text form of all plans; equal in all modes and with both backends."""
+        self._hash_plans = world.hash_plans
         self.step_seconds: list[float] = []
         """Wall time of every step so far; steps that ran ahead together share their time evenly."""
         _open_worlds.add(world)
+
+    @cached_property
+    def digest(self) -> str:
+        """One hash over the text form of all plans; equal in all modes and with both backends."""
+        return self._hash_plans()
 
     @cached_property
     def plans(self) -> dict[int, Plan]:
@@ -438,7 +442,7 @@ class _ThreadWorld:
             self.compile_seconds = time.perf_counter() - begin
             self.cached = made.cached
             self.plans = dict(made.plans)
-            self.digest = made.digest
+            self.hash_plans = lambda: made.digest
             first_step = 0
             variables = None
             if restore is not None:

@@ -24,6 +24,8 @@ from tests.integration.tiny_jobs import hogging, regression
 
 WAIT = 100.0
 """Seconds that only a hang takes."""
+NOTICED = 30.0
+"""Seconds far above the limit that clients ask for, and below gRPC's own of 60."""
 
 
 class Cluster:
@@ -80,12 +82,13 @@ def await_workers(client: Client, count: int) -> None:
 
 
 def test_clients_notice_that_their_master_is_stopped(cluster: Cluster) -> None:
-    """One that watches a job, and one that submits; gRPC's own limit would be 60 s."""
+    """One that watches a job, and one that submits."""
     errors: list[BaseException] = []
     address = cluster.start_master(2)
     cluster.start_workers(address, 2)
-    with Client(address, timeout=2.0) as running, Client(address, timeout=2.0) as new:
-        await_workers(running, 2)
+    with Client(address) as patient:
+        await_workers(patient, 2)
+    with Client(address, timeout=4.0) as running, Client(address, timeout=4.0) as new:
         handle = running.submit(regression(2), 10**7)
         assert next(handle)["step"] == 0
         os.kill(cluster.master, signal.SIGSTOP)
@@ -101,13 +104,11 @@ def test_clients_notice_that_their_master_is_stopped(cluster: Cluster) -> None:
             errors.append(caught.value)
 
         threads = [threading.Thread(target=watch), threading.Thread(target=submit)]
-        begin = time.monotonic()
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
-        # Far from the limit that is asked for, and from the one that held before.
-        assert time.monotonic() - begin < 30.0
+            thread.join(NOTICED)
+            assert not thread.is_alive()
     assert [type(error) for error in errors] == [MasterUnreachableError] * 2
     assert all("answers nothing any longer" in str(error) for error in errors)
 

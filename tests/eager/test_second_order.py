@@ -193,6 +193,7 @@ def differences(sample, weight, pulls, along):
     return (4 * slopes[1] - slopes[0]) / 3, max(sizes)
 
 
+@pytest.mark.slow
 def test_second_derivatives_match_differences_of_first_ones(calls, record_property):
     weights = [weights_of(sample, numbers_for(sample, 6)) for sample in calls]
     found, stuck = second_order(calls, weights, ALONE)

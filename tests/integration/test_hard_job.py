@@ -61,6 +61,7 @@ class Model(pc.nn.Module):
         return pc.matmul(x, self.table.weight.value.redistribute(self.last), transpose_b=True)
 
 
+@cache
 def hard_job(stages: int = 1) -> Job:
     """With two stages the last block, the norm and the loss are on ranks 4 to 7, else on 0 to 3."""
     wide = pc.Placement("cpu", [[0], [1], [2], [3]], ("dp", "tp"))
@@ -232,11 +233,13 @@ PIPELINES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", MICRO, ids=text)
 def test_micro_batches_without_stages(settings: dict[str, Any]) -> None:
     check(1, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", PIPELINES, ids=text)
 def test_micro_batches_of_stages(settings: dict[str, Any]) -> None:
     check(2, **settings)

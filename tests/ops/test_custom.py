@@ -30,8 +30,8 @@ from plancompiler.ops.registry import allow_custom_ops, register_custom
 from tests.dense import run_dense
 from tests.ops.dense import gradients_of
 from tests.ops.sample import Sample
+from tests.ops.sharding import ShardedCall, type_of
 from tests.ops.sharding import run_dense as run_dense_op
-from tests.ops.sharding import run_sharded, type_of
 from tests.ops.test_sharding import signatures_on
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def test_a_custom_op_is_an_op_like_any_other():
 def test_every_signature_gives_the_dense_result(custom, inputs, attrs, hierarchy):
     dense = custom.function(*inputs, **attrs) if custom is not ranks_of_rows else None
     for signature in signatures_on(Sample(custom.kind, inputs, attrs), hierarchy):
-        found = run_sharded(custom.kind, inputs, attrs, signature, hierarchy, RANDOM)
+        found = ShardedCall(custom.kind, inputs, attrs).run(signature, hierarchy, RANDOM)
         if dense is None:
             np.testing.assert_allclose(found[0], inputs[0] ** 3 * inputs[1][:, None])
             np.testing.assert_array_equal(found[1], range(5))
@@ -177,7 +177,7 @@ def test_the_types_may_come_from_the_user():
         # k splits by the rule, but the function always makes all powers.
         split = next(one for one in signatures if str(one.outputs[0]) == "[S(1)]")
         with pytest.raises(ExecutionError, match="returned a wrong output"):
-            run_sharded(powers.kind, inputs, attrs, split, hierarchy, RANDOM)
+            ShardedCall(powers.kind, inputs, attrs).run(split, hierarchy, RANDOM)
 
 
 def test_a_gradient_that_nothing_flows_into_is_zero():

@@ -17,7 +17,7 @@ from plancompiler.ops import (
 )
 from plancompiler.ops.rule import NdSignature
 from tests.ops.samples import Sample, samples
-from tests.ops.sharding import local_feed, run_dense, run_sharded, type_of
+from tests.ops.sharding import ShardedCall, assert_close, local_feed, run_dense, type_of
 
 MESHES = ((2,), (3,), (2, 2), (2, 1, 3))
 LEAST_SIGNATURES = 25_000
@@ -58,25 +58,15 @@ def prove(sample, rng):
     proved = 0
     state = {"value": local_feed(sample.attrs)} if sample.kind == "input" else {}
     dense = run_dense(sample.kind, sample.inputs, sample.attrs, seed=5, step=2, state=state)
+    call = ShardedCall(sample.kind, sample.inputs, sample.attrs, seed=5, step=2)
     for hierarchy in MESHES:
         for signature in signatures_on(sample, hierarchy):
-            label = f"{sample} on {hierarchy}: {signature}"
             try:
-                found = run_sharded(
-                    sample.kind,
-                    sample.inputs,
-                    sample.attrs,
-                    signature,
-                    hierarchy,
-                    rng,
-                    seed=5,
-                    step=2,
-                )
+                found = call.run(signature, hierarchy, rng)
+                for got, expected in zip(found, dense, strict=True):
+                    assert_close(got, expected, tolerance(expected))
             except Exception as error:
-                raise AssertionError(label) from error
-            for got, expected in zip(found, dense, strict=True):
-                bound = tolerance(expected)
-                np.testing.assert_allclose(got, expected, bound, bound, err_msg=label)
+                raise AssertionError(f"{sample} on {hierarchy}: {signature}") from error
             proved += 1
     return proved
 
@@ -148,10 +138,9 @@ def test_signatures_hold_in_bfloat16(tmp_path):
             continue
         inputs = [np.round(one) if one.dtype == dtype else one for one in sample.inputs]
         dense = run_dense(sample.kind, inputs, sample.attrs, seed=5, step=2)
+        call = ShardedCall(sample.kind, inputs, sample.attrs, seed=5, step=2)
         for signature in signatures_on(sample, (3,)):
-            found = run_sharded(
-                sample.kind, inputs, sample.attrs, signature, (3,), rng, seed=5, step=2
-            )
+            found = call.run(signature, (3,), rng)
             for got, expected in zip(found, dense, strict=True):
                 assert got.dtype == expected.dtype
                 np.testing.assert_allclose(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -14,25 +16,36 @@ from tests.executor.cuda.jobs import moved
 STEPS = 4
 
 
-def losses(job, ranks, devices=None):
-    plans = compile_plans(job, ranks).plans
+def losses(plans, devices=None):
     with LocalWorld(plans, devices=devices, deadline=60) as world:
         return [float(each["loss"]) for each in world.run(STEPS)]
+
+
+@cache
+def on_hosts(make, **layout):
+    """The job, and the losses that it has on hosts."""
+    job = make(**layout)
+    return job, losses(compile_plans(job, job.world_size).plans)
+
+
+@cache
+def on_one_device(make, **layout):
+    """The job's plan for a device."""
+    return compile_plans(moved(on_hosts(make, **layout)[0]), 1).plans
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("make", [mlp, gpt], ids=["mlp", "gpt"])
 def test_one_device_trains_to_the_hosts_losses(make, seed):
-    job = make(ranks=1) if make is mlp else make()
-    found = losses(moved(job), 1, {0: LateDevice(seed)})
-    np.testing.assert_allclose(found, losses(job, 1), rtol=1e-3)
+    layout = {"ranks": 1} if make is mlp else {}
+    found = losses(on_one_device(make, **layout), {0: LateDevice(seed)})
+    np.testing.assert_allclose(found, on_hosts(make, **layout)[1], rtol=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_micro_batches_on_one_device(seed):
-    job = gpt(microbatches=4)
-    found = losses(moved(job), 1, {0: LateDevice(seed)})
-    np.testing.assert_allclose(found, losses(job, 1), rtol=1e-3)
+    found = losses(on_one_device(gpt, microbatches=4), {0: LateDevice(seed)})
+    np.testing.assert_allclose(found, on_hosts(gpt, microbatches=4)[1], rtol=1e-3)
 
 
 def devices_of(ranks):
@@ -40,6 +53,7 @@ def devices_of(ranks):
     return {rank: ThreadedDevice(world) for rank in ranks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -55,11 +69,10 @@ def devices_of(ranks):
     ids=str,
 )
 def test_several_devices_train_to_the_hosts_losses(layout):
-    job = gpt(**layout)
-    ranks = range(job.world_size)
-    devices = devices_of(ranks)
-    found = losses(moved(job), len(ranks), devices)
-    np.testing.assert_allclose(found, losses(job, len(ranks)), rtol=1e-3)
+    job, wanted = on_hosts(gpt, **layout)
+    devices = devices_of(range(job.world_size))
+    found = losses(compile_plans(moved(job), job.world_size).plans, devices)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
     for device in devices.values():
         device.close()
 
@@ -69,7 +82,8 @@ def test_several_devices_train_to_the_hosts_losses(layout):
     "layout", [{"pp": 2}, {"pp": 2, "microbatches": 4, "schedule": "1f1b"}], ids=str
 )
 def test_devices_and_hosts_exchange_values(layout, on_device):
-    job = gpt(**layout)
+    job, wanted = on_hosts(gpt, **layout)
     mixed = moved(job, lambda rank: "cuda" if rank in on_device else "cpu")
-    found = losses(mixed, 2, {rank: LateDevice(3) for rank in on_device})
-    np.testing.assert_allclose(found, losses(job, 2), rtol=1e-3)
+    plans = compile_plans(mixed, 2).plans
+    found = losses(plans, {rank: LateDevice(3) for rank in on_device})
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
