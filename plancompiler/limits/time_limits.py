@@ -1,144 +1,156 @@
-"""All time limits of the project, in seconds. docs/time-limits.md says of each how to change it."""
+"""All time limits of the project, in seconds. docs/time-limits.md says how to change each."""
 
 from __future__ import annotations
 
 BUSY_SHARE = 0.03
-"""Who uses less of a processor than this (no unit) stands still. Waiting itself, with its pings and
-looks at peers, costs a worker less than 0.01; one that works has more, unless thirty share a core.
+"""The share of a processor (no unit) below which a process counts as idle. Waiting, with its pings
+and checks of peers, costs a worker less than 0.01; a working process has more, unless more than
+thirty share a core.
 """
 
-# --- ranks that stand still -----------------------------------------------------------------------
+# --- ranks that make no progress ------------------------------------------------------------------
 
 DEADLINE = 30.0
-"""A rank stands still, its processor idle, while others wait for it."""
+"""How long a rank may make no progress, with its processor idle, while others wait for it."""
 UNSEEN_DEADLINE = 300.0
-"""The same where nobody can see whether it works: on devices; and of ranks of eager programs that
-are alone on their hosts and do not answer, as their work holds the interpreter.
+"""DEADLINE for ranks whose work nobody can see: ranks on devices, and ranks of eager programs that
+are alone on their hosts and do not answer because their work holds the interpreter.
 """
 START_DEADLINE = 300.0
-"""Ranks wait for each other when they start."""
+"""How long ranks wait for each other when they start."""
 STOPPED = 3.0
-"""A process is stopped by a signal before its launcher or its peers name it."""
+"""How long a process may be stopped by a signal before its launcher or its peers name it."""
 STOPPED_WORKER = 2.0
-"""The same for a worker of a cluster, of which the master still has to be told."""
+"""How long a worker of a cluster may be stopped by a signal before the process beside it names it;
+the time until the master hears of it comes on top.
+"""
 SHORTEST_ANSWER = 1.0
-"""A rank has at least this for its answer where it stands."""
+"""The least time that a rank has to answer what it is doing."""
 LONGEST_ANSWER = 10.0
-"""And at most this."""
+"""The most time that a rank has to answer what it is doing."""
 LONGEST_LOOK = 1.0
-"""Between two looks at ranks that others wait for, at most."""
+"""The longest interval between two checks of the ranks that others wait for."""
 
 # --- connections ----------------------------------------------------------------------------------
 
 SILENCE = 10.0
-"""Master, worker or client answers no ping, or makes its first answer."""
+"""How long a master, worker or client may answer no ping, and how long its first answer may take.
+"""
 SHORTEST_SILENCE = 2.0
-"""The least that a `--timeout` means for pings."""
+"""The shortest silence that ends a connection, even with a smaller `--timeout`."""
 CALL = 30.0
-"""A call to the master that is no stream."""
+"""A call to the master that is not a stream."""
 TRANSFER = 600.0
 """One transfer of a job, slice, plan, feeds or variables."""
 BEAT = 5.0
-"""The process beside a worker tells the master of it."""
+"""One call by which the heartbeat process beside a worker reports to the master."""
 SIGN = 1.0
-"""Between a worker's signs of life to the process beside it."""
+"""The interval at which a worker gives signs of life to its heartbeat process."""
 QUIET = 1.5
-"""A worker gave no sign before it is spoken for."""
+"""How long a worker may give no sign before its heartbeat process speaks for it."""
 HELLO = 20.0
-"""A stream between ranks of several hosts is open without a greeting."""
+"""How long a stream between ranks of several hosts may be open without a greeting."""
 RUN_AHEAD = 300.0
-"""A peer on another host is ahead of this process with a run."""
+"""How long a stream waits whose sender is already in a later run than this process."""
 REACH = 5.0
-"""Finding out whether a peer can be reached."""
+"""The check whether a peer can be reached."""
 REFUSAL = 1.0
-"""Between two looks at why a peer cannot be reached."""
+"""The interval between two checks of why a peer cannot be reached."""
 PROBE = 2.0
-"""Finding out why TLS does not come about."""
+"""The check of why a TLS connection fails."""
 CHALLENGE = 60.0
-"""Answering a challenge to prove that one knows a token."""
+"""The answer to a challenge by which a caller proves that it knows a token."""
 UPLOAD = 600.0
-"""One submission, feed or upload as the master takes it."""
+"""One submission, feed or upload that the master receives."""
 
 # --- a master's jobs ------------------------------------------------------------------------------
 
 WORKER_SILENCE = 10.0
-"""A worker says nothing before it is lost; a worker waits three times as long for its master."""
+"""How long a worker may be silent before it counts as lost; a worker waits three times as long for
+its master.
+"""
 WORKERS = 300.0
-"""The first job of the queue waits for workers."""
+"""How long the first job of the queue waits for workers."""
 COMPILING = 1800.0
-"""Compiling, unless a rank that is awaited works. One that stands still has DEADLINE, as it has
-while the job saves."""
+"""The phase "compiling", unless a rank that has not finished still works. A rank that makes no
+progress has only DEADLINE, as it has while the job saves.
+"""
 CHECKING = 60.0
-"""Comparing what ranks have compiled."""
+"""The phase "checking", in which the master compares what ranks have compiled."""
 PREPARING = 30.0
-"""Preparing, unless a rank that is awaited works."""
+"""The phase "preparing", unless a rank that has not finished still works."""
 PROGRESS = 600.0
-"""An operation runs and no rank reports anything or works. Where all that run stand still: DEADLINE
-and LONGEST_ANSWER."""
+"""How long an operation may run while no rank reports anything or works. If all its ranks make no
+progress, the limit is DEADLINE and LONGEST_ANSWER together.
+"""
 IDLE = 3600.0
-"""An open job waits for its client's next request."""
+"""How long an open job waits for its client's next request."""
 RELEASE = 30.0
-"""A worker lets go of an ended job."""
+"""How long a worker may take to release an ended job."""
 STREAM = 30.0
-"""A stream whose peer must say something is silent."""
+"""How long a stream may be silent whose peer has to send something."""
 FIRST_CAUSE = 3.0
-"""A failure that looks like the consequence of another one is held back."""
+"""How long a failure is held back that looks like the consequence of another one."""
 TELL = 5.0
-"""Between two notes on which ranks a job waits for."""
+"""The interval between two notes on which ranks a job waits for."""
 
 # --- starting and ending --------------------------------------------------------------------------
 
 START = 120.0
-"""Worker processes of `pc.run` start and register."""
+"""How long worker processes of `pc.run` may take to start and register."""
 GRACE = 3.0
-"""Ranks of `launch` end by themselves after a failure, and after SIGTERM."""
+"""How long ranks of `launch` have to end by themselves after a failure, and after SIGTERM."""
 WORKER_STOP = 5.0
-"""A worker process ends after it was asked to; then it is killed."""
+"""How long a worker process has to end after it was asked to; then it is killed."""
 WORKER_LEAVE = 60.0
-"""A worker that must end waits for its work at hand."""
+"""How long a worker that must end waits for its current work."""
 AGENT_STOP = 10.0
-"""A worker's job and connection end."""
+"""The end of a worker's job and connection."""
 HELPER_STOP = 5.0
-"""The process beside a worker ends."""
+"""The end of the heartbeat process beside a worker."""
 MASTER_STOP = 5.0
-"""A master's calls and compilations end."""
+"""The end of a master's calls and compilations."""
 COMMAND_STOP = 10.0
-"""A command that serves ends after Ctrl-C."""
+"""The end of a command that serves, after Ctrl-C."""
 TASK_LEAVE = 5.0
-"""After a failure a stream is still in its task; then it is left behind."""
+"""How long a stream may stay in its task after a failure; then it is abandoned."""
 STREAM_END = 1.0
-"""A stream ends that is in no task."""
+"""The end of a stream that is in no task."""
 GOODBYE = 5.0
-"""A rank's last frames reach other hosts."""
+"""How long a rank's last frames may take to reach other hosts."""
 LINGER = 1.0
-"""A rank that is done listens for the goodbyes of others."""
+"""How long a rank that is done listens for the goodbyes of others."""
 THREAD_END = 5.0
-"""A thread of a stream or a device ends after it was asked to; then it is left behind."""
+"""How long a thread of a stream or a device has to end after it was asked to; then it is
+abandoned, and a log line names it.
+"""
 MPI_END = 10.0
-"""MPI's thread ends."""
+"""The end of MPI's thread."""
 DEVICE_CLOSING = 5.0
-"""Work that was launched on a device ends when its run is closed."""
+"""The end of work that was launched on a device, when its run is closed."""
 NCCL_ABORT = 1.0
-"""NCCL's own calls are waited for before it is aborted."""
+"""How long NCCL's own calls are waited for before NCCL is aborted."""
 REMOVING = 10.0
-"""A temporary folder is removed after the end of the process that made it."""
+"""The removal of a temporary folder after the end of the process that made it."""
 NOTES = 1.0
-"""A master's last lines reach its standard error."""
+"""How long a master's last log lines may take to reach its standard error."""
 DOCTOR = 10.0
-"""`doctor` talks to itself over loopback."""
+"""The test of gRPC over loopback in `doctor`."""
 HANDSHAKE_END = 1.0
-"""A master's last lines about refused handshakes reach its standard error."""
+"""How long a master's last lines about refused handshakes may take to reach its standard error."""
 STALE = 3600.0
-"""A file that the plan cache is writing stays when its writer was killed."""
+"""How long a half-written file of the plan cache stays after its writer was killed."""
 
 
 def if_unseen(deadline: float) -> float:
-    """The deadline where nobody sees whether a rank works, as on devices: longer, unless the user
-    chose.
+    """The deadline for ranks whose work nobody can see, such as ranks on devices: UNSEEN_DEADLINE,
+    unless the user chose a deadline.
     """
     return UNSEEN_DEADLINE if deadline == DEADLINE else deadline
 
 
 def at_start(deadline: float) -> float:
-    """The deadline for meeting others, who may come late: longer, unless the user chose."""
+    """How long ranks wait for each other at the start: START_DEADLINE, unless the user chose a
+    deadline.
+    """
     return START_DEADLINE if deadline == DEADLINE else deadline

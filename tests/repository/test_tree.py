@@ -46,16 +46,6 @@ def test_no_file_holds_an_absolute_path_of_a_machine() -> None:
     assert holding == []
 
 
-def test_python_files_stay_under_650_lines() -> None:
-    long = [
-        f"{path.relative_to(ROOT)}: {count} lines"
-        for path in tree_files()
-        if path.suffix == ".py" and "_pb2" not in path.name
-        if (count := len(path.read_text().splitlines())) > 650
-    ]
-    assert long == []
-
-
 @pytest.mark.parametrize(
     "script", ["scripts/test", "scripts/demo", "scripts/generate_proto", ".ci/run"]
 )
