@@ -349,6 +349,12 @@ class LimitError(ClusterError):
     code = "E187"
 
 
+class EngineError(ClusterError):
+    """An engine is not installed, or cannot start the ranks that were asked for."""
+
+    code = "E189"
+
+
 # --- execution -----------------------------------------------------------------------------------
 
 

@@ -31,8 +31,8 @@ from plancompiler.errors import (
     PlanCompilerError,
     UsageError,
 )
-from plancompiler.executor.comm.host_wire import HOST_VARIABLE
 from plancompiler.executor.cuda.device import local_device
+from plancompiler.executor.host_identity import HOST_VARIABLE
 from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.proto import cluster_pb2 as pb

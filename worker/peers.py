@@ -20,10 +20,10 @@ from plancompiler.cluster.channel import (
 from plancompiler.cluster.messages import Register
 from plancompiler.errors import ClusterError, UsageError
 from plancompiler.executor.comm.choice import open_link
-from plancompiler.executor.comm.host_wire import HOST_VARIABLE, host_id, network_name
 from plancompiler.executor.comm.link import Link
 from plancompiler.executor.comm.mpi import MpiWorld
 from plancompiler.executor.comm.remote import PeerServer, remote_link
+from plancompiler.executor.host_identity import HOST_VARIABLE, host_id, network_name
 
 TRANSPORTS = ("grpc", "mpi")
 """How workers exchange data: shared memory and gRPC between hosts, or MPI."""

@@ -36,8 +36,6 @@ from plancompiler.executor.memory import Buffer, Slots
 from plancompiler.ir import DType
 
 PROTOCOL_VERSION = 3
-HOST_VARIABLE = "PLANCOMPILER_HOST"
-"""Where the user may name the host of a process; see `host_id`."""
 MAX_PACKET = 8192
 """Bytes of the largest packet."""
 MAX_DIRECTORY = 256 << 20
@@ -53,25 +51,6 @@ _HELLO = struct.Struct("<16sIII32s")
 _MAGIC = b"plancompiler.hst"
 _CREDENTIALS = struct.Struct("iII")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def network_name() -> str:
-    """Names the network that this process sees: its machine since it was started, and namespace.
-
-    Processes with the same name for it reach each other's loopback addresses and abstract sockets.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/net').readlink()}"
-    except OSError:
-        return socket.gethostname()
-
-
-def host_id(name: str) -> str:
-    """What processes have in common that can map each other's memory. `name` is what the user calls
-    the host, empty for nothing: under two names it is two hosts.
-    """
-    return f"{network_name()}/{os.getuid()}/{name}"
 
 
 def socket_name(token: str, rank: int) -> bytes:

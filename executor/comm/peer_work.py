@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from plancompiler.errors import WireFormatError
-from plancompiler.executor.comm.host_wire import HOST_VARIABLE
 from plancompiler.executor.comm.patience import Patience, Progress, work_of_process
+from plancompiler.executor.host_identity import HOST_VARIABLE
 from plancompiler.executor.process_status import process_space
 
 ASKS = 15

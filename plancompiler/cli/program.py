@@ -24,7 +24,7 @@ COMMANDS = {
     "compile": "Compile a job without running it.",
     "doctor": "Report what works on this machine, and why not.",
     "inspect": "Print compiled plans.",
-    "launch": "Start a script as several ranks on this machine.",
+    "launch": "Start a script as several ranks.",
     "master": "Take jobs, compile them and drive workers.",
     "ops": "List the op table.",
     "run": "Compile a job and run it on this machine.",

@@ -12,9 +12,9 @@ from types import TracebackType
 import numpy as np
 
 from plancompiler.blas.loaded_library import numeric_kernels
-from plancompiler.eager.launch_variables import PIPE, read_launcher
 from plancompiler.eager.spawn import reported
 from plancompiler.eager.world import World, process_world, set_process_world
+from plancompiler.engines.launch_variables import PIPE, read_launcher
 from plancompiler.errors import UsageError
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.executor.comm.rendezvous import WorldLink

@@ -17,7 +17,7 @@ import numpy as np
 
 from plancompiler.boxing.planner import canonical
 from plancompiler.eager.generator import Generator
-from plancompiler.eager.launch_variables import ALONE, read_launcher
+from plancompiler.engines.launch_variables import ALONE, read_launcher
 from plancompiler.errors import RankError, UsageError
 from plancompiler.executor.comm.context import members_are_compared
 from plancompiler.executor.comm.manager import CommContextManager

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import grpc
 
-from plancompiler.eager.launch_variables import PIPE, TOKEN, Launched, processes_of
+from plancompiler.engines.launch_variables import (
+    ADDRESSES,
+    INSECURE,
+    PIPE,
+    TLS,
+    TOKEN,
+    TRANSPORT,
+    Launched,
+    processes_of,
+)
 from plancompiler.errors import SecurityError, UsageError
 from plancompiler.executor.comm.choice import join_world, open_link
 from plancompiler.executor.comm.messages import MessageLink
@@ -26,14 +35,8 @@ from plancompiler.limits import time_limits
 from plancompiler.limits.time_limits import DEADLINE, UNSEEN_DEADLINE
 
 TRANSPORTS = ("host", "grpc", "mpi")
-TRANSPORT = "PLANCOMPILER_WORLD_TRANSPORT"
-ADDRESSES = "PLANCOMPILER_WORLD_ADDRESSES"
-"""HOST:PORT of each rank, in order, separated by commas."""
 SECRET = TOKEN
 """What `plancompiler launch` gives all its ranks; on several hosts the user does."""
-INSECURE = "PLANCOMPILER_WORLD_INSECURE"
-TLS = tuple(f"PLANCOMPILER_WORLD_TLS_{name}" for name in ("CA", "CERT", "KEY"))
-"""PEM files: the authority that signed all ranks' certificates, and this rank's own pair."""
 
 LINGER_SECONDS = time_limits.LINGER
 """How long a rank that is done listens for the goodbyes of others, whose streams would break."""

@@ -18,9 +18,9 @@ from plancompiler.eager.tracing import DRAWN
 from plancompiler.errors import PlanCompilerError, TracingError
 from plancompiler.executor.comm.choice import open_link
 from plancompiler.executor.comm.context import CommContext
-from plancompiler.executor.comm.host_wire import HOST_VARIABLE, host_id
 from plancompiler.executor.comm.link import Link
 from plancompiler.executor.comm.local import LocalHub
+from plancompiler.executor.host_identity import HOST_VARIABLE, host_id
 from plancompiler.executor.runtime import Runtime
 from plancompiler.ir import Job
 from plancompiler.limits.time_limits import DEADLINE

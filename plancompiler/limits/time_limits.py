@@ -124,6 +124,8 @@ THREAD_END = 5.0
 """How long a thread of a stream or a device has to end after it was asked to; then it is
 abandoned, and a log line names it.
 """
+AGENT_SILENCE = 8.0
+"""How long the agent of a rank, or the way to it, may be silent before its ranks are lost."""
 MPI_END = 10.0
 """The end of MPI's thread."""
 DEVICE_CLOSING = 5.0

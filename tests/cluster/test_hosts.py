@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from plancompiler.errors import SecurityError, WorkerLostError
-from plancompiler.executor.comm.host_wire import HOST_VARIABLE
+from plancompiler.executor.host_identity import HOST_VARIABLE
 from plancompiler.executor.local_run import LocalWorld
 from plancompiler.ir import Job
 from plancompiler.lower.compile import compile_plans

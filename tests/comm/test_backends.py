@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from plancompiler.eager import current_world, spawn
-from plancompiler.eager.launch_variables import Launched
 from plancompiler.eager.transports import ADDRESSES, SECRET, TLS, TRANSPORT, open_world
+from plancompiler.engines.launch_variables import Launched
 from plancompiler.errors import SecurityError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
 from tests.cluster.certificates import make_certificates

@@ -13,11 +13,11 @@ import pytest
 
 from plancompiler.errors import DeadlineError, WireFormatError
 from plancompiler.executor.comm import messages
-from plancompiler.executor.comm.host_wire import HOST_VARIABLE
 from plancompiler.executor.comm.message_rendezvous import MessageWorldLink
 from plancompiler.executor.comm.messages import MessageLink
 from plancompiler.executor.comm.patience import Patience
 from plancompiler.executor.comm.peer_work import PeerWork
+from plancompiler.executor.host_identity import HOST_VARIABLE
 from plancompiler.executor.process_status import StoppedProcesses
 from tests.comm.test_messages import Wire
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plancompiler.eager.transports import ADDRESSES, TRANSPORT
-from plancompiler.executor.comm.host_wire import HOST_VARIABLE
+from plancompiler.executor.host_identity import HOST_VARIABLE
 
 WAIT = 100
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.eager.launch_variables import read_launcher
+from plancompiler.engines.launch_variables import read_launcher
 from plancompiler.errors import UsageError
 
 SCRIPT = """

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.eager.launch_variables import LAUNCHERS, Launched, read_launcher
 from plancompiler.eager.transports import open_world
+from plancompiler.engines.launch_variables import LAUNCHERS, Launched, read_launcher
 from plancompiler.errors import UsageError
 from tests.cli.test_processes import await_end
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from plancompiler.eager.launch_variables import Launched
 from plancompiler.eager.transports import open_world
+from plancompiler.engines.launch_variables import Launched
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.ir import DType
 from tests.comm import suite

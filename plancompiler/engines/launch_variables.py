@@ -19,6 +19,30 @@ WORLD_SIZE = "PLANCOMPILER_WORLD_SIZE"
 TOKEN = "PLANCOMPILER_WORLD_TOKEN"  # the name of a variable
 PIPE = "PLANCOMPILER_LAUNCH_PIPE"
 """A descriptor that reads to its end when the launcher is gone."""
+LOCAL_RANK = "PLANCOMPILER_LOCAL_RANK"
+LOCAL_WORLD_SIZE = "PLANCOMPILER_LOCAL_WORLD_SIZE"
+TRANSPORT = "PLANCOMPILER_WORLD_TRANSPORT"
+ADDRESSES = "PLANCOMPILER_WORLD_ADDRESSES"
+"""HOST:PORT of each rank, in order, separated by commas."""
+INSECURE = "PLANCOMPILER_WORLD_INSECURE"
+TLS = tuple(f"PLANCOMPILER_WORLD_TLS_{name}" for name in ("CA", "CERT", "KEY"))
+"""PEM files: the authority that signed all ranks' certificates, and this rank's own pair."""
+
+
+def world_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """What `plancompiler launch` tells a rank of its place, also under the names that programs for
+    torchrun read.
+    """
+    return {
+        RANK: str(rank),
+        WORLD_SIZE: str(size),
+        LOCAL_RANK: str(local_rank),
+        LOCAL_WORLD_SIZE: str(local_size),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +65,7 @@ class LaunchVariables:
 
 
 LAUNCHERS = (
-    LaunchVariables("plancompiler launch", RANK, WORLD_SIZE, (TOKEN,)),
+    LaunchVariables("plancompiler launch", RANK, WORLD_SIZE, (TOKEN,), LOCAL_WORLD_SIZE),
     LaunchVariables(
         "torchrun",
         "RANK",
@@ -92,6 +116,15 @@ class Launched:
 
 
 ALONE = Launched(None, 0, 1, "")
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a program that another launcher starts: what this process was told of its own
+    place would contradict what that says.
+    """
+    told = {each.rank for each in LAUNCHERS} | {each.size for each in LAUNCHERS}
+    told |= {each.local_size for each in LAUNCHERS} | {LOCAL_RANK, "LOCAL_RANK", TOKEN, PIPE}
+    return {name: text for name, text in environment.items() if name not in told}
 
 
 def read_launcher(environment: Mapping[str, str]) -> Launched:

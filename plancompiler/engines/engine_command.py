@@ -1,0 +1,82 @@
+"""Engines that are a command, such as `mpiexec`, which runs as long as its ranks do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from plancompiler.engines.guard import Guard
+from plancompiler.engines.hosted import engine_environment
+from plancompiler.engines.launcher import exit_text
+from plancompiler.limits import time_limits
+
+_LINES = 20
+"""How many of its last lines are shown where it fails."""
+
+
+class EngineCommand:
+    """One run of such a command, with what it says."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        """Its lines go to `say` as they come."""
+        self._name = os.path.basename(command[0])  # noqa: PTH119  # a name, maybe not a path
+        self._last: deque[str] = deque(maxlen=_LINES)
+        self._say = say
+        self._guard = Guard(time_limits.GRACE)
+        self._process = subprocess.Popen(
+            command,
+            env=engine_environment(os.environ) | dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._guard.add(self._process.pid)
+        self._reader = threading.Thread(target=self._read, name=f"lines of {self._name}")
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._last.append(line.strip())
+                self._say(line)
+
+    def ended(self) -> str | None:
+        """How it has ended and what it said last; None while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        self._reader.join(_LAST_WORDS_SECONDS)
+        words = " ".join(line for line in self._last if line)
+        return f"{self._name}: {exit_text(code)}" + (f"; it said: {words}" if words else "")
+
+    def end(self) -> None:
+        """Wait for its end, which it has no more reason to delay, and make sure of it."""
+        for number in (None, signal.SIGTERM):
+            if number is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+                break
+        self._guard.close()  # kills what is left
+        self._process.wait()
+        self._reader.join()
+
+
+_LAST_WORDS_SECONDS = 0.5
+_END_SECONDS = 0.9
+"""Twice this and the guard's grace must fit into what ending a run may take."""

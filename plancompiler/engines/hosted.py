@@ -1,0 +1,161 @@
+"""Launchers whose ranks somebody else starts: an engine starts an agent for each rank."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from plancompiler.engines.agent import COMMAND, order_variable
+from plancompiler.engines.launch_variables import (
+    ADDRESSES,
+    TOKEN,
+    TRANSPORT,
+    without_launcher,
+    world_variables,
+)
+from plancompiler.engines.launcher import Program, StartedRank
+from plancompiler.engines.remote_ranks import AgentServer, RemoteAgent
+from plancompiler.errors import DeadlineError, EngineError
+from plancompiler.limits import time_limits
+
+LOOPBACK = "127.0.0.1:0"
+_WAIT_SECONDS = 0.1
+
+
+class Engine(ABC):
+    """What starts one agent per rank: a command of its own, or a service that is running."""
+
+    name: str
+    gives_ranks = False
+    """Whether it tells each agent its rank by itself."""
+
+    @abstractmethod
+    def start(
+        self, ranks: int, command: Sequence[str], variables: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Begin to start agents: `command`, each with its own `variables` (the same for all where
+        the engine gives ranks). EngineError where it is not there or cannot start so many.
+        """
+
+    @abstractmethod
+    def ended(self) -> str | None:
+        """How the engine's own part of the run has ended, in words; None while it goes on."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End it, and what it has started. Safe to call again."""
+
+
+class HostedLauncher:
+    """Ranks of an engine; see `Engine`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        output: Callable[[int, str], None],
+        address: str = LOOPBACK,
+    ) -> None:
+        """`address` is where agents reach this process."""
+        self.name = engine.name
+        self._engine = engine
+        self._output = output
+        self._address = address
+        self._server: AgentServer | None = None
+        self._started: Sequence[StartedRank] = ()
+
+    def start(
+        self, program: Program, ranks: int, say: Callable[[str], None], stop: threading.Event
+    ) -> Sequence[StartedRank]:
+        secret = secrets.token_hex(32)
+        server = self._server = AgentServer(self._address, secret, self._output)
+        given = [None if self._engine.gives_ranks else rank for rank in range(ranks)]
+        orders = [order_variable(server.address, secret, program, rank) for rank in given]
+        self._engine.start(ranks, COMMAND, orders)
+        agents = self._await_agents(server, ranks, stop)
+        if agents:
+            self._started = _start_all(server, agents, say)
+        return self._started
+
+    def look(self) -> None:
+        if self._server is not None:
+            self._server.look()
+        ended = self._engine.ended()
+        if ended is not None:
+            for each in self._started:
+                each.has_ended(None, ended)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._engine.end()
+        self._started, self._server = (), None
+
+    def _await_agents(
+        self, server: AgentServer, ranks: int, stop: threading.Event
+    ) -> list[RemoteAgent]:
+        """The agents of all ranks, in order; none where it is asked to stop before they came."""
+        first: float | None = None
+        while not stop.is_set():
+            with server.arrived:
+                server.arrived.wait(_WAIT_SECONDS)
+                agents = list(server.agents)
+            if len(agents) == ranks:
+                return sorted(agents, key=lambda each: each.rank or 0)
+            ended = self._engine.ended()
+            if ended is not None:
+                raise EngineError(
+                    f"the engine {self.name} ended before it had started all ranks",
+                    got=f"{len(agents)} of {ranks} ranks; {ended}",
+                    expected=f"{ranks} ranks",
+                    hint="see what it says, and ask it for no more ranks than it can start",
+                )
+            if first is None and agents:
+                first = time.monotonic()
+            # Before the first comes the engine may have a queue.
+            if first is not None and time.monotonic() - first > time_limits.START_DEADLINE:
+                came = sorted(each.rank or 0 for each in agents)
+                raise DeadlineError(
+                    f"not all ranks of the engine {self.name} came",
+                    got=f"ranks {came} of {ranks}",
+                )
+        return []
+
+
+def _start_all(
+    server: AgentServer, agents: Sequence[RemoteAgent], say: Callable[[str], None]
+) -> list[StartedRank]:
+    """Have the agents start their ranks, in this order, all in one world."""
+    size = sum(each.slots for each in agents)
+    common = _transport(agents)
+    started: list[StartedRank] = []
+    here: dict[str, int] = {}
+    local_sizes: dict[str, int] = {}
+    for agent in agents:
+        local_sizes[agent.host_id] = local_sizes.get(agent.host_id, 0) + agent.slots
+    for agent in agents:
+        ranks = range(len(started), len(started) + agent.slots)
+        variables = []
+        for rank in ranks:
+            local = here[agent.host_id] = here.get(agent.host_id, -1) + 1
+            place = world_variables(rank, size, local, local_sizes[agent.host_id])
+            variables.append(common | place)
+        started += server.start(agent, ranks, variables, say)
+    return started
+
+
+def _transport(agents: Sequence[RemoteAgent]) -> dict[str, str]:
+    """What carries the ranks' data: nothing needs to be said where they share memory."""
+    if len({each.host_id for each in agents}) == 1:
+        return {}
+    return {
+        TRANSPORT: "grpc",
+        ADDRESSES: ",".join(address for each in agents for address in each.addresses),
+    }
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables for an engine's own command, from this process's."""
+    return {name: text for name, text in without_launcher(environment).items() if name != TOKEN}

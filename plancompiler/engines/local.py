@@ -1,0 +1,169 @@
+"""The engine `local`: ranks as processes of this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import IO
+
+from plancompiler.engines.guard import Guard
+from plancompiler.engines.launch_variables import PIPE, world_variables
+from plancompiler.engines.launcher import Program, StartedRank
+from plancompiler.executor.process_status import StoppedProcesses
+from plancompiler.limits import time_limits
+
+_LAST_WORDS_SECONDS = 0.5
+"""How long to read what an ended rank has said where what it started can still write."""
+
+
+class LocalRank(StartedRank):
+    """One process, in a session of its own, so that Ctrl-C in a terminal does not reach it."""
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: Sequence[int],
+        guard: Guard,
+        say: Callable[[int, str], None],
+        output: int | Callable[[int, str], None] | None,
+    ) -> None:
+        """`output` is where its standard output goes: None for this process's, a descriptor, or
+        what takes its lines.
+        """
+        super().__init__(rank, partial(say, rank))
+        self._guard = guard
+        take = None if output is None or isinstance(output, int) else partial(output, rank)
+        self.process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=None if take is None else subprocess.DEVNULL,
+            stdout=output if output is None or isinstance(output, int) else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+        guard.add(self.process.pid)
+        self._readers = []
+        if take is not None:
+            self._readers.append(self._read_in_thread(self.process.stdout, take, "stdout"))
+        self._readers.append(self._read_in_thread(self.process.stderr, self.heard, "stderr"))
+        self._waiter = threading.Thread(target=self._wait, name=f"end of rank {rank}")
+        self._waiter.start()
+
+    def _read_in_thread(
+        self, stream: IO[str] | None, take: Callable[[str], None], name: str
+    ) -> threading.Thread:
+        assert stream is not None
+
+        def read() -> None:
+            with stream:
+                for line in stream:
+                    take(line)
+
+        thread = threading.Thread(target=read, name=f"{name} of rank {self.rank}", daemon=True)
+        thread.start()
+        return thread
+
+    def _wait(self) -> None:
+        code = self.process.wait()
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:  # it has left nobody, and its number may be given again
+            self._guard.remove(self.process.pid)
+        # What it has started may hold its standard error open: the group ends with it.
+        for reader in self._readers:
+            reader.join(_LAST_WORDS_SECONDS)
+        self.has_ended(code)
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGCONT)  # a stopped one would not hear it
+
+    def join(self) -> None:
+        """Return when all that it said has been read; its group has ended."""
+        self._waiter.join()
+        for reader in self._readers:
+            reader.join()
+
+
+class LocalLauncher:
+    """Ranks as processes of this host, which never outlive this process."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        output: int | Callable[[int, str], None] | None = None,
+    ) -> None:
+        """`environment` is that of the ranks; for `output` see `LocalRank`."""
+        self._environment = environment
+        self._output = output
+        self._started: list[LocalRank] = []
+        self._pipe: tuple[int, int] | None = None
+        self._guard: Guard | None = None
+        self._watch = StoppedProcesses()
+
+    def start(
+        self,
+        program: Program,
+        ranks: int,
+        say: Callable[[str], None],
+        stop: threading.Event,  # starting takes no time
+    ) -> Sequence[StartedRank]:
+        variables = [world_variables(rank, ranks, rank, ranks) for rank in range(ranks)]
+        return self.start_some(program, range(ranks), variables, lambda _rank, line: say(line))
+
+    def start_some(
+        self,
+        program: Program,
+        ranks: Sequence[int],
+        variables: Sequence[Mapping[str, str]],
+        say: Callable[[int, str], None],
+    ) -> Sequence[LocalRank]:
+        """Start these ranks of a world, each with variables of its own."""
+        self._guard = self._guard or Guard(time_limits.GRACE)
+        if self._pipe is None:
+            self._pipe = os.pipe()
+        reading = self._pipe[0]
+        started = []
+        for rank, own in zip(ranks, variables, strict=True):
+            environment = {**self._environment, **program.environment, **own, PIPE: str(reading)}
+            # One by one: where one cannot be started, those before it are known, and ended.
+            each = LocalRank(
+                rank,
+                program.command_of(rank),
+                environment,
+                (reading,),
+                self._guard,
+                say,
+                self._output,
+            )
+            self._started.append(each)
+            started.append(each)
+        return started
+
+    def look(self) -> None:
+        running = {each.process.pid: each for each in self._started if not each.ended.is_set()}
+        status = self._watch.look(running)
+        if status is not None:
+            running[status.pid].trouble = status.stopped_text
+
+    def close(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+        for each in self._started:
+            each.join()
+        for descriptor in self._pipe or ():
+            os.close(descriptor)
+        self._started, self._pipe, self._guard = [], None, None

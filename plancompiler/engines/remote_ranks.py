@@ -1,0 +1,203 @@
+"""The launcher's side of agents: they sign in, and each speaks for its ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from plancompiler.cluster.address import split_address
+from plancompiler.engines.control import (
+    SILENCE_SECONDS,
+    Connection,
+    Message,
+    check_address,
+    secured_server,
+)
+from plancompiler.engines.launcher import StartedRank
+from plancompiler.executor.process_status import StoppedProcesses, process_space
+from plancompiler.limits import time_limits
+
+_BACKLOG = 1024
+
+
+class RemoteRank(StartedRank):
+    """A rank that an agent has started."""
+
+    def __init__(self, rank: int, say: Callable[[str], None], agent: RemoteAgent) -> None:
+        super().__init__(rank, say)
+        self._agent = agent
+
+    def send(self, number: int) -> None:
+        self._agent.connection.send("signal", ranks=[self.rank], number=int(number))
+
+
+@dataclass(eq=False)
+class RemoteAgent:
+    """An agent that has signed in."""
+
+    connection: Connection
+    rank: int | None
+    """The one that its engine has given it."""
+    slots: int
+    """How many ranks it can start."""
+    host: str
+    host_id: str
+    """Ranks under the same one share memory."""
+    pid: int
+    space: str
+    addresses: list[str]
+    """Where its ranks may listen for others."""
+    ranks: dict[int, RemoteRank] = field(default_factory=dict)
+    gone: threading.Event = field(default_factory=threading.Event)
+    said_goodbye: bool = False
+
+
+class AgentServer:
+    """Takes agents that know the secret, and passes on what they say."""
+
+    def __init__(self, address: str, secret: str, output: Callable[[int, str], None]) -> None:
+        """`address` is HOST:PORT; port 0 takes any free one. Lines of the ranks' standard output
+        go to `output`. SecurityError for an address that others reach without TLS.
+        """
+        check_address(address)
+        self._secret = secret
+        self._output = output
+        host, port = split_address(address)
+        self._socket = socket.create_server((host, port), backlog=_BACKLOG)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self.agents: list[RemoteAgent] = []
+        """All that are there."""
+        self.arrived = threading.Condition()
+        """Notified when an agent comes or goes."""
+        self._watch = StoppedProcesses()
+        self._thread = threading.Thread(target=self._accept, name="agents")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let all agents go, and return when they have gone, or after some time."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+        with self.arrived:
+            agents = list(self.agents)
+        for each in agents:
+            each.connection.send("end")
+            if self._is_here(each):  # a stopped one would not hear it
+                with suppress(OSError):
+                    os.kill(each.pid, signal.SIGCONT)
+        until = time.monotonic() + 2 * time_limits.GRACE
+        for each in agents:
+            each.gone.wait(max(0.0, until - time.monotonic()))
+            each.connection.close()
+
+    def look(self) -> None:
+        """Note agents of this host that are stopped."""
+        with self.arrived:
+            here = {each.pid: each for each in self.agents if self._is_here(each)}
+        status = self._watch.look(here)
+        if status is not None:
+            for each in here[status.pid].ranks.values():
+                each.trouble = f"of the agent of this rank, {status.stopped_text}"
+
+    @staticmethod
+    def _is_here(agent: RemoteAgent) -> bool:
+        return bool(agent.space) and agent.space == process_space()
+
+    def start(
+        self,
+        agent: RemoteAgent,
+        ranks: Sequence[int],
+        variables: Sequence[dict[str, str]],
+        say: Callable[[str], None],
+    ) -> list[RemoteRank]:
+        """Have an agent start ranks."""
+        started = [RemoteRank(rank, say, agent) for rank in ranks]
+        agent.ranks |= {each.rank: each for each in started}
+        agent.connection.send("start", ranks=list(ranks), variables=list(variables))
+        if agent.gone.is_set():
+            _lost(agent)
+        return started
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        accepted.settimeout(SILENCE_SECONDS)
+        try:
+            connection = Connection(secured_server(accepted, self.address))
+        except OSError:
+            accepted.close()
+            return
+        hello = connection.receive() if connection.accept(self._secret) else None
+        try:
+            agent = _agent_of(connection, hello)
+        except (KeyError, TypeError, ValueError):
+            connection.close()
+            return
+        with self.arrived:
+            self.agents.append(agent)
+            self.arrived.notify_all()
+        while (message := connection.receive()) is not None:
+            with suppress(KeyError, TypeError, ValueError):
+                self._take(agent, message)
+        with self.arrived:
+            self.agents.remove(agent)
+            agent.gone.set()
+            self.arrived.notify_all()
+        _lost(agent)
+        connection.close()
+
+    def _take(self, agent: RemoteAgent, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "output":
+            self._output(int(message["rank"]), str(message["line"]))
+        elif kind == "error":
+            agent.ranks[int(message["rank"])].heard(str(message["line"]))
+        elif kind == "ended":
+            code = message["code"]
+            agent.ranks[int(message["rank"])].has_ended(
+                None if code is None else int(code), str(message["how"])
+            )
+        elif kind == "beat":
+            for rank, text in message["troubles"].items():
+                agent.ranks[int(rank)].trouble = f"on {agent.host}, {text}"
+        elif kind == "gone":
+            agent.said_goodbye = True
+
+
+def _agent_of(connection: Connection, hello: Message | None) -> RemoteAgent:
+    if hello is None or hello["kind"] != "here":
+        raise ValueError
+    rank = hello["rank"]
+    return RemoteAgent(
+        connection,
+        None if rank is None else int(rank),
+        int(hello["slots"]),
+        str(hello["host"]),
+        str(hello["host_id"]),
+        int(hello["pid"]),
+        str(hello["space"]),
+        [str(each) for each in hello["addresses"]],
+    )
+
+
+def _lost(agent: RemoteAgent) -> None:
+    how = (
+        f"its agent on {agent.host} was told to end"
+        if agent.said_goodbye
+        else f"lost: the agent beside it on {agent.host} ended, or the way to it is cut"
+    )
+    for each in agent.ranks.values():
+        each.has_ended(None, how)

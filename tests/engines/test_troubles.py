@@ -1,0 +1,95 @@
+"""Every engine: the first cause is named with its rank, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_processes import await_end
+from tests.engines.installed import WAIT, Engine, both, tested_processes
+
+pytestmark = pytest.mark.processes
+RUNS = re.compile(r"^process (\d+) runs$", re.M)
+
+
+def start(engine: Engine, ranks: int, troubled: Path, *words: str) -> subprocess.Popen[str]:
+    return engine().start("launch", "-n", ranks, troubled, *words)
+
+
+def await_ranks(started: subprocess.Popen[str], ranks: int) -> list[int]:
+    """The processes of all ranks, which compute."""
+    assert started.stdout is not None
+    assert started.stderr is not None
+    pids: list[int] = []
+    while len(pids) < ranks:
+        line = started.stdout.readline()
+        assert line, started.stderr.read()
+        pids += map(int, RUNS.findall(line))
+    return pids
+
+
+@pytest.mark.parametrize("engine", both())
+@pytest.mark.parametrize(
+    ("what", "complaint"),
+    [("SIGKILL", "killed by SIGKILL"), ("SIGSTOP", "is in state T, stopped by a signal")],
+)
+def test_a_rank_in_trouble(
+    engine: Engine, troubled: Path, what: str, complaint: str, record_property
+) -> None:
+    started = start(engine, 3, troubled, what)
+    try:
+        pids = await_ranks(started, 3)
+        begin = time.monotonic()
+        _, errors = started.communicate(timeout=WAIT)
+        record_property(
+            f"seconds_from_{what}_to_the_end_{engine.__name__}", time.monotonic() - begin
+        )
+    finally:
+        started.kill()
+    last = errors.splitlines()[-1]
+    assert started.returncode == 1
+    assert complaint in last
+    assert "on rank 1" in last
+    await_end(pids + tested_processes())
+
+
+@pytest.mark.parametrize("engine", both())
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_launcher_ends(
+    engine: Engine, troubled: Path, interruptible: None, number: signal.Signals, record_property
+) -> None:
+    """Ctrl-C, and an end of the launcher of which it does not know; one of its ranks is stopped."""
+    started = start(engine, 2, troubled)
+    pids: list[int] = []
+    try:
+        pids = await_ranks(started, 2)
+        if number == signal.SIGKILL:
+            os.kill(pids[0], signal.SIGSTOP)
+        begin = time.monotonic()
+        os.killpg(started.pid, number)
+        started.communicate(timeout=WAIT)
+        await_end(pids + tested_processes())
+        name = f"seconds_from_{number.name}_of_the_launcher_{engine.__name__}"
+        record_property(name, time.monotonic() - begin)
+    finally:
+        started.kill()
+    assert started.returncode == (130 if number == signal.SIGINT else -9)
+
+
+@pytest.mark.parametrize("engine", both())
+def test_a_signal_to_save_reaches_all_ranks(engine: Engine, troubled: Path) -> None:
+    started = start(engine, 2, troubled)
+    try:
+        await_ranks(started, 2)
+        os.kill(started.pid, signal.SIGUSR1)
+        said, errors = started.communicate(timeout=WAIT)
+    finally:
+        started.kill()
+    assert started.returncode == 0, errors
+    assert sorted(said.splitlines()) == ["rank 0 has saved", "rank 1 has saved"]
