@@ -64,7 +64,7 @@ class Installed:
         )
 
 
-def tested_processes() -> list[int]:
+def our_processes() -> list[int]:
     """All that the tests of this process have started and that runs."""
     (named,) = TESTED.items()
     return [pid for pid in own_processes() if named in (process_environment(pid) or {}).items()]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_processes import await_end
-from tests.engines.installed import WAIT, Engine, both, tested_processes
+from tests.engines.installed import WAIT, Engine, both, our_processes
 
 pytestmark = pytest.mark.processes
 RUNS = re.compile(r"^process (\d+) runs$", re.M)
@@ -56,7 +56,7 @@ def test_a_rank_in_trouble(
     assert started.returncode == 1
     assert complaint in last
     assert "on rank 1" in last
-    await_end(pids + tested_processes())
+    await_end(pids + our_processes())
 
 
 @pytest.mark.parametrize("engine", both())
@@ -74,7 +74,7 @@ def test_the_launcher_ends(
         begin = time.monotonic()
         os.killpg(started.pid, number)
         started.communicate(timeout=WAIT)
-        await_end(pids + tested_processes())
+        await_end(pids + our_processes())
         name = f"seconds_from_{number.name}_of_the_launcher_{engine.__name__}"
         record_property(name, time.monotonic() - begin)
     finally:
