@@ -75,10 +75,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(part)
     names = importlib.import_module(f"{__name__}.public")
     try:
-        found = globals()[name] = getattr(names, name)
+        value = globals()[name] = getattr(names, name)
     except AttributeError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return found
+    return value
 
 
 def __dir__() -> list[str]:

@@ -395,13 +395,13 @@ class CustomOpError(ExecutionError):
 
 
 def _catalog() -> dict[str, type[PlanCompilerError]]:
-    found: dict[str, type[PlanCompilerError]] = {}
+    classes: dict[str, type[PlanCompilerError]] = {}
     pending: list[type[PlanCompilerError]] = [PlanCompilerError]
     while pending:
         cls = pending.pop()
-        found[cls.code] = cls
+        classes[cls.code] = cls
         pending.extend(cls.__subclasses__())
-    return found
+    return classes
 
 
 CATALOG: dict[str, type[PlanCompilerError]] = _catalog()

@@ -98,8 +98,8 @@ def __getattr__(name: str) -> Any:
     """Import what runs jobs when it is first asked for: tracing needs neither gRPC nor threads."""
     if name in _LATER:
         module = importlib.import_module(_LATER[name])
-        found = globals()[name] = module if name == "eager" else getattr(module, name)
-        return found
+        value = globals()[name] = module if name == "eager" else getattr(module, name)
+        return value
     if name == "__version__":
         # Here, because it costs more than all of the above and is seldom asked for.
         from importlib.metadata import version  # noqa: PLC0415

@@ -59,13 +59,13 @@ def describe() -> str:
         chooser = f"by {kernel_choice.VARIABLE}"
     else:
         chooser = "by plancompiler" if kernel_choice.CHOSEN else "by the library"
-    found = [
+    descriptions = [
         f"{pool['internal_api']} {pool['version']}, {pool.get('architecture', 'unknown')} kernels "
         f"(chosen {chooser}), {pool['num_threads']} threads"
         for pool in threadpoolctl.threadpool_info()
         if pool["user_api"] == "blas"
     ]
-    return "; ".join(found) or "none that threadpoolctl knows; its threads cannot be limited"
+    return "; ".join(descriptions) or "none that threadpoolctl knows; its threads cannot be limited"
 
 
 def faster_kernels() -> str | None:

@@ -117,7 +117,7 @@ def custom_digests(kinds: Iterable[str]) -> dict[str, str] | None:
     None where there is no such op here, or no file that it must come from: an op made inside a
     function, or typed into an interpreter.
     """
-    found = {}
+    digests = {}
     for kind in sorted({kind for kind in kinds if ":" in kind}):
         if not is_import_path(kind):
             return None
@@ -131,5 +131,5 @@ def custom_digests(kinds: Iterable[str]) -> dict[str, str] | None:
         if text is None:
             return None
         rule = repr((definition.rule, definition.linear, definition.reduction))
-        found[kind] = hashlib.sha256(rule.encode() + b"\n" + text).hexdigest()
-    return found
+        digests[kind] = hashlib.sha256(rule.encode() + b"\n" + text).hexdigest()
+    return digests

@@ -156,8 +156,8 @@ def slices_from_bytes(data: bytes, world_size: int) -> JobSlices:
     if len(sizes) != len(ranks) or begin + sum(sizes) != len(data):
         raise WireFormatError("the index of the slices does not fit them")
     of_rank = [-1] * world_size
-    for number, found in enumerate(ranks):
-        for start, length, stride in _run_list(found):
+    for number, run_list in enumerate(ranks):
+        for start, length, stride in _run_list(run_list):
             last = start + (length - 1) * stride
             if not 0 <= start <= last < world_size:
                 raise WireFormatError("a slice is for ranks that do not exist")
@@ -170,10 +170,10 @@ def slices_from_bytes(data: bytes, world_size: int) -> JobSlices:
     return JobSlices(tuple(data[first:last] for first, last in bounds), tuple(of_rank))
 
 
-def _run_list(found: Any) -> Iterator[tuple[int, int, int]]:
-    if type(found) is not list:
+def _run_list(run_list: Any) -> Iterator[tuple[int, int, int]]:
+    if type(run_list) is not list:
         raise WireFormatError("the ranks of a slice are no list")
-    for run in found:
+    for run in run_list:
         if (
             type(run) is not list
             or len(run) != 3
@@ -186,15 +186,15 @@ def _run_list(found: Any) -> Iterator[tuple[int, int, int]]:
 
 def runs(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
     """Ascending ranks as (start, length, stride): few, where they lie in a mesh."""
-    found: list[tuple[int, int, int]] = []
+    merged: list[tuple[int, int, int]] = []
     for rank in ranks:
-        if found:
-            start, length, stride = found[-1]
+        if merged:
+            start, length, stride = merged[-1]
             if length == 1:
-                found[-1] = (start, 2, rank - start)
+                merged[-1] = (start, 2, rank - start)
                 continue
             if rank == start + length * stride:
-                found[-1] = (start, length + 1, stride)
+                merged[-1] = (start, length + 1, stride)
                 continue
-        found.append((rank, 1, 1))
-    return found
+        merged.append((rank, 1, 1))
+    return merged

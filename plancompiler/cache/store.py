@@ -151,7 +151,7 @@ class Store:
 
     def kept(self) -> list[Kept]:
         """What the store holds, most recently used first."""
-        found = []
+        entries = []
         for key, files in self._files().items():
             named = {path: status for path, status in files.items() if _is_entry(path)}
             if not named:
@@ -161,7 +161,7 @@ class Store:
                 with suppress(OSError, _DamagedError):
                     facts = _facts(path, key)
                     break
-            found.append(
+            entries.append(
                 Kept(
                     key,
                     facts,
@@ -170,7 +170,7 @@ class Store:
                     max(status.st_mtime for status in named.values()),
                 )
             )
-        return sorted(found, key=lambda each: (-each.last_used, each.key))
+        return sorted(entries, key=lambda each: (-each.last_used, each.key))
 
     def clear(self) -> tuple[int, int]:
         """Remove all entries, and nothing else that lies in the folder; how many, and bytes."""
@@ -272,13 +272,14 @@ def _read_header(file: IO[bytes]) -> tuple[int, int, bytes]:
 
 def _parse(head: bytes, key: str, name: str) -> Mapping[str, Any]:
     try:
-        facts = parse_json(head, "the facts of an entry", max_bytes=_MAX_FACTS_BYTES)
+        facts: Mapping[str, Any] = parse_json(
+            head, "the facts of an entry", max_bytes=_MAX_FACTS_BYTES
+        )
     except WireFormatError as error:
         raise _DamagedError("it does not say what it is") from error
     if type(facts) is not dict or (facts.get("key"), facts.get("name")) != (key, name):
         raise _DamagedError("it belongs elsewhere")
-    found: Mapping[str, Any] = facts
-    return found
+    return facts
 
 
 def open_store() -> Store | None:

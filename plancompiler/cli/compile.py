@@ -187,9 +187,9 @@ def profile_of(compilation: Compilation, trace_seconds: float) -> list[StageTime
     for stage in ("sbp", "boxing", "serialize"):
         spent["master", stage] = master[stage]
     for stage in RANK_STAGES:
-        found = [each[stage] for each in compilation.rank_stages.values() if stage in each]
-        if found:
-            spent["ranks", stage] = sum(found)
+        took = [each[stage] for each in compilation.rank_stages.values() if stage in each]
+        if took:
+            spent["ranks", stage] = sum(took)
     spent["ranks", "verify together"] = compilation.together_seconds
     total = sum(spent.values())
     return [

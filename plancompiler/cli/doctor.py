@@ -125,9 +125,9 @@ def _cpus() -> str:
 
 
 def _blas() -> str:
-    found = f"{describe()}; {measured_gflops():.0f} GFLOP/s of float32 on one core"
+    library = f"{describe()}; {measured_gflops():.0f} GFLOP/s of float32 on one core"
     advice = faster_kernels()
-    return found if advice is None else f"{found}; {advice}"
+    return library if advice is None else f"{library}; {advice}"
 
 
 def _shared_memory() -> str:

@@ -188,6 +188,6 @@ def print_explained_pipeline(stages: list[ExplainedStage]) -> None:
 
 
 def _shortened(slots: str) -> str:
-    found = slots.split()
-    more = len(found) - SLOTS_SHOWN
-    return slots if more <= 0 else f"{' '.join(found[:SLOTS_SHOWN])} ... {more} more"
+    slots_shown = slots.split()
+    more = len(slots_shown) - SLOTS_SHOWN
+    return slots if more <= 0 else f"{' '.join(slots_shown[:SLOTS_SHOWN])} ... {more} more"

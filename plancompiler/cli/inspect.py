@@ -141,12 +141,12 @@ def plan_files(path: Path, ranks: tuple[int, ...]) -> list[Path]:
             got=str(path),
             expected="what `plancompiler compile --out` wrote",
         )
-    found = {
+    files = {
         int(match[1]): file
         for file in path.iterdir()
         if (match := _PLAN_NAME.fullmatch(file.name)) is not None
     }
-    if not found:
+    if not files:
         raise UsageError(
             "the folder holds no plans",
             got=str(path),
@@ -154,14 +154,14 @@ def plan_files(path: Path, ranks: tuple[int, ...]) -> list[Path]:
             hint="write them with `plancompiler compile FILE --ranks N --out DIR`",
         )
     for rank in ranks:
-        if rank not in found:
+        if rank not in files:
             raise UsageError(
                 "the folder has no plan for this rank",
                 rank=rank,
                 got=str(path),
-                expected=f"one of {', '.join(map(str, sorted(found)))}",
+                expected=f"one of {', '.join(map(str, sorted(files)))}",
             )
-    return [found[rank] for rank in (ranks or sorted(found))]
+    return [files[rank] for rank in (ranks or sorted(files))]
 
 
 def read_plan(file: Path) -> Plan:

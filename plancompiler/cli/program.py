@@ -59,9 +59,9 @@ class CommandLine(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        found = super().resolve_command(ctx, args)
+        resolved = super().resolve_command(ctx, args)
         raise_on_signals()  # from here on there may be something to stop
-        return found
+        return resolved
 
     def main(  # type: ignore[override]  # click overloads it by the value of standalone_mode
         self,

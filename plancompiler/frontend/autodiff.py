@@ -40,19 +40,19 @@ def gradients(loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
     producers = [builder.producer(value) for value in (loss, *wrt)]
     recorded = tuple(builder.ops)
     reached = _reached(recorded, wrt)
-    found: dict[str, Value] = {}
+    grads: dict[str, Value] = {}
     with builder.phase(Phase.BACKWARD):
         if loss.name in reached:
             with builder.lines_of(producers[0].source):
-                found[loss.name] = builder.full(loss.placement, (), loss.dtype, 1.0)
+                grads[loss.name] = builder.full(loss.placement, (), loss.dtype, 1.0)
         for op in reversed(recorded):
-            if any(value.name in found for value in op.outputs) and any(
+            if any(value.name in grads for value in op.outputs) and any(
                 value.name in reached for value in op.inputs
             ):
                 origin = Origin(Phase.BACKWARD, stage=op.origin.stage)
                 with builder.lines_of(op.source), builder.originating(origin):
-                    _accumulate(builder, op, reached, found)
-    return [found.get(value.name) for value in wrt]
+                    _accumulate(builder, op, reached, grads)
+    return [grads.get(value.name) for value in wrt]
 
 
 def _reached(ops: Sequence[Op], wrt: Sequence[Value]) -> set[str]:
@@ -64,9 +64,9 @@ def _reached(ops: Sequence[Op], wrt: Sequence[Value]) -> set[str]:
     return reached
 
 
-def _accumulate(builder: JobBuilder, op: Op, reached: set[str], found: dict[str, Value]) -> None:
+def _accumulate(builder: JobBuilder, op: Op, reached: set[str], grads: dict[str, Value]) -> None:
     """Add what one op passes back to the gradients of its inputs."""
-    arrived = [found.get(value.name) for value in op.outputs]
+    arrived = [grads.get(value.name) for value in op.outputs]
     try:
         passed = op_def(op.kind).gradients(dict(op.attrs), op.inputs, op.outputs, arrived)
     except PlanCompilerError as error:
@@ -83,5 +83,5 @@ def _accumulate(builder: JobBuilder, op: Op, reached: set[str], found: dict[str,
                 got=f"{grad.type} on {grad.placement}",
                 expected=f"{value.type} on {value.placement}",
             )
-        earlier = found.get(value.name)
-        found[value.name] = grad if earlier is None else earlier + grad
+        earlier = grads.get(value.name)
+        grads[value.name] = grad if earlier is None else earlier + grad

@@ -97,7 +97,7 @@ def _shard_files(path: PathText | Sequence[PathText]) -> tuple[str, ...]:
     """The files that are meant, patterns replaced by what matches them."""
     if isinstance(path, (str, PathLike)):
         path = [path]
-    found: list[str] = []
+    files: list[str] = []
     for each in path if isinstance(path, Sequence) and not isinstance(path, bytes) else (path,):
         if not isinstance(each, (str, PathLike)) or not isinstance(fspath(each), str):
             raise UsageError("a data file must be a path", got=repr(each))
@@ -111,17 +111,17 @@ def _shard_files(path: PathText | Sequence[PathText]) -> tuple[str, ...]:
                     expected="at least one file",
                     hint="files that are only on the workers must be listed by their names",
                 )
-            found += matching
+            files += matching
         else:
-            found.append(file)
-    if not found:
+            files.append(file)
+    if not files:
         raise UsageError("there must be at least one data file", got="an empty list")
-    return tuple(found)
+    return tuple(files)
 
 
 def _seen(files: Sequence[str], keys: Sequence[str]) -> Rows:
     """What the files hold. All have the same arrays, and within a file these have equal lengths."""
-    found: dict[str, tuple[tuple[int, ...], DType, int]] = {}
+    rows: dict[str, tuple[tuple[int, ...], DType, int]] = {}
     for file in files:
         counts = {}
         for key in keys:
@@ -133,7 +133,7 @@ def _seen(files: Sequence[str], keys: Sequence[str]) -> Rows:
                     got=f"{dtype}{list(shape)} in {file}",
                     expected="at least one row",
                 )
-            known = found.setdefault(key, (shape[1:], dtype, 0))
+            known = rows.setdefault(key, (shape[1:], dtype, 0))
             if (shape[1:], dtype) != known[:2]:
                 raise DataError(
                     f"rows of {key!r} in a data file are not like those in the first",
@@ -141,14 +141,14 @@ def _seen(files: Sequence[str], keys: Sequence[str]) -> Rows:
                     expected=f"{known[1]}{list(known[0])} as in {files[0]}",
                 )
             counts[key] = shape[0]
-            found[key] = (*known[:2], known[2] + shape[0])
+            rows[key] = (*known[:2], known[2] + shape[0])
         if len(set(counts.values())) > 1:
             raise DataError(
                 "arrays of a data file have different numbers of rows",
                 got=f"{', '.join(f'{key}: {count}' for key, count in counts.items())} in {file}",
                 expected="one number for all keys",
             )
-    return dict(found)
+    return dict(rows)
 
 
 def _dtype_of(stored: StoredArray) -> DType:

@@ -133,10 +133,10 @@ class JobBuilder:
         such op per placement serves the whole job.
         """
         key = (kind, freeze_attrs(attrs), placement)
-        found = self._shared.get(key)
-        if found is None:
-            found = self._shared[key] = self.add(kind, (), attrs, placement)
-        return found
+        outputs = self._shared.get(key)
+        if outputs is None:
+            outputs = self._shared[key] = self.add(kind, (), attrs, placement)
+        return outputs
 
     # The rest of the frontend.
 
@@ -421,10 +421,10 @@ def source_tensor(
     sbp: SbpLike | None,
 ) -> Value:
     """Record an op without inputs and with one output in a demanded layout (default: broadcast)."""
-    found: Value = current_recorder().add(kind, (), attrs, placement, demanded_sbp(placement, sbp))[
-        0
-    ]
-    return found
+    tensor: Value = current_recorder().add(
+        kind, (), attrs, placement, demanded_sbp(placement, sbp)
+    )[0]
+    return tensor
 
 
 def demanded_sbp(placement: Placement, sbp: SbpLike | None) -> NdSbp:
@@ -466,8 +466,8 @@ def full(
         "value": value,
     }
     demanded = None if sbp is None else demanded_sbp(placement, sbp)
-    found: Value = current_recorder().add("fill", (), attrs, placement, demanded)[0]
-    return found
+    tensor: Value = current_recorder().add("fill", (), attrs, placement, demanded)[0]
+    return tensor
 
 
 @takes_out
@@ -525,20 +525,20 @@ def constant(
         "values": tuple(_number(item) for item in array.ravel().tolist()),
     }
     demanded = None if sbp is None else demanded_sbp(placement, sbp)
-    found: Value = recorder.add("constant", (), attrs, placement, demanded)[0]
-    return found
+    tensor: Value = recorder.add("constant", (), attrs, placement, demanded)[0]
+    return tensor
 
 
 def _raised_line(traceback: TracebackType) -> SourceLine | None:
     """The innermost line outside this package on the way to an error."""
-    found = None
+    line = None
     step: TracebackType | None = traceback
     while step is not None:
         shown = shown_path(step.tb_frame.f_code.co_filename)
         if shown:
-            found = SourceLine(shown, step.tb_lineno)
+            line = SourceLine(shown, step.tb_lineno)
         step = step.tb_next
-    return found
+    return line
 
 
 def _stem(kind: str) -> str:

@@ -38,20 +38,20 @@ def real_number(name: str, value: object) -> float:
     """A finite number of any real type, but no text; else a UsageError."""
     if isinstance(value, SupportsFloat) and not isinstance(value, (bool, str)):
         try:
-            found = float(value)
+            number = float(value)
         except (TypeError, ValueError):
-            found = math.nan
-        if math.isfinite(found):
-            return found
+            number = math.nan
+        if math.isfinite(number):
+            return number
     raise UsageError(f"{name} must be a finite number", got=repr(value), expected="a float")
 
 
 def positive_number(name: str, value: object) -> float:
     """A finite number above zero; else a UsageError."""
-    found = real_number(name, value)
-    if found <= 0:
+    number = real_number(name, value)
+    if number <= 0:
         raise UsageError(f"{name} must be above zero", got=repr(value), expected="more than 0")
-    return found
+    return number
 
 
 def number_pair(name: str, value: object) -> tuple[float, float]:

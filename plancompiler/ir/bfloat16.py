@@ -29,5 +29,5 @@ def bfloat16() -> np.dtype[np.generic]:
             hint="pip install 'plancompiler[bfloat16]' on every machine that works on the job, or "
             "use float16 or float32",
         ) from error
-    found: np.dtype[np.generic] = np.dtype(package.bfloat16)
-    return found
+    dtype: np.dtype[np.generic] = np.dtype(package.bfloat16)
+    return dtype

@@ -71,14 +71,14 @@ class DType(enum.Enum):
         if isinstance(value, DType):
             return value
         try:
-            found = _BY_NAME[value if isinstance(value, str) else np.dtype(value).name]
+            dtype = _BY_NAME[value if isinstance(value, str) else np.dtype(value).name]
         except (KeyError, TypeError, ValueError):
             raise DTypeError(
                 "unknown dtype", got=repr(value), expected="one of " + ", ".join(_BY_NAME)
             ) from None
-        if found is DType.BFLOAT16:
+        if dtype is DType.BFLOAT16:
             bfloat16()
-        return found
+        return dtype
 
     def __str__(self) -> str:
         return str(self.value)

@@ -277,9 +277,9 @@ class _Parser:
         return self._text.startswith(literal, self._at)
 
     def _take(self, literal: str) -> bool:
-        found = self._ahead(literal)
-        self._at += len(literal) if found else 0
-        return found
+        there = self._ahead(literal)
+        self._at += len(literal) if there else 0
+        return there
 
     def _expect(self, literal: str, expected: str) -> None:
         if not self._take(literal):

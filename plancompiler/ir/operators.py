@@ -318,11 +318,11 @@ class TensorOperators:
     def __getitem__(self, index: Any) -> Self:
         """Basic indexing: whole numbers (which drop their axis), slices of step 1, and `...`."""
         starts, stops, kept = _slice_bounds(index, self.shape)
-        found = self
+        part = self
         if starts != (0,) * self.ndim or stops != self.shape:
-            found = self._unary("slice", starts=starts, stops=stops)
-        shape = tuple(found.shape[axis] for axis in kept)
-        return found if len(kept) == self.ndim else found.reshape(shape)
+            part = self._unary("slice", starts=starts, stops=stops)
+        shape = tuple(part.shape[axis] for axis in kept)
+        return part if len(kept) == self.ndim else part.reshape(shape)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """TracingError: only eager tensors have memory in which elements could change."""
@@ -352,8 +352,8 @@ class TensorOperators:
         if wide is dtype:
             return self.sum(axes, keepdims) * (1.0 / count)
         # The sum may leave the range of 16 bits where the mean does not.
-        found = self.cast(wide).sum(axes, keepdims) * (1.0 / count)
-        return found.cast(dtype) if dtype.is_floating else found
+        mean = self.cast(wide).sum(axes, keepdims) * (1.0 / count)
+        return mean.cast(dtype) if dtype.is_floating else mean
 
     def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
         return self._unary("max", axes=self._axes(axis), keepdims=keepdims)
@@ -381,12 +381,12 @@ class TensorOperators:
         """The tensor in another layout."""
 
     def _axis(self, axis: int) -> int:
-        found = normalize_axes(axis, self.ndim)
-        if len(found) != 1:
+        axes = normalize_axes(axis, self.ndim)
+        if len(axes) != 1:
             raise AttributeValueError(
                 "one axis is needed here", got=axis, expected="a whole number"
             )
-        return found[0]
+        return axes[0]
 
     def _axes(self, axis: int | Sequence[int] | None) -> tuple[int, ...]:
         return normalize_axes(axis, self.ndim)
@@ -441,14 +441,14 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     if axis is None:
         return tuple(range(ndim))
     axes = whole_numbers("axes", axis)
-    found = sorted({each + ndim if each < 0 else each for each in axes})
-    if len(found) != len(axes) or any(not 0 <= each < ndim for each in found):
+    normalized = sorted({each + ndim if each < 0 else each for each in axes})
+    if len(normalized) != len(axes) or any(not 0 <= each < ndim for each in normalized):
         raise AttributeValueError(
             "axes must be distinct and within the tensor",
             got=axes,
             expected=f"axes from {-ndim} to {ndim - 1}",
         )
-    return tuple(found)
+    return tuple(normalized)
 
 
 def _slice_bounds(

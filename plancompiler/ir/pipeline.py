@@ -92,14 +92,14 @@ class Pipeline:
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """All segments in global order, which is a topological order of the job's data."""
-        found = [Segment(SegmentKind.PROLOGUE)]
-        found += [Segment(SegmentKind.FORWARD, chunk) for chunk in range(self.chunks)]
+        segments = [Segment(SegmentKind.PROLOGUE)]
+        segments += [Segment(SegmentKind.FORWARD, chunk) for chunk in range(self.chunks)]
         for chunk in reversed(range(self.chunks)):
-            found.append(Segment(SegmentKind.BACKWARD, chunk))
+            segments.append(Segment(SegmentKind.BACKWARD, chunk))
             if self.schedule == "zero_bubble":
-                found.append(Segment(SegmentKind.WEIGHT, chunk))
-        found.append(Segment(SegmentKind.EPILOGUE))
-        return tuple(found)
+                segments.append(Segment(SegmentKind.WEIGHT, chunk))
+        segments.append(Segment(SegmentKind.EPILOGUE))
+        return tuple(segments)
 
     @cached_property
     def index(self) -> dict[Segment, int]:
@@ -229,14 +229,14 @@ def _weight(chunk: int, microbatch: int) -> _Work:
 
 def _accumulation(chunks: Sequence[int], microbatches: int, weights: bool) -> list[_Work]:
     """One stage waits for nobody: it finishes each micro-batch before the next."""
-    found: list[_Work] = []
+    order: list[_Work] = []
     for microbatch in range(microbatches):
-        found += [_forward(chunk, microbatch) for chunk in chunks]
+        order += [_forward(chunk, microbatch) for chunk in chunks]
         for chunk in reversed(chunks):
-            found.append(_backward(chunk, microbatch))
+            order.append(_backward(chunk, microbatch))
             if weights:
-                found.append(_weight(chunk, microbatch))
-    return found
+                order.append(_weight(chunk, microbatch))
+    return order
 
 
 def _one_forward_one_backward(chunk: int, warm_up: int, microbatches: int) -> list[_Work]:
@@ -245,12 +245,12 @@ def _one_forward_one_backward(chunk: int, warm_up: int, microbatches: int) -> li
     With as many forwards first as stages follow this is 1F1B (Narayanan et al. 2019, PipeDream);
     with all of them first, GPipe (Huang et al. 2019).
     """
-    found = [_forward(chunk, microbatch) for microbatch in range(min(warm_up, microbatches))]
+    order = [_forward(chunk, microbatch) for microbatch in range(min(warm_up, microbatches))]
     for microbatch in range(microbatches):
         if microbatch + warm_up < microbatches:
-            found.append(_forward(chunk, microbatch + warm_up))
-        found.append(_backward(chunk, microbatch))
-    return found
+            order.append(_forward(chunk, microbatch + warm_up))
+        order.append(_backward(chunk, microbatch))
+    return order
 
 
 def _interleaved(stage: int, stages: int, chunks: Sequence[int], microbatches: int) -> list[_Work]:
@@ -268,11 +268,11 @@ def _interleaved(stage: int, stages: int, chunks: Sequence[int], microbatches: i
         forward += [_forward(chunk, m) for chunk in chunks for m in group]
         backward += [_backward(chunk, m) for chunk in reversed(chunks) for m in group]
     warm_up = 2 * (stages - 1 - stage) + (len(chunks) - 1) * stages
-    found = forward[:warm_up]
+    order = forward[:warm_up]
     for index, each in enumerate(backward):
-        found += forward[warm_up + index : warm_up + index + 1]
-        found.append(each)
-    return found
+        order += forward[warm_up + index : warm_up + index + 1]
+        order.append(each)
+    return order
 
 
 def _zero_bubble(stage: int, stages: int, microbatches: int) -> list[_Work]:
@@ -286,11 +286,11 @@ def _zero_bubble(stage: int, stages: int, microbatches: int) -> list[_Work]:
     With forward, backward and weight slots of one time unit each and at least as many micro-batches
     as stages, a stage idles stages - 1 units of a step, where 1F1B idles three times as many.
     """
-    found: list[_Work] = []
+    order: list[_Work] = []
     put_off = 0
     for each in _one_forward_one_backward(stage, stages - 1 - stage, microbatches):
-        found.append(each)
+        order.append(each)
         if each[0].kind is SegmentKind.BACKWARD and each[1] >= stage:
-            found.append(_weight(stage, put_off))
+            order.append(_weight(stage, put_off))
             put_off += 1
-    return found + [_weight(stage, microbatch) for microbatch in range(put_off, microbatches)]
+    return order + [_weight(stage, microbatch) for microbatch in range(put_off, microbatches)]

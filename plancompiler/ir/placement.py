@@ -123,11 +123,11 @@ class Placement:
 
     def coordinates(self, parallel_id: int) -> tuple[int, ...]:
         """Mesh coordinates of a parallel id."""
-        found = []
+        reversed_coordinates = []
         for extent in reversed(self.hierarchy):
             parallel_id, coordinate = divmod(parallel_id, extent)
-            found.append(coordinate)
-        return tuple(reversed(found))
+            reversed_coordinates.append(coordinate)
+        return tuple(reversed(reversed_coordinates))
 
     def parallel_id_at(self, coordinates: Sequence[int]) -> int:
         """Parallel id at mesh coordinates."""

@@ -83,13 +83,13 @@ def piece_region(
 
 def intersect(left: Region, right: Region) -> Region | None:
     """The common box of two boxes, or None where it is empty."""
-    found = []
+    common = []
     for (start, stop), (other_start, other_stop) in zip(left, right, strict=True):
         low, high = max(start, other_start), min(stop, other_stop)
         if low >= high:
             return None
-        found.append((low, high))
-    return tuple(found)
+        common.append((low, high))
+    return tuple(common)
 
 
 def relative(region: Region, origin: Region) -> Region:

@@ -55,11 +55,11 @@ def parse_json(
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
-    return found
+    return members
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -72,7 +72,7 @@ def unseal(kind: MessageKind, data: bytes, message: Any) -> None:
             got=f"{len(data)} bytes",
             expected=f"at least {_HEADER.size} bytes",
         )
-    magic, version, found, checksum, length = _HEADER.unpack_from(data)
+    magic, version, actual, checksum, length = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise WireFormatError(
             f"these bytes are not a {kind}", got=f"they start with {magic!r}", expected=str(_MAGIC)
@@ -84,11 +84,11 @@ def unseal(kind: MessageKind, data: bytes, message: Any) -> None:
             expected=f"version {FORMAT_VERSION}",
             hint="use the same plancompiler version on both sides",
         )
-    if found != kind:
+    if actual != kind:
         names = {int(each): str(each) for each in MessageKind}
         raise WireFormatError(
             "these bytes are another kind of message",
-            got=names.get(found, f"kind {found}"),
+            got=names.get(actual, f"kind {actual}"),
             expected=str(kind),
         )
     body = memoryview(data)[_HEADER.size :]
@@ -150,10 +150,10 @@ class Codes(Generic[E]):
 
     def decode(self, column: Sequence[int]) -> list[E]:
         """Members of a column of numbers; 0 or an unknown number is an error."""
-        found = self.decode_optional(column)
-        if None in found:
+        members = self.decode_optional(column)
+        if None in members:
             raise WireFormatError("an enum column holds no member")
-        return found  # type: ignore[return-value]  # no None is in it
+        return members  # type: ignore[return-value]  # no None is in it
 
     def decode_optional(self, column: Sequence[int]) -> list[E | None]:
         """Members of a column of numbers; 0 is None."""
@@ -213,7 +213,7 @@ class _Interned(dict[Any, int]):
 @lru_cache(maxsize=4096)
 def _runs(ranks: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
     """A rank list as (start, length, stride) runs, greedily from the left."""
-    found = []
+    runs = []
     position = 0
     while position < len(ranks):
         start = ranks[position]
@@ -226,9 +226,9 @@ def _runs(ranks: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
                 and ranks[position + length] - ranks[position + length - 1] == stride
             ):
                 length += 1
-        found.append((start, length, stride))
+        runs.append((start, length, stride))
         position += length
-    return tuple(found)
+    return tuple(runs)
 
 
 class TableWriter:
@@ -265,10 +265,10 @@ class TableWriter:
     def attrs(self, attrs: Attrs) -> int:
         """Index of an attribute set. The key is its repr: 1, 1.0, True and 0.0, -0.0 are equal."""
         key = repr(attrs)
-        found = self._attr_sets.get(key)
-        if found is None:
-            found = self._attr_sets[key] = (len(self._attr_sets), attrs)
-        return found[0]
+        entry = self._attr_sets.get(key)
+        if entry is None:
+            entry = self._attr_sets[key] = (len(self._attr_sets), attrs)
+        return entry[0]
 
     def write(self, message: Any) -> None:
         """Fill a `Tables` message. Interns strings, so it comes after all columns."""

@@ -31,14 +31,14 @@ class _ValueTable:
         self._by_content: dict[tuple[object, ...], int] = {}
 
     def index(self, value: Value) -> int:
-        found = self._by_identity.get(id(value))
-        if found is None:
+        index = self._by_identity.get(id(value))
+        if index is None:
             key = (value.name, value.shape, value.dtype.value, value.placement)
-            found = self._by_content.setdefault(key, len(self.values))
-            if found == len(self.values):
+            index = self._by_content.setdefault(key, len(self.values))
+            if index == len(self.values):
                 self.values.append(value)
-            self._by_identity[id(value)] = found
-        return found
+            self._by_identity[id(value)] = index
+        return index
 
 
 _VALUES = Columns(

@@ -117,17 +117,17 @@ class Compiled:
 
     def programs(self) -> list[Job]:
         """The jobs made so far in this world, oldest first; for looking at."""
-        found = self._programs.get(current_world(), {})
-        return [program.job for known in found.values() for program in known]
+        by_signature = self._programs.get(current_world(), {})
+        return [program.job for known in by_signature.values() for program in known]
 
     def close(self) -> None:
         """Forget all programs of this world and free their memory; later calls compile anew."""
         world = current_world()
         with self._lock:
-            found = self._programs.pop(world, {})
+            by_signature = self._programs.pop(world, {})
         if self.close in world.closers:
             world.closers.remove(self.close)
-        for known in found.values():
+        for known in by_signature.values():
             for program in known:
                 program.close()
 
@@ -197,10 +197,10 @@ def _plain(value: Any) -> Any:
 
 def _modes(module: Module) -> tuple[bool, ...]:
     """Whether each module of a tree trains."""
-    found = [module.training]
+    modes = [module.training]
     for _, child in module.named_children():
-        found += _modes(child)
-    return tuple(found)
+        modes += _modes(child)
+    return tuple(modes)
 
 
 def _surrounding(value: Any, given: Tensors) -> object:
@@ -215,16 +215,16 @@ def _surrounding(value: Any, given: Tensors) -> object:
 
 def _named_around(function: Callable[..., Any]) -> list[Callable[[], Any]]:
     """Readers of the variables around a function that its own code names."""
-    found: list[Callable[[], Any]] = []
+    readers: list[Callable[[], Any]] = []
     owner = getattr(function, "__self__", None)
     if owner is not None:
-        found.append(lambda: owner)
+        readers.append(lambda: owner)
     elif isinstance(function, Module):
-        found.append(lambda: function)
+        readers.append(lambda: function)
     plain = getattr(function, "__func__", function)
     code = getattr(plain, "__code__", None)
     if not isinstance(code, CodeType):
-        return found
+        return readers
 
     def cell_reader(cell: Any) -> Callable[[], Any]:
         def read() -> Any:
@@ -238,18 +238,18 @@ def _named_around(function: Callable[..., Any]) -> list[Callable[[], Any]]:
     def name_reader(name: str) -> Callable[[], Any]:
         return lambda: plain.__globals__.get(name)
 
-    found += [cell_reader(cell) for cell in plain.__closure__ or ()]
-    found += [name_reader(name) for name in _names(code)]
-    return found
+    readers += [cell_reader(cell) for cell in plain.__closure__ or ()]
+    readers += [name_reader(name) for name in _names(code)]
+    return readers
 
 
 def _names(code: CodeType) -> list[str]:
     """Global names in a function's code and in that of functions within it."""
-    found = dict.fromkeys(code.co_names)
+    names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found.update(dict.fromkeys(_names(constant)))
-    return list(found)
+            names.update(dict.fromkeys(_names(constant)))
+    return list(names)
 
 
 def _limit(programs: _ByKind) -> None:

@@ -46,9 +46,9 @@ class LeafState:
 
     def now(self, tensors: Tensors) -> Leaf:
         """The leaf in a call with these arguments."""
-        found = self.leaf if self.place < 0 else tensors[self.place].node
-        assert isinstance(found, Leaf)
-        return found
+        leaf = self.leaf if self.place < 0 else tensors[self.place].node
+        assert isinstance(leaf, Leaf)
+        return leaf
 
 
 @dataclass(slots=True)
@@ -84,9 +84,9 @@ class Variable:
         if self.place >= 0:
             return tensors[self.place]
         if self.leaf is not None:
-            found = self.leaf.now(tensors).grad
-            assert found is not None
-            return found
+            grad = self.leaf.now(tensors).grad
+            assert grad is not None
+            return grad
         return self.capture.tensor
 
 
@@ -228,11 +228,11 @@ class Variables:
             if place.variable.changed:
                 tensor.own()
             before = place.loan
-            found = place.settle(tensor, self._call)
-            if found is None:
+            settled = place.settle(tensor, self._call)
+            if settled is None:
                 copied.append((place, tensor))
-            if found is not None or before is not None:
-                moves[place.variable.name] = found
+            if settled is not None or before is not None:
+                moves[place.variable.name] = settled
         if moves and self._changes:
             self._owners = self._owners_of_places()
         if copied and self._changes:
@@ -242,11 +242,11 @@ class Variables:
         return copied
 
     def _owners_of_places(self) -> dict[int, _Place]:
-        found: dict[int, _Place] = {}
+        owners: dict[int, _Place] = {}
         for _, place in self._places:
             if place.loan is not None:
-                _add(found, place.loan.array, place)
-        return found
+                _add(owners, place.loan.array, place)
+        return owners
 
     def _check_apart(self, copied: Sequence[tuple[_Place, DistTensor]]) -> None:
         here: dict[int, _Place] = {}

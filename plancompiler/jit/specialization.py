@@ -121,8 +121,8 @@ class Specialization:
         )
         """Whether it changes anything besides making its results."""
         self._draws = self._tracing.draws
-        # What parameters were found by: where it is gone, they are made anew.
-        self._found_by = list(world.attachments.values())
+        # What holds the parameters: where it is gone, they are made anew.
+        self._attached = list(world.attachments.values())
         self._inner = inner
         self.job = self._finished(name)
         given = {capture.name for capture in self._tracing.captures}
@@ -135,10 +135,10 @@ class Specialization:
 
     def holds(self, tensors: Tensors) -> bool:
         """Whether the state that it was traced in is still there."""
-        found_by = self._world.attachments.values()
-        if len(found_by) < len(self._found_by):
+        attached = self._world.attachments.values()
+        if len(attached) < len(self._attached):
             return False
-        for one, other in zip(self._found_by, found_by, strict=False):
+        for one, other in zip(self._attached, attached, strict=False):
             if one is not other:
                 return False
         for state in self._leaves:
@@ -181,12 +181,12 @@ class Specialization:
             return lambda given, made: tensor if place < 0 else given[place]
         value = self._tracing.value(tensor)
         recorded = tensor.node is not None
-        found = self._results.get((value.name, recorded))
-        if found is None:
+        result = self._results.get((value.name, recorded))
+        if result is None:
             name, spec = f"result_{len(self._results)}", self._world.reduced(tensor.spec)
-            found = self._results[value.name, recorded] = _Made(name, spec, recorded)
+            result = self._results[value.name, recorded] = _Made(name, spec, recorded)
             self._assign(untrained_variable(self._builder, name, spec), value)
-        name = found.name
+        name = result.name
         return lambda given, made: made[name]
 
     def _assign(self, variable: Value, value: Value) -> None:
@@ -241,10 +241,10 @@ class Specialization:
         world = self._world
         recorded = world.recording and bool(self._wanting)
         state = world.generator.state() if recorded else {}
-        found = [variable.now(tensors) for variable in self._variables]
+        variables = [variable.now(tensors) for variable in self._variables]
         arrays: Mapping[str, Any] = {}
         if self._run is not None and self._lying is not None:
-            self._lying.enter(found)
+            self._lying.enter(variables)
             generator = world.generator
             if self._notes_data:
                 generator.note_data(self)
@@ -254,7 +254,7 @@ class Specialization:
             self._lying.leave()
             arrays = self._run.shards
         for at in self._changed:
-            found[at].written()
+            variables[at].written()
         world.generator.number += self._draws
         for steps in self._steps:
             world.step = steps.done
@@ -274,7 +274,7 @@ class Specialization:
             kept = ((), {}, ()) if self._changes else (args, kwargs or {}, tensors)
             call = _Call(self, *kept, state)
             results = [made[name] for name in self._recorded()]
-            call.record([found[at] for at in self._wanting], results)
+            call.record([variables[at] for at in self._wanting], results)
         return self._result(tensors, made)
 
     # --- gradients of results -------------------------------------------------------------------
@@ -306,8 +306,8 @@ class Specialization:
                     program.close()
                 made = self._gradient_program(call, wanting, grads, tensors)
                 program = self._gradients[key] = made
-            found: Grads = program.call(tensors)
-            return found
+            program_grads: Grads = program.call(tensors)
+            return program_grads
         finally:
             world.generator = before
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ Tensors = Sequence[Any]
 """Symbolic or eager tensors; of gradients, None where there is none."""
 Types = tuple[TensorType, ...]
 
+
+Tensor = TypeVar("Tensor", bound=TensorOperators)
 
 AT_LEAST_ONE = range(1, 1 << 16)
 """The counts of inputs of an op that takes any number of them."""
@@ -389,6 +391,11 @@ def apply(kind: str, *inputs: TensorOperators, **attrs: AttrValue) -> Any:
     """Run or record an op on tensors of one kind; its output, or a tuple where it has several."""
     outputs = inputs[0]._apply(kind, inputs, attrs)  # noqa: SLF001  # what every tensor class has
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def apply_one(kind: str, first: Tensor, *others: Any, **attrs: AttrValue) -> Tensor:
+    """The same for an op of one output, which is a tensor of the inputs' kind."""
+    return first._apply(kind, (first, *others), attrs)[0]  # noqa: SLF001  # as above
 
 
 def apply_source(like: TensorOperators, kind: str, **attrs: AttrValue) -> Any:

@@ -64,11 +64,11 @@ def rewired(op: Op, instead: Mapping[str, Value]) -> Op:
 
 def readers_of(job: Job) -> dict[str, list[Op]]:
     """The ops that read each value, in order; an op that reads it twice is there once."""
-    found: dict[str, list[Op]] = {}
+    readers: dict[str, list[Op]] = {}
     for op in job.ops:
         for name in dict.fromkeys(value.name for value in op.inputs):
-            found.setdefault(name, []).append(op)
-    return found
+            readers.setdefault(name, []).append(op)
+    return readers
 
 
 def producers_of(job: Job) -> dict[str, Op]:

@@ -106,7 +106,7 @@ class _Folder:
         (target,) = op.outputs
         definition = op_def(op.kind)
         if definition.moves:
-            found = numbers[0]
+            constant = numbers[0]
         elif definition.elementwise:
             arrays = [
                 np.full((), number, value.dtype.numpy)
@@ -120,14 +120,14 @@ class _Folder:
             with np.errstate(all="ignore"):
                 dtypes = [array.dtype for array in (*arrays, out)]
                 kernel_for(definition, dtypes)(context, arrays, [out])
-            found = out.item()
+            constant = out.item()
         else:
             return None
-        if isinstance(found, float) and not math.isfinite(found):
-            self.notes.append(f"{op.name} stays: it is {found}, which is for the run to show")
+        if isinstance(constant, float) and not math.isfinite(constant):
+            self.notes.append(f"{op.name} stays: it is {constant}, which is for the run to show")
             return None
         attrs = freeze_attrs(
-            {"shape": target.shape, "dtype": str(target.dtype), "value": _plain(found)}
+            {"shape": target.shape, "dtype": str(target.dtype), "value": _plain(constant)}
         )
         return replace(op, kind="fill", inputs=(), attrs=attrs)
 

@@ -106,12 +106,12 @@ class _Finder:
         """Values that a group reads and does not make, in order."""
         ops = list(group)
         made = {value.name for op in ops for value in op.outputs}
-        found: dict[str, Value] = {}
+        inputs: dict[str, Value] = {}
         for op in ops:
             for value in op.inputs:
                 if value.name not in made:
-                    found.setdefault(value.name, value)
-        return list(found.values())
+                    inputs.setdefault(value.name, value)
+        return list(inputs.values())
 
     def notes(self) -> Iterator[str]:
         """What stayed apart."""
@@ -123,12 +123,12 @@ class _Finder:
 def _after_updates(job: Job) -> set[str]:
     """Ops that read what an update makes: they run after all others, and must not mix with them."""
     updated: set[str] = set()
-    found: set[str] = set()
+    late: set[str] = set()
     for op in job.ops:
         if op_def(op.kind).mutates or any(value.name in updated for value in op.inputs):
-            found.add(op.name)
+            late.add(op.name)
             updated.update(value.name for value in op.outputs)
-    return found
+    return late
 
 
 def _passes_one_partial(op: Op) -> bool:

@@ -212,19 +212,19 @@ class _LayoutsInTime:
 
         An op that couples the pieces of a batch itself is none of these cases.
         """
-        found: set[str] = set()
+        behind: set[str] = set()
         for value in op.inputs:
             if not isinstance(self.made[value.name], Split):
-                found |= self._data_behind(value)
+                behind |= self._data_behind(value)
         before = len(self._whole)
-        self._whole |= found
+        self._whole |= behind
         return len(self._whole) > before
 
     def _data_behind(self, value: Value) -> set[str]:
         """The data ops from which a value follows; none where a tensor of the model is in it, for
         then making it as a whole would be the work that is to be cut.
         """
-        found: set[str] = set()
+        data: set[str] = set()
         seen: set[str] = set()
         pending = [value]
         while pending:
@@ -235,9 +235,9 @@ class _LayoutsInTime:
             if op_def(op.kind).mutates or (op.kind == "variable" and op.outputs[0].shape):
                 return set()
             if op_def(op.kind).source:
-                found.add(op.name)
+                data.add(op.name)
             pending.extend(op.inputs)
-        return found
+        return data
 
     def _is_early(self, value: Value) -> bool:
         return self.made[value.name] == BROADCAST and value.name not in self._late
@@ -280,9 +280,9 @@ class _LayoutsInTime:
         layouts: list[Sbp] = [got]
         if got == BROADCAST:
             layouts += [Split(axis) for axis in range(len(value.shape))]
-        found = (Signature((sbp,), (sbp,)) for sbp in layouts)
+        unchanged = (Signature((sbp,), (sbp,)) for sbp in layouts)
         types = (value.type, value.type)
-        return tuple(each for each in found if _divides(types, each, self._parts))
+        return tuple(each for each in unchanged if _divides(types, each, self._parts))
 
     def _price(self, op: Op, wanted: Signature) -> int | None:
         """What it costs to have the inputs in these layouts; None where it cannot be."""
@@ -331,10 +331,10 @@ class _LayoutsInTime:
         for op in reversed(self._job.ops):
             choice = self.of[op.name]
             if choice.rate is Rate.EARLY:
-                found = self._wanted_signature(op, wanted)
-                if found is not None:
-                    choice.signature, choice.rate = found, Rate.MICRO
-                    for value, sbp in zip(op.outputs, found.outputs, strict=True):
+                signature = self._wanted_signature(op, wanted)
+                if signature is not None:
+                    choice.signature, choice.rate = signature, Rate.MICRO
+                    for value, sbp in zip(op.outputs, signature.outputs, strict=True):
                         self.made[value.name] = sbp
             for value, sbp in zip(op.inputs, choice.signature.inputs, strict=True):
                 wanted.setdefault(value.name, set()).add(sbp)
@@ -366,8 +366,10 @@ def _signatures(
 ) -> tuple[Signature, ...]:
     """The signatures of an op along `parts` micro-batches, in rule order."""
     flat = (
-        Signature(tuple(sbp[0] for sbp in found.inputs), tuple(sbp[0] for sbp in found.outputs))
-        for found in mesh_signatures(kind, inputs, outputs, attrs, (parts,))
+        Signature(
+            tuple(sbp[0] for sbp in signature.inputs), tuple(sbp[0] for sbp in signature.outputs)
+        )
+        for signature in mesh_signatures(kind, inputs, outputs, attrs, (parts,))
     )
     return tuple(each for each in flat if _divides((*inputs, *outputs), each, parts))
 

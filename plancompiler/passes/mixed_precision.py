@@ -328,7 +328,7 @@ class _InLowPrecision:
                 return form
         origin = Origin(reader.origin.phase) if shared else reader.origin
         number = f"_{len(known)}" if known else ""
-        found = self._add(
+        cast = self._add(
             f"{value.name}:{dtype}{number}",
             "cast",
             (made,),
@@ -338,8 +338,8 @@ class _InLowPrecision:
             {"dtype": str(dtype)},
         )
         self.casts += 1
-        known.append((origin, found))
-        return found
+        known.append((origin, cast))
+        return cast
 
     def _add(
         self,
@@ -450,12 +450,12 @@ class _InLowPrecision:
         """Append the check of all gradients, the scale's update, and the guarded updates."""
         home = self._scale.placement
         like = self._traced[next(iter(self._finals))] if self._finals else self._held[0]
-        found = {
+        broken = {
             placement: self._any_broken(placement, gradients, like)
             for placement, gradients in self._finals_by_placement().items()
         }
-        total = self._moved(found.pop(home), home, like) if home in found else None
-        for flag in found.values():
+        total = self._moved(broken.pop(home), home, like) if home in broken else None
+        for flag in broken.values():
             here = self._moved(flag, home, like)
             total = here if total is None else self._either(total, here, like)
         if total is None:
@@ -469,10 +469,10 @@ class _InLowPrecision:
         self._update_scale(total, like)
 
     def _finals_by_placement(self) -> dict[Placement, list[Value]]:
-        found: dict[Placement, list[Value]] = {}
+        finals: dict[Placement, list[Value]] = {}
         for value in self._finals.values():
-            found.setdefault(value.placement, []).append(value)
-        return found
+            finals.setdefault(value.placement, []).append(value)
+        return finals
 
     def _any_broken(self, placement: Placement, gradients: list[Value], like: Op) -> Value:
         """1 where a gradient of a placement is not finite, else 0.

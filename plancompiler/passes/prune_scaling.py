@@ -105,7 +105,7 @@ def _factor(op: Op | None) -> float | None:
 def _find(job: Job, readers: dict[str, list[Op]]) -> tuple[list[_Scaled], list[str]]:
     """Updates with scaled gradients, and what is wrong with those that do not count."""
     producers = producers_of(job)
-    found: list[_Scaled] = []
+    scaled: list[_Scaled] = []
     notes: list[str] = []
     for update in _updates(job):
         gradient = update.inputs[GRADIENT]
@@ -121,8 +121,8 @@ def _find(job: Job, readers: dict[str, list[Op]]) -> tuple[list[_Scaled], list[s
                 f"%{update.inputs[0].name}"
             )
         else:
-            found.append(_Scaled(update, scale, factor))
-    return found, notes
+            scaled.append(_Scaled(update, scale, factor))
+    return scaled, notes
 
 
 def _updates(job: Job) -> Iterator[Op]:
@@ -157,7 +157,7 @@ def _into_seeds(
     if not by_scale:
         return []
     taken: set[str] = set()
-    found = []
+    seeds = []
     for op in job.ops:
         if (
             op.kind != "fill"
@@ -179,8 +179,8 @@ def _into_seeds(
             notes.append(f"not into {op.name}: {reason}")
             continue
         taken.update(each.scale.name for each in members)
-        found.append((op, members))
-    return found
+        seeds.append((op, members))
+    return seeds
 
 
 class _Reach:

@@ -126,14 +126,14 @@ class Region:
 
 def regions_of(job: Job) -> dict[str, Region]:
     """All regions by name, in order. Variables belong to none: they are there anyway."""
-    found: dict[str, list[Op]] = {}
+    regions: dict[str, list[Op]] = {}
     for op in job.ops:
         origin = op.origin
         if origin.region and origin.phase is Phase.FORWARD and op.kind != "variable":
-            found.setdefault(origin.region, []).append(op)
+            regions.setdefault(origin.region, []).append(op)
     return {
         name: Region(tuple(ops), any(op.origin.checkpoint for op in ops))
-        for name, ops in found.items()
+        for name, ops in regions.items()
     }
 
 

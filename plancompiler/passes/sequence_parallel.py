@@ -55,7 +55,7 @@ from plancompiler.passes.base import (
 )
 
 _WALKS = 4
-"""Walks at most: each splits the values found to enter the stream where they are made."""
+"""Walks at most: each splits the values that enter the stream where they are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +82,14 @@ def split_sequences(job: Job, config: SequenceOptions) -> PassResult:
     check_axes(job, config.tp_axes, "sequence_parallel", "tp_axes")
     summaries, notes = [], []
     for axis in config.tp_axes:
-        found = _along(job, axis)
-        job = with_ops(job, found.ops)
-        notes += found.notes
-        if found.scattered:
+        walk = _along(job, axis)
+        job = with_ops(job, walk.ops)
+        notes += walk.notes
+        if walk.scattered:
             summaries.append(
-                f"{axis}: {counted(found.scattered, 'partial value')} split along the sequence, "
-                f"{counted(found.entries, 'value')} on the way in, "
-                f"{counted(found.gathered, 'value')} gathered for the next block"
+                f"{axis}: {counted(walk.scattered, 'partial value')} split along the sequence, "
+                f"{counted(walk.entries, 'value')} on the way in, "
+                f"{counted(walk.gathered, 'value')} gathered for the next block"
             )
     if not summaries:
         op = job.ops[0]
@@ -111,9 +111,9 @@ def _along(job: Job, axis: str) -> _Walk:
     entries: frozenset[str] = frozenset()
     for _ in range(_WALKS):
         walk = _Walk(job, axis, entries)
-        if walk.found <= entries:
+        if walk.beside <= entries:
             break
-        entries |= walk.found
+        entries |= walk.beside
     return walk
 
 
@@ -127,15 +127,15 @@ def _is_activation(value: Value) -> bool:
 
 def _read_by_updates(job: Job) -> set[str]:
     """Values that updates read, be it through other ops of their shape: gradients of parameters."""
-    found: set[str] = set()
+    names: set[str] = set()
     for op in reversed(job.ops):
-        shapes = {made.shape for made in op.outputs if made.name in found}
-        found.update(
+        shapes = {made.shape for made in op.outputs if made.name in names}
+        names.update(
             value.name
             for value in op.inputs
             if op.origin.phase is Phase.UPDATE or value.shape in shapes
         )
-    return found
+    return names
 
 
 class _Walk:
@@ -151,7 +151,7 @@ class _Walk:
         """Values that are split along the sequence because of this pass."""
         self._whole: dict[str, Value] = {}
         """Gathered forms of values of the stream."""
-        self.found: frozenset[str] = frozenset()
+        self.beside: frozenset[str] = frozenset()
         """Whole values that are read beside the stream."""
         self.notes: list[str] = []
         self.scattered = self.entries = self.gathered = 0
@@ -245,12 +245,12 @@ class _Walk:
         Partial sums go through an op only where they do not become more bytes by it.
         """
         wanted = tuple(map(self._of, op.inputs))
-        found = next((each for each in signatures if each.inputs == wanted), None)
-        if found is not None and any(isinstance(entry, Partial) for entry in wanted):
-            before = _partial_bytes(op.inputs, found.inputs)
-            if before < _partial_bytes(op.outputs, found.outputs):
+        exact = next((each for each in signatures if each.inputs == wanted), None)
+        if exact is not None and any(isinstance(entry, Partial) for entry in wanted):
+            before = _partial_bytes(op.inputs, exact.inputs)
+            if before < _partial_bytes(op.outputs, exact.outputs):
                 return None
-        return found
+        return exact
 
     def _sliced(self, op: Op, signatures: Sequence[Signature]) -> Signature | None:
         """The signature that takes the inputs after whole ones are split: those that change least.
@@ -280,7 +280,7 @@ class _Walk:
             for at in changed(best):
                 value = op.inputs[at]
                 if _is_activation(value) and best.inputs[at] == SPLIT:
-                    self.found |= self._ways_in(value)
+                    self.beside |= self._ways_in(value)
         return best
 
     def _record(self, op: Op, signature: Signature) -> None:

@@ -123,15 +123,15 @@ def _gathered_where_read(
             for reader in readers.get(value.name, ()):
                 if segment[reader] == index:
                     instead.setdefault(reader, {})[value.name] = form
-    found: list[Timed] = []
+    placed: list[Timed] = []
     for each in timed:
         if each.op.name in copies:
-            found.extend(copies[each.op.name])
+            placed.extend(copies[each.op.name])
         elif each.op.name in instead:
-            found.append(replace(each, op=rewired(each.op, instead[each.op.name])))
+            placed.append(replace(each, op=rewired(each.op, instead[each.op.name])))
         else:
-            found.append(each)
-    return found
+            placed.append(each)
+    return placed
 
 
 # --- analysis: where the values of a micro-batch go -----------------------------------------------
@@ -247,10 +247,10 @@ class _Chunks:
                 got=f"stage {self.of[op.name]}, and none on stage {missing}",
                 expected="stages counted from 0 without a gap",
             )
-        found: list[set[frozenset[int]]] = [set() for _ in range(self.count)]
+        groups: list[set[frozenset[int]]] = [set() for _ in range(self.count)]
         for op in self.flow.ops:
-            found[self.of[op.name]].add(self.flow.ranks[op.name])
-        return [frozenset().union(*each) for each in found]
+            groups[self.of[op.name]].add(self.flow.ranks[op.name])
+        return [frozenset().union(*each) for each in groups]
 
     def example(self, chunk: int) -> Op:
         """An op of a chunk, to name in an error."""
@@ -297,11 +297,11 @@ class _Placing:
         """The chunks that an op's ranks have so far, ascending."""
         flow = self._flow
         ranks = flow.ranks[op.name]
-        found: set[int] = set()
+        hosted: set[int] = set()
         for others, chunks in self._hosts.items():
             if others not in flow.apart_from[ranks]:
-                found |= chunks
-        return sorted(found)
+                hosted |= chunks
+        return sorted(hosted)
 
     def _neighbours(self, op: Op, backward: bool) -> list[Op]:
         """Readers of one direction that have their chunk and share ranks with an op."""

@@ -291,10 +291,10 @@ def _shard_layout(
         return f"no axis of {value.type} is left to split ({layout})"
 
     def split(tensor_axis: int) -> NdSbp:
-        found = layout
+        split_layout = layout
         for axis in mesh:
-            found = found.replace(axis, Split(tensor_axis))
-        return found
+            split_layout = split_layout.replace(axis, Split(tensor_axis))
+        return split_layout
 
     def pieces(tensor_axis: int) -> int:
         cutting = [

@@ -68,11 +68,11 @@ class SessionRates:
         were used. UsageError for a job without an optimizer.
         """
         step = self._next_step()
-        found = tuple(
+        rates = tuple(
             rate_at(self._fed.get(number, own), step) for number, own in sorted(self._own.items())
         )
-        self._checked(found)
-        return found[0] if len(found) == 1 else found
+        self._checked(rates)
+        return rates[0] if len(rates) == 1 else rates
 
     @lr.setter
     def lr(self, rate: Rate | Sequence[Rate]) -> None:

@@ -45,12 +45,12 @@ def slot_cost(plans: Mapping[int, Plan], seconds: Mapping[SegmentKind, float]) -
     arrived, and what it makes arrives elsewhere when it ends. A segment of forward and backward
     takes the sum of both.
     """
-    found: dict[int, float] = {}
+    seconds_of_task: dict[int, float] = {}
     for plan in plans.values():
         for number, segment in enumerate(plan.segments):
             if segment.kind.per_microbatch:
-                found[_main_task(plan, number).id] = _seconds_of(segment.kind, seconds)
-    return lambda rank, task: found.get(task.id, 0.0)
+                seconds_of_task[_main_task(plan, number).id] = _seconds_of(segment.kind, seconds)
+    return lambda rank, task: seconds_of_task.get(task.id, 0.0)
 
 
 def _seconds_of(kind: SegmentKind, seconds: Mapping[SegmentKind, float]) -> float:

@@ -48,12 +48,12 @@ class Simulation:
 
     def busy(self) -> dict[tuple[int, Stream], float]:
         """(rank, stream) → seconds in which a task ran there, for every stream of every rank."""
-        found = {
+        busy = {
             (rank, task.stream): 0.0 for rank, plan in self.plans.items() for task in plan.tasks
         }
         for action in self.actions:
-            found[action.rank, action.stream] += action.seconds
-        return found
+            busy[action.rank, action.stream] += action.seconds
+        return busy
 
     def bubble_fraction(self, step: int = 0, ranks: Collection[int] | None = None) -> float:
         """The share of the micro-batch part of a step in which compute streams idle: 0 to 1.

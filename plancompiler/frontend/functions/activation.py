@@ -6,7 +6,7 @@ from plancompiler.frontend.functions.derived import Tensor, unary
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops import split_softmax
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply_one
 
 __all__ = [
     "elu",
@@ -32,8 +32,7 @@ __all__ = [
 
 
 def _activation(kind: str, x: Tensor, **attrs: float) -> Tensor:
-    found: Tensor = apply(kind, x, **attrs)
-    return found
+    return apply_one(kind, x, **attrs)
 
 
 tanh = unary("tanh")
@@ -52,8 +51,8 @@ def softmax(
     gathered.
     """
     if split_axis:
-        found: Tensor = split_softmax.split_softmax(x, normalize_axes(axis, x.ndim)[0])
-        return found
+        shares: Tensor = split_softmax.split_softmax(x, normalize_axes(axis, x.ndim)[0])
+        return shares
     return x.softmax(axis)
 
 
@@ -63,8 +62,8 @@ def log_softmax(
 ) -> Tensor:
     """Logarithm of softmax, computed without overflow; `split_axis` as in `softmax`."""
     if split_axis:
-        found: Tensor = split_softmax.split_log_softmax(x, normalize_axes(axis, x.ndim)[0])
-        return found
+        logarithms: Tensor = split_softmax.split_log_softmax(x, normalize_axes(axis, x.ndim)[0])
+        return logarithms
     return x.log_softmax(axis)
 
 
@@ -94,8 +93,7 @@ def hardtanh(
     x: Tensor, low: float = -1.0, high: float = 1.0, *, out: Tensor | None = None
 ) -> Tensor:
     """x, but not below `low` nor above `high`; no gradient flows at either."""
-    found: Tensor = apply("clip", x, low=float(low), high=float(high), edges=False)
-    return found
+    return apply_one("clip", x, low=float(low), high=float(high), edges=False)
 
 
 @takes_out

@@ -12,7 +12,7 @@ from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import AttrValue, DType
 from plancompiler.ops.attention import default_scale
-from plancompiler.ops.registry import apply, apply_source
+from plancompiler.ops.registry import apply, apply_one, apply_source
 
 __all__ = [
     "cached_attention",
@@ -56,8 +56,8 @@ def scaled_dot_product_attention(
         if dropout_key is None:
             dropout_key = current_recorder().next_number("dropout key")
         attrs.update(dropout=float(dropout), key=dropout_key)
-    found: Tensor = apply("attention", *inputs, **attrs)[0]
-    return found
+    attended: Tensor = apply("attention", *inputs, **attrs)[0]
+    return attended
 
 
 @takes_out
@@ -80,8 +80,7 @@ def cached_attention(
     keys = apply("cache_update", cache[0], key, position)
     values = apply("cache_update", cache[1], value, position)
     chosen = _scale(query, scale)
-    found: Tensor = apply("cached_attention", query, keys, values, position, scale=chosen)
-    return found
+    return apply_one("cached_attention", query, keys, values, position, scale=chosen)
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
@@ -105,18 +104,16 @@ def rotary_embedding(
     split; `position`, a whole number as a scalar tensor, is added to them. Pairs are features i and
     i + d / 2, or neighbours where `interleaved`.
     """
-    inputs = (x,) if position is None else (x, position)
-    found: Tensor = apply(
-        "rotary_embedding", *inputs, base=float(base), offset=offset, interleaved=interleaved
+    more = () if position is None else (position,)
+    return apply_one(
+        "rotary_embedding", x, *more, base=float(base), offset=offset, interleaved=interleaved
     )
-    return found
 
 
 @takes_out
 def swiglu(gate: Tensor, up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """gate * sigmoid(gate) * up, of tensors of one shape (N. Shazeer, 2020)."""
-    found: Tensor = apply("swiglu", gate, up)
-    return found
+    return apply_one("swiglu", gate, up)
 
 
 @takes_out

@@ -15,7 +15,7 @@ from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import Value
 from plancompiler.ir.arguments import real_number, whole_number
 from plancompiler.ops import class_center, split_softmax
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 from plancompiler.ops.shards import balanced_sizes
 from plancompiler.ops.softmax import IGNORE_INDEX
 
@@ -148,8 +148,7 @@ def class_center_rows(
         counts = balanced_sizes(weight.shape[0] if weight.ndim else 0, len(taken))
     else:
         counts = tuple(whole_number("classes of a range", count) for count in classes)
-    found: Tensor = apply("class_center_rows", weight, sampled, counts=counts, sizes=taken)
-    return found
+    return apply_one("class_center_rows", weight, sampled, counts=counts, sizes=taken)
 
 
 # --- losses ---------------------------------------------------------------------------------------

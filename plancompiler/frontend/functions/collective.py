@@ -14,7 +14,7 @@ from plancompiler.frontend.out import takes_out
 from plancompiler.ir import BROADCAST, Placement, Split
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.collective import mesh_axis, redistribute_along, reduced
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "all_gather",
@@ -39,8 +39,8 @@ def all_reduce(x: Tensor, along: Along = None, *, out: Tensor | None = None) -> 
     job, what is partial along other mesh axes is reduced too.
     """
     placement = _placement(x)
-    found: Tensor = reduced(x, None if along is None else mesh_axis(placement, along))
-    return found
+    total: Tensor = reduced(x, None if along is None else mesh_axis(placement, along))
+    return total
 
 
 @takes_out
@@ -52,16 +52,15 @@ def all_reduce_gradient(x: Tensor, along: Along = None, *, out: Tensor | None = 
     """
     placement = _placement(x)
     position = -1 if along is None else mesh_axis(placement, along)
-    found: Tensor = apply("place_gradient", x, along=position)
-    return found
+    return apply_one("place_gradient", x, along=position)
 
 
 @takes_out
 def all_gather(x: Tensor, along: Along = None, *, out: Tensor | None = None) -> Tensor:
     """A value whole on all devices along a mesh axis: S → B. Its gradient is split like `x`."""
     _placement(x)
-    found: Tensor = redistribute_along(x, along, BROADCAST)
-    return found
+    gathered: Tensor = redistribute_along(x, along, BROADCAST)
+    return gathered
 
 
 @takes_out
@@ -72,8 +71,8 @@ def reduce_scatter(
     gathered.
     """
     _placement(x)
-    found: Tensor = redistribute_along(x, along, Split(normalize_axes(axis, x.ndim)[0]))
-    return found
+    scattered: Tensor = redistribute_along(x, along, Split(normalize_axes(axis, x.ndim)[0]))
+    return scattered
 
 
 @takes_out
@@ -82,8 +81,8 @@ def all_to_all(
 ) -> Tensor:
     """A split value, split by its axis `split_axis` instead along a mesh axis: S(i) → S(j)."""
     _placement(x)
-    found: Tensor = redistribute_along(x, along, Split(normalize_axes(split_axis, x.ndim)[0]))
-    return found
+    exchanged: Tensor = redistribute_along(x, along, Split(normalize_axes(split_axis, x.ndim)[0]))
+    return exchanged
 
 
 @takes_out
@@ -112,8 +111,8 @@ def partial_transfer(
     sliced: Any = redistribute_along(x.reshape(-1), position, Split(0))
     moved = sliced.redistribute(placement)
     moved = apply("place_gradient", moved, along=mesh_axis(placement, there), split=0)
-    found: Tensor = redistribute_along(moved, there, BROADCAST).reshape(x.shape)
-    return found
+    transferred: Tensor = redistribute_along(moved, there, BROADCAST).reshape(x.shape)
+    return transferred
 
 
 # --- rows to experts ------------------------------------------------------------------------------
@@ -142,8 +141,8 @@ def global_scatter(
     position = mesh_axis(_placement(x), along)
     packed = apply("pack_rows", x, counts, capacity=capacity, overflow=overflow)
     packed = apply("place_gradient", packed, along=position, split=0)
-    found: Tensor = redistribute_along(packed, position, Split(1))
-    return found
+    scattered: Tensor = redistribute_along(packed, position, Split(1))
+    return scattered
 
 
 @takes_out
@@ -166,8 +165,8 @@ def global_gather(
     position = mesh_axis(_placement(y), along)
     back = apply("place_gradient", y, along=position, split=1)
     back = redistribute_along(back, position, Split(0))
-    found: Tensor = apply("unpack_rows", back, counts, rows=rows, overflow=overflow)
-    return found
+    unpacked: Tensor = apply("unpack_rows", back, counts, rows=rows, overflow=overflow)
+    return unpacked
 
 
 def _rows(kind: str, x: Any, counts: Any, least: int) -> None:
@@ -180,11 +179,11 @@ def _rows(kind: str, x: Any, counts: Any, least: int) -> None:
 
 def _placement(x: Any) -> Placement:
     """Where a tensor lies."""
-    found = getattr(x, "placement", None)
-    if not isinstance(found, Placement):
+    placement = getattr(x, "placement", None)
+    if not isinstance(placement, Placement):
         raise AttributeValueError(
             "a tensor is needed here",
             got=type(x).__name__,
             hint="pc.tensor(array, placement, sbp), or pc.input in a job",
         )
-    return found
+    return placement

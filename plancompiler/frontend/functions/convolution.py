@@ -12,7 +12,7 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.operators import whole_numbers
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -42,12 +42,12 @@ Padding = int | str | Sequence[int] | Sequence[Sequence[int]]
 def per_axis(name: str, value: Sizes, ndim: int) -> tuple[int, ...]:
     """One number for each of `ndim` spatial axes; `name` is what an error calls them."""
     given = whole_numbers(name, value)
-    found = given if isinstance(value, (list, tuple)) or len(given) != 1 else given * ndim
-    if len(found) != ndim:
+    sizes = given if isinstance(value, (list, tuple)) or len(given) != 1 else given * ndim
+    if len(sizes) != ndim:
         raise AttributeValueError(
             f"{name} needs a number, or one per spatial axis", got=value, expected=f"{ndim} numbers"
         )
-    return found
+    return sizes
 
 
 def _padding(value: Padding, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
@@ -70,15 +70,15 @@ def _padding(value: Padding, kernel: Sequence[int], dilation: Sequence[int]) -> 
             got=value,
             expected=f"{ndim} entries",
         )
-    found: list[int] = []
+    amounts: list[int] = []
     for entry in entries:
         pair = (entry, entry) if isinstance(entry, int) else tuple(entry)
         if len(pair) != 2:
             raise AttributeValueError(
                 "padding of an axis is a number or a pair", got=entry, expected="(before, after)"
             )
-        found.extend(pair)
-    return tuple(found)
+        amounts.extend(pair)
+    return tuple(amounts)
 
 
 def _window(
@@ -100,8 +100,8 @@ def _kernel_of(weight: Any, ndim: int) -> tuple[int, ...]:
             got=weight.shape,
             expected=f"{ndim + 2} axes",
         )
-    found: tuple[int, ...] = weight.shape[2:]
-    return found
+    extents: tuple[int, ...] = weight.shape[2:]
+    return extents
 
 
 def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -119,8 +119,8 @@ def _convolve(
     groups: int,
 ) -> Tensor:
     window = _window(_kernel_of(weight, ndim), stride, padding, dilation)
-    found: Tensor = apply(f"conv{ndim}d", x, weight, **window, groups=groups)
-    return _biased(found, bias)
+    convolved: Tensor = apply(f"conv{ndim}d", x, weight, **window, groups=groups)
+    return _biased(convolved, bias)
 
 
 @takes_out
@@ -189,10 +189,10 @@ def _convolve_transposed(
 ) -> Tensor:
     window = _window(_kernel_of(weight, ndim), stride, padding, dilation)
     more = per_axis("output_padding", output_padding, ndim)
-    found: Tensor = apply(
+    convolved: Tensor = apply(
         f"conv{ndim}d_transpose", x, weight, **window, groups=groups, output_padding=more
     )
-    return _biased(found, bias)
+    return _biased(convolved, bias)
 
 
 @takes_out
@@ -271,8 +271,7 @@ def _pool(
 ) -> Tensor:
     extents = per_axis("kernel", kernel, ndim)
     window = _window(extents, extents if stride is None else stride, padding, dilation)
-    found: Tensor = apply(f"{kind}{ndim}d", x, kernel=extents, **window, **more)
-    return found
+    return apply_one(f"{kind}{ndim}d", x, kernel=extents, **window, **more)
 
 
 @takes_out
@@ -370,22 +369,19 @@ def avg_pool3d(
 @takes_out
 def adaptive_avg_pool1d(x: Tensor, size: Sizes, *, out: Tensor | None = None) -> Tensor:
     """Averages over the last axis to `size` elements, over windows as equal as they can be."""
-    found: Tensor = apply("adaptive_avg_pool1d", x, size=per_axis("size", size, 1))
-    return found
+    return apply_one("adaptive_avg_pool1d", x, size=per_axis("size", size, 1))
 
 
 @takes_out
 def adaptive_avg_pool2d(x: Tensor, size: Sizes, *, out: Tensor | None = None) -> Tensor:
     """Averages over the last two axes to the extents `size`; see `adaptive_avg_pool1d`."""
-    found: Tensor = apply("adaptive_avg_pool2d", x, size=per_axis("size", size, 2))
-    return found
+    return apply_one("adaptive_avg_pool2d", x, size=per_axis("size", size, 2))
 
 
 @takes_out
 def adaptive_avg_pool3d(x: Tensor, size: Sizes, *, out: Tensor | None = None) -> Tensor:
     """Averages over the last three axes to the extents `size`; see `adaptive_avg_pool1d`."""
-    found: Tensor = apply("adaptive_avg_pool3d", x, size=per_axis("size", size, 3))
-    return found
+    return apply_one("adaptive_avg_pool3d", x, size=per_axis("size", size, 3))
 
 
 @takes_out

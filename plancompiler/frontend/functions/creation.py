@@ -33,8 +33,8 @@ def _made(
     kind: str, attrs: Mapping[str, AttrValue], placement: Placement, sbp: SbpLike | None
 ) -> Value:
     demanded = None if sbp is None else demanded_sbp(placement, sbp)
-    found: Value = current_recorder().add(kind, (), attrs, placement, demanded)[0]
-    return found
+    tensor: Value = current_recorder().add(kind, (), attrs, placement, demanded)[0]
+    return tensor
 
 
 # --- sequences and the identity -------------------------------------------------------------------

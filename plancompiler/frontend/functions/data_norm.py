@@ -8,7 +8,7 @@ from plancompiler.frontend.functions.elementwise import full_like, rsqrt
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.arguments import real_number
 from plancompiler.ops.gradient import expand_to, widened
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "data_norm",
@@ -27,13 +27,13 @@ def data_norm(
     """
     _check("data_norm", x, count, total, square)
     mean, variance = (widened(each) / widened(count) for each in (total, square))
-    found: Tensor
+    normalized: Tensor
     if count.ndim == 1:
         one, zero = (full_like(x, number, count.shape) for number in (1.0, 0.0))
-        found = apply("batch_norm", x, mean, variance, one, zero, eps=0.0)
+        normalized = apply("batch_norm", x, mean, variance, one, zero, eps=0.0)
     else:
-        found = (widened(x) - _by_row(mean, x)) * _by_row(rsqrt(variance), x)
-    return found if found.dtype is x.dtype else found.cast(x.dtype)
+        normalized = (widened(x) - _by_row(mean, x)) * _by_row(rsqrt(variance), x)
+    return normalized if normalized.dtype is x.dtype else normalized.cast(x.dtype)
 
 
 def data_norm_update(
@@ -96,12 +96,11 @@ def _by_row(state: Tensor, x: Tensor) -> Tensor:
     rows: Tensor = apply("group_rows", state, rows=x.shape[0], mean=False)
     if x.ndim > 2:
         rows = rows.reshape((*rows.shape, *(1,) * (x.ndim - 2)))
-    found: Tensor = expand_to(rows, x.shape)
-    return found
+    expanded: Tensor = expand_to(rows, x.shape)
+    return expanded
 
 
 def _by_group(x: Tensor, groups: int) -> Tensor:
     """Means of groups of rows, and over space: [g, c]."""
     flat = x if x.ndim == 2 else x.mean(tuple(range(2, x.ndim)))
-    found: Tensor = apply("group_sums", flat, groups=groups, mean=True)
-    return found
+    return apply_one("group_sums", flat, groups=groups, mean=True)

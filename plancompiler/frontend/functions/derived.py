@@ -42,8 +42,8 @@ def unary(kind: str) -> Unary:
     def function(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         return x._unary(kind)  # noqa: SLF001  # the methods' own way, and the quickest
 
-    found: Unary = _named(kind, function)
-    return found
+    named: Unary = _named(kind, function)
+    return named
 
 
 def arithmetic(kind: str) -> Binary:
@@ -59,8 +59,8 @@ def arithmetic(kind: str) -> Binary:
             return y._binary(mirrored, x)  # noqa: SLF001
         return y._binary(kind, x, swapped=True)  # noqa: SLF001
 
-    found: Binary = _named(kind, function)
-    return found
+    named: Binary = _named(kind, function)
+    return named
 
 
 def binary(kind: str) -> Binary:
@@ -75,8 +75,8 @@ def binary(kind: str) -> Binary:
             raise _wanted(kind, x, y)
         return x._binary(kind, y)  # noqa: SLF001
 
-    found: Binary = _named(kind, function)
-    return found
+    named: Binary = _named(kind, function)
+    return named
 
 
 def plain_number(value: Any) -> Scalar:

@@ -14,7 +14,7 @@ from plancompiler.frontend.functions.derived import Tensor, arithmetic, binary, 
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply_one
 
 __all__ = [
     "abs",
@@ -144,8 +144,7 @@ def where(
         x = full_like(y, x, shape=())
     if not isinstance(x, TensorOperators) or not isinstance(y, TensorOperators):
         raise TracingError("where needs a tensor for at least one of x and y")
-    found: Tensor = apply("where", condition, x, y)
-    return found
+    return apply_one("where", condition, x, y)
 
 
 @takes_out
@@ -228,12 +227,11 @@ def clip(
 ) -> Tensor:
     """x, but not below `low` nor above `high`; at least one of them is given."""
     bounds = {"low": low, "high": high}
-    found: Tensor = apply(
+    return apply_one(
         "clip",
         x,
         **{name: _number(each, x.dtype) for name, each in bounds.items() if each is not None},
     )
-    return found
 
 
 @takes_out
@@ -251,8 +249,7 @@ def nan_to_num(
         attrs["posinf"] = float(posinf)
     if neginf is not None:
         attrs["neginf"] = float(neginf)
-    found: Tensor = apply("nan_to_num", x, **attrs)
-    return found
+    return apply_one("nan_to_num", x, **attrs)
 
 
 @takes_out
@@ -260,15 +257,13 @@ def lerp(x: Tensor, y: Tensor, weight: Tensor | float, *, out: Tensor | None = N
     """x + weight * (y - x)."""
     number = not isinstance(weight, TensorOperators) and is_scalar(weight)
     share: Any = full_like(x, _number(weight, x.dtype), shape=()) if number else weight
-    found: Tensor = apply("lerp", x, y, share)
-    return found
+    return apply_one("lerp", x, y, share)
 
 
 @takes_out
 def masked_fill(x: Tensor, mask: Tensor, value: Scalar, *, out: Tensor | None = None) -> Tensor:
     """`value` where the mask is True, else x."""
-    found: Tensor = apply("where", mask, full_like(x, _number(value, x.dtype), shape=()), x)
-    return found
+    return apply_one("where", mask, full_like(x, _number(value, x.dtype), shape=()), x)
 
 
 @takes_out

@@ -21,7 +21,7 @@ from plancompiler.frontend.functions.training import dropout as drop
 from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import AttrValue
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "bias_dropout_residual",
@@ -162,14 +162,13 @@ def bias_dropout_residual(
 
     A partial x is reduced first. The key is as in `pc.dropout`, and gives the same bits.
     """
-    inputs = (x, residual) if bias is None else (x, residual, bias)
+    biases = () if bias is None else (bias,)
     attrs: dict[str, AttrValue] = {}
     if dropout:
         if dropout_key is None:
             dropout_key = current_recorder().next_number("dropout key")
         attrs = {"rate": float(dropout), "key": dropout_key}
-    found: Tensor = apply("bias_dropout_residual", *inputs, **attrs)
-    return found
+    return apply_one("bias_dropout_residual", x, residual, *biases, **attrs)
 
 
 def _check_attention(x: Tensor, qkv_weight: Tensor, out_weight: Tensor) -> None:

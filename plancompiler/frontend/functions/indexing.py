@@ -10,7 +10,7 @@ from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.operators import normalize_axes
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "bincount",
@@ -33,8 +33,7 @@ def _axis(x: Tensor, axis: int) -> int:
 @takes_out
 def take_along_axis(x: Tensor, indices: Tensor, axis: int, *, out: Tensor | None = None) -> Tensor:
     """For each index the element of x there along `axis`; the other axes of both agree."""
-    found: Tensor = apply("take_along_axis", x, indices, axis=_axis(x, axis))
-    return found
+    return apply_one("take_along_axis", x, indices, axis=_axis(x, axis))
 
 
 @takes_out
@@ -57,8 +56,7 @@ def put_along_axis(
 
     `mode` is "set" (of equal indices the last wins, and only its update gets a gradient) or "add".
     """
-    found: Tensor = apply("put_along_axis", x, indices, updates, axis=_axis(x, axis), mode=mode)
-    return found
+    return apply_one("put_along_axis", x, indices, updates, axis=_axis(x, axis), mode=mode)
 
 
 @takes_out
@@ -86,8 +84,7 @@ def scatter_add(
 @takes_out
 def index_select(x: Tensor, indices: Tensor, axis: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The elements of an axis at the indices [i], in their order."""
-    found: Tensor = apply("index_select", x, indices, axis=_axis(x, axis))
-    return found
+    return apply_one("index_select", x, indices, axis=_axis(x, axis))
 
 
 @takes_out
@@ -105,19 +102,16 @@ def one_hot(
     ids: Tensor, classes: int, dtype: DType | str = "float32", *, out: Tensor | None = None
 ) -> Tensor:
     """1 at each id and zeros elsewhere: ids [...] as [..., classes]."""
-    found: Tensor = apply("one_hot", ids, classes=classes, dtype=str(DType.parse(dtype)))
-    return found
+    return apply_one("one_hot", ids, classes=classes, dtype=str(DType.parse(dtype)))
 
 
 @takes_out
 def bincount(ids: Tensor, classes: int, *, out: Tensor | None = None) -> Tensor:
     """How often each number from 0 to classes - 1 occurs: int64 [classes]."""
-    found: Tensor = apply("bincount", ids, classes=classes)
-    return found
+    return apply_one("bincount", ids, classes=classes)
 
 
 @takes_out
 def embedding(table: Tensor, ids: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Rows of table [count, dim] by ids [...]: [..., dim]."""
-    found: Tensor = apply("embedding", table, ids)
-    return found
+    return apply_one("embedding", table, ids)

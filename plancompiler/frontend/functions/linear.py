@@ -10,7 +10,7 @@ from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue
 from plancompiler.ir.operators import normalize_axes, whole_numbers
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "bmm",
@@ -35,8 +35,7 @@ def einsum(equation: str, *tensors: Tensor, out: Tensor | None = None) -> Tensor
     """
     if not tensors:
         raise ShapeError("einsum needs at least one tensor")
-    found: Tensor = apply("einsum", *tensors, equation=_spelled_out(equation, tensors))
-    return found
+    return apply_one("einsum", *tensors, equation=_spelled_out(equation, tensors))
 
 
 def _spelled_out(equation: str, tensors: Sequence[Tensor]) -> str:

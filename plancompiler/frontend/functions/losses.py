@@ -12,7 +12,7 @@ from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ops import split_softmax
 from plancompiler.ops.gradient import widened
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "accuracy",
@@ -35,8 +35,7 @@ def _pointwise(
     an element may leave their range where the mean does not.
     """
     if reduction == "none":
-        plain: Tensor = apply(kind, x, target, **attrs)
-        return plain
+        return apply_one(kind, x, target, **attrs)
     if reduction not in ("mean", "sum", *more):
         raise AttributeValueError(
             f"unknown reduction of {name}",
@@ -44,10 +43,10 @@ def _pointwise(
             expected=", ".join(("mean", "sum", "none", *more)),
         )
     losses: Tensor = apply(kind, widened(x), widened(target), **attrs)
-    found = losses.mean() if reduction == "mean" else losses.sum()
+    loss = losses.mean() if reduction == "mean" else losses.sum()
     if reduction == "batchmean":
-        found = found * (1.0 / max(1, losses.shape[0]))
-    return found if found.dtype is x.dtype else found.cast(x.dtype)
+        loss = loss * (1.0 / max(1, losses.shape[0]))
+    return loss if loss.dtype is x.dtype else loss.cast(x.dtype)
 
 
 @takes_out
@@ -190,17 +189,17 @@ def reduce_rows(
     """Losses of rows as `reduction` says, rounded to `dtype`: their "mean" is over the rows whose
     label is not `ignore_index`. Those of 16 bits are added up and counted in float32.
     """
-    found: Tensor = losses if reduction == "none" else widened(losses)
+    loss: Tensor = losses if reduction == "none" else widened(losses)
     if reduction == "sum" or (reduction == "mean" and ignore_index is None):
-        found = found.sum() if reduction == "sum" else found.mean()
+        loss = loss.sum() if reduction == "sum" else loss.mean()
     elif reduction == "mean":
-        counted = labels.not_equal(ignore_index).cast(found.dtype).sum()
-        found = found.sum() / maximum(counted, 1.0)
-    return found if found.dtype is dtype else found.cast(dtype)
+        counted = labels.not_equal(ignore_index).cast(loss.dtype).sum()
+        loss = loss.sum() / maximum(counted, 1.0)
+    return loss if loss.dtype is dtype else loss.cast(dtype)
 
 
 @takes_out
 def accuracy(logits: Tensor, labels: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Share of positions whose greatest logit (last axis) is the label's: a float32 scalar."""
-    found = logits.argmax(-1)
-    return found.equal(labels.cast(found.dtype)).cast(DType.FLOAT32).mean()
+    predicted = logits.argmax(-1)
+    return predicted.equal(labels.cast(predicted.dtype)).cast(DType.FLOAT32).mean()

@@ -8,7 +8,7 @@ from plancompiler.errors import ShapeError, UsageError
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.out import takes_out
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "batch_norm",
@@ -25,8 +25,8 @@ def rms_norm(x: Tensor, gamma: Tensor, eps: float = 1e-5, *, out: Tensor | None 
     """x over the root of its mean square along the last axis, times gamma (B. Zhang and R.
     Sennrich, 2019).
     """
-    found: Tensor = apply("rms_norm", x, gamma, eps=float(eps))[0]
-    return found
+    normalized: Tensor = apply("rms_norm", x, gamma, eps=float(eps))[0]
+    return normalized
 
 
 @takes_out
@@ -43,8 +43,8 @@ def group_norm(
     channels and all of space, per image; times gamma [c], plus beta [c] (Y. Wu and K. He, 2018).
     """
     gamma, beta = _affine(x, gamma, beta)
-    found: Tensor = apply("group_norm", x, gamma, beta, groups=groups, eps=float(eps))[0]
-    return found
+    normalized: Tensor = apply("group_norm", x, gamma, beta, groups=groups, eps=float(eps))[0]
+    return normalized
 
 
 @takes_out
@@ -97,8 +97,7 @@ def batch_norm(
     if mean is None or variance is None:
         mean, variance = batch_statistics(x)
     gamma, beta = _affine(x, gamma, beta)
-    found: Tensor = apply("batch_norm", x, mean, variance, gamma, beta, eps=float(eps))
-    return found
+    return apply_one("batch_norm", x, mean, variance, gamma, beta, eps=float(eps))
 
 
 def _channels(x: Tensor) -> int:
@@ -123,5 +122,5 @@ def layer_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, eps: float = 1e-5, *, out: Tensor | None = None
 ) -> Tensor:
     """x normalised to mean 0 and variance 1 along its last axis, times gamma, plus beta."""
-    found: Tensor = apply("layer_norm", x, gamma, beta, eps=eps)[0]
-    return found
+    normalized: Tensor = apply("layer_norm", x, gamma, beta, eps=eps)[0]
+    return normalized

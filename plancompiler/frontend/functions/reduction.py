@@ -11,7 +11,7 @@ from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.gradient import widened
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "all",
@@ -40,8 +40,7 @@ __all__ = [
 
 def _reduce(kind: str, x: Tensor, axis: Axes, keepdims: bool, **attrs: float) -> Tensor:
     axes = normalize_axes(axis, x.ndim)
-    found: Tensor = apply(kind, x, axes=axes, keepdims=keepdims, **attrs)
-    return found
+    return apply_one(kind, x, axes=axes, keepdims=keepdims, **attrs)
 
 
 @takes_out
@@ -51,8 +50,8 @@ def prod(
     """Product over axes, in the dtype of x; of whole numbers and bool in int64."""
     # In float32 the product of a part of the axis may be out of the range that the whole is in.
     wide: Tensor = widened(x)
-    found = _reduce("prod", wide, axis, keepdims)
-    return found if wide is x else found.cast(x.dtype)
+    product = _reduce("prod", wide, axis, keepdims)
+    return product if wide is x else product.cast(x.dtype)
 
 
 @takes_out
@@ -135,21 +134,20 @@ def norm(
         return _reduce("abs_max", x, axis, keepdims)
     wide: Tensor = widened(x)
     if p == 2:
-        found = _unless_zero(
+        length = _unless_zero(
             _reduce("square_sum", wide, axis, keepdims), lambda total: total.sqrt()
         )
     else:
         powers = _unless_zero(apply("abs", wide), lambda size: size ** float(p))
-        found = _unless_zero(powers.sum(axis, keepdims), lambda total: total ** (1.0 / p))
-    return found if wide is x else found.cast(x.dtype)
+        length = _unless_zero(powers.sum(axis, keepdims), lambda total: total ** (1.0 / p))
+    return length if wide is x else length.cast(x.dtype)
 
 
 def _unless_zero(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """The function of x, and zero without a slope where x is zero: roots have none there."""
     zero = x.equal(0)
     safe: Tensor = apply("where", zero, full_like(x, 1.0, shape=()), x)
-    found: Tensor = apply("masked", function(safe), apply("logical_not", zero))
-    return found
+    return apply_one("masked", function(safe), apply("logical_not", zero))
 
 
 @takes_out
@@ -157,8 +155,7 @@ def argmin(
     x: Tensor, axis: int = -1, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
     """Index of the least element along an axis, as int64; the first of equal ones."""
-    found: Tensor = apply("argmin", x, axis=_axis(x, axis), keepdims=keepdims)
-    return found
+    return apply_one("argmin", x, axis=_axis(x, axis), keepdims=keepdims)
 
 
 def _axis(x: Tensor, axis: int) -> int:
@@ -172,15 +169,13 @@ def cumsum(
     """Sum of all elements up to each along an axis, from its end where `reverse`; of whole numbers
     and bool in int64.
     """
-    found: Tensor = apply("cumsum", x, axis=_axis(x, axis), reverse=reverse)
-    return found
+    return apply_one("cumsum", x, axis=_axis(x, axis), reverse=reverse)
 
 
 @takes_out
 def cumprod(x: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
     """Product of all elements up to each along an axis; of whole numbers and bool in int64."""
-    found: Tensor = apply("cumprod", x, axis=_axis(x, axis))
-    return found
+    return apply_one("cumprod", x, axis=_axis(x, axis))
 
 
 @takes_out
@@ -188,8 +183,8 @@ def cummax(
     x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Greatest of all elements up to each along an axis, and its latest index as int64."""
-    found: tuple[Tensor, Tensor] = apply("cummax", x, axis=_axis(x, axis))
-    return found
+    outputs: tuple[Tensor, Tensor] = apply("cummax", x, axis=_axis(x, axis))
+    return outputs
 
 
 @takes_out
@@ -197,8 +192,8 @@ def cummin(
     x: Tensor, axis: int = -1, *, out: Sequence[Tensor | None] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Least of all elements up to each along an axis, and its latest index as int64."""
-    found: tuple[Tensor, Tensor] = apply("cummin", x, axis=_axis(x, axis))
-    return found
+    outputs: tuple[Tensor, Tensor] = apply("cummin", x, axis=_axis(x, axis))
+    return outputs
 
 
 @takes_out
@@ -210,8 +205,8 @@ def sort(
     out: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Elements in order along an axis, and the int64 index that each had; equal ones stay so."""
-    found: tuple[Tensor, Tensor] = apply("sort", x, axis=_axis(x, axis), descending=descending)
-    return found
+    outputs: tuple[Tensor, Tensor] = apply("sort", x, axis=_axis(x, axis), descending=descending)
+    return outputs
 
 
 @takes_out
@@ -219,8 +214,7 @@ def argsort(
     x: Tensor, axis: int = -1, descending: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
     """Indices that put the elements in order along an axis, as int64."""
-    found: Tensor = apply("argsort", x, axis=_axis(x, axis), descending=descending)
-    return found
+    return apply_one("argsort", x, axis=_axis(x, axis), descending=descending)
 
 
 @takes_out
@@ -235,8 +229,8 @@ def topk(
     """The k greatest elements along an axis (least where not `largest`) and their indices, best
     first; of equal ones the first.
     """
-    found: tuple[Tensor, Tensor] = apply("topk", x, axis=_axis(x, axis), k=k, largest=largest)
-    return found
+    outputs: tuple[Tensor, Tensor] = apply("topk", x, axis=_axis(x, axis), k=k, largest=largest)
+    return outputs
 
 
 @takes_out

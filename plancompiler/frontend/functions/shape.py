@@ -11,7 +11,7 @@ from plancompiler.frontend.out import takes_out
 from plancompiler.ir import Placement
 from plancompiler.ir.operators import SbpLike, Scalar, normalize_axes, whole_numbers
 from plancompiler.ir.shard import balanced_range
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "chunk",
@@ -103,8 +103,7 @@ def expand(x: Tensor, shape: Sequence[int], *, out: Tensor | None = None) -> Ten
     full = tuple(
         x.shape[axis - lead] if extent == -1 else extent for axis, extent in enumerate(shape)
     )
-    found: Tensor = apply("expand_to", x, shape=full)
-    return found
+    return apply_one("expand_to", x, shape=full)
 
 
 # --- joining and cutting --------------------------------------------------------------------------
@@ -144,15 +143,15 @@ def split(
             "the pieces of a split must add up to its axis",
             got=f"{tuple(sizes)} for extent {extent}",
         )
-    found = []
+    pieces = []
     start = 0
     for size in sizes:
         starts, stops = [0] * x.ndim, list(x.shape)
         starts[at], stops[at] = start, start + size
         piece: Tensor = apply("slice", x, starts=tuple(starts), stops=tuple(stops))
-        found.append(piece)
+        pieces.append(piece)
         start += size
-    return tuple(found)
+    return tuple(pieces)
 
 
 @takes_out
@@ -188,10 +187,9 @@ def strided_slice(
     out: Tensor | None = None,
 ) -> Tensor:
     """Every `steps[i]`-th element from `starts[i]` to `stops[i]` along every axis i."""
-    found: Tensor = apply(
+    return apply_one(
         "strided_slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps)
     )
-    return found
 
 
 # --- moving and repeating -------------------------------------------------------------------------
@@ -200,8 +198,7 @@ def strided_slice(
 @takes_out
 def flip(x: Tensor, axis: Axes = None, *, out: Tensor | None = None) -> Tensor:
     """Elements in reverse order along axes (all by default)."""
-    found: Tensor = apply("flip", x, axes=normalize_axes(axis, x.ndim))
-    return found
+    return apply_one("flip", x, axes=normalize_axes(axis, x.ndim))
 
 
 @takes_out
@@ -210,10 +207,9 @@ def roll(
 ) -> Tensor:
     """Elements moved by `shifts` places along axes, around the end; a shift per axis."""
     moves, axes = whole_numbers("shifts", shifts), whole_numbers("axes", axis)
-    found: Tensor = apply(
+    return apply_one(
         "roll", x, shifts=moves, axes=tuple(each + x.ndim if each < 0 else each for each in axes)
     )
-    return found
 
 
 @takes_out
@@ -221,8 +217,7 @@ def tile(x: Tensor, repeats: Sequence[int], *, out: Tensor | None = None) -> Ten
     """The whole tensor repeated along each axis; the shorter of both gets leading ones."""
     if len(repeats) > x.ndim:
         x = x.reshape((1,) * (len(repeats) - x.ndim) + x.shape)
-    found: Tensor = apply("tile", x, repeats=(1,) * (x.ndim - len(repeats)) + tuple(repeats))
-    return found
+    return apply_one("tile", x, repeats=(1,) * (x.ndim - len(repeats)) + tuple(repeats))
 
 
 @takes_out
@@ -247,8 +242,7 @@ def pad(
     number = float(value) if x.dtype.is_floating else value
     if not x.dtype.is_floating and not x.dtype.is_integer:
         number = bool(value)
-    found: Tensor = apply("pad", x, low=tuple(low), high=tuple(high), value=number)
-    return found
+    return apply_one("pad", x, low=tuple(low), high=tuple(high), value=number)
 
 
 # --- diagonals and triangles ----------------------------------------------------------------------
@@ -257,16 +251,14 @@ def pad(
 @takes_out
 def diagonal(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Diagonal of each matrix [..., m, n]: [..., d]; a positive offset lies above the main one."""
-    found: Tensor = apply("diagonal", x, offset=offset)
-    return found
+    return apply_one("diagonal", x, offset=offset)
 
 
 @takes_out
 def diag_embed(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Square matrices of zeros with x [..., d] on a diagonal: [..., d + |offset|, d + |offset|]."""
     size = x.shape[-1] + abs(offset) if x.ndim else 0
-    found: Tensor = apply("diag_embed", x, rows=size, columns=size, offset=offset)
-    return found
+    return apply_one("diag_embed", x, rows=size, columns=size, offset=offset)
 
 
 @takes_out
@@ -284,15 +276,13 @@ def trace(x: Tensor, offset: int = 0, *, out: Tensor | None = None) -> Tensor:
 @takes_out
 def tril(x: Tensor, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Matrices with zeros above a diagonal."""
-    found: Tensor = apply("tril", x, diagonal=diagonal)
-    return found
+    return apply_one("tril", x, diagonal=diagonal)
 
 
 @takes_out
 def triu(x: Tensor, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Matrices with zeros below a diagonal."""
-    found: Tensor = apply("triu", x, diagonal=diagonal)
-    return found
+    return apply_one("triu", x, diagonal=diagonal)
 
 
 @takes_out
@@ -314,8 +304,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = Non
         raise UsageError(
             "concat needs at least one tensor", got="none", expected="a sequence of tensors"
         )
-    found: Tensor = apply("concat", *tensors, axis=normalize_axes(axis, tensors[0].ndim)[0])
-    return found
+    return apply_one("concat", *tensors, axis=normalize_axes(axis, tensors[0].ndim)[0])
 
 
 @takes_out
@@ -323,8 +312,7 @@ def slice(
     x: Tensor, starts: Sequence[int], stops: Sequence[int], *, out: Tensor | None = None
 ) -> Tensor:
     """The box `starts[i]:stops[i]` along every axis i; `x[1:, ...]` is the short form."""
-    found: Tensor = apply("slice", x, starts=tuple(starts), stops=tuple(stops))
-    return found
+    return apply_one("slice", x, starts=tuple(starts), stops=tuple(stops))
 
 
 @takes_out

@@ -16,7 +16,7 @@ from plancompiler.frontend.out import takes_out
 from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import DType
 from plancompiler.ir.arguments import real_number
-from plancompiler.ops.registry import apply
+from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "adafactor_update",
@@ -35,8 +35,7 @@ __all__ = [
 @takes_out
 def stop_gradient(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x, as a constant to `gradients`."""
-    found: Tensor = apply("stop_gradient", x)
-    return found
+    return apply_one("stop_gradient", x)
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ def _together(
     widest = DType.FLOAT32
     if any(tensor.dtype is DType.FLOAT64 for tensor in tensors):
         widest = DType.FLOAT64
-    found: dict[object, Tensor] = {}
+    totals: dict[object, Tensor] = {}
     for tensor in tensors:
         if kind == "square_sum":
             # In the wide dtype: squares of float16 overflow at 256.
@@ -122,8 +121,8 @@ def _together(
         else:
             scalar = apply(kind, tensor)
         place = getattr(tensor, "placement", None)
-        found[place] = combine(found[place], scalar) if place in found else scalar
-    return reduce(combine, (beside(scalar, tensors[0]) for scalar in found.values()))
+        totals[place] = combine(totals[place], scalar) if place in totals else scalar
+    return reduce(combine, (beside(scalar, tensors[0]) for scalar in totals.values()))
 
 
 def _add(left: Tensor, right: Tensor) -> Tensor:
@@ -143,8 +142,7 @@ def beside(scalar: Tensor, tensor: Tensor) -> Tensor:
 
 def moving_average_update(state: Tensor, value: Tensor, decay: float = 0.99) -> Tensor:
     """The next value of variable `state`: decay * state + (1 - decay) * value."""
-    found: Tensor = apply("moving_average_update", state, value, decay=float(decay))
-    return found
+    return apply_one("moving_average_update", state, value, decay=float(decay))
 
 
 def lion_update(
@@ -156,7 +154,7 @@ def lion_update(
     weight_decay: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The next values of variables `weight` and `momentum` by Lion (X. Chen et al., 2023)."""
-    found: tuple[Tensor, Tensor] = apply(
+    updated: tuple[Tensor, Tensor] = apply(
         "lion_update",
         weight,
         gradient,
@@ -166,7 +164,7 @@ def lion_update(
         beta2=float(betas[1]),
         weight_decay=float(weight_decay),
     )
-    return found
+    return updated
 
 
 def lamb_update(
@@ -249,11 +247,11 @@ def adafactor_update(
 
 def square_sums(*tensors: Tensor) -> list[Tensor]:
     """The sum of squares of each tensor, in at least float32."""
-    found = []
+    sums = []
     for tensor in tensors:
         wide = tensor.cast(DType.FLOAT32) if tensor.dtype.is_half else tensor
-        found.append(apply("square_sum", wide, axes=tuple(range(tensor.ndim))))
-    return found
+        sums.append(apply("square_sum", wide, axes=tuple(range(tensor.ndim))))
+    return sums
 
 
 @takes_out
@@ -265,5 +263,4 @@ def dropout(x: Tensor, rate: float, key: int | None = None, *, out: Tensor | Non
     """
     if key is None:
         key = current_recorder().next_number("dropout key")
-    found: Tensor = apply("dropout", x, rate=float(rate), key=key)
-    return found
+    return apply_one("dropout", x, rate=float(rate), key=key)

@@ -45,9 +45,9 @@ class DataNorm(Module):
 
     def forward(self, x: Value) -> Value:
         states = (self.batch_count.value, self.batch_sum.value, self.batch_square_sum.value)
-        found = data_norm(x, *states)
+        normalized = data_norm(x, *states)
         if self.training:
             refuse_second_update(states[0], "decayed_sum_update")
             with current_recorder().phase(Phase.UPDATE):
                 data_norm_update(x, *states, decay=self.decay, eps=self.eps)
-        return found
+        return normalized

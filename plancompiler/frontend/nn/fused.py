@@ -197,8 +197,8 @@ class FusedTransformerLayer(_TensorParallel):
         cache: KeyValueCache | None = None,
         position: Value | None = None,
     ) -> Value:
-        found: Value = self.feedforward(self.attention(x, mask, cache, position))
-        return found
+        output: Value = self.feedforward(self.attention(x, mask, cache, position))
+        return output
 
 
 class KeyValueCaches(_TensorParallel):

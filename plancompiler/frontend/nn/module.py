@@ -82,10 +82,10 @@ class Parameter:
         names = _names(recorder)
         latest = self._eager
         if latest is not None and latest[0] is names:
-            found = latest[1]
+            tensor = latest[1]
         else:
-            found = names.values.get(self)
-        if found is None:
+            tensor = names.values.get(self)
+        if tensor is None:
             name = names.name_of(self)
             placement = self.placement or names.input_placement
             if placement is None:
@@ -103,27 +103,27 @@ class Parameter:
                 "init_args": self.init_args,
                 "trainable": self.trainable,
             }
-            found = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
+            tensor = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
         # Outside of jobs it is a DistTensor, of a package that this one does not import.
         if names.eager:
             if latest is None or latest[0] is not names:
-                self._eager = names, found  # found sooner than by a weak key
-            if found.requires_grad is not self.trainable:
-                found.requires_grad = self.trainable
-        value: Value = found
+                self._eager = names, tensor  # reached sooner than by a weak key
+            if tensor.requires_grad is not self.trainable:
+                tensor.requires_grad = self.trainable
+        value: Value = tensor
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The same, with a tensor of its own where it has an eager one: `copy.deepcopy(module)`."""
-        found = copy(self)
-        memo[id(self)] = found
-        own = vars(found)
+        duplicate = copy(self)
+        memo[id(self)] = duplicate
+        own = vars(duplicate)
         own["_owner"] = deepcopy(self._owner, memo)
         if self._eager is not None:
             names, tensor = self._eager
-            kept = names.values[found] = deepcopy(tensor, memo)
+            kept = names.values[duplicate] = deepcopy(tensor, memo)
             own["_eager"] = names, kept
-        return found
+        return duplicate
 
     def owned_by(self, module: Module) -> None:
         """Take a module as the owner, unless there is one: the first gives the name."""
@@ -386,12 +386,12 @@ class _Names:
             self._give(parameter, prefix + name)
 
     def _free(self, name: str) -> str:
-        found, number = name, 0
-        while found in self.taken:
+        free, number = name, 0
+        while free in self.taken:
             number += 1
             self.told_apart = True
-            found = f"{name}_{number}"
-        return found
+            free = f"{name}_{number}"
+        return free
 
     def _give(self, parameter: Parameter, name: str) -> None:
         self.names[parameter] = name
@@ -399,15 +399,15 @@ class _Names:
 
 
 def _names(recorder: Any) -> _Names:
-    found = recorder.attachments.get(_Names)
-    if found is None:
-        found = _Names()
+    names = recorder.attachments.get(_Names)
+    if names is None:
+        names = _Names()
         if not isinstance(recorder, JobBuilder):
             weak = WeakKeyDictionary[Any, Any]
-            found = _Names(weak(), weak(), weak(), eager=True)
-        recorder.attachments[_Names] = found
-    assert isinstance(found, _Names)
-    return found
+            names = _Names(weak(), weak(), weak(), eager=True)
+        recorder.attachments[_Names] = names
+    assert isinstance(names, _Names)
+    return names
 
 
 def eager_parameters(world: Any) -> list[Any]:
@@ -422,8 +422,8 @@ def parameters_read(recorder: Any) -> list[Parameter]:
 
 def parameters_of(world: Any, tensors: Sequence[Any]) -> list[Parameter | None]:
     """The parameters whose eager tensors these are; None for other tensors."""
-    found = {id(value): parameter for parameter, value in _names(world).values.items()}
-    return [found.get(id(tensor)) for tensor in tensors]
+    by_tensor = {id(value): parameter for parameter, value in _names(world).values.items()}
+    return [by_tensor.get(id(tensor)) for tensor in tensors]
 
 
 def names_of(parameters: Sequence[Parameter | None]) -> tuple[list[str], bool]:
@@ -431,14 +431,14 @@ def names_of(parameters: Sequence[Parameter | None]) -> tuple[list[str], bool]:
     modules had to be told apart by the order in which they are given. None is a tensor of no
     parameter.
     """
-    names, others, found = _Names(), 0, []
+    names, others, by_structure = _Names(), 0, []
     for parameter in parameters:
         if parameter is None:
-            found.append(f"tensor_{others}")
+            by_structure.append(f"tensor_{others}")
             others += 1
         else:
-            found.append(names.name_of(parameter))
-    return found, others > 1 or names.told_apart
+            by_structure.append(names.name_of(parameter))
+    return by_structure, others > 1 or names.told_apart
 
 
 def check_state(state: object) -> None:

@@ -46,8 +46,8 @@ class CausalSelfAttention(Module):
         )
         mixed = scaled_dot_product_attention(query, key, value, causal=True)
         joined = mixed.transpose(0, 2, 1, 3).reshape(batch, length, dim)
-        found: Value = self.dropout(self.projection(joined))
-        return found
+        output: Value = self.dropout(self.projection(joined))
+        return output
 
 
 class MLP(Module):
@@ -67,8 +67,8 @@ class MLP(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Value) -> Value:
-        found: Value = self.dropout(self.fc2(self.fc1(x).gelu()))
-        return found
+        output: Value = self.dropout(self.fc2(self.fc1(x).gelu()))
+        return output
 
 
 class SwiGLU(Module):
@@ -94,8 +94,8 @@ class SwiGLU(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Value) -> Value:
-        found: Value = self.dropout(self.down(swiglu(self.gate(x), self.up(x))))
-        return found
+        output: Value = self.dropout(self.down(swiglu(self.gate(x), self.up(x))))
+        return output
 
 
 class TransformerBlock(Module):
@@ -124,5 +124,5 @@ class TransformerBlock(Module):
 
     def forward(self, x: Value) -> Value:
         x = x + self.attention(self.norm1(x))
-        found: Value = x + self.mlp(self.norm2(x))
-        return found
+        output: Value = x + self.mlp(self.norm2(x))
+        return output

@@ -38,8 +38,8 @@ class _ByTensor:
 
     def get(self, tensor: Tensor) -> list[Tensor] | None:
         """What is kept of a tensor."""
-        found = self._kept.get(id(tensor))
-        return None if found is None else found[1]
+        entry = self._kept.get(id(tensor))
+        return None if entry is None else entry[1]
 
     def keep(self, tensor: Tensor, value: list[Tensor]) -> None:
         """Keep this, and nothing else of the tensor."""
@@ -210,12 +210,12 @@ class EagerSteps:
         Its parameters are those that it was given, else those that it has updated so far. Of the
         latter there are none before the first step; `pc.eager.load` finds out which there are.
         """
-        found = OptimizerState(self._as_saved)
-        found["step"] = self.done
+        state = OptimizerState(self._as_saved)
+        state["step"] = self.done
         if self._optimizer.rate_to_save is not None:
-            found["lr"] = self._optimizer.rate_to_save
-        found.update(self._states_by_name(self._named(self._own()), ()))
-        return found
+            state["lr"] = self._optimizer.rate_to_save
+        state.update(self._states_by_name(self._named(self._own()), ()))
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the steps and states of `state_dict`, from any layout."""
@@ -249,10 +249,10 @@ class EagerSteps:
             self._optimizer.lr = float(state["lr"])
 
     def _as_saved(self, names: Collection[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {"step": self.done}
+        state: dict[str, Any] = {"step": self.done}
         if "lr" in names:
-            found["lr"] = self.rate
-        return {**found, **self._states_by_name(self._holders(names), names)}
+            state["lr"] = self.rate
+        return {**state, **self._states_by_name(self._holders(names), names)}
 
     def _own(self) -> list[Tensor]:
         """The tensors that were given, else those that have been updated, in that order."""
@@ -277,7 +277,7 @@ class EagerSteps:
             gc.collect()  # modules and their parts refer to each other, and so outlive their use
             others = self._others(own)
         names, told_apart = names_of(parameters_of(self._world, [*own, *others]))
-        found = dict(zip(names, own, strict=False))
+        holders = dict(zip(names, own, strict=False))
         saved = {
             name: tensor
             for name, tensor in zip(names[len(own) :], others, strict=True)
@@ -292,7 +292,7 @@ class EagerSteps:
                 hint="give the optimizer its parameters: pc.optim.SGD(0.1, "
                 "parameters=model.parameters())",
             )
-        return {**found, **saved}
+        return {**holders, **saved}
 
     def _others(self, own: Sequence[Tensor]) -> list[Tensor]:
         known = {id(tensor) for tensor in own}
@@ -320,7 +320,7 @@ class EagerSteps:
     def _chosen(self, parameters: Parameters | None) -> list[Tensor]:
         if parameters is None:
             return eager_parameters(self._world)
-        found = []
+        tensors = []
         for each in listed(parameters):
             tensor: Tensor = each
             if isinstance(each, Parameter):
@@ -333,18 +333,18 @@ class EagerSteps:
                     source=user_line(),
                     got=f"{type(tensor).__name__} {tensor}"[:80],
                 )
-            found.append(tensor)
-        return found
+            tensors.append(tensor)
+        return tensors
 
     def _states_of(self, tensor: Tensor) -> Sequence[Tensor]:
-        found = self._states.get(tensor)
-        if found is None:
-            found = [
+        states = self._states.get(tensor)
+        if states is None:
+            states = [
                 self._variable(suffix, shape, str(tensor.dtype), tensor.placement, sbp)
                 for suffix, shape, sbp in self._optimizer.states_of(tensor, tensor.sbp)
             ]
-            self._states.keep(tensor, found)
-        return found
+            self._states.keep(tensor, states)
+        return states
 
     def _variable(
         self, name: str, shape: tuple[int, ...], dtype: str, placement: Any, sbp: Any = None

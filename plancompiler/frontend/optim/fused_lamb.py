@@ -75,11 +75,11 @@ class DistributedFusedLamb(LAMB):
             raise UsageError("an update needs the gradients of one step at least", got=accumulate)
 
     def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
-        found = list(super().states_of(value, sbp))
+        states = list(super().states_of(value, sbp))
         # Outside of jobs gradients are added up as they lie, before their reduction.
         if self.accumulate > 1 and isinstance(value, Value):
-            found.append((_SUM, value.shape, sbp))
-        return found
+            states.append((_SUM, value.shape, sbp))
+        return states
 
     def append_updates(self, builder: JobBuilder, updates: Iterable[Update]) -> None:
         every = list(updates)
@@ -132,8 +132,8 @@ class DistributedFusedLamb(LAMB):
                 got=" and ".join(map(str, places)),
                 hint="clip after the reduction",
             )
-        found = apply("clip_addends", *grads, max_norm=self.max_norm, eps=_EPS)
-        return [found] if len(grads) == 1 else list(found)
+        addends = apply("clip_addends", *grads, max_norm=self.max_norm, eps=_EPS)
+        return [addends] if len(grads) == 1 else list(addends)
 
     def added(self, total: Tensor, grad: Tensor) -> Tensor:
         """The next value of the sum of gradients over steps."""
@@ -142,10 +142,10 @@ class DistributedFusedLamb(LAMB):
     def control(self, squares: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What gradients are multiplied with, whether nothing is updated, and the count."""
         limit = self.max_norm if self.max_norm is not None and self.clip == "after" else 0.0
-        found: tuple[Tensor, Tensor, Tensor] = apply(
+        control: tuple[Tensor, Tensor, Tensor] = apply(
             "lamb_control", squares, count, every=self.accumulate, max_norm=limit, eps=_EPS
         )
-        return found
+        return control
 
     def direction(
         self, value: Tensor, grad: Tensor, states: Sequence[Tensor], control: Sequence[Tensor]
@@ -302,8 +302,10 @@ class _FlatSteps(EagerSteps):
             step = lamb.direction(weights, reduced[key], flat.moments, control)
             sums = apply("segment_square_sums", weights, step, sizes=flat.sizes)
             skipped = beside(control[1], tensor)
-            found = apply("flat_lamb_update", weights, step, sums, rate, skipped, sizes=flat.sizes)
-            for each, value in flat.parts(found):
+            updated = apply(
+                "flat_lamb_update", weights, step, sums, rate, skipped, sizes=flat.sizes
+            )
+            for each, value in flat.parts(updated):
                 each.copy_(value)
 
     # --- what is kept -----------------------------------------------------------------------------
@@ -330,7 +332,7 @@ class _FlatSteps(EagerSteps):
     ) -> dict[str, Tensor]:
         whole = {name: tensor for name, tensor in named.items() if _is_whole(tensor)}
         rest = {name: tensor for name, tensor in named.items() if name not in whole}
-        found = super()._states_by_name(rest, saved)
+        states = super()._states_by_name(rest, saved)
         moments: dict[tuple[int, str], Tensor] = {}
         with self._world.no_grad():
             for flat in self._groups.values():
@@ -340,17 +342,17 @@ class _FlatSteps(EagerSteps):
         for name, tensor in whole.items():
             for suffix in _MOMENTS:
                 kept = moments.get((id(tensor), suffix))
-                found[f"{name}.{suffix}"] = self._blank(tensor) if kept is None else kept
+                states[f"{name}.{suffix}"] = self._blank(tensor) if kept is None else kept
         for name, tensor in named.items():
             # A job's sums of gradients over steps.
             if f"{name}.{_SUM}" in saved:
-                found[f"{name}.{_SUM}"] = self._blank(tensor)
+                states[f"{name}.{_SUM}"] = self._blank(tensor)
         if named:
             first = next((each for each in named if f"{each}.{_COUNT}" in saved), next(iter(named)))
             if self._count is None:
                 self._count = self._variable(_COUNT, (), "int32", named[first].placement)
-            found[f"{first}.{_COUNT}"] = self._count
-        return found
+            states[f"{first}.{_COUNT}"] = self._count
+        return states
 
     def _blank(self, tensor: Tensor) -> Tensor:
         """Zeros like a tensor."""
@@ -385,11 +387,11 @@ def _grouped(tensors: Sequence[Tensor]) -> dict[object, list[int]]:
     """Places of the tensors that are updated together: by (placement, dtype) where they are
     broadcast, else each by itself.
     """
-    found: dict[object, list[int]] = {}
+    places: dict[object, list[int]] = {}
     for number, tensor in enumerate(tensors):
         key: object = (tensor.placement, tensor.dtype) if _is_whole(tensor) else id(tensor)
-        found.setdefault(key, []).append(number)
-    return found
+        places.setdefault(key, []).append(number)
+    return places
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -114,7 +114,7 @@ class Optimizer(metaclass=_Sealed):
         variables = _variables(builder, parameters)
         if parameters is None:
             say_what_moves(parameters_read(builder))
-        found: list[Value] = []
+        grads: list[Value] = []
         for value, grad in zip(variables, gradients(loss, variables), strict=True):
             op = builder.producer(value)
             if grad is None:
@@ -124,12 +124,12 @@ class Optimizer(metaclass=_Sealed):
                     source=builder.source_line(),
                     hint="freeze it, or leave it out of `parameters`",
                 )
-            found.append(grad)
+            grads.append(grad)
         if clip_norm is not None:
             with builder.phase(Phase.UPDATE):
-                found, _ = clip_by_global_norm(found, clip_norm)
-        self.apply(variables, found)
-        return found
+                grads, _ = clip_by_global_norm(grads, clip_norm)
+        self.apply(variables, grads)
+        return grads
 
     def apply(self, parameters: Iterable[Parameter | Value], gradients: Sequence[Value]) -> None:
         """Append the update of each parameter by a gradient that the caller made, in the same
@@ -209,9 +209,9 @@ class Optimizer(metaclass=_Sealed):
         those that it has updated; before the first step `pc.eager.load` takes the states that the
         checkpoint holds.
         """
-        found = self._steps_of(eager_world()).state_dict()
-        found.optimizer = self
-        return found
+        state = self._steps_of(eager_world()).state_dict()
+        state.optimizer = self
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, whose tensors may lie in any layout; the parameters must have
@@ -228,10 +228,10 @@ class Optimizer(metaclass=_Sealed):
             self.append_update(world, tensor, grad, states, rate)
 
     def _steps_of(self, world: Any) -> EagerSteps:
-        found = self._eager.get(world)
-        if found is None:
-            found = self._eager[world] = self.eager_steps(self, world)
-        return found
+        steps = self._eager.get(world)
+        if steps is None:
+            steps = self._eager[world] = self.eager_steps(self, world)
+        return steps
 
     def append_updates(self, builder: JobBuilder, updates: Iterable[Update]) -> None:
         """Append the updates of parameters."""
@@ -295,7 +295,7 @@ def _state_variable(
 def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | None) -> list[Value]:
     """The values of the parameters to update, each once."""
     if parameters is None:
-        found = [
+        variables = [
             op.outputs[0]
             for op in builder.ops
             if op.kind == "variable" and op.attr("trainable") is True
@@ -315,19 +315,19 @@ def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | No
                     got=str(value),
                 )
             by_name.setdefault(value.name, value)
-        found = list(by_name.values())
-    not_floating = [value for value in found if not value.dtype.is_floating]
+        variables = list(by_name.values())
+    not_floating = [value for value in variables if not value.dtype.is_floating]
     if not_floating:
         raise GradientError(
             "a trainable parameter must be floating",
             got=str(not_floating[0]),
             expected=DType.FLOAT32,
         )
-    if not found:
+    if not variables:
         raise UsageError(
             "there is no trainable parameter to update",
             source=builder.source_line(),
             expected="a loss of at least one parameter",
             hint="compute the loss with a module or pc.nn.Parameter of this job",
         )
-    return found
+    return variables
