@@ -66,7 +66,7 @@ class _StreamBuilder:
         }
         # Tasks lie segment by segment, so those of a segment are a range.
         segments = [task.segment for task in self.tasks]
-        found = []
+        turns = []
         for slot in plan.slots:
             start = bisect_left(segments, slot.segment)
             stop = bisect_right(segments, slot.segment)
@@ -74,8 +74,8 @@ class _StreamBuilder:
                 each = plan.segments[slot.segment].kind.per_microbatch
                 first = not each or slot.microbatch == 0
                 last = not each or slot.microbatch == plan.microbatches - 1
-                found.append(Turn(start, stop, slot.microbatch, each, waits[first], notices[last]))
-        return found
+                turns.append(Turn(start, stop, slot.microbatch, each, waits[first], notices[last]))
+        return turns
 
 
 class _Loader:
@@ -340,14 +340,14 @@ def _slots_text(slots: Sequence[Slot]) -> str:
 
 def _readers(plan: Plan, place: dict[int, tuple[int, int]]) -> dict[int, dict[int, list[int]]]:
     """Register id → stream index → positions of its readers on this rank."""
-    found: dict[int, dict[int, list[int]]] = {}
+    readers: dict[int, dict[int, list[int]]] = {}
     known = plan.register_by_id
     remote = plan.remote_register_by_id
     for task in plan.tasks:
         index, position = place[task.id]
         for register in (*task.inputs, *task.controls_in):
             if register in known:
-                found.setdefault(register, {}).setdefault(index, []).append(position)
+                readers.setdefault(register, {}).setdefault(index, []).append(position)
             elif register not in remote or task.id not in remote[register].consumers:
                 raise ExecutionError(
                     "a task reads a register that its plan does not have",
@@ -355,4 +355,4 @@ def _readers(plan: Plan, place: dict[int, tuple[int, int]]) -> dict[int, dict[in
                     rank=plan.rank,
                     got=format_id(register),
                 )
-    return found
+    return readers

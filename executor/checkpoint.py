@@ -182,9 +182,9 @@ def write_index(
         described = header.inner("variables")
         for variable in described.names:
             entry = described.inner(variable)
-            found = _described(entry)
-            if replace(variables.setdefault(variable, found), sbp=found.sbp) != found:
-                raise entry.refused("shape", str(found), "the variable as other shards have it")
+            stored = _described(entry)
+            if replace(variables.setdefault(variable, stored), sbp=stored.sbp) != stored:
+                raise entry.refused("shape", str(stored), "the variable as other shards have it")
             box = StoredBox(name, region_of(entry), digests_of(entry, version))
             boxes.setdefault(variable, []).append(box)
     for variable, listed in boxes.items():
@@ -217,11 +217,11 @@ def saved_types(directory: str | os.PathLike[str]) -> dict[str, str]:
     `float32[3, 4]`.
     """
     index = _read_index(Path(directory) / INDEX)
-    found = {}
+    types = {}
     for name in index.names:
         variable = index.variable(name)
-        found[name] = f"{variable.dtype}{list(variable.shape)}"
-    return found
+        types[name] = f"{variable.dtype}{list(variable.shape)}"
+    return types
 
 
 def check_no_others(directory: str | os.PathLike[str], names: Collection[str]) -> None:
@@ -284,20 +284,20 @@ def assemble(shards: Iterable[bytes]) -> dict[str, Array]:
         for name, variable, box, array in _parts_of(data, where):
             stored.setdefault(name, variable)
             parts.setdefault(name, []).append((box, array))
-    found: dict[str, Array] = {}
+    values: dict[str, Array] = {}
     for name, held in parts.items():
         variable = replace(stored[name], boxes=tuple(box for box, _ in held))
         verify_cover(name, variable, "shards in memory")
         if not held[0][1].dtype.name == variable.dtype:
             raise CheckpointError(f"variable {name!r} has another dtype in its shard")
-        target = found[name] = np.empty(variable.shape, held[0][1].dtype)
+        target = values[name] = np.empty(variable.shape, held[0][1].dtype)
         for box, array in held:
             if array.shape != region_shape(box.region) or array.dtype != target.dtype:
                 raise CheckpointError(
                     f"a shard of variable {name!r} is not what it says", got=str(box)
                 )
             target[region_index(box.region)] = array
-    return found
+    return values
 
 
 def _parts_of(data: bytes, where: str) -> Iterator[tuple[str, StoredVariable, StoredBox, Array]]:

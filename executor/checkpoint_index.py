@@ -108,7 +108,7 @@ def require_format(fields: JsonObject) -> int:
 
 def region_of(box: JsonObject) -> Region:
     """The field `region`."""
-    found = []
+    region = []
     for bounds in box.items("region"):
         if (
             type(bounds) is not list
@@ -117,8 +117,8 @@ def region_of(box: JsonObject) -> Region:
             or not 0 <= bounds[0] <= bounds[1] < 1 << 62
         ):
             raise box.refused("region", bounds, "pairs of start and stop")
-        found.append((bounds[0], bounds[1]))
-    return tuple(found)
+        region.append((bounds[0], bounds[1]))
+    return tuple(region)
 
 
 def digests_of(box: JsonObject, version: int) -> str | None:

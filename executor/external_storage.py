@@ -61,14 +61,14 @@ class ExternalStorage:
 
 
 def _ranges(plan: Plan, published: Collection[int]) -> list[_Range]:
-    found: list[_Range] = []
+    used_ranges: list[_Range] = []
     by_block: dict[int, list[_Range]] = {}
     for variable in plan.variables:
         register = plan.register_by_id[variable.register]
         used = element_count(register.shape) * register.dtype.itemsize
         if used and register.register_count == 1 and not register.is_control:
-            found.append(_Range(register.offset, register.offset + used, variable.name))
-            by_block.setdefault(register.block, []).append(found[-1])
+            used_ranges.append(_Range(register.offset, register.offset + used, variable.name))
+            by_block.setdefault(register.block, []).append(used_ranges[-1])
     starts: dict[int, list[int]] = {}
     for block, ranges in by_block.items():
         ranges.sort(key=lambda each: each.start)
@@ -88,4 +88,4 @@ def _ranges(plan: Plan, published: Collection[int]) -> list[_Range]:
             inside = each.start <= start and stop <= each.stop and register.register_count == 1
             each.movable &= inside and register.id not in published
             each.registers.append(register)
-    return found
+    return used_ranges

@@ -62,7 +62,7 @@ def check_feed_names(given: Mapping[str, object], expected: Mapping[str, object]
 
 def input_specs(plan: Plan) -> dict[str, tuple[tuple[int, ...], DType]]:
     """Name → global shape and dtype of this rank's inputs."""
-    found = {}
+    specs = {}
     for task in plan.tasks:
         if task.kind is TaskKind.INPUT and isinstance(task.spec, ComputeSpec):
             name = str(dict(task.spec.attrs)["name"])
@@ -75,8 +75,8 @@ def input_specs(plan: Plan) -> dict[str, tuple[tuple[int, ...], DType]]:
                     got=str(task.spec.output_regions[0]),
                     expected=str(list(register.shape)),
                 )
-            found[name] = task.spec.output_shapes[0], register.dtype
-    return found
+            specs[name] = task.spec.output_shapes[0], register.dtype
+    return specs
 
 
 def check_feed(name: str, value: object, shape: tuple[int, ...], dtype: DType) -> Array:

@@ -147,12 +147,12 @@ def process_environment(pid: int) -> Mapping[str, str] | None:
 def own_processes() -> list[int]:
     """The ids of all processes of this user."""
     own = os.getuid()
-    found = []
+    ids = []
     for entry in _PROC.iterdir():
         if entry.name.isdecimal():
             try:
                 if entry.stat().st_uid == own:
-                    found.append(int(entry.name))
+                    ids.append(int(entry.name))
             except OSError:
                 continue  # it has ended
-    return found
+    return ids

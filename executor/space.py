@@ -112,16 +112,16 @@ class Spaces:
 
     def device(self) -> DeviceSpace:
         """The space of the rank's device, which is opened. DeviceError where it cannot be used."""
-        found = self._device
-        if found is None:
+        space = self._device
+        if space is None:
             # It takes long to load, and programs on CPUs have no use for it.
             from plancompiler.executor.cuda.space import open_space  # noqa: PLC0415  # see above
 
             try:
-                found = self._device = open_space(self._rank, self._wanted)
+                space = self._device = open_space(self._rank, self._wanted)
             except PlanCompilerError as error:
                 raise error.at(source=user_line(), rank=self._rank) from None
-        return found
+        return space
 
     def abort(self, error: PlanCompilerError) -> None:
         """End what waits on the device for other ranks: one of them has failed."""

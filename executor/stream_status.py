@@ -177,13 +177,13 @@ def unpack_note(note: bytes) -> Question | Answer:
 
 def awaited(status: RankStatus, deadline: float = 0.0) -> tuple[int, ...]:
     """The ranks that streams wait for, and have for as long as the deadline."""
-    found = {
+    ranks = {
         rank: None
         for each in status
         if each.state is State.WAITING and each.seconds >= deadline
         for rank in each.ranks
     }
-    return tuple(found)
+    return tuple(ranks)
 
 
 # --- judging --------------------------------------------------------------------------------------

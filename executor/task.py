@@ -314,11 +314,11 @@ class TaskBinder:
 def _arrays(memory: Memory, registers: Sequence[int], version: int) -> tuple[Array, ...]:
     # A register with one version per step has one slot where a step has several micro-batches, so
     # the number of the run finds the slots of both kinds.
-    found = []
+    arrays = []
     for register in registers:
         slots = memory.slots(register)
-        found.append(slots[version % len(slots)])
-    return tuple(found)
+        arrays.append(slots[version % len(slots)])
+    return tuple(arrays)
 
 
 def has_no_work(definition: OpDef, inputs: Rows, outputs: Rows) -> bool:

@@ -103,8 +103,8 @@ class Timeline:
         columns = [column for column, (at, _) in enumerate(self.columns) if chosen(self.tasks[at])]
         begins, ends = self.begins[:, columns], self.ends[:, columns]
         done = ends > 0
-        found = np.stack([begins[done], ends[done]], axis=1)
-        return found[np.argsort(found[:, 0], kind="stable")]
+        spans = np.stack([begins[done], ends[done]], axis=1)
+        return spans[np.argsort(spans[:, 0], kind="stable")]
 
 
 def task_labels(plan: Plan) -> tuple[TaskLabel, ...]:
@@ -198,9 +198,9 @@ _THREADS = {str(stream): thread for thread, stream in enumerate(Stream, start=1)
 def _threads(timeline: Timeline) -> dict[str, int]:
     """A number for each stream: the plan's have their own, a device's further ones follow."""
     used = {task.stream for task in timeline.tasks}
-    found = {stream: thread for stream, thread in _THREADS.items() if stream in used}
-    further = sorted(used - found.keys())
-    return found | {name: thread for thread, name in enumerate(further, len(_THREADS) + 1)}
+    threads = {stream: thread for stream, thread in _THREADS.items() if stream in used}
+    further = sorted(used - threads.keys())
+    return threads | {name: thread for thread, name in enumerate(further, len(_THREADS) + 1)}
 
 
 def _actions(timeline: Timeline, origin: int, last: int) -> Iterator[dict[str, Any]]:
@@ -306,7 +306,7 @@ class TaskShare:
 
 def rank_shares(timelines: Iterable[Timeline]) -> tuple[RankShare, ...]:
     """Where each rank's time went; ranks without any action are left out."""
-    found = []
+    shares = []
     for timeline in timelines:
         moving = merged(timeline.spans(lambda task: task.kind in COMMUNICATION))
         working = merged(timeline.spans(lambda task: task.kind not in COMMUNICATION))
@@ -317,8 +317,8 @@ def rank_shares(timelines: Iterable[Timeline]) -> tuple[RankShare, ...]:
         kernels, communication = length(working), length(moving)
         both = common(working, moving)
         parts = (kernels, communication, both, total - kernels - communication + both)
-        found.append(RankShare(timeline.rank, total / 1e9, *(part / total for part in parts)))
-    return tuple(found)
+        shares.append(RankShare(timeline.rank, total / 1e9, *(part / total for part in parts)))
+    return tuple(shares)
 
 
 def task_shares(timelines: Sequence[Timeline]) -> tuple[TaskShare, ...]:

@@ -187,8 +187,8 @@ class Recording(Closing):
         """What was recorded so far, by rank."""
         if not self._open:
             raise UsageError("the recording is closed", hint="read the timelines before it ends")
-        found = [_read(path) for path in self.folder.glob("rank_*.json")]
-        return tuple(sorted(found, key=lambda timeline: timeline.rank))
+        timelines = [_read(path) for path in self.folder.glob("rank_*.json")]
+        return tuple(sorted(timelines, key=lambda timeline: timeline.rank))
 
     def close(self) -> None:
         """Write the trace and remove the folder; after the ranks have stopped. Safe to call again.
@@ -338,8 +338,8 @@ def timelines_from_bytes(recorded: Iterable[bytes]) -> tuple[Timeline, ...]:
     Raises WireFormatError for what is no timeline.
     """
     epochs: dict[str, int] = {}
-    found = [_timeline_from_bytes(data, epochs) for data in recorded]
-    return tuple(sorted(found, key=lambda timeline: timeline.rank))
+    timelines = [_timeline_from_bytes(data, epochs) for data in recorded]
+    return tuple(sorted(timelines, key=lambda timeline: timeline.rank))
 
 
 def _timeline_from_bytes(data: bytes, epochs: dict[str, int]) -> Timeline:

@@ -133,7 +133,7 @@ class Watchdog:
         sights = self._look()
         if len(self._seen) != len(sights):
             self._seen = [(each.progress, self._now, each.cpu_seconds or 0.0) for each in sights]
-        found = []
+        statuses = []
         for index, (progress, status, used) in enumerate(sights):
             known, since, before = self._seen[index]
             worked = (
@@ -144,8 +144,8 @@ class Watchdog:
             if known != progress or worked:
                 since = self._now
                 self._seen[index] = progress, since, used or 0.0
-            found.append(replace(status, seconds=self._now - since))
-        return tuple(found)
+            statuses.append(replace(status, seconds=self._now - since))
+        return tuple(statuses)
 
     def _hear(self, sender: int, note: bytes, own: RankStatus) -> None:
         try:
@@ -182,8 +182,8 @@ class Watchdog:
             error = stopped_rank(f"{waiting.op!r} waits", processes[status.pid], status)
             self._fail(error.at(op=waiting.op, source=waiting.source))
             return True
-        overdue = awaited(own, self._deadline)
-        if not overdue:
+        late = awaited(own, self._deadline)
+        if not late:
             self._asked = None
             self._again = 0.0
             return False

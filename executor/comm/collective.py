@@ -7,9 +7,9 @@ output and copies the other chunks from the peers' outputs (Rabenseifner's algor
 messages), piece after piece: a piece is copied while it is in its owner's cache, in the phase in
 which the next one is reduced. The choice depends only on what all members see alike.
 
-A peer whose memory cannot be read is read through a mirror: before each barrier every member pushes
-to every such peer exactly what that peer will read. The array operations are the same either way,
-and so are the bits of their results.
+A peer whose memory cannot be read is read through a receive buffer: before each barrier every
+member pushes to every such peer exactly what that peer will read. The array operations are the same
+either way, and so are the bits of their results.
 """
 
 from __future__ import annotations

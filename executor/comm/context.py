@@ -47,8 +47,8 @@ from plancompiler.executor.comm.operations import (
     Arrays,
     Operation,
     Operations,
+    PublishedArrays,
     Rounds,
-    Shown,
     Targets,
 )
 from plancompiler.executor.comm.rendezvous import Published, Rendezvous
@@ -201,8 +201,8 @@ class CommContext:
 
         where = self if operation.peer is None else self.pair(operation.peer)
 
-        def take(shown: Shown) -> Result:
-            return where.finish(operation, shown)
+        def take(published: PublishedArrays) -> Result:
+            return where.finish(operation, published)
 
         def work(rounds: Rounds) -> Result:
             if operation.rounds is not None:
@@ -223,15 +223,15 @@ class CommContext:
         """Places (int64, on the host) as what indexes the arrays that it exchanges."""
         return places
 
-    def finish(self, operation: Operation[Result], shown: Shown) -> Result:
-        """An operation's result, from what all members show."""
-        return operation.finish(shown)
+    def finish(self, operation: Operation[Result], published: PublishedArrays) -> Result:
+        """An operation's result, from what all members publish."""
+        return operation.finish(published)
 
     def finish_pair(
         self, sent: Sequence[Operation[Any]], received: Sequence[Operation[Any]], came: Arrays
     ) -> list[Any]:
-        """Results of what was received from the other member of a pair, which shows `came`, while
-        something was sent to it.
+        """Results of what was received from the other member of a pair, which published `came`,
+        while something was sent to it.
         """
         return [each.finish([(array,)]) for each, array in zip(received, came, strict=True)]
 
@@ -255,14 +255,14 @@ class CommContext:
         try:
             if self._check:
                 rounds.compare(called.call, called.header())
-            found = work(rounds)
+            result = work(rounds)
         except PlanCompilerError as error:
             self._note_failure(error, records)
             raise
         end = now()
         for record in records:
             record.state, record.end = DONE, end
-        return found
+        return result
 
     def _note_failure(self, error: PlanCompilerError, records: Sequence[CommRecord]) -> None:
         """A deadline stops all ranks: who waits for this one would wait in vain."""
@@ -291,7 +291,7 @@ def positive_seconds(value: float) -> float:
 
 
 class _ClosedRendezvous:
-    """Stands in the place of a board when the world is closed; see `Rendezvous`."""
+    """Stands in the place of a rendezvous when the world is closed; see `Rendezvous`."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.ranks = rendezvous.ranks
@@ -317,29 +317,33 @@ class _Rounds:
         self._record = record
 
     def round(
-        self, call: str, arrays: Arrays, take: Callable[[Shown], Result], targets: Targets = None
+        self,
+        call: str,
+        arrays: Arrays,
+        take: Callable[[PublishedArrays], Result],
+        targets: Targets = None,
     ) -> Result:
         """See `Rounds.round`."""
         rendezvous = self._rendezvous
-        shown = rendezvous.publish(call, arrays, self._label, targets)
+        published = rendezvous.publish(call, arrays, self._label, targets)
         try:
-            for name, _ in shown:
+            for name, _ in published:
                 if name != call:
-                    raise self._different([name for name, _ in shown])
-            found = take([arrays for _, arrays in shown])
+                    raise self._different([name for name, _ in published])
+            result = take([arrays for _, arrays in published])
         except PlanCompilerError:
-            # Others may have found nothing wrong: they wait for this member to leave.
+            # Others may have found nothing wrong: they wait until this member releases.
             rendezvous.release(self._label)
             raise
         rendezvous.release(self._label)
-        return found
+        return result
 
     def compare(self, call: str, header: str) -> None:
         """Raise TransportError unless all members call the same on arrays that go together."""
         own = json.dumps([call, header, str(self._record.source)]).encode()
 
-        def read(shown: Shown) -> list[list[str]]:
-            return [json.loads(arrays[0].tobytes()) for arrays in shown]
+        def read(published: PublishedArrays) -> list[list[str]]:
+            return [json.loads(arrays[0].tobytes()) for arrays in published]
 
         said = self.round("header", (np.frombuffer(own, np.uint8),), read)
         if any(other[:2] != said[0][:2] for other in said):
@@ -402,8 +406,8 @@ class _Batch:
             given += operation.given
             targets += operation.targets or [ALL] * len(operation.given)
 
-        def take(shown: Shown) -> list[Any]:
-            lists = [_parts(arrays) for arrays in shown]
+        def take(published: PublishedArrays) -> list[Any]:
+            lists = [_parts(arrays) for arrays in published]
             return [
                 self._context.finish(operation, [parts[place] for parts in lists])
                 for place, operation in enumerate(operations)
@@ -411,12 +415,12 @@ class _Batch:
 
         call = "group of " + "; ".join(operation.call for operation in operations)
         called = _Group(call, operations)
-        found = self._context.meet(
+        results = self._context.meet(
             [record for _, record, _ in pending],
             called,
             lambda rounds: rounds.round(call, tuple(given), take, tuple(targets)),
         )
-        for (_, _, work), result in zip(pending, found, strict=True):
+        for (_, _, work), result in zip(pending, results, strict=True):
             work.end(result)
 
     def _run_pair(
@@ -430,18 +434,18 @@ class _Batch:
         by_sender = (received, sent) if there == 0 else (sent, received)
         call = "group of " + "; ".join(each.call for side in by_sender for each in side)
 
-        def take(shown: Shown) -> dict[int, Any]:
-            results = pair.finish_pair(sent, received, shown[there])
+        def take(published: PublishedArrays) -> dict[int, Any]:
+            results = pair.finish_pair(sent, received, published[there])
             return {id(each): result for each, result in zip(received, results, strict=True)}
 
         given = tuple(operation.given[0] for operation in sent)
-        found = pair.meet(
+        by_operation = pair.meet(
             [record for _, record, _ in pending],
             _Group(call),
             lambda rounds: rounds.round(call, given, take),
         )
         for operation, _, work in pending:
-            work.end(found.get(id(operation)))
+            work.end(by_operation.get(id(operation)))
 
 
 class _Group:
@@ -461,12 +465,12 @@ def _is_simple(operation: Operation[Any]) -> bool:
 
 
 def _parts(arrays: Arrays) -> list[Arrays]:
-    """What a member shows for each operation of a group; first it shows how much that is."""
-    found, start = [], 1
+    """What a member publishes for each operation of a group; first, how much that is."""
+    parts, start = [], 1
     for count in arrays[0].tolist():
-        found.append(arrays[start : start + count])
+        parts.append(arrays[start : start + count])
         start += count
-    return found
+    return parts
 
 
 class CommStream(DeferredCalls):

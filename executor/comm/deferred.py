@@ -26,7 +26,7 @@ class Work(Generic[Result]):
         self.ended = threading.Event()
         """Set when it is over, well or not."""
         self._threaded = threaded
-        self._found: Any = None
+        self._result: Any = None
         self._error: BaseException | None = None
 
     def wait(self) -> Result:
@@ -44,17 +44,17 @@ class Work(Generic[Result]):
         self.ended.wait()
         if self._error is not None:
             raise self._error
-        found: Result = self._found
-        return found
+        result: Result = self._result
+        return result
 
     @property
     def done(self) -> bool:
         """Whether it is over."""
         return self.ended.is_set()
 
-    def end(self, found: Result) -> None:
+    def end(self, result: Result) -> None:
         """Give it its result."""
-        self._found = found
+        self._result = result
         self.started.set()
         self.ended.set()
 

@@ -29,8 +29,8 @@ from plancompiler.executor.comm.patience import LONGEST_LOOK, Patience, Progress
 from plancompiler.executor.comm.peer_failures import (
     left_barrier,
     missed_barrier,
-    missed_meeting,
     not_understood,
+    peers_not_ready,
     stopped_rank,
 )
 from plancompiler.executor.comm.process_link import ProcessLink
@@ -211,7 +211,7 @@ class HostLink(ProcessLink):
     def push(self, rank: int, region: int, slot: int, box: Region, flat: bool = False) -> None:
         """See `Link.push`."""
 
-    # --- meeting the peers ----------------------------------------------------------------------
+    # --- connecting to the peers -----------------------------------------------------------------
 
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
         """See `Link.connect`."""
@@ -271,7 +271,7 @@ class HostLink(ProcessLink):
                     self._greet(connection, descriptors, peer, publication, end)
             listener.settimeout(_ABORT_CHECK)
             while not higher <= self._connections.keys():
-                self._check_meeting(publication, end)
+                self._check_bootstrap(publication, end)
                 try:
                     connection, _ = listener.accept()
                 except TimeoutError:
@@ -287,7 +287,7 @@ class HostLink(ProcessLink):
                 return connection
             except (ConnectionRefusedError, BlockingIOError):
                 try:
-                    self._check_meeting(publication, end)
+                    self._check_bootstrap(publication, end)
                 except PlanCompilerError:
                     connection.close()
                     raise
@@ -315,7 +315,7 @@ class HostLink(ProcessLink):
                     rank, received = wire.receive_hello(connection, self._token)
                     break
                 except TimeoutError:
-                    self._check_meeting(publication, end)
+                    self._check_bootstrap(publication, end)
             try:
                 unknown = rank not in publication.peers or rank in self._connections
                 if unknown or (rank < self.rank if expected is None else rank != expected):
@@ -350,15 +350,15 @@ class HostLink(ProcessLink):
         self._connections[rank] = connection
         self._processes[rank] = wire.process_of(connection)
 
-    def _check_meeting(self, publication: Publication, end: float) -> None:
+    def _check_bootstrap(self, publication: Publication, end: float) -> None:
         if self.failure is not None:
             raise self.abort_error()
         if time.monotonic() > end:
             missing = [peer for peer in publication.peers if peer not in self._connections]
-            raise missed_meeting(self.rank, publication.peers, missing, self._deadline)
+            raise peers_not_ready(self.rank, publication.peers, missing, self._deadline)
         if time.monotonic() > self._look_at:
             self._look_at = time.monotonic() + LONGEST_LOOK
-            self.check_running(self._stopped, "meeting the other ranks", publication.peers)
+            self.check_running(self._stopped, "connecting to the other ranks", publication.peers)
 
     # --- the processes of peers -----------------------------------------------------------------
 

@@ -153,10 +153,10 @@ class HostRendezvous:
         """A peer's page for the group, if the peer has made it."""
         mailbox = self._world.mailbox(rank)
         for page in range(PAGES):
-            found = _page(mailbox, page)
-            written = found[LINE : LINE + len(self._digest)].tobytes()
+            content = _page(mailbox, page)
+            written = content[LINE : LINE + len(self._digest)].tobytes()
             if written == self._digest:
-                return found
+                return content
             if not any(written):
                 break
         return None
@@ -168,9 +168,9 @@ class HostRendezvous:
         while True:
             # Whether it has gone is asked before its pages are: they stay when it goes.
             gone = rank in link.gone
-            found = self._page_of(rank)
-            if found is not None:
-                return found
+            content = self._page_of(rank)
+            if content is not None:
+                return content
             if link.failure is not None:
                 raise link.abort_error()
             if gone:
@@ -198,32 +198,35 @@ class HostRendezvous:
         by_member = targets is not None and targets == tuple(range(len(self.ranks)))
         is_staged = _write(own, call, arrays, by_member)
         group.barrier(label)
-        shown = [read_packed(page[at : at + SLOT_BYTES]) for page in self._pages]
-        if not any(one.flags & _STAGED for one in shown):
-            return [(one.call, one.arrays(one.payload)) for one in shown]
-        if all(one.nbytes <= STAGING_BYTES for one in shown):
+        published = [read_packed(page[at : at + SLOT_BYTES]) for page in self._pages]
+        if not any(one.flags & _STAGED for one in published):
+            return [(one.call, one.arrays(one.payload)) for one in published]
+        if all(one.nbytes <= STAGING_BYTES for one in published):
             if is_staged:
                 write_arrays(self._staging[self.member], arrays)
             group.barrier(label)
             self._must_release = True
             places = [
                 staging if one.flags & _STAGED else one.payload
-                for one, staging in zip(shown, self._staging, strict=True)
+                for one, staging in zip(published, self._staging, strict=True)
             ]
-            return [(one.call, one.arrays(place)) for one, place in zip(shown, places, strict=True)]
-        return self._in_rounds(group, shown, arrays, label)
+            return [
+                (one.call, one.arrays(place)) for one, place in zip(published, places, strict=True)
+            ]
+        return self._in_rounds(group, published, arrays, label)
 
     def _in_rounds(
-        self, group: HostGroup, shown: list[PackedArrays], arrays: Arrays, label: object
+        self, group: HostGroup, published: list[PackedArrays], arrays: Arrays, label: object
     ) -> Published:
         """What is larger than the staging area comes through it piece by piece, and is copied."""
-        packed = np.empty(shown[self.member].nbytes, np.uint8)
+        packed = np.empty(published[self.member].nbytes, np.uint8)
         write_arrays(packed, arrays)
-        copies = [np.empty(one.nbytes, np.uint8) for one in shown]
+        copies = [np.empty(one.nbytes, np.uint8) for one in published]
         spans = [
-            one.span(self.member) if one.flags & _BY_MEMBER else (0, one.nbytes) for one in shown
+            one.span(self.member) if one.flags & _BY_MEMBER else (0, one.nbytes)
+            for one in published
         ]
-        for start in range(0, max(one.nbytes for one in shown), STAGING_BYTES):
+        for start in range(0, max(one.nbytes for one in published), STAGING_BYTES):
             piece = packed[start : start + STAGING_BYTES]
             self._staging[self.member][: piece.size] = piece
             group.barrier(label)
@@ -232,10 +235,10 @@ class HostRendezvous:
                 if first < last:
                     copy[first:last] = staging[first - start : last - start]
             group.barrier(label)
-        return [(one.call, one.arrays(copy)) for one, copy in zip(shown, copies, strict=True)]
+        return [(one.call, one.arrays(copy)) for one, copy in zip(published, copies, strict=True)]
 
     def release(self, label: object) -> None:
-        """See `Rendezvous.leave`."""
+        """See `Rendezvous.release`."""
         if self._must_release:
             self._must_release = False
             self._met(label).barrier(label)

@@ -12,7 +12,7 @@ from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.actor import Notice
 from plancompiler.executor.comm.link import GroupKey, Publication, Sink, check_groups
 from plancompiler.executor.comm.patience import Progress
-from plancompiler.executor.comm.peer_failures import PeerFailures, missed_meeting
+from plancompiler.executor.comm.peer_failures import PeerFailures, peers_not_ready
 from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer
 from plancompiler.ir.shard import Region
 
@@ -130,7 +130,7 @@ class LocalHub(PeerFailures):
             end = time.monotonic() + deadline
             while missing() and self.failure is None:
                 if not self._state.wait(end - time.monotonic()) and missing():
-                    raise missed_meeting(publication.rank, publication.peers, missing(), deadline)
+                    raise peers_not_ready(publication.rank, publication.peers, missing(), deadline)
         if self.failure is not None:
             raise self.abort_error()
         for peer in publication.peers:

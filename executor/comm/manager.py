@@ -86,11 +86,11 @@ class CommContextManager:
         key = tuple(ranks)
         if on_compute_stream:
             return self._contexts.get((key, "", device_type)) or self._made(key, "", device_type)
-        found = self._streams.get((key, device_type))
-        if found is None:
+        deferred = self._streams.get((key, device_type))
+        if deferred is None:
             made = self._made(key, STREAM, device_type)
-            found = self._streams[key, device_type] = made.deferred(self._stream_thread)
-        return found
+            deferred = self._streams[key, device_type] = made.deferred(self._stream_thread)
+        return deferred
 
     def pair(self, peer: int, like: CommContext) -> CommContext:
         """The context of this rank and another one, on the stream and device type of `like`."""
@@ -104,8 +104,8 @@ class CommContextManager:
 
     def _made(self, key: tuple[int, ...], stream: str, device_type: str) -> CommContext:
         with self._lock:
-            found = self._contexts.get((key, stream, device_type))
-            if found is None:
+            context = self._contexts.get((key, stream, device_type))
+            if context is None:
                 if self.rank not in key or len(set(key)) != len(key):
                     raise AttributeValueError(
                         "a communicator has distinct ranks, this one among them",
@@ -116,9 +116,9 @@ class CommContextManager:
                     raise world_closed(f"a communicator of ranks {list(key)}")
                 space = self.spaces.of(device_type)
                 name = stream if device_type == "cpu" else f"{device_type} {stream}"
-                found = space.context(self._world.rendezvous(key, name), self, stream)
-                self._contexts[key, stream, device_type] = found
-        return found
+                context = space.context(self._world.rendezvous(key, name), self, stream)
+                self._contexts[key, stream, device_type] = context
+        return context
 
     @property
     def remote(self) -> Callable[[str], Link] | None:

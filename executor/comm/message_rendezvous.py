@@ -169,21 +169,21 @@ class MessageRendezvous:
         ]
 
     def release(self, label: object) -> None:
-        """See `Rendezvous.leave`: what others read are copies."""
+        """See `Rendezvous.release`: what others read are copies."""
 
 
 def _pack(call: str, arrays: Arrays, targets: Targets, reader: int) -> bytearray:
     """What a member publishes for one reader; in place of arrays for others come empty ones."""
-    shown = tuple(
+    published = tuple(
         array if targets is None or targets[place] in (ALL, reader) else np.empty(0, array.dtype)
         for place, array in enumerate(arrays)
     )
-    text = header_of(call, shown)
+    text = header_of(call, published)
     start = payload_start(text)
-    data = bytearray(start + packed_bytes(shown))
+    data = bytearray(start + packed_bytes(published))
     target = np.frombuffer(data, np.uint8)
     write_header(target, text)
-    write_arrays(target[start:], shown)
+    write_arrays(target[start:], published)
     return data
 
 

@@ -32,8 +32,8 @@ from plancompiler.executor.comm.link import (
 )
 from plancompiler.executor.comm.patience import Patience, Progress
 from plancompiler.executor.comm.peer_failures import (
-    missed_meeting,
     not_understood,
+    peers_not_ready,
     stopped_rank,
 )
 from plancompiler.executor.comm.peer_work import PeerWork
@@ -47,7 +47,7 @@ from plancompiler.limits.time_limits import if_unseen
 
 CLOSE_SECONDS = time_limits.GOODBYE
 """How long the peers may take to hear the last words of a rank."""
-REFUSAL_SECONDS = time_limits.REFUSAL
+REACH_INTERVAL_SECONDS = time_limits.REACH_INTERVAL
 """How long peers may take to come before it is asked whether they ever will."""
 
 
@@ -98,7 +98,7 @@ class Carrier(Protocol):
     def close(self, last: Frame, hurry: bool, seconds: float) -> None:
         """Send the last frame to all peers and stop. With `hurry`, instead of what still waits."""
 
-    def meeting_error(self, rank: int) -> PlanCompilerError | None:
+    def connect_error(self, rank: int) -> PlanCompilerError | None:
         """Why a peer that has not yet come never will, where that is certain. May wait a little."""
 
     def where(self, rank: int) -> str:
@@ -278,7 +278,7 @@ class MessageLink(ProcessLink):
         work.ask(behind, patience)
         return patience.is_over(behind)
 
-    # --- meeting the peers ----------------------------------------------------------------------
+    # --- connecting to the peers ----------------------------------------------------------------
 
     def connect(self, publication: Publication, sink: Sink, deadline: float) -> None:
         """See `Link.connect`."""
@@ -295,7 +295,7 @@ class MessageLink(ProcessLink):
         missing = self._strangers()
         if missing:
             places = ", ".join(self._carrier.where(rank) for rank in missing)
-            raise missed_meeting(
+            raise peers_not_ready(
                 self.rank,
                 publication.peers,
                 missing,
@@ -324,12 +324,12 @@ class MessageLink(ProcessLink):
             with self.changed:
                 met = self.changed.wait_for(
                     lambda: self.failure is not None or not self._strangers(),
-                    min(rest, REFUSAL_SECONDS),
+                    min(rest, REACH_INTERVAL_SECONDS),
                 )
             if met:
                 return
             for rank in self._strangers():
-                error = self._carrier.meeting_error(rank)
+                error = self._carrier.connect_error(rank)
                 if error is not None:
                     raise error
 

@@ -259,8 +259,8 @@ class MpiCarrier:
             self._changed.wait_for(lambda: self._waiting == 0, seconds)
         self._world.detach(self.tag)
 
-    def meeting_error(self, rank: int) -> None:
-        """See `Carrier.meeting_error`."""
+    def connect_error(self, rank: int) -> None:
+        """See `Carrier.connect_error`."""
 
     def where(self, rank: int) -> str:
         """See `Carrier.where`."""

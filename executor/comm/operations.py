@@ -25,15 +25,15 @@ from plancompiler.ir import DType, Reduction
 from plancompiler.ir.shard import balanced_range, element_count
 
 BLOCK_BYTES = 2 << 20
-"""What an all_reduce shows at once: rendezvous between processes have room for it."""
+"""What an all_reduce publishes at once: rendezvous between processes have room for it."""
 
 Arrays = tuple[Array, ...]
 ALL = -1
 Targets = tuple[int, ...] | None
 """Which member reads each array, ALL for all of them; None: all members read all arrays."""
 Result = TypeVar("Result")
-Shown = Sequence[Arrays]
-"""What each member shows."""
+PublishedArrays = Sequence[Arrays]
+"""What each member publishes."""
 
 _program = lru_cache(maxsize=256)(Program)
 _BARRIER = Program(reader=ALL, giver=ALL)
@@ -46,9 +46,13 @@ class Rounds(Protocol):
     """How an operation that takes several rounds meets the other members."""
 
     def round(
-        self, call: str, arrays: Arrays, take: Callable[[Shown], Result], targets: Targets = None
+        self,
+        call: str,
+        arrays: Arrays,
+        take: Callable[[PublishedArrays], Result],
+        targets: Targets = None,
     ) -> Result:
-        """Show arrays; returns what `take` makes of what all members show, when nobody reads this
+        """Publish arrays; returns what `take` makes of those of all members, when nobody reads this
         member's arrays any more.
         """
 
@@ -66,16 +70,16 @@ class Header(NamedTuple):
 
 
 def headers_of(arrays: Arrays) -> Array:
-    """What is shown of arrays of a device: dtypes and shapes."""
+    """What is published of arrays of a device: dtypes and shapes."""
     text = json.dumps([[str(DType.parse(array.dtype)), array.shape] for array in arrays])
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def read_headers(shown: Array) -> list[Header]:
-    """What another member has shown of its arrays."""
+def read_headers(published: Array) -> list[Header]:
+    """What another member has published of its arrays."""
     return [
         Header(DType.parse(dtype).numpy, tuple(shape))
-        for dtype, shape in json.loads(shown.tobytes())
+        for dtype, shape in json.loads(published.tobytes())
     ]
 
 
@@ -83,7 +87,7 @@ class Operation(Generic[Result]):
     """One call of one member."""
 
     given: Arrays
-    """What this member shows: its pieces, or on devices what they are."""
+    """What this member publishes: its pieces, or on devices what they are."""
     on_device = False
     same_shape = False
     """Whether all members must have one dtype and shape."""
@@ -96,7 +100,7 @@ class Operation(Generic[Result]):
     into: tuple[Array, Array] | None = None
     """Where the result is written, and what is then given as the result."""
     rounds: Callable[[Rounds], Result] | None = None
-    """What to do instead of showing all at once; None for what takes one round."""
+    """What to do instead of publishing all at once; None for what takes one round."""
 
     def __init__(
         self,
@@ -127,7 +131,7 @@ class Operation(Generic[Result]):
 
     @property
     def targets(self) -> Targets:
-        """Which member reads each array that is shown."""
+        """Which member reads each array that is published."""
         if self.on_device or self.peer is not None or not self.pieces:
             return None
         if self.program.cut is not None:
@@ -144,13 +148,13 @@ class Operation(Generic[Result]):
             return ""
         return ", ".join(f"{array.dtype.name}{list(array.shape)}" for array in self.described())
 
-    def finish(self, shown: Shown) -> Result:
-        """This member's result, which shares no memory with what the members show."""
+    def finish(self, published: PublishedArrays) -> Result:
+        """This member's result, which shares no memory with what the members publish."""
         result: Any = None
         reader = self.program.reader
         if reader is None or reader == self.member:
             own = 0 if self.program.cut is None else self.member
-            result = self._combined([arrays[own] for arrays in shown if arrays])
+            result = self._combined([arrays[own] for arrays in published if arrays])
         return result  # type: ignore[no-any-return]  # as its maker says
 
     def _combined(self, parts: list[Array]) -> Array | list[Array]:
@@ -223,13 +227,13 @@ class Operations:
             block, target = flat[start : start + step], out[start : start + step]
             cuts = [slice(*balanced_range(block.size, self.size, m)) for m in members]
 
-            def reduce_own(shown: Shown) -> Array:
-                parts = [arrays[own] for arrays in shown]
+            def reduce_own(published: PublishedArrays) -> Array:
+                parts = [arrays[own] for arrays in published]
                 check_reducible(self.ranks, parts, shared)
                 return reduced(parts, how)
 
-            def collect(shown: Shown, target: Array = target) -> None:
-                np.concatenate([arrays[0] for arrays in shown], out=target)
+            def collect(published: PublishedArrays, target: Array = target) -> None:
+                np.concatenate([arrays[0] for arrays in published], out=target)
 
             pieces = tuple(block[cut] for cut in cuts)
             call = f"all_reduce {how} of {x.size}"

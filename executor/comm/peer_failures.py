@@ -100,7 +100,7 @@ def not_understood(rank: int, error: PlanCompilerError) -> TransportError:
     return TransportError(f"rank {rank} sent what could not be understood", rank=rank, got=error)
 
 
-def missed_meeting(
+def peers_not_ready(
     rank: int,
     peers: tuple[int, ...],
     missing: Iterable[int],

@@ -71,12 +71,12 @@ class PeerWork:
 
     def behind(self, ranks: Iterable[int]) -> list[int]:
         """These ranks and those for whom they wait, directly or not, without this one."""
-        found = dict.fromkeys(ranks)
-        line = list(found)
+        reached = dict.fromkeys(ranks)
+        line = list(reached)
         for rank in line:
             for other in self._behind.get(rank, ()):
-                if other not in found and other != self._rank:
-                    found[other] = None
+                if other not in reached and other != self._rank:
+                    reached[other] = None
                     line.append(other)
         return line
 
@@ -106,12 +106,12 @@ class PeerWork:
 
     def processes(self, ranks: Iterable[int]) -> dict[int, int]:
         """The ranks of this host among these, by process."""
-        found = {}
+        by_process = {}
         for rank in ranks:
             place = self._places.get(rank)
             if place is not None and place.space and place.space == self._own.space:
-                found[place.pid] = rank
-        return found
+                by_process[place.pid] = rank
+        return by_process
 
     def work_of(self, rank: int) -> Progress | None:
         """What a rank has done so far; None where that cannot be seen."""

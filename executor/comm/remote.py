@@ -1,4 +1,4 @@
-"""Link between hosts: a gRPC stream from each rank to each other, and mirrors at its end.
+"""Link between hosts: a gRPC stream from each rank to each other, and receive buffers at its end.
 
 A process has one `PeerServer`, at which ranks of other hosts reach it, for all its runs. Each run
 of a rank has a `MessageLink` over a `StreamCarrier`, which the server finds by the run's name
@@ -322,8 +322,8 @@ class StreamCarrier:
             self._server.detach(self._token, self._receiver)
         self._lines.clear()
 
-    def meeting_error(self, rank: int) -> PlanCompilerError | None:
-        """See `Carrier.meeting_error`. Stream calls wait for the connection and do not say what it
+    def connect_error(self, rank: int) -> PlanCompilerError | None:
+        """See `Carrier.connect_error`. Stream calls wait for the connection and do not say what it
         lacks, so a call that does not wait is made."""
         line = self._lines.get(rank)
         if line is None or line.channel is None:

@@ -75,27 +75,27 @@ def _cut(rows: Array, counts: Array) -> list[Array]:
 
 def _by_member(context: CommContext, rows: Array, counts: Array) -> Array:
     """Counts as [members, experts], checked."""
-    found = _whole_numbers(counts).reshape(-1)
-    if rows.ndim == 0 or found.size == 0 or found.size % context.size:
+    numbers = _whole_numbers(counts).reshape(-1)
+    if rows.ndim == 0 or numbers.size == 0 or numbers.size % context.size:
         raise ShapeError(
             "global_scatter needs a count for each expert of each member",
-            got=f"{found.size} counts for rows of shape {rows.shape}",
+            got=f"{numbers.size} counts for rows of shape {rows.shape}",
             expected=f"a multiple of {context.size} counts",
         )
-    if found.min() < 0 or found.sum() != len(rows):
+    if numbers.min() < 0 or numbers.sum() != len(rows):
         raise AttributeValueError(
             "the counts do not fit the rows",
-            got=f"{found.tolist()}, together {int(found.sum())}",
+            got=f"{numbers.tolist()}, together {int(numbers.sum())}",
             expected=f"counts of at least 0, together {len(rows)}",
         )
-    return found.reshape(context.size, -1)
+    return numbers.reshape(context.size, -1)
 
 
 def _whole_numbers(counts: Array) -> Array:
-    found = np.asarray(counts)
-    if found.dtype.kind not in "iu":
-        raise AttributeValueError("counts are whole numbers", got=str(found.dtype))
-    return found.astype(np.int64, copy=False)
+    numbers = np.asarray(counts)
+    if numbers.dtype.kind not in "iu":
+        raise AttributeValueError("counts are whole numbers", got=str(numbers.dtype))
+    return numbers.astype(np.int64, copy=False)
 
 
 def _order(came: Array) -> Array:

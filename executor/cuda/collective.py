@@ -19,7 +19,7 @@ import numpy as np
 from plancompiler.executor.comm.operations import (
     Header,
     Operation,
-    Shown,
+    PublishedArrays,
     joined_shape,
     read_headers,
 )
@@ -326,13 +326,15 @@ class Launch(Generic[Result]):
     """Holds the arrays that must stay until then."""
 
 
-def launch_of(arrays: Any, operation: Operation[Result], shown: Shown) -> Launch[Result]:
-    """The work of an operation on arrays of a device, from what all members show.
+def launch_of(
+    arrays: Any, operation: Operation[Result], published: PublishedArrays
+) -> Launch[Result]:
+    """The work of an operation on arrays of a device, from what all members publish.
 
     What does not fit on one member must not be launched by the others, so each looks at all.
     """
     program, own, members = operation.program, operation.member, len(operation.ranks)
-    headers = [read_headers(each[0]) for each in shown if each]
+    headers = [read_headers(each[0]) for each in published if each]
     given = {
         reader: [each[0 if program.cut is None else reader] for each in headers]
         for reader in program.readers(members)

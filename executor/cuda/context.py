@@ -1,7 +1,7 @@
 """Communicators of devices for code that decides at run time what to exchange.
 
 A `DeviceContext` is a `CommContext` whose arrays lie on devices. The members meet over the host's
-link as ever: they wait for each other there, with deadlines, compare what they call, and show
+link as ever: they wait for each other there, with deadlines, compare what they call, and publish
 dtypes and shapes. Then each asks NCCL, and its host goes on: what it asks of arrays next comes
 after the operation. So the hosts go in step, each ahead of its device.
 
@@ -20,7 +20,13 @@ from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.comm.context import Called, CommContext, CommStream, ContextOwner
 from plancompiler.executor.comm.deferred import DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import LAUNCHED, CommRecord
-from plancompiler.executor.comm.operations import Arrays, Operation, Operations, Rounds, Shown
+from plancompiler.executor.comm.operations import (
+    Arrays,
+    Operation,
+    Operations,
+    PublishedArrays,
+    Rounds,
+)
 from plancompiler.executor.comm.rendezvous import Rendezvous
 from plancompiler.executor.cuda.bootstrap import join
 from plancompiler.executor.cuda.collective import Launch, launch_of, run_programs
@@ -93,7 +99,7 @@ class DeviceContext(CommContext):
 
         self._records = records
         try:
-            found = super().meet(records, called, joined)
+            result = super().meet(records, called, joined)
         except BaseException as error:
             if self._launched is not None:
                 self._space.watch.drop(self._launched)
@@ -110,13 +116,13 @@ class DeviceContext(CommContext):
             # On the compute stream whoever uses the memory next comes later anyway.
             self._held = []
             launched.event = self._event
-        return found
+        return result
 
-    def finish(self, operation: Operation[Result], shown: Shown) -> Result:
+    def finish(self, operation: Operation[Result], published: PublishedArrays) -> Result:
         """See `CommContext.finish`: the result's elements come when the device has run it."""
         if not operation.on_device:
-            return super().finish(operation, shown)
-        launch = launch_of(self._space.arrays, operation, shown)
+            return super().finish(operation, published)
+        launch = launch_of(self._space.arrays, operation, published)
         self._launch([launch])
         return launch.result
 
@@ -161,8 +167,8 @@ class DeviceContext(CommContext):
         """Join NCCL's communicator, whose name the first member makes."""
         device = self.device
         name = device.unique_id() if self.member == 0 else b""
-        shown = np.frombuffer(name, np.uint8) if name else np.empty(0, np.uint8)
-        first = rounds.round("joining", (shown,), lambda found: found[0][0].tobytes())
+        own = np.frombuffer(name, np.uint8) if name else np.empty(0, np.uint8)
+        first = rounds.round("joining", (own,), lambda names: names[0][0].tobytes())
         label = f"a communicator of ranks {list(self.ranks)}"
         self._communicator = join(
             device, first, self.size, self.member, label, if_unseen(self.deadline)
@@ -186,19 +192,19 @@ class DeviceWork(Work[Result]):
         self._device = device
         self._event: DeviceEvent = None
 
-    def launched(self, found: Result, event: DeviceEvent) -> None:
+    def launched(self, result: Result, event: DeviceEvent) -> None:
         """Give it its result, and the event by which that is there."""
         self._event = event
-        self.end(found)
+        self.end(result)
 
     def wait(self) -> Result:
         """The result; what is asked of arrays from now on comes after the operation. The host does
         not wait. Raises the error with which the operation failed.
         """
-        found = super().wait()
+        result = super().wait()
         if self._event is not None:
             self._device.wait(self._device.current(), self._event)
-        return found
+        return result
 
     @property
     def done(self) -> bool:
@@ -225,9 +231,9 @@ class DeviceStreamCalls(CommStream):
         work: DeviceWork[Any] = DeviceWork(context.recorded(operation), context.device)
         work.started.set()
         try:
-            found = context.run_recorded(operation, work.record)
+            result = context.run_recorded(operation, work.record)
             where = context if operation.peer is None else context.pair(operation.peer)
-            work.launched(found, where.launched() if isinstance(where, DeviceContext) else None)
+            work.launched(result, where.launched() if isinstance(where, DeviceContext) else None)
         except PlanCompilerError as error:  # it is raised where somebody waits for the work
             work.fail(error)
         return work

@@ -132,20 +132,20 @@ class EventDependencies:
         bound = self._bound[task]
         stream = bound.stream
         known = self._known[stream]
-        found: list[Event] = []
+        events: list[Event] = []
         for slots in bound.reads:
             mark = slots.made[version % len(slots.made)]
             if mark is not None and known[mark.stream] < mark.place and mark.stream != stream:
-                found.append(self._learn(known, mark))
+                events.append(self._learn(known, mark))
         for slots in bound.writes:
             readers = slots.read[version % len(slots.read)]
-            found += (
+            events += (
                 self._learn(known, mark)
                 for mark in readers.values()
                 if known[mark.stream] < mark.place and mark.stream != stream
             )
-        self.waits += len(found)
-        return found
+        self.waits += len(events)
+        return events
 
     def after(self, task: int, version: int) -> Event | None:
         """The event to record now that this run of the task is launched, if any."""

@@ -127,10 +127,10 @@ class LaunchWatch:
                 launched.communicator.check()
             if monotonic() - launched.begin > launched.deadline:
                 error = _late(launched)
-        except PlanCompilerError as found:
-            error = found
-        except Exception as found:
-            error = _broken(launched, found)
+        except PlanCompilerError as raised:
+            error = raised
+        except Exception as raised:
+            error = _broken(launched, raised)
         if error is None:
             return False
         for record in launched.records:

@@ -23,8 +23,8 @@ PASSAGE_BYTES = 16 << 20
 
 def pinned_like(device: Device, like: DeviceArray) -> Array:
     """Pinned host memory for copies of a device's array."""
-    found: Array = device.pinned(like.nbytes).view(like.dtype).reshape(like.shape)
-    return found
+    pinned: Array = device.pinned(like.nbytes).view(like.dtype).reshape(like.shape)
+    return pinned
 
 
 class DeviceMemory(Memory):
@@ -69,13 +69,13 @@ class DeviceMemory(Memory):
     def read(self, register: int) -> Array:
         """A host copy of a register's first slot."""
         source = self.slots(register)[0]
-        found: Array = np.empty(source.shape, source.dtype)
-        flat = found.reshape(-1)
+        copy: Array = np.empty(source.shape, source.dtype)
+        flat = copy.reshape(-1)
         for part, passage in self._parts(source):
             self._device.download(self._stream, passage, source.reshape(-1)[part])
             self._wait()
             np.copyto(flat[part], passage)
-        return found
+        return copy
 
     def unpin(self) -> None:
         """Let go of host memory, before the transport frees it."""

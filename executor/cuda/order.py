@@ -61,8 +61,8 @@ class LaunchOrder:
     @property
     def channels(self) -> tuple[Channel, ...]:
         """All channels of the rank, in an order that all ranks share."""
-        found = {*(send.channel for send in self.sends.values()), *self.receives.values()}
-        return tuple(sorted(found))
+        channels = {*(send.channel for send in self.sends.values()), *self.receives.values()}
+        return tuple(sorted(channels))
 
 
 def launch_order(plan: Plan) -> LaunchOrder:

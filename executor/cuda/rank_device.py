@@ -29,13 +29,13 @@ class RankDevice:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """See `Space.empty`."""
-        found: Array = self.arrays.empty(shape, dtype)
-        return found
+        array: Array = self.arrays.empty(shape, dtype)
+        return array
 
     def full(self, shape: tuple[int, ...], value: float, dtype: np.dtype[Any]) -> Array:
         """See `Space.full`."""
-        found: Array = self.arrays.full(shape, value, dtype)
-        return found
+        array: Array = self.arrays.full(shape, value, dtype)
+        return array
 
     def holds(self, value: object) -> bool:
         """Whether something is an array of this space."""
@@ -43,8 +43,8 @@ class RankDevice:
 
     def adopt(self, value: object) -> Array:
         """Any library's array on the device, by CUDA's array interface; memory is shared."""
-        found: Array = self.arrays.asarray(value)
-        return found
+        array: Array = self.arrays.asarray(value)
+        return array
 
     def put(self, array: Array) -> Array:
         """See `Space.put`."""
@@ -52,18 +52,18 @@ class RankDevice:
             return array.copy()
         # Devices know this machine's order of bytes only.
         given = np.asarray(array, array.dtype.newbyteorder("="), order="C")
-        found = self.empty(given.shape, given.dtype)
-        if found.size:
-            found.set(given)  # type: ignore[attr-defined]  # CuPy's arrays have it
+        placed = self.empty(given.shape, given.dtype)
+        if placed.size:
+            placed.set(given)  # type: ignore[attr-defined]  # CuPy's arrays have it
             if self.device.is_pinned(given):
                 self.device.settle()  # it is read later than this returns, and may be changed
-        return found
+        return placed
 
     def get(self, array: Array) -> Array:
         """See `Space.get`: here the host waits."""
-        found: Array = self.arrays.asnumpy(array)
+        copy: Array = self.arrays.asnumpy(array)
         self.check()  # what an aborted operation leaves are no numbers
-        return found
+        return copy
 
     def check(self) -> None:
         """Raise the error for which this rank was stopped, if it was."""

@@ -169,14 +169,14 @@ def _late_boxings(
     """
     place = {op.name: number for number, (op, _) in enumerate(ops)}
     made = {value.name: number for number, (op, _) in enumerate(ops) for value in op.outputs}
-    found: dict[str, list[tuple[Op, NdSignature]]] = {}
+    late: dict[str, list[tuple[Op, NdSignature]]] = {}
     for op, signature in ops:
         named = op.attr("late") if op.kind == "redistribute" else None
         if isinstance(named, str):
             start = place.get(named, -1)
             fits = made[op.inputs[0].name] < start <= place[op.name]
-            found.setdefault(named if fits else op.name, []).append((op, signature))
-    return found
+            late.setdefault(named if fits else op.name, []).append((op, signature))
+    return late
 
 
 class _Boxing(NamedTuple):

@@ -134,7 +134,7 @@ def exchange_readers(exchange: Exchange, src_rank: int) -> tuple[tuple[int, int]
         0 if isinstance(entry, Partial) and entry.reduction is not Reduction.AVG else None
         for entry in exchange.dst_sbp
     )
-    found = []
+    readers = []
     for coordinates in _overlapping(exchange.shape, dst, exchange.dst_sbp, region, pinned):
         dst_rank = dst.rank_list[dst.parallel_id_at(coordinates)]
         if dst_rank == src_rank:
@@ -142,8 +142,8 @@ def exchange_readers(exchange: Exchange, src_rank: int) -> tuple[tuple[int, int]
         pieces = (piece for piece in _sources(exchange, dst_rank) if piece.rank == src_rank)
         piece = next(pieces, None)
         if piece is not None:
-            found.append((dst_rank, piece.lane))
-    return tuple(sorted(found))
+            readers.append((dst_rank, piece.lane))
+    return tuple(sorted(readers))
 
 
 def _overlapping(
@@ -254,15 +254,15 @@ def _middles(placement: Placement, sbp: NdSbp, shape: tuple[int, ...]) -> list[N
     if not partial:
         return [sbp]
     whole = sbp.reduced()
-    found = [whole]
+    middles = [whole]
     if shape:
         largest = max(range(len(shape)), key=lambda axis: (shape[axis], -axis))
-        found.append(
+        middles.append(
             NdSbp(tuple(Split(largest) if isinstance(entry, Partial) else entry for entry in sbp))
         )
     if len(partial) == 1 and Partial(Reduction.AVG) not in partial:
-        found.append(sbp)
-    return found
+        middles.append(sbp)
+    return middles
 
 
 def exchange_seconds(exchange: Exchange, dtype: DType, limit: float = math.inf) -> float:

@@ -85,8 +85,8 @@ class _Choices:
         It is looked up again in every walk, where hashing types and attributes would take most of
         the time.
         """
-        found = self._number_of.get(op.name)
-        if found is None:
+        number = self._number_of.get(op.name)
+        if number is None:
             key = (
                 op.kind,
                 op.attrs,
@@ -96,8 +96,8 @@ class _Choices:
                 tuple(value.type for value in op.inputs),
                 tuple(value.type for value in op.outputs),
             )
-            found = self._number_of[op.name] = self._numbers.setdefault(key, len(self._numbers))
-        return found
+            number = self._number_of[op.name] = self._numbers.setdefault(key, len(self._numbers))
+        return number
 
 
 class _ValueLayouts:

@@ -112,15 +112,15 @@ class TlsFiles:
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         """Contents of authority, certificate and key; a SecurityError names an unreadable file."""
-        found = []
+        contents = []
         for path in (self.ca, self.cert, self.key):
             try:
-                found.append(path.read_bytes())
+                contents.append(path.read_bytes())
             except OSError as error:
                 raise SecurityError(
                     "a TLS file cannot be read", got=f"{path}: {error.strerror}"
                 ) from error
-        return found[0], found[1], found[2]
+        return contents[0], contents[1], contents[2]
 
 
 def software_version() -> str:

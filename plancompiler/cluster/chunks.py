@@ -198,7 +198,7 @@ class Assembler:
         """The next chunk repeats the header."""
         self._arrived = BytesIO()
         """Gives out what was written into it without another copy, once it is full."""
-        self._room = 0
+        self._reserved = 0
         """Bytes that it holds when it is full."""
         self._received = 0
         self._hash = hashlib.sha256()
@@ -278,14 +278,14 @@ class Assembler:
             self._hash = hashlib.sha256()
         self._checksum = xxhash.xxh3_64()
 
-    def _make_room(self, announced: int) -> None:
+    def _reserve(self, announced: int) -> None:
         """For what was received, and for more of what was announced."""
-        room = min(announced, _AHEAD * self._received)
+        wanted = min(announced, _AHEAD * self._received)
         if self._reservation is not None:
-            self._reservation.take(room - self._room)
-        arrived = BytesIO(bytes(room))
+            self._reservation.take(wanted - self._reserved)
+        arrived = BytesIO(bytes(wanted))
         arrived.write(self._arrived.getbuffer()[: self._arrived.tell()])
-        self._arrived, self._room = arrived, room
+        self._arrived, self._reserved = arrived, wanted
 
     def _take(self, data: bytes | memoryview) -> bytes | None:
         header = self._header
@@ -295,8 +295,8 @@ class Assembler:
         missing = header.wire_bytes - self._received
         if missing < 0 or (not len(data) and missing):
             raise WireFormatError(f"{self._what} does not have the size that it announced")
-        if self._received > self._room:
-            self._make_room(header.wire_bytes)
+        if self._received > self._reserved:
+            self._reserve(header.wire_bytes)
         self._arrived.write(data)
         if header.checksum:
             self._checksum.update(data)
@@ -311,7 +311,7 @@ class Assembler:
                 expected=f"xxh3 {header.checksum:016x}",
             )
         wire = self._arrived.getvalue()
-        self._arrived, self._room = BytesIO(), 0
+        self._arrived, self._reserved = BytesIO(), 0
         self._received = 0
         self._header = None
         return self._unpack(wire, header)
@@ -378,10 +378,10 @@ def transfers(chunks: Iterable[Chunk], what: str, limit: int) -> Iterator[bytes]
 
 def from_chunks(chunks: Iterable[Chunk], what: str, limit: int) -> bytes:
     """The bytes of a stream with exactly one transfer."""
-    found = list(transfers(chunks, what, limit))
-    if len(found) != 1:
-        raise WireFormatError(f"{what} did not arrive", got=f"{len(found)} transfers", expected=1)
-    return found[0]
+    arrived = list(transfers(chunks, what, limit))
+    if len(arrived) != 1:
+        raise WireFormatError(f"{what} did not arrive", got=f"{len(arrived)} transfers", expected=1)
+    return arrived[0]
 
 
 def arrays_to_bytes(arrays: Mapping[str, Array]) -> bytes:

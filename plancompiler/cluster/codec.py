@@ -93,10 +93,10 @@ _CODECS: dict[type, Codec[Any]] = {}
 
 def codec(cls: type[Record]) -> Codec[Record]:
     """The codec of a class."""
-    found = _CODECS.get(cls)
-    if found is None:
-        found = _CODECS[cls] = Codec(cls)
-    return found
+    known = _CODECS.get(cls)
+    if known is None:
+        known = _CODECS[cls] = Codec(cls)
+    return known
 
 
 def encode(message: type[Message], record: Any) -> Message:

@@ -182,10 +182,10 @@ _SERVER_SIDE = {
 
 def refused_handshake(line: str) -> str | None:
     """What a line of gRPC's about a failed handshake means at a server; None for any other line."""
-    found = _LINE.match(line)
-    if found is None:
+    match = _LINE.match(line)
+    if match is None:
         return None
     return next(
-        (said for part, said in _SERVER_SIDE.items() if part in found[1]),
+        (said for part, said in _SERVER_SIDE.items() if part in match[1]),
         "a TLS handshake with a caller failed",
     )

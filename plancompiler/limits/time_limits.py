@@ -54,7 +54,7 @@ RUN_AHEAD = 300.0
 """How long a stream waits whose sender is already in a later run than this process."""
 REACH = 5.0
 """The check whether a peer can be reached."""
-REFUSAL = 1.0
+REACH_INTERVAL = 1.0
 """The interval between two checks of why a peer cannot be reached."""
 PROBE = 2.0
 """The check of why a TLS connection fails."""

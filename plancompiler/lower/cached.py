@@ -51,10 +51,10 @@ def plans_of_job(
         return JobPlans(compile_plans(job, world_size, mode).plans, cached=False)
     # What is dumped must be made.
     if not os.environ.get(DUMP_VARIABLE):
-        found = _kept_plans(cache, key, world_size)
-        if found is not None and _agree(found):
+        plans = _kept_plans(cache, key, world_size)
+        if plans is not None and _agree(plans):
             _log.info("plans of job %s for %d ranks: cached", job.name, world_size)
-            return JobPlans(found, cached=True)
+            return JobPlans(plans, cached=True)
     compilation = compile_plans(job, world_size, mode)
     slices = JobSlices.of(compilation.slices)
     cache.keep_slices(key, job.name, slices)
@@ -83,14 +83,14 @@ def _kept_plans(cache: PlanCache, key: str, world_size: int) -> dict[int, Plan] 
     if slices is None:
         return None
     keys = [slice_key(data) for data in slices.distinct]
-    found = {}
+    plans = {}
     for rank, number in enumerate(slices.of_rank):
         plan_key = keys[number]
         plan = None if plan_key is None else cache.plan_by_key(plan_key, rank)
         if plan is None:
             return None
-        found[rank] = plan
-    return found
+        plans[rank] = plan
+    return plans
 
 
 @collector_paused()
@@ -101,10 +101,10 @@ def slices_of_job(
     dump = os.environ.get(DUMP_VARIABLE)
     key = None if cache is None else cache.key(job, world_size)
     if cache is not None and key is not None and not dump:
-        found = cache.slices(key, world_size)
-        if found is not None:
+        kept = cache.slices(key, world_size)
+        if kept is not None:
             _log.info("slices of job %s for %d ranks: cached", job.name, world_size)
-            return found, True
+            return kept, True
     graph = build_graph(job, world_size, dump=Path(dump) if dump else None)
     slices = JobSlices.of(slices_by_rank(graph, range(world_size))[1])
     if cache is not None and key is not None:

@@ -279,8 +279,8 @@ def _greedy(
             placed[at + 1 : filled + 1] = placed[at:filled]
         placed[at] = index
         offsets[index], tops[index] = offset, offset + need
-    found: list[int] = offsets.tolist()
-    return found
+    placed_at: list[int] = offsets.tolist()
+    return placed_at
 
 
 def _sweep(starts: list[int], ends: list[int], sizes: list[int], *, best_fit: bool) -> list[int]:
@@ -302,9 +302,9 @@ def _sweep(starts: list[int], ends: list[int], sizes: list[int], *, best_fit: bo
         if opens:
             at = -1
             if best_fit:
-                found = bisect_left(by_size, (size, -1))
-                if found < len(by_size):
-                    at = bisect_left(gap_starts, by_size[found][1])
+                fitting = bisect_left(by_size, (size, -1))
+                if fitting < len(by_size):
+                    at = bisect_left(gap_starts, by_size[fitting][1])
             else:
                 at = next(
                     (

@@ -456,11 +456,11 @@ def _lines(
     placement: Placement, mesh_axes: tuple[int, ...]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Ranks by their coordinates along all other mesh axes."""
-    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    lines: dict[tuple[int, ...], tuple[int, ...]] = {}
     for rank, place in _mesh(placement).items():
         others = tuple(place[axis] for axis in range(len(place)) if axis not in mesh_axes)
-        found[others] = (*found.get(others, ()), rank)
-    return found
+        lines[others] = (*lines.get(others, ()), rank)
+    return lines
 
 
 @lru_cache(maxsize=65536)
@@ -501,11 +501,11 @@ def _identity(placement: Placement, sbp: NdSbp, rank: int) -> Reduction | None:
 
     Of the axes along which the layout is partial and the rank is not first, the last decides.
     """
-    found = None
+    reduction = None
     for entry, coordinate in zip(sbp, _coordinates(placement, rank), strict=True):
         if isinstance(entry, Partial) and entry.reduction is not Reduction.AVG and coordinate:
-            found = entry.reduction
-    return found
+            reduction = entry.reduction
+    return reduction
 
 
 def _reads(family: TaskFamily, rank: int) -> list[_Read]:
@@ -526,7 +526,7 @@ def _reads(family: TaskFamily, rank: int) -> list[_Read]:
     else:
         number = family.placement.rank_list.index(rank) % source.size
         replica = _coordinates(source, source.rank_list[number])
-    found = []
+    reads = []
     for other, place in _mesh(source).items():
         if any(
             isinstance(entry, Broadcast) and here != there
@@ -539,5 +539,5 @@ def _reads(family: TaskFamily, rank: int) -> list[_Read]:
             for one, two in zip(held, target, strict=True)
         )
         if all(start < stop for start, stop in common):
-            found.append(_Read(other, _shifted(common, held), _shifted(common, target)))
-    return found
+            reads.append(_Read(other, _shifted(common, held), _shifted(common, target)))
+    return reads

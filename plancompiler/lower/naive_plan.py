@@ -135,10 +135,10 @@ class _Writer:
             before = {*self.waits[place]}
             if task.stream in latest:
                 before.add(latest[task.stream])
-            found = 0
+            finished = 0
             for one in before:
-                found |= known[one] | 1 << one
-            known.append(found)
+                finished |= known[one] | 1 << one
+            known.append(finished)
             latest[task.stream] = place
         return known
 
@@ -460,12 +460,12 @@ class _Writer:
                 sharing.setdefault(segment, []).append((owner, *window))
         top = peak = 0
         for some in sharing.values():
-            found, size, least = place_windows(
+            placed, size, least = place_windows(
                 [start for _, start, _ in some],
                 [end for _, _, end in some],
                 [sizes[owner] for owner, _, _ in some],
             )
-            offsets.update(zip((owner for owner, _, _ in some), found, strict=True))
+            offsets.update(zip((owner for owner, _, _ in some), placed, strict=True))
             top, peak = max(top, size), max(peak, least)
         for owner in alone:
             offsets[owner] = top

@@ -303,13 +303,13 @@ class _RankGraphBuilder:
         them for each family would take time for families times ranks.
         """
         key = (placement, mesh_axes)
-        found = self._known_groups.get(key)
-        if found is None:
+        group = self._known_groups.get(key)
+        if group is None:
             ranks = placement.group(self._rank, mesh_axes)
             families = self._groups.setdefault(ranks, [])
             index = self._group_index.setdefault(ranks, len(self._group_index))
-            found = self._known_groups[key] = (index, families)
-        return found
+            group = self._known_groups[key] = (index, families)
+        return group
 
     def _add_copies(self, family: TaskFamily) -> None:
         """One CopyCommNet task per box that another rank holds, with the box's lane."""

@@ -102,11 +102,11 @@ def _merged(pipeline: Pipeline, present: list[int], slots: list[Slot]) -> dict[i
         follower.setdefault(slot.segment, set()).add(
             Slot(after.segment, 0) if after is not None and same else None
         )
-    found = {}
+    merged = {}
     for first, last in pairwise(present):
         kinds = pipeline.segments[first].kind, pipeline.segments[last].kind
         if kinds == (SegmentKind.FORWARD, SegmentKind.BACKWARD) and follower[first] == {
             Slot(last, 0)
         }:
-            found[first] = last
-    return found
+            merged[first] = last
+    return merged

@@ -170,5 +170,5 @@ def _program(group: list[Op], inputs: list[Value]) -> Op:
 
 
 def _best_first(root: Op, inputs: list[Value]) -> list[Value]:
-    """Inputs with one in front whose memory the output can take over: one of its dtype."""
+    """Inputs with one in front whose memory the output can reuse: one of its dtype."""
     return sorted(inputs, key=lambda value: value.dtype is not root.outputs[0].dtype)

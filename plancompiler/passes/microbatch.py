@@ -147,7 +147,7 @@ class _LayoutsInTime:
                 if self._read_whole(op):
                     self.walk()
                     return
-                raise self._refusal(op)
+                raise self._whole_batch_error(op)
             self.of[op.name] = choice
             for value, sbp in zip(op.outputs, choice.signature.outputs, strict=True):
                 self.made[value.name] = sbp
@@ -305,7 +305,7 @@ class _LayoutsInTime:
                 return None
         return price
 
-    def _refusal(self, op: Op) -> MicrobatchError:
+    def _whole_batch_error(self, op: Op) -> MicrobatchError:
         layouts = [
             f"%{value.name} {self.made[value.name]}"
             + (", known only after all micro-batches" if value.name in self._late else "")

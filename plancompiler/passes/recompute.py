@@ -65,7 +65,7 @@ def recompute_regions(job: Job) -> PassResult:
     for name, region in regions.items():
         effect = region.effect
         if effect is not None:
-            raise _refusal(name, effect)
+            raise _side_effect_error(name, effect)
         needed = _needed(region, readers)
         repeated = _repeat(region, needed, readers)
         if not repeated:
@@ -92,7 +92,7 @@ def recompute_regions(job: Job) -> PassResult:
     return PassResult(with_ops(job, ops), summary, tuple(notes))
 
 
-def _refusal(name: str, op: Op) -> UsageError:
+def _side_effect_error(name: str, op: Op) -> UsageError:
     return UsageError(
         f"{name} cannot be computed again: it holds an op with a side effect",
         op=op.name,

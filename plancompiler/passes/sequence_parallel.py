@@ -384,13 +384,13 @@ class _Walk:
         position = self._position(op)
         if above and position is not None and op.sbp is None and op.kind != "redistribute":
             for each in self._signatures(op, position):
-                alike = all(
+                same_split = all(
                     entry == SPLIT
                     for one, entry in zip(op.inputs, each.inputs, strict=True)
                     if one.shape == value.shape
                 )
                 whole = all(self._of(one) == BROADCAST for one in op.inputs)
-                if alike and whole and each.outputs == (SPLIT,):
+                if same_split and whole and each.outputs == (SPLIT,):
                     return frozenset().union(*map(self._ways_in, above))
         return frozenset({value.name})
 

@@ -98,7 +98,7 @@ class PlanIndex:
         if len(self.plan.segments) == 1:
             return [self.order]
         predecessors, readers = self._edges
-        found = []
+        orders = []
         for start, end in pairwise(self.segment_starts):
 
             def inside(
@@ -109,16 +109,16 @@ class PlanIndex:
                     for places in edges[start:end]
                 ]
 
-            found.append(StepOrder(self.streams[start:end], inside(predecessors), inside(readers)))
-        return found
+            orders.append(StepOrder(self.streams[start:end], inside(predecessors), inside(readers)))
+        return orders
 
     @cached_property
     def _tails(self) -> list[dict[int, int]]:
-        found: dict[int, int] = {}
+        last: dict[int, int] = {}
         tails = []
         for start, end in pairwise(self.segment_starts):
-            found = found | {self.streams[place]: place for place in range(start, end)}
-            tails.append(found)
+            last = last | {self.streams[place]: place for place in range(start, end)}
+            tails.append(last)
         return tails
 
     def tails(self, segment: int) -> dict[int, int]:
@@ -157,27 +157,27 @@ class PlanIndex:
         """Registers that live on the same bytes, in plan order, by the first of them."""
         registers = self.plan.register_by_id
         root: dict[int, int] = {}
-        found: dict[int, list[RegisterDesc]] = {}
+        groups: dict[int, list[RegisterDesc]] = {}
         for task in self.plan.tasks:
             for key in task.outputs:
                 register = registers[key]
                 first = root[key] = root.get(register.inplace_of, key)
-                found.setdefault(first, []).append(register)
-        return found
+                groups.setdefault(first, []).append(register)
+        return groups
 
     def register_name(self, register: int) -> str:
         """`%name` with its id."""
-        found: RegisterDesc | RemoteRegister | None = self.plan.register_by_id.get(
+        desc: RegisterDesc | RemoteRegister | None = self.plan.register_by_id.get(
             register
         ) or self.plan.remote_register_by_id.get(register)
-        return f"%{found.name} ({format_id(register)})" if found else format_id(register)
+        return f"%{desc.name} ({format_id(register)})" if desc else format_id(register)
 
     def task_name(self, task: int) -> str:
         """The task's name with its id and rank."""
-        found = self.plan.task_by_id.get(task)
-        if found is None:
+        desc = self.plan.task_by_id.get(task)
+        if desc is None:
             return f"{format_id(task)} on rank {rank_of(task)}"
-        return f"{found.name!r} ({format_id(task)})"
+        return f"{desc.name!r} ({format_id(task)})"
 
     def place_name(self, place: int) -> str:
         """Name of the task at a place in plan order."""
@@ -214,18 +214,18 @@ class PlanIndex:
         after = repr(stream[at + 1].name) if at + 1 < len(stream) else "nothing"
         parts = [f"on stream {task.stream} after {before} and before {after}"]
         reads = [
-            f"%{found.name} of {self.task_name(found.producer)}"
+            f"%{read.name} of {self.task_name(read.producer)}"
             for key in (*task.inputs, *task.controls_in)
             if (
-                found := self.plan.register_by_id.get(key)
+                read := self.plan.register_by_id.get(key)
                 or self.plan.remote_register_by_id.get(key)
             )
         ]
         feeds = [
-            f"{self.task_name(consumer)} with %{found.name}"
+            f"{self.task_name(consumer)} with %{read.name}"
             for key in (*task.outputs, *task.controls_out)
-            if (found := self.plan.register_by_id.get(key))
-            for consumer in found.consumers
+            if (read := self.plan.register_by_id.get(key))
+            for consumer in read.consumers
         ]
         for word, names in (("reads", reads), ("feeds", feeds)):
             if names:

@@ -82,7 +82,7 @@ class RegisterDesc:
     register_count: int = 1
     """Slots: how many versions the producer may run ahead of its consumers."""
     inplace_of: int = -1
-    """Register whose memory this one takes over (same bytes: a view, a mutation, or in place)."""
+    """Register whose memory this one aliases (same bytes: a view, a mutation, or in place)."""
     sync_id: int = -1
     """The id all ranks know a register by that crosses ranks: the greatest candidate of its
     CopyCommNet consumers. -1 for a register that stays on its rank (known by its own id)."""

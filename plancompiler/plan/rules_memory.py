@@ -48,9 +48,9 @@ def check_sizes(index: PlanIndex) -> None:
         )
 
 
-def check_takeovers(index: PlanIndex) -> None:
-    """A register that takes over memory has exactly the bytes of an input of its producer, slot by
-    slot; what lasts for a step is not taken over once per micro-batch."""
+def check_aliased_inputs(index: PlanIndex) -> None:
+    """A register that aliases an input has exactly the bytes of an input of its producer, slot by
+    slot; what lasts for a step is not aliased once per micro-batch."""
     plan = index.plan
     for register in plan.registers:
         if register.inplace_of == -1:

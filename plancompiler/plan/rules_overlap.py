@@ -53,13 +53,13 @@ def check_overlap(index: PlanIndex) -> None:
             storage = _storage(index, register, members)
             storages.setdefault((register.block, storage.segment), []).append(storage)
     by_block: dict[int, list[_Storage]] = {}
-    for (block, segment), found in sorted(storages.items()):
+    for (block, segment), lifetimes in sorted(storages.items()):
         if segment >= 0:
-            _check_segment(index, index.segment_orders[segment], found)
-        by_block.setdefault(block, []).extend(found)
+            _check_segment(index, index.segment_orders[segment], lifetimes)
+        by_block.setdefault(block, []).extend(lifetimes)
     if len(index.plan.segments) > 1 or index.plan.microbatches > 1:
-        for found in by_block.values():
-            _check_across_segments(index, found)
+        for lifetimes in by_block.values():
+            _check_across_segments(index, lifetimes)
 
 
 def _storage(index: PlanIndex, root: RegisterDesc, members: list[RegisterDesc]) -> _Storage:

@@ -90,7 +90,7 @@ def check_receives(index: PlansIndex) -> None:
             if home is None:
                 continue
             reader = next(
-                (found for key in remote.consumers if (found := one.plan.task_by_id.get(key))),
+                (task for key in remote.consumers if (task := one.plan.task_by_id.get(key))),
                 None,
             )
             if reader is None:
@@ -196,15 +196,15 @@ def _check_slot_order(index: PlansIndex, ranks: tuple[int, ...], members: list[i
     first, *others = members
     expected = index.collective_order(first, ranks)
     for rank in others:
-        found = index.collective_order(rank, ranks)
-        if found == expected:
+        actual = index.collective_order(rank, ranks)
+        if actual == expected:
             continue
         at = next(
-            place for place, pair in enumerate(zip_longest(found, expected)) if pair[0] != pair[1]
+            place for place, pair in enumerate(zip_longest(actual, expected)) if pair[0] != pair[1]
         )
         got, wanted = (
             f"family {order[at][0]} for micro-batch {order[at][1]}" if at < len(order) else "none"
-            for order in (found, expected)
+            for order in (actual, expected)
         )
         raise index.broken(
             rank,
@@ -219,17 +219,17 @@ def _communicators(
     index: PlansIndex,
 ) -> dict[tuple[int, ...], dict[int, tuple[int, ...]]]:
     """Ranks of a communicator → member → families in order."""
-    found: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
+    communicators: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
     for rank, one in index.ranks.items():
         for communicator in one.plan.communicators:
-            found.setdefault(communicator.ranks, {})[rank] = communicator.families
-    return found
+            communicators.setdefault(communicator.ranks, {})[rank] = communicator.families
+    return communicators
 
 
 def _collective(one: PlanIndex, ranks: tuple[int, ...], at: int) -> Task | None:
     """A rank's collective number `at` among these ranks."""
-    found = [task for group, task in _collectives(one) if group == ranks]
-    return found[at] if at < len(found) else None
+    tasks = [task for group, task in _collectives(one) if group == ranks]
+    return tasks[at] if at < len(tasks) else None
 
 
 def _family(
@@ -301,7 +301,7 @@ class StepGraph:
         self.node_of: dict[int, int] = {}
         """Task id → node."""
         self.successors: list[list[int]] = []
-        meetings: dict[tuple[tuple[int, ...], int], int] = {}
+        collective_nodes: dict[tuple[tuple[int, ...], int], int] = {}
         for one in ranks.values():
             count: dict[tuple[int, ...], int] = {}
             for task in one.plan.tasks:
@@ -309,7 +309,7 @@ class StepGraph:
                 if isinstance(task.spec, CollectiveSpec):
                     group = one.plan.communicators[task.spec.communicator].ranks
                     number = count[group] = count.get(group, -1) + 1
-                    node = meetings.setdefault((group, number), node)
+                    node = collective_nodes.setdefault((group, number), node)
                 if node == len(self.members):
                     self.members.append([])
                 self.members[node].append(task)

@@ -206,8 +206,8 @@ def check_sync_ids(index: PlanIndex) -> None:
     for register, readers in _crossing(index):
         # A candidate is a register id of its consumer, so it is the task's id but for the slot.
         greatest = max(readers) >> SLOT_BITS if readers else None
-        found = register.sync_id >> SLOT_BITS if register.sync_id != -1 else None
-        if greatest != found:
+        actual = register.sync_id >> SLOT_BITS if register.sync_id != -1 else None
+        if greatest != actual:
             raise index.broken(
                 f"register {register.name!r} has a sync id that is not its consumers' greatest "
                 "candidate",

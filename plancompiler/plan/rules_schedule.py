@@ -214,12 +214,14 @@ class StepRun:
 
 def _narrowest(links: Iterable[Link]) -> Iterable[Link]:
     """Of links between the same parts at one rate, the one with the fewest slots."""
-    found: dict[tuple[int, int, bool], Link] = {}
+    narrowest: dict[tuple[int, int, bool], Link] = {}
     for link in links:
         key = link.source, link.target, link.per_microbatch
-        if link.source != link.target and (key not in found or link.slots < found[key].slots):
-            found[key] = link
-    return found.values()
+        if link.source != link.target and (
+            key not in narrowest or link.slots < narrowest[key].slots
+        ):
+            narrowest[key] = link
+    return narrowest.values()
 
 
 # --- from plans -----------------------------------------------------------------------------------
@@ -310,7 +312,7 @@ def step_model(index: PlansIndex) -> StepModel:
     }
     after: list[list[int]] = [[] for _ in number]
     received: list[tuple[str, int, int, int, bool]] = []
-    meetings: dict[tuple[tuple[int, ...], int], int] = {}
+    collective_vertices: dict[tuple[tuple[int, ...], int], int] = {}
     for rank, one in ranks.items():
         count: dict[int, int] = {}
         for task in one.plan.tasks:
@@ -319,7 +321,7 @@ def step_model(index: PlansIndex) -> StepModel:
                 count[group] = count.get(group, -1) + 1
                 here = number[rank, task.segment]
                 key = one.plan.communicators[group].ranks, count[group]
-                there = meetings.setdefault(key, here)
+                there = collective_vertices.setdefault(key, here)
                 after[here].append(there)
                 after[there].append(here)
         for home, register, reader in _receives(ranks, one):
@@ -382,7 +384,7 @@ def _check_parts(
 
 def strong_components(after: Sequence[Sequence[int]]) -> list[int]:
     """Component of each vertex of a directed graph, from 0 (Tarjan 1972, without recursion)."""
-    found = [-1] * len(after)
+    component_of = [-1] * len(after)
     low = [0] * len(after)
     seen: dict[int, int] = {}
     open_: list[int] = []
@@ -403,18 +405,18 @@ def strong_components(after: Sequence[Sequence[int]]) -> list[int]:
                 if other not in seen:
                     entered = other
                     break
-                if found[other] < 0:
+                if component_of[other] < 0:
                     low[vertex] = min(low[vertex], low[other])
             if entered is not None:
                 continue
             path.pop()
             if low[vertex] == seen[vertex]:
-                while found[vertex] < 0:
-                    found[open_.pop()] = components
+                while component_of[vertex] < 0:
+                    component_of[open_.pop()] = components
                 components += 1
             if not path:
                 break
             before = path[-1][0]
-            if found[vertex] < 0:
+            if component_of[vertex] < 0:
                 low[before] = min(low[before], low[vertex])
-    return found
+    return component_of

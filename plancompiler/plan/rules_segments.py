@@ -275,12 +275,12 @@ def last_done(plan: Plan, segment: int, count: int) -> int:
     if count >= plan.microbatches or not plan.segments[segment].kind.per_microbatch:
         return len(plan.segments) - 1
     starts: dict[Slot, int] = {slot: place for place, slot in enumerate(plan.slots)}
-    found = segment
+    last = segment
     for later in range(segment + 1, len(plan.segments)):
         if not plan.segments[later].kind.per_microbatch or any(
             starts[Slot(later, m)] > starts[Slot(segment, m + count)]
             for m in range(plan.microbatches - count)
         ):
             break
-        found = later
-    return found
+        last = later
+    return last

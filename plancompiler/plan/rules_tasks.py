@@ -283,9 +283,9 @@ def _inside(region: Region, shape: tuple[int, ...]) -> bool:
 
 def _overlapping(regions: Sequence[Region]) -> tuple[Region, Region] | None:
     """Two boxes that have an element in common, or None. A sweep along the first axis."""
-    found = sorted(region for region in regions if all(start < stop for start, stop in region))
-    for at, region in enumerate(found):
-        for other in found[at + 1 :]:
+    ordered = sorted(region for region in regions if all(start < stop for start, stop in region))
+    for at, region in enumerate(ordered):
+        for other in ordered[at + 1 :]:
             if region and other[0][0] >= region[0][1]:
                 break
             if all(

@@ -206,13 +206,13 @@ class _PlanText:
             ("signal", task.controls_out, [""] * len(task.controls_out)),
         ):
             for register, box in zip(registers, boxes, strict=True):
-                found = self.plan.register_by_id.get(register)
-                if found is None:
+                desc = self.plan.register_by_id.get(register)
+                if desc is None:
                     yield f"{_INDENT}{word} {self.register(register)}"
                     continue
                 self.printed.add(register)
-                origin = "" if found.producer == task.id else f" from {self.task(found.producer)}"
-                yield f"{_INDENT}{word} {self.definition(found, box)}{origin}"
+                origin = "" if desc.producer == task.id else f" from {self.task(desc.producer)}"
+                yield f"{_INDENT}{word} {self.definition(desc, box)}{origin}"
 
     def segment(self, index: int) -> str:
         segments = self.plan.segments
@@ -243,7 +243,7 @@ class _PlanText:
         """Per register, the box that it is; empty where it is the whole global tensor."""
         if not len(registers) == len(shapes) == len(regions):
             return [f" of {shapes} at {regions}"] * len(registers)
-        found = []
+        boxes = []
         for register, shape, region in zip(registers, shapes, regions, strict=True):
             desc = self.plan.register_by_id.get(register)
             if (
@@ -251,10 +251,10 @@ class _PlanText:
                 and desc.shape == shape
                 and all(box == (0, extent) for box, extent in zip(region, shape, strict=False))
             ):
-                found.append("")
+                boxes.append("")
             else:
-                found.append(f" at {self.region(region)} of {self.shape(shape)}")
-        return found
+                boxes.append(f" at {self.region(region)} of {self.shape(shape)}")
+        return boxes
 
     def definition(self, register: RegisterDesc, box: str) -> str:
         head = (

@@ -62,7 +62,7 @@ PLAN_RULES = (
     # Memory.
     PlanRule("registers fit their block", memory.check_sizes),
     PlanRule("variables are their shard and are kept", memory.check_variables),
-    PlanRule("memory is taken over from an input", memory.check_takeovers),
+    PlanRule("memory is aliased from an input", memory.check_aliased_inputs),
     PlanRule("only dead values are overwritten", memory.check_overwriting),
     PlanRule("registers alive at once are disjoint", overlap.check_overlap),
 )

@@ -319,7 +319,7 @@ class RemoteSession(WatchedJob):
         self._anomaly = anomaly
         self._not_finite: PlanCompilerError | None = None
         """Why there are no more steps."""
-        self._refusal: PlanCompilerError | None = None
+        self._request_error: PlanCompilerError | None = None
         """Why the last request failed that did."""
         self._asked = 0
         """Steps, in all requests so far."""
@@ -419,7 +419,7 @@ class RemoteSession(WatchedJob):
             if self._not_finite is None:
                 raise
         except PlanCompilerError as error:
-            if self._refusal is None or error.report != self._refusal.report:
+            if self._request_error is None or error.report != self._request_error.report:
                 raise
         finally:
             self._stop_watching()
@@ -477,8 +477,8 @@ class RemoteSession(WatchedJob):
         try:
             return call(self._address, method, request, timeout=_TRANSFER_SECONDS)
         except PlanCompilerError as error:
-            self._refusal = self._first_cause(error)
-            raise self._refusal from error
+            self._request_error = self._first_cause(error)
+            raise self._request_error from error
 
     def _first_cause(self, error: PlanCompilerError) -> PlanCompilerError:
         """Why the job ended where that is why a request failed."""

@@ -2,7 +2,7 @@
 
 The actors are those that the executor runs, so what a simulation shows of order, credits and
 waiting holds for a run; only the times are made up. Every stream runs its own order, so that the
-times do not depend on the order in which events of one moment are handled.
+times do not depend on the order in which events of one time are handled.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _EventLoop:
         }
         self._now = 0.0
         self._events: list[tuple[float, int, _Ended | _Delivered]] = []
-        """A heap by time; the count keeps events of one moment in order."""
+        """A heap by time; the count keeps events of one time in order."""
         self._count = 0
         self._acting: set[_RankStream] = set()
         """Streams whose head task has taken its tokens and not ended."""

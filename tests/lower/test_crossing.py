@@ -30,7 +30,7 @@ def fan(source: pc.Placement, sbp: str) -> pc.Job:
 
 @pytest.mark.parametrize("mode", ["naive", "rank_per_iter"])
 @pytest.mark.parametrize(("ranks", "sbp"), [([0], "B"), ([2, 0, 3], "S(0)")])
-def test_the_greatest_candidate_is_taken_over_the_readers_on_all_ranks(mode, ranks, sbp):
+def test_the_greatest_candidate_is_loaded_the_readers_on_all_ranks(mode, ranks, sbp):
     job = fan(pc.Placement("cpu", ranks), sbp)
     # Each rank is compiled by itself.
     plans = [

@@ -309,13 +309,13 @@ CASES = [
         LAST,
     ),
     Broken(
-        "memory is taken over from an input",
+        "memory is aliased from an input",
         lambda p: edit_register(p, "v", register_count=2),
         ("'v'", "2 slots", "3 slots"),
         LAST,
     ),
     Broken(
-        "memory is taken over from an input",
+        "memory is aliased from an input",
         lambda p: overwriting(p, "g", "part"),
         ("'g' takes the memory of 'part'", "per step on one version per micro-batch"),
     ),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plancompiler.errors import VerifyError
 from plancompiler.plan.index import PlanIndex
 from plancompiler.plan.plan import Plan
-from plancompiler.plan.rules_memory import check_overwriting, check_takeovers
+from plancompiler.plan.rules_memory import check_aliased_inputs, check_overwriting
 from plancompiler.plan.rules_overlap import check_overlap
 from plancompiler.plan.rules_registers import check_consumers, check_plan_order, check_producers
 from plancompiler.plan.rules_segments import (
@@ -30,7 +30,7 @@ STRUCTURE = (
     check_rates,
     check_segment_ends,
     check_register_counts,
-    check_takeovers,
+    check_aliased_inputs,
 )
 
 

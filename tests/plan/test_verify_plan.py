@@ -370,17 +370,17 @@ CASES = [
         ("'w' is listed twice",),
     ),
     Broken(
-        "memory is taken over from an input",
+        "memory is aliased from an input",
         lambda p: edit_register(p, "b", inplace_of=register_id("h"), offset=128),
         ("'b'", "%h", "0.3.0.0"),
     ),
     Broken(
-        "memory is taken over from an input",
+        "memory is aliased from an input",
         lambda p: edit_register(p, "a", offset=512),
         ("'a'", "'h'", "512", "128"),
     ),
     Broken(
-        "memory is taken over from an input",
+        "memory is aliased from an input",
         lambda p: edit_register(p, "b", is_view=True),
         ("'b'", "view of no register"),
     ),

@@ -84,8 +84,8 @@ def _index_select(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
     out.fill(0)
     if high > low:
         inside = (indices >= low) & (indices < high)
-        found = np.take(x, np.where(inside, indices - low, 0), axis=axis)
-        np.copyto(out, found, where=inside.reshape(across))
+        selected = np.take(x, np.where(inside, indices - low, 0), axis=axis)
+        np.copyto(out, selected, where=inside.reshape(across))
     if out.dtype.kind == "f":
         wrong = (indices < 0) | (indices >= context.input_shapes[0][axis])
         np.copyto(out, math.nan, where=wrong.reshape(across))

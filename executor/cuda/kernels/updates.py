@@ -112,10 +112,10 @@ def _lamb(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 
 def _loss_scale(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    scale, steps, found = inputs
+    scale, steps, broken = inputs
     factor = context.attrs["factor"]
     good = steps + 1
-    wrong = found != 0
+    wrong = broken != 0
     grown = ~wrong & (good >= context.attrs["interval"])
     lower = np.maximum(scale / factor, 1.0)
     higher = np.minimum(scale * factor, LARGEST_SCALE)
@@ -129,7 +129,7 @@ def _guarded(kind: str, plain: Kernel) -> Kernel:
     kept = dict(op_def(kind).mutates)
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        *operands, found = inputs
+        *operands, broken = inputs
         made = [np.empty_like(output) for output in outputs]
         plain(context, operands, made)
         for target, (new, output) in enumerate(zip(made, outputs, strict=True)):
@@ -137,7 +137,7 @@ def _guarded(kind: str, plain: Kernel) -> Kernel:
                 copy_unless_shared(operands[kept[target]], output)
             else:
                 output.fill(0)
-            np.copyto(output, new, where=found == 0)
+            np.copyto(output, new, where=broken == 0)
 
     return kernel
 

@@ -227,18 +227,18 @@ def _scores(
     count = rows.stop - rows.start
     scaled = (query[:, :, rows] * scale).astype(query.dtype)
     scaled = scaled.reshape(pairs, heads * count, query.shape[3])
-    found = product(context, scaled, key.swapaxes(-1, -2))
-    found = found.astype(_wide(found.dtype), copy=False)
+    scores = product(context, scaled, key.swapaxes(-1, -2))
+    scores = scores.astype(_wide(scores.dtype), copy=False)
     if shift is not None:
         last = context.arrays.arange(rows.start, rows.stop) + shift
         hidden = context.arrays.arange(keys) > last[:, None]
-        np.copyto(found.reshape(pairs, heads, count, keys), -math.inf, where=hidden)
+        np.copyto(scores.reshape(pairs, heads, count, keys), -math.inf, where=hidden)
     for each in mask:
         part = each[:, :, rows] if each.shape[2] > 1 else each
         batch = context.input_regions[0][0]
-        target = found.reshape(batch[1] - batch[0], -1, count, keys)
+        target = scores.reshape(batch[1] - batch[0], -1, count, keys)
         np.add(target, part, out=target)
-    return found
+    return scores
 
 
 def _kept(context: KernelContext, rows: slice, heads: int, keys: int) -> Array:
@@ -362,9 +362,9 @@ def _rotary(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
     def turned() -> tuple[Array, Array]:
         positions, rates = of_box(context, "angles", (start, stop), angles)
-        found = (positions + position[0] if position else positions) * rates
-        sines = np.sin(found) * (-1.0 if attrs["inverse"] else 1.0)
-        return np.cos(found).astype(dtype), sines.astype(dtype)
+        phases = (positions + position[0] if position else positions) * rates
+        sines = np.sin(phases) * (-1.0 if attrs["inverse"] else 1.0)
+        return np.cos(phases).astype(dtype), sines.astype(dtype)
 
     cosines, sines = turned() if position else of_box(context, "turns", (start, stop), turned)
     shape = (math.prod(x.shape[:-2]), length, width)

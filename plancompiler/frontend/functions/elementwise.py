@@ -152,7 +152,7 @@ def full_like(
     x: Tensor, value: Scalar, shape: Sequence[int] | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """A tensor of one number with the dtype and placement of `x` (and its shape, unless given)."""
-    return x._full(x.shape if shape is None else tuple(shape), x.dtype, value)  # noqa: SLF001  # every tensor's door
+    return x._full(x.shape if shape is None else tuple(shape), x.dtype, value)  # noqa: SLF001  # what every tensor has
 
 
 # --- trigonometric and hyperbolic -----------------------------------------------------------------

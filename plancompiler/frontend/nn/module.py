@@ -321,7 +321,7 @@ class Module:
         for name, tensor in own.items():  # all, before any changes
             check_fits(name, tensor, state)
         for name, tensor in own.items():
-            take_over(name, tensor, state)
+            load_value(name, tensor, state)
 
     def __repr__(self) -> str:
         children = "".join(
@@ -481,7 +481,7 @@ def check_fits(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
         )
 
 
-def take_over(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
+def load_value(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
     """Let an eager tensor take the value of the same name, which may lie in any layout."""
     check_fits(name, tensor, state)
     value = state[name]

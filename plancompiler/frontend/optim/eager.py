@@ -14,9 +14,9 @@ from plancompiler.frontend.nn.module import (
     Parameter,
     check_state,
     eager_parameters,
+    load_value,
     names_of,
     parameters_of,
-    take_over,
     type_text,
 )
 from plancompiler.frontend.optim.schedule import fed_rate, rate_at
@@ -218,7 +218,7 @@ class EagerSteps:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the steps and states of `state_dict`, from any layout."""
+        """Load the steps and states of `state_dict`, from any layout."""
         check_state(state)
         holders = self._holders(state)
         wanted = self._states_by_name(holders, state)
@@ -242,8 +242,8 @@ class EagerSteps:
                 "parameters=model.parameters()), or read them first with model.state_dict()",
             )
         for name, kept in wanted.items():
-            take_over(name, kept, state)
-        self._taken_over(holders, wanted)
+            load_value(name, kept, state)
+        self._loaded(holders, wanted)
         self.done = int(state["step"])
         if "lr" in state:
             self._optimizer.lr = float(state["lr"])
@@ -310,8 +310,8 @@ class EagerSteps:
             for each, kept in zip(self._names(name, tensor), self._states_of(tensor), strict=True)
         }
 
-    def _taken_over(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """The states of these tensors have been taken over."""
+    def _loaded(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
+        """The states of these tensors have been loaded."""
 
     def _names(self, name: str, tensor: Tensor) -> list[str]:
         """What the states of a parameter are called."""

@@ -360,7 +360,7 @@ class _FlatSteps(EagerSteps):
             "state", tensor.shape, str(tensor.dtype), tensor.placement, tensor.sbp
         )
 
-    def _taken_over(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
+    def _loaded(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         for name, state in states.items():
             summed = name.endswith(f".{_SUM}") and state.spec.inside
             if summed and abs(state).max().item() > 0:
