@@ -66,12 +66,12 @@ class CheckedPlan(OpPlan):
         """See `OpPlan.call`."""
         inputs = [each.local for each in tensors]
         with self._checked(inputs, self.kind) as made:
-            found = super().call(tensors)
-            for each in found:
+            outputs = super().call(tensors)
+            for each in outputs:
                 if isinstance(each.node, Node) and each.node.op is self:
                     each.node.source = user_line()
-            made += [each.local for each in found]
-        return found
+            made += [each.local for each in outputs]
+        return outputs
 
     def update(self, tensors: Tensors) -> None:
         """See `OpPlan.update`."""
@@ -91,9 +91,9 @@ class CheckedPlan(OpPlan):
         inputs = [each.local for each in (*(node.inputs or ()), *grads) if each is not None]
         line = getattr(node, "source", None)
         with self._checked(inputs, f"the gradient of {self.kind}", node.outputs, line) as made:
-            found = super().backward(node, grads, needed, create_graph)
-            made += [each.local for each in found if each is not None]
-        return found
+            passed = super().backward(node, grads, needed, create_graph)
+            made += [each.local for each in passed if each is not None]
+        return passed
 
     @contextmanager
     def _checked(
@@ -136,12 +136,12 @@ class CheckMode(RunMode):
         def run(array: Array) -> Array:
             before = state_of([array])
             with _QUIET():
-                found = change(array)
+                changed = change(array)
             try:
-                check(before, [found], "the reduction of a partial value", "")
+                check(before, [changed], "the reduction of a partial value", "")
             except NonFiniteError as error:
                 error.at(op="redistribute", source=user_line(), rank=self.world.rank)
                 raise
-            return found
+            return changed
 
         return run

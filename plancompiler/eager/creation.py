@@ -53,9 +53,9 @@ def tensor(
             ) from None
     elif not hasattr(value, "dtype") and array.dtype == np.float64:
         array = array.astype(np.float32)
-    found = world.tensor(array, placement, sbp)
-    found.requires_grad = requires_grad
-    return found
+    made = world.tensor(array, placement, sbp)
+    made.requires_grad = requires_grad
+    return made
 
 
 def from_local(
@@ -109,11 +109,11 @@ def from_local(
             hint="parts of a split are balanced: the first ranks hold one element more; "
             "give the global shape where they differ",
         )
-    found = DistTensor(spec, spec.put(array))
+    tensor = DistTensor(spec, spec.put(array))
     kept = known is not None and array.dtype == known[1] and spec.space is HOST and spec.inside
     if kept and not world.compares and len(world.parts) < _PARTS:
         world.parts[known] = spec
-    return found
+    return tensor
 
 
 DistTensor.from_local = staticmethod(from_local)
@@ -121,11 +121,11 @@ DistTensor.from_local = staticmethod(from_local)
 
 def _extents(shape: tuple[int, ...], placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
     """The global shape, if all parts are as large as this one."""
-    found = list(shape)
+    extents = list(shape)
     for entry, parts in zip(sbp, placement.hierarchy, strict=True):
         if isinstance(entry, Split):
-            found[entry.axis] *= parts
-    return tuple(found)
+            extents[entry.axis] *= parts
+    return tuple(extents)
 
 
 def _summed(
@@ -135,13 +135,13 @@ def _summed(
     sbp: NdSbp,
 ) -> tuple[int, ...]:
     """The global shape by the sum of all parts' extents."""
-    found = list(array.shape)
+    extents = list(array.shape)
     for mesh_axis, entry in reversed(list(enumerate(sbp))):
         if isinstance(entry, Split):
             group = world.comm.context(placement.group(world.rank, (mesh_axis,)))
-            total = group.all_reduce(np.array(found[entry.axis], np.int64))
-            found[entry.axis] = int(total)
-    return tuple(found)
+            total = group.all_reduce(np.array(extents[entry.axis], np.int64))
+            extents[entry.axis] = int(total)
+    return tuple(extents)
 
 
 def _compare(

@@ -68,21 +68,21 @@ class RunMode(Mode[DistTensor]):
                 key = (kind, attrs_key(attrs), inputs) if attrs else (kind, inputs)
             else:
                 key = (kind, attrs_key(attrs), inputs, placement, sbp)
-            found = self._plans.get(key)
+            plan = self._plans.get(key)
         except (TypeError, ValueError):  # a list among the attributes, or what is refused now
             attrs = {name: plain_value(name, value) for name, value in attrs.items()}
             key = (kind, attrs_key(attrs), inputs, placement, sbp)
-            found = self._plans.get(key)
-        if found is None:
+            plan = self._plans.get(key)
+        if plan is None:
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             try:
-                found = self._make(kind, inputs, attrs, placement, sbp)
+                plan = self._make(kind, inputs, attrs, placement, sbp)
             except PlanCompilerError as error:
                 error.at(op=kind, source=user_line(), rank=self.world.rank)
                 raise
-            self._plans[key] = found
-        return found
+            self._plans[key] = plan
+        return plan
 
     def _make(
         self,

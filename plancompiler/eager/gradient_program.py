@@ -75,12 +75,12 @@ class _Steps:
         if place.spec is spec:
             return place
         key = place.at, spec
-        found = self._moved.get(key)
-        if found is None:
-            found = self._moved[key] = self.place(spec)
+        target = self._moved.get(key)
+        if target is None:
+            target = self._moved[key] = self.place(spec)
             move = self.world.mode.move(place.spec, spec)
-            self.steps.append((move, (place.at,), found.at, 1))
-        return found
+            self.steps.append((move, (place.at,), target.at, 1))
+        return target
 
 
 class GradientProgram:

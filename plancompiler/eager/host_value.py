@@ -31,8 +31,8 @@ class HostValue(SpecTensor):
                 got=self.shape,
                 hint="numpy() gives all elements; reduce first for one",
             )
-        found: Scalar = self.numpy().reshape(()).item()
-        return found
+        number: Scalar = self.numpy().reshape(()).item()
+        return number
 
     def __bool__(self) -> bool:
         if np.prod(self.shape) != 1:

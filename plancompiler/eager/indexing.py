@@ -39,5 +39,5 @@ def strided(tensor: TensorOperators, index: Any) -> TensorOperators:
         "stops": tuple(stops),
         "steps": tuple(steps),
     }
-    found = tensor._apply("strided_slice", (tensor,), attrs)[0]  # noqa: SLF001  # what every tensor has
-    return found[tuple(whole)]
+    part = tensor._apply("strided_slice", (tensor,), attrs)[0]  # noqa: SLF001  # what every tensor has
+    return part[tuple(whole)]

@@ -36,9 +36,9 @@ def change(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: s
     read-only, and where a gradient would be lost.
     """
     begun = _Change(tensor)
-    found = begun.fitted(make(begun.before), what)
-    begun.keep_past([found])
-    begun.finish(found)
+    value = begun.fitted(make(begun.before), what)
+    begun.keep_past([value])
+    begun.finish(value)
     return tensor
 
 
@@ -75,40 +75,40 @@ class _Past:
 
     def __init__(self, mode: Mode[DistTensor]) -> None:
         self._mode = mode
-        self._found: dict[int, tuple[DistTensor, DistTensor]] = {}
+        self._earlier: dict[int, tuple[DistTensor, DistTensor]] = {}
 
     def of(self, tensor: DistTensor, *, recorded: bool = False) -> DistTensor:
         """A tensor as it was. What it was made of as a view was so, too; with `recorded`, the tape
         reaches it even where it was made while nothing was recorded.
         """
-        known = self._found.get(id(tensor))
+        known = self._earlier.get(id(tensor))
         if known is not None:
             return known[1]
         node = retaken(tensor)
-        found = self._mode.copied(tensor)
-        self._found[id(tensor)] = tensor, found
+        earlier = self._mode.copied(tensor)
+        self._earlier[id(tensor)] = tensor, earlier
         source = tensor.source if self._mode.made(tensor) else None
         plan = tensor.by
         if source is None or plan is None:
-            found.follow(tensor)
+            earlier.follow(tensor)
         elif plan.recorded and (recorded or node is not None):
             before = self.of(source, recorded=recorded)
             if before.node is not None:
                 number = node.number if isinstance(node, Node) else tensor.spec.world.tick()
-                found.node = Node(plan, (before,), (found.local,), number)
-                found.slot = 0
-        return found
+                earlier.node = Node(plan, (before,), (earlier.local,), number)
+                earlier.slot = 0
+        return earlier
 
     def settle(self) -> None:
         """Give them memory of their own, and the tape what it keeps of the changed memory."""
-        for tensor, found in self._found.values():
-            found.local = self._mode.own_local(found)
+        for tensor, earlier in self._earlier.values():
+            earlier.local = self._mode.own_local(earlier)
             node = tensor.node
-            if isinstance(node, Node) and node is found.node:
+            if isinstance(node, Node) and node is earlier.node:
                 node.outputs = tuple(
-                    found.local if out is tensor.local else out for out in node.outputs
+                    earlier.local if out is tensor.local else out for out in node.outputs
                 )
-        self._found.clear()
+        self._earlier.clear()
 
 
 class _Change:
@@ -148,21 +148,21 @@ class _Change:
             if self.inner and self.alone:
                 self.before.follow(tensor)
 
-    def fitted(self, found: DistTensor, what: str) -> DistTensor:
+    def fitted(self, value: DistTensor, what: str) -> DistTensor:
         """A value in the tensor's layout; refuses one that the tensor cannot take."""
         spec, owner = self.tensor.spec, self.owner
-        if found.spec is not spec:
-            if not found.spec.same_but_layout(spec):
+        if value.spec is not spec:
+            if not value.spec.same_but_layout(spec):
                 raise InplaceError(
                     f"{what} in place would change the tensor's shape, dtype or placement",
                     source=user_line(),
-                    got=str(found.spec),
+                    got=str(value.spec),
                     expected=str(spec),
                     hint="write x = x + y, or cast the other operand first",
                 )
-            found = found.redistribute(sbp=spec.sbp)
+            value = value.redistribute(sbp=spec.sbp)
         if (
-            found.node is not None
+            value.node is not None
             and spec.world.recording
             and (
                 not self.recordable
@@ -177,7 +177,7 @@ class _Change:
                 got=str(spec),
                 hint="use the out-of-place form, or `with pc.no_grad():`",
             )
-        return found
+        return value
 
     def keep_past(self, values: Tensors) -> None:
         """Let what was recorded on the way to these values have read what is changed as it was."""
@@ -203,31 +203,31 @@ class _Change:
             self.before.local = self.mode.own_local(self.before)
         self.past.settle()
 
-    def finish(self, found: DistTensor, *, shared: bool = False) -> None:
+    def finish(self, value: DistTensor, *, shared: bool = False) -> None:
         """Let the tensor take a value, whose memory others may share."""
         tensor, world = self.tensor, self.tensor.spec.world
-        recorded = found.node is not None and world.recording
+        recorded = value.node is not None and world.recording
         if self.lineage and self.recordable and (self.inner or recorded):
-            self._finish_view(found)
+            self._finish_view(value)
             return
         moves = self.alone and self.mode.made(tensor)
         if (self.inner or recorded) and moves:
             # The tape keeps what the memory held: the tensor goes on in that of its new value.
             tensor.node = None
-            keeps = not shared and found.more is None
-            tensor.local = found.local if keeps else self.mode.own_local(found)
+            keeps = not shared and value.more is None
+            tensor.local = value.local if keeps else self.mode.own_local(value)
             tensor.written()
         else:
             self.past.settle()
-            put(tensor, found)
+            put(tensor, value)
         if recorded:
-            tensor.follow(found)
+            tensor.follow(value)
         elif world.recording:
             tensor.node = None
         if world.recording:
             tensor.renamed = world.clock
 
-    def _finish_view(self, found: DistTensor) -> None:
+    def _finish_view(self, value: DistTensor) -> None:
         """The owner becomes what it was, with the value in the view's place; then the views of the
         lineage are taken of it anew.
         """
@@ -235,11 +235,11 @@ class _Change:
         for view in reversed(self.lineage):
             source = view.source
             assert source is not None
-            found = replaced(self.past.of(source, recorded=True), found, view.by)
+            value = replaced(self.past.of(source, recorded=True), value, view.by)
         self.settle()
         _check_writable(self.tensor)
-        put(owner, found)
-        owner.follow(found)
+        put(owner, value)
+        owner.follow(value)
         renamed = world.clock
         for tensor in (owner, *self.lineage):
             tensor.renamed = renamed
@@ -342,9 +342,9 @@ def into(out: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     changes = {id(tensor): _Change(tensor) for tensor in targets}
     world = targets[0].spec.world
     began = world.clock
-    found = function(*args, **kwargs)
+    results = function(*args, **kwargs)
     pairs: list[tuple[_Change, DistTensor]] = []
-    result = _paired(out, found, name, changes, pairs)
+    result = _paired(out, results, name, changes, pairs)
     for at, (begun, value) in enumerate(pairs):
         pairs[at] = begun, begun.fitted(value, name)
         _check_writable(begun.tensor)
@@ -368,29 +368,29 @@ def _targets(out: Any) -> list[DistTensor]:
 
 def _paired(
     out: Any,
-    found: Any,
+    results: Any,
     name: str,
     changes: Mapping[int, _Change],
     pairs: list[tuple[_Change, DistTensor]],
 ) -> Any:
     """What `into` returns; `pairs` gets what becomes what."""
     if out is None:
-        return found
-    if isinstance(out, DistTensor) and isinstance(found, DistTensor):
-        pairs.append((changes[id(out)], found))
+        return results
+    if isinstance(out, DistTensor) and isinstance(results, DistTensor):
+        pairs.append((changes[id(out)], results))
         return out
-    several = isinstance(out, (list, tuple)) and isinstance(found, (list, tuple))
-    if not several or len(out) != len(found):
+    several = isinstance(out, (list, tuple)) and isinstance(results, (list, tuple))
+    if not several or len(out) != len(results):
         raise UsageError(
             f"the results of {name} do not pair up with the tensors given for them",
             source=user_line(),
-            got=_described(found),
+            got=_described(results),
             expected=_described(out),
         )
-    made = [_paired(*each, name, changes, pairs) for each in zip(out, found, strict=True)]
+    made = [_paired(*each, name, changes, pairs) for each in zip(out, results, strict=True)]
     if all(new is old for new, old in zip(made, out, strict=True)):
         return out
-    return found.__class__(*made) if hasattr(found, "_fields") else found.__class__(made)
+    return results.__class__(*made) if hasattr(results, "_fields") else results.__class__(made)
 
 
 def _as_before(changes: Sequence[_Change]) -> Callable[[DistTensor], DistTensor]:
@@ -398,9 +398,9 @@ def _as_before(changes: Sequence[_Change]) -> Callable[[DistTensor], DistTensor]
 
     def as_before(tensor: DistTensor) -> DistTensor:
         for change in changes:
-            found = change.as_before(tensor)
-            if found is not tensor:
-                return found
+            earlier = change.as_before(tensor)
+            if earlier is not tensor:
+                return earlier
         return tensor
 
     return as_before
@@ -427,9 +427,9 @@ def _own(value: DistTensor) -> DistTensor:
     mode: Mode[DistTensor] = value.spec.world.mode
     if not (mode.traces or value.is_view):
         return value
-    found = mode.note(DistTensor(value.spec, mode.own_local(value)))
-    found.follow(value)
-    return found
+    owned = mode.note(DistTensor(value.spec, mode.own_local(value)))
+    owned.follow(value)
+    return owned
 
 
 def _fresh(value: DistTensor) -> DistTensor:
@@ -439,10 +439,10 @@ def _fresh(value: DistTensor) -> DistTensor:
         return value
     if world.mode.traces:
         return value.reshape(spec.shape).redistribute(sbp=spec.sbp)
-    found = DistTensor(spec, value.local)
-    found.view_of(value)
-    record(found, Redistribution(spec, spec), value)
-    return found
+    fresh = DistTensor(spec, value.local)
+    fresh.view_of(value)
+    record(fresh, Redistribution(spec, spec), value)
+    return fresh
 
 
 def _described(value: Any) -> str:

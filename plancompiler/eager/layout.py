@@ -130,26 +130,26 @@ def _exchange(source: TensorSpec, target: TensorSpec, exchange: Exchange) -> Cha
             array = source.space.get(array)
         nothing = space.empty((0,), target.numpy_dtype)
         pieces = [array[boxes[0]] if boxes else nothing for boxes in sent]
-        found = pieces if group is None else group.exchange(pieces)
+        received = pieces if group is None else group.exchange(pieces)
         if not target.inside:
             return target.empty()
-        made = assembled(found)
+        made = assembled(received)
         return target.space.put(made) if upload else made
 
-    def assembled(found: Sequence[Array]) -> Array:
+    def assembled(by_member: Sequence[Array]) -> Array:
         shape_of_part = target.local_shape
         if fill is not None:
             return space.full(shape_of_part, identity_of(fill, target.dtype), target.numpy_dtype)
         if reduction is None:
             out = space.empty(shape_of_part, target.numpy_dtype)
             for member, box, shape in received:
-                out[box] = found[member].reshape(shape)
+                out[box] = by_member[member].reshape(shape)
             return out
         wide = accumulator(reduction, target.numpy_dtype)
         total = space.full(shape_of_part, identity_of(reduction, target.dtype), wide)
         for member, box, shape in received:
             place = total[box]
-            UFUNCS[reduction](place, found[member].reshape(shape), out=place)
+            UFUNCS[reduction](place, by_member[member].reshape(shape), out=place)
         return total.astype(target.numpy_dtype, copy=False)
 
     return run

@@ -89,12 +89,12 @@ def join_parts(
             got=str(part.spec),
             hint="see pc.eager.local_part",
         )
-    found = from_local(part.local, placement, layout, shape, check=shape is None)
-    if found.dtype is not part.dtype:
+    joined = from_local(part.local, placement, layout, shape, check=shape is None)
+    if joined.dtype is not part.dtype:
         raise ShapeError("a part has another dtype than the tensor", got=part.dtype)
-    if part.node is not None and world.recording and found.dtype.is_floating:
-        record(found, _Joining(part.spec, found.spec), part)
-    return found
+    if part.node is not None and world.recording and joined.dtype.is_floating:
+        record(joined, _Joining(part.spec, joined.spec), part)
+    return joined
 
 
 @names_wrong_arguments
@@ -135,20 +135,20 @@ def local_map(
         spec = world.spec(tuple(shape), given[0].dtype, placement, layout)
         return DistTensor(spec, spec.empty())
     parts = [local_part(each) if isinstance(each, DistTensor) else each for each in tensors]
-    found = function(*parts)
-    if not isinstance(found, tuple):
-        return join_parts(found, placement, sbp, shape)  # type: ignore[arg-type]  # one layout
-    layouts: list[Any] = list(sbp) if isinstance(sbp, (list, tuple)) else [sbp] * len(found)
-    if len(layouts) != len(found):
+    results = function(*parts)
+    if not isinstance(results, tuple):
+        return join_parts(results, placement, sbp, shape)  # type: ignore[arg-type]  # one layout
+    layouts: list[Any] = list(sbp) if isinstance(sbp, (list, tuple)) else [sbp] * len(results)
+    if len(layouts) != len(results):
         raise UsageError(
             "local_map was given another number of layouts than the function has results",
             source=user_line(),
             got=len(layouts),
-            expected=len(found),
+            expected=len(results),
         )
     return tuple(
         None if part is None else join_parts(part, placement, layout)
-        for part, layout in zip(found, layouts, strict=True)
+        for part, layout in zip(results, layouts, strict=True)
     )
 
 
@@ -187,9 +187,9 @@ class _Joining(OneToOne):
             return DistTensor(part, moved.local.copy())
         # Summands of a partial gradient are no function of its value; those of the whole one are.
         whole = grad.redistribute(sbp=NdSbp.broadcast(target.placement.ndim))
-        found = DistTensor(part, whole.redistribute(sbp=layout).local.copy())
-        record(found, _Sharing(target, part), whole)
-        return found
+        shared = DistTensor(part, whole.redistribute(sbp=layout).local.copy())
+        record(shared, _Sharing(target, part), whole)
+        return shared
 
 
 class _Sharing(OneToOne):

@@ -33,14 +33,14 @@ class MaterializedView(DistTensor):
         the same tensor once more.
         """
         spec = source.spec if plan is None else plan.outputs[0]
-        found = cls(spec, array)
-        found.view_of(source, plan)
-        root = found.root
-        assert found.more is not None
+        view = cls(spec, array)
+        view.view_of(source, plan)
+        root = view.root
+        assert view.more is not None
         # Who counts the references to the base's memory, to find out whether others share it, finds
         # this view, too.
-        found.more |= {"seen": root.changed, "memory": root.local}
-        return found
+        view.more |= {"seen": root.changed, "memory": root.local}
+        return view
 
     @property  # over the attribute of the base, which holds the copy
     def local(self) -> Array:
@@ -50,8 +50,8 @@ class MaterializedView(DistTensor):
             if changed > more["seen"]:
                 more["seen"] = changed
                 _HELD.__set__(self, self._made())
-        found: Array = _HELD.__get__(self)
-        return found
+        copy: Array = _HELD.__get__(self)
+        return copy
 
     @local.setter
     def local(self, array: Array) -> None:
@@ -60,14 +60,14 @@ class MaterializedView(DistTensor):
     @property
     def held(self) -> Array:
         """The copy as it is, which may be older than the base."""
-        found: Array = _HELD.__get__(self)
-        return found
+        copy: Array = _HELD.__get__(self)
+        return copy
 
     def _made(self) -> Array:
         plan, source = self.by, self.source
         assert source is not None
-        found: Array = source.local if plan is None else plan.again(source)
-        return found
+        made: Array = source.local if plan is None else plan.again(source)
+        return made
 
     def written(self) -> None:
         """See `DistTensor.written`: what is held now is written into the base."""
@@ -98,9 +98,9 @@ class MaterializedView(DistTensor):
 
     def __copy__(self) -> DistTensor:
         """See `DistTensor.__copy__`."""
-        found = self.detach()
-        found.follow(self)
-        return found
+        duplicate = self.detach()
+        duplicate.follow(self)
+        return duplicate
 
 
 def write(source: DistTensor, value: DistTensor, plan: Any) -> None:

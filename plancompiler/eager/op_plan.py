@@ -193,19 +193,19 @@ class OpPlan:
         else:
             outs = self.local(*arrays)
         if source is None or not (shares or self.makes_view(source)):
-            found = tuple(map(DistTensor, self.outputs, outs))
+            results = tuple(map(DistTensor, self.outputs, outs))
         elif shares or not self.inside:
-            found = (DistTensor(self.outputs[0], outs[0]),)
-            found[0].view_of(source, self)
+            results = (DistTensor(self.outputs[0], outs[0]),)
+            results[0].view_of(source, self)
         else:
-            found = (MaterializedView.of(source, self, outs[0]),)
-        self.record(tensors, found, outs)
-        return found
+            results = (MaterializedView.of(source, self, outs[0]),)
+        self.record(tensors, results, outs)
+        return results
 
     def record(
         self,
         tensors: Tensors,
-        found: Tensors,
+        results: Tensors,
         outs: tuple[Array, ...],
     ) -> None:
         """Put what was made of tensors on the tape, if a gradient is wanted."""
@@ -213,7 +213,7 @@ class OpPlan:
         if self.recorded and world.recording and any(each.node is not None for each in tensors):
             draw = world.draw if self.random else None
             node = Node(self, tuple(tensors), outs, world.tick(), draw)
-            for slot, tensor in enumerate(found):
+            for slot, tensor in enumerate(results):
                 if self.outputs[slot].dtype.is_floating:
                     tensor.node, tensor.slot = node, slot
 
@@ -286,13 +286,13 @@ class OpPlan:
         if draw is not None:
             self.world.draw = draw
         held = program.run(arrays)
-        found = [
+        passed = [
             None if result is None else DistTensor(result[0], held[result[1]])
             for result in program.results
         ]
         for slot in program.shared:
-            found[slot].more = {"shared": True}  # type: ignore[union-attr]  # they are there
-        return found
+            passed[slot].more = {"shared": True}  # type: ignore[union-attr]  # they are there
+        return passed
 
     def _gradient_program(
         self,
@@ -348,39 +348,39 @@ def prepared(plan: OpPlan) -> Callable[..., DistTensor] | None:
 
     def run_one(x: DistTensor) -> DistTensor:
         out = local(x.local)
-        found = DistTensor(spec, out)
+        result = DistTensor(spec, out)
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
-            found.node = Node(plan, (x,), (out,), number)
-            found.slot = 0
-        return found
+            result.node = Node(plan, (x,), (out,), number)
+            result.slot = 0
+        return result
 
     def run_two(x: DistTensor, y: DistTensor) -> DistTensor:
         out = local(x.local, y.local)
-        found = DistTensor(spec, out)
+        result = DistTensor(spec, out)
         if (x.node is not None or y.node is not None) and recorded and world.recording:
             world.clock = number = world.clock + 1
-            found.node = Node(plan, (x, y), (out,), number)
-            found.slot = 0
-        return found
+            result.node = Node(plan, (x, y), (out,), number)
+            result.slot = 0
+        return result
 
     def run_view(x: DistTensor) -> DistTensor:
         part = x.local
         if x.more is None and part.flags.c_contiguous:
             out = alias(part)  # type: ignore[misc]  # it is there where this function is returned
-            found = DistTensor(spec, out)
-            found.more = {"base": x, "by": plan}
+            view = DistTensor(spec, out)
+            view.more = {"base": x, "by": plan}
         elif x.__class__ is DistTensor and (x.packed() or any_order):
             out = alias(x.local)  # type: ignore[misc]  # as above
-            found = DistTensor(spec, out)
-            found.view_of(x, plan)
+            view = DistTensor(spec, out)
+            view.view_of(x, plan)
         else:
             return plan.call((x,))[0]
         if x.node is not None and recorded and world.recording:
             world.clock = number = world.clock + 1
-            found.node = Node(plan, (x,), (out,), number)
-            found.slot = 0
-        return found
+            view.node = Node(plan, (x,), (out,), number)
+            view.slot = 0
+        return view
 
     if alias is not None:
         return run_view

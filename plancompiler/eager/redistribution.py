@@ -22,12 +22,12 @@ class Redistribution(OneToOne):
             return tensor
         world, target = self.source.world, self.outputs[0]
         local = tensor.moved(target, self._move)
-        found = DistTensor(target, local)
+        moved = DistTensor(target, local)
         if self.source.sbp.has_partial:
-            found.more = {"shared": True}
+            moved.more = {"shared": True}
         if tensor.node is not None and world.recording:
-            record(found, self, tensor)
-        return found
+            record(moved, self, tensor)
+        return moved
 
     def back(self, grad: DistTensor, create_graph: bool) -> DistTensor:
         """The same value in the layout that suits the input; see `gradient_layout`."""

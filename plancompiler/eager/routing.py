@@ -33,8 +33,8 @@ def global_scatter(
     """
     world, ranks = _alone("global_scatter", x, group)
     context = world.comm.context(ranks, device_type=x.placement.device_type)
-    found, received = rows.global_scatter(context, x.local, np.asarray(counts))
-    return _recorded(world, _Scatter(x, found, counts, received, ranks), x, found), received
+    scattered, received = rows.global_scatter(context, x.local, np.asarray(counts))
+    return _recorded(world, _Scatter(x, scattered, counts, received, ranks), x, scattered), received
 
 
 def global_gather(
@@ -45,8 +45,8 @@ def global_gather(
     """
     world, ranks = _alone("global_gather", x, group)
     context = world.comm.context(ranks, device_type=x.placement.device_type)
-    found = rows.global_gather(context, x.local, np.asarray(counts), np.asarray(received))
-    return _recorded(world, _Gather(x, found, counts, received, ranks), x, found)
+    gathered = rows.global_gather(context, x.local, np.asarray(counts), np.asarray(received))
+    return _recorded(world, _Gather(x, gathered, counts, received, ranks), x, gathered)
 
 
 def _alone(
@@ -74,21 +74,21 @@ def _alone(
 
 
 def _recorded(world: AnyWorld, op: _Routed, x: DistTensor, local: Array) -> DistTensor:
-    found = DistTensor(op.outputs[0], local)
+    tensor = DistTensor(op.outputs[0], local)
     if x.node is not None and world.recording:
-        record(found, op, x)
-    return found
+        record(tensor, op, x)
+    return tensor
 
 
 class _Routed(OneToOne):
     """An exchange of rows on the tape."""
 
     def __init__(
-        self, x: DistTensor, found: Array, counts: Array, received: Array, ranks: tuple[int, ...]
+        self, x: DistTensor, routed: Array, counts: Array, received: Array, ranks: tuple[int, ...]
     ) -> None:
         spec = x.spec
         whole = NdSbp.broadcast(spec.placement.ndim)
-        made = spec.world.spec(found.shape, spec.dtype, spec.placement, whole)
+        made = spec.world.spec(routed.shape, spec.dtype, spec.placement, whole)
         super().__init__(spec, made)
         self.counts = counts
         self.received = received

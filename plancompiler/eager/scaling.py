@@ -161,12 +161,12 @@ def _any_infinite(world: WorldState[Any], grads: Sequence[DistTensor]) -> bool:
     for flag in flags:
         if flag.spec.inside:
             by_space.setdefault(flag.spec.space, []).append(flag.local.reshape(1))
-    found = max(
+    broken = max(
         (float(space.get(np.concatenate(parts)).max()) for space, parts in by_space.items()),
         default=0.0,
     )
     ranks = tuple(sorted({rank for flag in flags for rank in flag.placement.rank_list}))
     told = all(not flag.sbp.has_partial and flag.placement.size == len(ranks) for flag in flags)
     if world.rank in ranks and not told:
-        found = float(world.comm.context(ranks).all_reduce(np.array(found, np.float32), "max"))
-    return bool(found)
+        broken = float(world.comm.context(ranks).all_reduce(np.array(broken, np.float32), "max"))
+    return bool(broken)

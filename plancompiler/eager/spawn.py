@@ -33,7 +33,7 @@ def spawn(
             expected="pc.eager.spawn(function, ranks, *args)",
         )
     hub = LocalHub()
-    found: list[Any] = [None] * ranks
+    results: list[Any] = [None] * ranks
     failures: list[tuple[int, BaseException]] = []
 
     def run(rank: int) -> None:
@@ -41,7 +41,7 @@ def spawn(
         world = World(rank, ranks, comm)
         set_thread_world(world)
         try:
-            found[rank] = function(*args)
+            results[rank] = function(*args)
         except BaseException as error:
             failures.append((rank, error))
             comm.abort(reported(error))
@@ -63,7 +63,7 @@ def spawn(
             failures[0],
         )
         raise error
-    return found
+    return results
 
 
 def reported(error: BaseException) -> PlanCompilerError:

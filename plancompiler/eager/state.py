@@ -41,16 +41,16 @@ def save(folder: str | PathLike[str], state: State, step: int = 0) -> None:
     """
     folder = folder_path("the folder of a state", folder)
     world = current_world()
-    found: dict[str, TensorSpec] = {}
+    specs: dict[str, TensorSpec] = {}
     arrays: dict[str, Array] = {}
     for name, value in _values(_parts(state)).items():
-        spec = found[name] = _spec_of(world, name, value)
+        spec = specs[name] = _spec_of(world, name, value)
         if not isinstance(value, DistTensor):
             arrays[name] = np.asarray(value, spec.numpy_dtype)
         else:
             local = value.part(spec)
             arrays[name] = local if spec.space is HOST else spec.space.get(local)
-    save_shards(folder, _plan(world, found), arrays, step)
+    save_shards(folder, _plan(world, specs), arrays, step)
     _meet(world)
     if world.rank == 0:
         write_index(folder, world.size, step)
@@ -89,24 +89,24 @@ def load(folder: str | PathLike[str], state: State, strict: bool = True, check: 
     _meet(world)
 
     def rebuilt(part: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, value in part.items():
             name = f"{prefix}{key}"
             if isinstance(value, Mapping):
-                found[key] = rebuilt(value, f"{name}.")
+                values[key] = rebuilt(value, f"{name}.")
             elif not isinstance(value, DistTensor):
-                found[key] = step if name in steps else arrays[name].item()
+                values[key] = step if name in steps else arrays[name].item()
             else:
                 spec = specs[name]
                 array = arrays.get(name)
                 loaded = DistTensor(spec, spec.empty() if array is None else spec.put(array))
                 with world.no_grad():
                     put(value, loaded.redistribute(sbp=value.sbp))
-                found[key] = value
-        return found
+                values[key] = value
+        return values
 
-    found = [rebuilt(part, "") for part in states]
-    return found[0] if isinstance(state, Mapping) else found
+    rebuilt_states = [rebuilt(part, "") for part in states]
+    return rebuilt_states[0] if isinstance(state, Mapping) else rebuilt_states
 
 
 def _parts(state: State) -> Sequence[Mapping[str, Any]]:
@@ -166,18 +166,18 @@ _SHOWN = 12
 
 def _values(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """All that states hold, by name."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for state in states:
         for name, value in _leaves(state):
-            if name in found:
+            if name in values:
                 raise UsageError(
                     "two values of a state have one name",
                     source=user_line(),
                     got=repr(name),
                     hint='put them into dicts: {"model": model.state_dict(), ...}',
                 )
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

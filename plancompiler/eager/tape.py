@@ -61,7 +61,7 @@ def backward(
     wanted = None if wrt is None else [_place(tensor) for tensor in wrt]
     nodes = _reached([retaken(tensor) for tensor, _ in roots])
     useful = None if wanted is None else _useful(nodes, wanted)
-    found: dict[tuple[int, int], DistTensor] = {}
+    kept: dict[tuple[int, int], DistTensor] = {}
     grads: dict[Node | Leaf, list[DistTensor | None]] = {}
     recording, world.recording = world.recording, create_graph
     try:
@@ -76,7 +76,7 @@ def backward(
             if wanted is not None:
                 for slot, passed in enumerate(arrived):
                     if passed is not None and (id(node), slot) in wanted:
-                        found[id(node), slot] = passed
+                        kept[id(node), slot] = passed
             if isinstance(node, Leaf):
                 if wanted is None and arrived[0] is not None:
                     if traces:
@@ -91,7 +91,7 @@ def backward(
                     node.inputs, node.outputs = None, ()
     finally:
         world.recording = recording
-    return [] if wanted is None else [None if key is None else found.get(key) for key in wanted]
+    return [] if wanted is None else [None if key is None else kept.get(key) for key in wanted]
 
 
 def _add(
@@ -210,22 +210,22 @@ def _useful(nodes: Sequence[Node | Leaf], wanted: list[tuple[int, int] | None]) 
     """Ids of the nodes that lead to something wanted."""
     places = {key for key in wanted if key is not None}
     ends = {number for number, _ in places}
-    found: set[int] = set()
+    useful: set[int] = set()
     for node in reversed(nodes):
         if not isinstance(node, Node):
             continue
         inputs = node.inputs
         if inputs is None:
             # Walked back already: a gradient that comes here is refused.
-            leads = any(id(each) in found or id(each) in ends for each in node.behind)
+            leads = any(id(each) in useful or id(each) in ends for each in node.behind)
         else:
             keys = [_place(tensor) for tensor in inputs]
             leads = any(
-                key is not None and (key in places or key[0] in found) for key in keys
+                key is not None and (key in places or key[0] in useful) for key in keys
             ) or _lost(node, inputs)
         if leads:
-            found.add(id(node))
-    return found
+            useful.add(id(node))
+    return useful
 
 
 def _lost(node: Node, tensors: Tensors) -> bool:
@@ -247,7 +247,7 @@ def _run_hooks(node: Node | Leaf, grads: list[DistTensor | None]) -> None:
 
 def _checked(replaced: Any, grad: DistTensor) -> DistTensor:
     """What a hook gives in place of a gradient; GradientError where it cannot be one."""
-    found: DistTensor = replaced
+    checked: DistTensor = replaced
     spec = getattr(replaced, "spec", None)
     if not isinstance(spec, TensorSpec) or not spec.same_but_layout(grad.spec):
         raise GradientError(
@@ -257,7 +257,7 @@ def _checked(replaced: Any, grad: DistTensor) -> DistTensor:
             got=type(replaced).__name__ if spec is None else str(spec),
             expected=f"None, or a tensor like {grad.spec}, in any layout",
         )
-    return found
+    return checked
 
 
 def gradient_layout(layout: NdSbp, grad: NdSbp) -> NdSbp:

@@ -107,10 +107,10 @@ class Node:
         """Whether the memory of an output was changed."""
 
 
-def record(found: DistTensor, op: Recorded, source: DistTensor) -> None:
+def record(output: DistTensor, op: Recorded, source: DistTensor) -> None:
     """Put a tensor on the tape as the only output of an op on another one."""
-    found.node = Node(op, (source,), (found.local,), found.spec.world.tick())
-    found.slot = 0
+    output.node = Node(op, (source,), (output.local,), output.spec.world.tick())
+    output.slot = 0
 
 
 Run = Callable[..., "DistTensor"]
@@ -181,8 +181,8 @@ class DistTensor(InPlaceForms, HostValue):
     @property
     def root(self) -> DistTensor:
         """The tensor that owns the memory: its base, else itself."""
-        found = self.base
-        return self if found is None else found
+        base = self.base
+        return self if base is None else base
 
     def to_local(self) -> Array:
         """A copy of this rank's part, outside of the tape; CuPy's where it lies on a device. Of a
@@ -210,10 +210,10 @@ class DistTensor(InPlaceForms, HostValue):
     def __copy__(self) -> DistTensor:
         """The same tensor once more: one memory, one place on the tape."""
         self.own()
-        found = DistTensor(self.spec, self.local)
-        found.view_of(self)
-        found.follow(self)
-        return found
+        duplicate = DistTensor(self.spec, self.local)
+        duplicate.view_of(self)
+        duplicate.follow(self)
+        return duplicate
 
     def __deepcopy__(self, memo: dict[int, object]) -> DistTensor:
         """The same value in memory of its own, off the tape; it wants a gradient as this one does.
@@ -228,10 +228,10 @@ class DistTensor(InPlaceForms, HostValue):
                 hint="copy x.detach()",
             )
         self.spec.world.mode.check_numbers()
-        found = DistTensor(self.spec, self.spec.space.put(self.local))
-        found.requires_grad = self.requires_grad
-        memo[id(self)] = found
-        return found
+        duplicate = DistTensor(self.spec, self.spec.space.put(self.local))
+        duplicate.requires_grad = self.requires_grad
+        memo[id(self)] = duplicate
+        return duplicate
 
     def __str__(self) -> str:
         return f"DistTensor({self.spec})"
@@ -325,10 +325,10 @@ class DistTensor(InPlaceForms, HostValue):
     def detach(self) -> DistTensor:
         """The same value and memory, off the tape."""
         self.packed()
-        found = DistTensor(self.spec, self.local)
-        found.view_of(self)
+        detached = DistTensor(self.spec, self.local)
+        detached.view_of(self)
         note: Run = self.spec.world.mode.note
-        return note(found)
+        return note(detached)
 
     def register_hook(self, hook: Hook) -> Callable[[], None]:
         """Call `hook` with the gradient when `backward` has it; what it returns takes its place.
@@ -380,8 +380,8 @@ class DistTensor(InPlaceForms, HostValue):
         kept = more.get("reduced")
         if kept is None or kept[0] is not spec or self.changed > kept[2]:
             kept = more["reduced"] = (spec, move(self.local), self.spec.world.clock)
-        found: Array = kept[1]
-        return found
+        reduced: Array = kept[1]
+        return reduced
 
     # --- changes in place -----------------------------------------------------------------------
 

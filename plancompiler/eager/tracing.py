@@ -176,25 +176,25 @@ class TraceMode(RunMode):
                 add = self.recorder.add
                 (local.value,) = add(plan.kind, (now,), plan.attrs, tensor.placement)
                 local.seen = now
-        found: Value = local.value
-        return found
+        value: Value = local.value
+        return value
 
     def capture(self, tensor: DistTensor) -> Capture:
         """The variable of a tensor that was there before."""
-        found = self._by_array.get(id(tensor.local))
-        if found is not None:
-            return found
+        capture = self._by_array.get(id(tensor.local))
+        if capture is not None:
+            return capture
         spec = tensor.spec
         whole = spec.world.reduced(spec)
         name = f"tensor_{len(self.captures)}"
         value = untrained_variable(self.recorder, name, whole)
-        found = Capture(tensor, whole, value, name)
+        capture = Capture(tensor, whole, value, name)
         for leaf, grad in self.leaves.items():
             if grad is tensor:
-                found.leaf = leaf
-        self._by_array[id(tensor.local)] = found
-        self.captures.append(found)
-        return found
+                capture.leaf = leaf
+        self._by_array[id(tensor.local)] = capture
+        self.captures.append(capture)
+        return capture
 
     def store(self, tensor: DistTensor, value: Value, *, updated: bool = False) -> None:
         """A tensor's memory takes another value."""
@@ -240,11 +240,11 @@ class TraceMode(RunMode):
                 tensors[kept[slot]] if slot in kept else self.tensor(spec, made[slot])
                 for slot, spec in enumerate(plan.outputs)
             )
-        found = tuple(map(self.tensor, plan.outputs, made))
+        outputs = tuple(map(self.tensor, plan.outputs, made))
         if plan.views and plan.makes_view(tensors[0]):
-            self._note_view(found[0], tensors[0], plan)
-        plan.record(tensors, found, tuple(each.local for each in found))
-        return found
+            self._note_view(outputs[0], tensors[0], plan)
+        plan.record(tensors, outputs, tuple(each.local for each in outputs))
+        return outputs
 
     def holds_alone(self, tensor: DistTensor, views: Tensors) -> bool:
         """See `Mode.holds_alone`: none but views that the function has made are known."""
@@ -301,10 +301,10 @@ class TraceMode(RunMode):
         if spec is target:
             return tensor
         value = self.recorder.redistribute(self.value(tensor), target.placement, target.sbp)
-        found = self.tensor(target, value)
+        moved = self.tensor(target, value)
         if tensor.node is not None and self.world.recording:
-            record(found, Redistribution(spec, target), tensor)
-        return found
+            record(moved, Redistribution(spec, target), tensor)
+        return moved
 
     def check_reach(self, number: float, kind: str) -> None:
         """See `Mode.check_reach`: what was recorded before the function was called."""
@@ -373,10 +373,10 @@ class TraceMode(RunMode):
         """
         if kind == "variable":
             return self._real.plan(kind, inputs, attrs, placement, sbp)
-        found = super().plan(kind, inputs, attrs, placement, sbp)
-        if isinstance(found, TracedPlan):
-            found.demanded = sbp
-        return found
+        plan = super().plan(kind, inputs, attrs, placement, sbp)
+        if isinstance(plan, TracedPlan):
+            plan.demanded = sbp
+        return plan
 
 
 def untrained_variable(recorder: JobBuilder, name: str, spec: TensorSpec) -> Value:

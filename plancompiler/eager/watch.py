@@ -48,18 +48,18 @@ class CommTrace:
 @contextmanager
 def comm_trace() -> Iterator[CommTrace]:
     """List every collective that this rank runs inside the block."""
-    found = CommTrace()
+    trace = CommTrace()
     world = current_world()
     if world.size == 1:
-        yield found
+        yield trace
         return
 
     def observe(record: CommRecord) -> None:
-        found.collectives.append(Collective(record.op, record.source, record.nbytes, record.group))
+        trace.collectives.append(Collective(record.op, record.source, record.nbytes, record.group))
 
     observers = world.comm.observers
     observers.append(observe)
     try:
-        yield found
+        yield trace
     finally:
         observers.remove(observe)

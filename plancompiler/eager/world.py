@@ -125,8 +125,8 @@ class World(WorldState[DistTensor]):
         if plan.random:
             self.draw_from(attrs)
         plan.context.seed = self.draw[0] if plan.random else self.generator.seed
-        found = plan.call(inputs)
-        return found if whole is sbp else tuple(each.redistribute(sbp=sbp) for each in found)
+        outputs = plan.call(inputs)
+        return outputs if whole is sbp else tuple(each.redistribute(sbp=sbp) for each in outputs)
 
     def source(self, placement: Placement, kind: str, attrs: AttrMap) -> tuple[DistTensor, ...]:
         """Outputs of an op without inputs."""
@@ -196,10 +196,10 @@ _process: World | None = None
 def current_world() -> World:
     """This thread's world, else this process's; without either, a world of one rank is made."""
     global _process
-    found = _CURRENT.get() or _process
-    if found is None:
-        found = _process = World(0, 1)
-    return found
+    world = _CURRENT.get() or _process
+    if world is None:
+        world = _process = World(0, 1)
+    return world
 
 
 def set_thread_world(world: World | None) -> None:

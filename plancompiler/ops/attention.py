@@ -101,10 +101,10 @@ def _check(kind: str, inputs: Types, attrs: AttrMap, given: int) -> tuple[Tensor
     """Checks the inputs of an op that has `given` of them before the mask; the types of the result
     and of the normalisers.
     """
-    found = check_attention(kind, inputs, attrs)
+    types = check_attention(kind, inputs, attrs)
     if len(inputs) > given:
         _check_mask(kind, inputs[given], (*inputs[0].shape[:3], inputs[1].shape[2]))
-    return found
+    return types
 
 
 def _check_mask(kind: str, mask: TensorType, scores: tuple[int, ...]) -> None:
@@ -143,8 +143,8 @@ def _mask_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _row_max(scores: Array) -> Array:
     """The greatest score of each row; to find its place and look it up beats a reduction."""
     rows = scores.reshape(-1, scores.shape[2])
-    found: Array = rows[np.arange(len(rows)), rows.argmax(axis=-1)]
-    return found.reshape(*scores.shape[:2], 1)
+    greatest: Array = rows[np.arange(len(rows)), rows.argmax(axis=-1)]
+    return greatest.reshape(*scores.shape[:2], 1)
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -308,13 +308,14 @@ def _mask_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
         places, part = tiles.in_mask(out, rows, columns)
         for row, pair in zip(slopes, range(pairs.start, tiles.pairs), strict=False):
             target = part[places(pair)]
-            found = row.reshape(tiles.heads, rows.stop - rows.start, row.shape[1])
+            by_head = row.reshape(tiles.heads, rows.stop - rows.start, row.shape[1])
             shared = tuple(
                 axis
-                for axis, (got, wanted) in enumerate(zip(found.shape, target.shape, strict=True))
+                for axis, (got, wanted) in enumerate(zip(by_head.shape, target.shape, strict=True))
                 if got != wanted
             )
-            np.add(target, found.sum(axis=shared, keepdims=True) if shared else found, out=target)
+            total = by_head.sum(axis=shared, keepdims=True) if shared else by_head
+            np.add(target, total, out=target)
 
 
 def _product(context: KernelContext, left: Array, right: Array, out: Array, sets: bool) -> None:
@@ -330,9 +331,9 @@ def _product(context: KernelContext, left: Array, right: Array, out: Array, sets
 def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (query, key, value, *mask) = inputs
     given = (query, key, value, *outputs, grads[0], *mask)
-    found: tuple[Any, ...] = apply("attention_grad", *given, **attrs)
+    passed: tuple[Any, ...] = apply("attention_grad", *given, **attrs)
     # The gradient of a mask that is no parameter is needed by nobody, and left out.
-    return (*found, *(apply("attention_mask_grad", *given, **attrs) for _ in mask))
+    return (*passed, *(apply("attention_mask_grad", *given, **attrs) for _ in mask))
 
 
 def heads_of_keys(inputs: Types, attrs: AttrMap) -> int | None:
@@ -381,8 +382,8 @@ def split_by_groups(given: int, made: int) -> tuple[Extra, Legal]:
 
     def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> Sequence[Signature]:
         masks = tuple(1 if mask.shape[1] > 1 else None for mask in inputs[given:])
-        found, _ = group_split(heads_of_keys, (*(1,) * given, *masks), targets)
-        return found(inputs, outputs, attrs, parts)
+        split, _ = group_split(heads_of_keys, (*(1,) * given, *masks), targets)
+        return split(inputs, outputs, attrs, parts)
 
     return extra, legal
 
@@ -390,8 +391,8 @@ def split_by_groups(given: int, made: int) -> tuple[Extra, Legal]:
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     query, _, value = inputs[:3]
     scores = element_count(query.shape[:3]) * value.shape[2]
-    found = 2 * scores * (query.shape[3] + value.shape[3])
-    return found // 2 if attrs["causal"] else found
+    flops = 2 * scores * (query.shape[3] + value.shape[3])
+    return flops // 2 if attrs["causal"] else flops
 
 
 def default_scale(width: int) -> float:

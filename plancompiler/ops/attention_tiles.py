@@ -178,10 +178,10 @@ class Tiles:
         number = batch + pair // count
         number = number * heads + head + pair % count * self.heads + np.arange(self.heads)[:, None]
         number = number * length + row + np.arange(rows.start, rows.stop)
-        found = kept_in_rows(
+        kept = kept_in_rows(
             context, number.reshape(-1), self.keys, (columns.start, columns.stop), start, threshold
         )
-        return found.reshape(pair.size, -1, found.shape[1])
+        return kept.reshape(pair.size, -1, kept.shape[1])
 
     def fold(self, array: Array) -> Array:
         """[batch, heads, length, ...] of queries as [pairs, heads of a pair, length, ...]."""
@@ -198,6 +198,6 @@ class Tiles:
 def _bounds(rows: int, keys: int, last: int, dtype: np.dtype[Any]) -> Array:
     """[rows, keys]: inf where row i may see a key, those up to last + i, and -inf elsewhere."""
     visible = np.arange(keys) <= np.arange(rows)[:, None] + last
-    found: Array = np.where(visible, np.inf, -np.inf).astype(dtype)
-    found.flags.writeable = False
-    return found
+    bounds: Array = np.where(visible, np.inf, -np.inf).astype(dtype)
+    bounds.flags.writeable = False
+    return bounds

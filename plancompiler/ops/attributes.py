@@ -279,9 +279,9 @@ def check_attributes(
 
 def complete(schema: Sequence[Attribute], attrs: Mapping[str, AttrValue]) -> dict[str, Any]:
     """Checked attributes as rules and kernels are given them: with defaults, as read."""
-    found = {}
+    completed = {}
     for attribute in schema:
         value = attrs.get(attribute.name, attribute.default)
         if value is not REQUIRED:
-            found[attribute.name] = attribute.read(value)
-    return found
+            completed[attribute.name] = attribute.read(value)
+    return completed

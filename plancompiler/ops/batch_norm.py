@@ -101,8 +101,8 @@ def _per_channel(tensor: Any, x: Any) -> Any:
 
 
 def _count(x: Any) -> int:
-    found: int = x.shape[0] * element_count(x.shape[2:])
-    return found
+    count: int = x.shape[0] * element_count(x.shape[2:])
+    return count
 
 
 def _others(x: Any) -> tuple[int, ...]:
@@ -120,9 +120,9 @@ def _shared_count(context: KernelContext) -> float:
 
 
 def _mean_infer(inputs: Types, attrs: AttrMap) -> Types:
-    found = _check("channel_mean", inputs)
+    mean = _check("channel_mean", inputs)
     _elements("channel_mean", inputs[0])
-    return (found,)
+    return (mean,)
 
 
 def _mean_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -160,9 +160,9 @@ register(
 
 
 def _variance_infer(inputs: Types, attrs: AttrMap) -> Types:
-    found = _check("channel_variance", inputs, "mean")
+    variance = _check("channel_variance", inputs, "mean")
     _elements("channel_variance", inputs[0])
-    return (found,)
+    return (variance,)
 
 
 def _variance_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -245,8 +245,8 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
 
 
 def _rstd(variance: Array, eps: float) -> Array:
-    found: Array = 1.0 / np.sqrt(variance + variance.dtype.type(eps))
-    return found
+    rstd: Array = 1.0 / np.sqrt(variance + variance.dtype.type(eps))
+    return rstd
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -260,8 +260,8 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 
 def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    found: tuple[Any, ...] = apply("batch_norm_grad", *inputs[:4], grads[0], **attrs)
-    return found
+    passed: tuple[Any, ...] = apply("batch_norm_grad", *inputs[:4], grads[0], **attrs)
+    return passed
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:

@@ -93,7 +93,7 @@ def expect_ndim(kind: str, tensor: TensorType, least: int, what: str = "input") 
 def broadcast_shapes(kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape to which NumPy broadcasts these, or a ShapeError that names them all."""
     ndim = max(map(len, shapes))
-    found = []
+    broadcast = []
     for position in range(-ndim, 0):
         extents = {shape[position] for shape in shapes if len(shape) >= -position} - {1}
         if len(extents) > 1:
@@ -102,5 +102,5 @@ def broadcast_shapes(kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int,
                 got=" and ".join(map(str, shapes)),
                 expected=f"equal extents or 1 along axis {position}",
             )
-        found.append(extents.pop() if extents else 1)
-    return tuple(found)
+        broadcast.append(extents.pop() if extents else 1)
+    return tuple(broadcast)

@@ -76,8 +76,8 @@ def distinct_labels(flat: Array, counts: Sequence[int], ignored: int) -> tuple[A
     """
     starts = np.asarray(starts_of(counts))
     check_labels("class_center_sample", flat, int(starts[-1]), ignored)
-    found = np.unique(flat[flat != ignored]).astype(np.int64)
-    return found, np.searchsorted(found, starts)
+    distinct = np.unique(flat[flat != ignored]).astype(np.int64)
+    return distinct, np.searchsorted(distinct, starts)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -145,9 +145,9 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
             continue
         own = positives[bounds[shard] : bounds[shard + 1]] - starts[shard]
         classes = (int(starts[shard]), int(starts[shard + 1]))
-        found = _with_others(own, last - first, classes, int(starts[-1]), start)
+        chosen = _with_others(own, last - first, classes, int(starts[-1]), start)
         begin, end = max(first, low), min(last, high)
-        sampled[begin - low : end - low] = found[begin - first : end - first]
+        sampled[begin - low : end - low] = chosen[begin - first : end - first]
 
 
 def _with_others(own: Array, size: int, classes: Range, total: int, start: int) -> Array:
@@ -212,8 +212,8 @@ def _class_rows(context: KernelContext, sampled: Array, held: Range, part: Range
             expected=f"0 to {counts[int(shard[at])] - 1}",
         )
     rows = np.asarray(starts_of(counts))[shard] + sampled.astype(np.int64, copy=False)
-    found: Array = np.where((rows >= held[0]) & (rows < held[1]), rows - held[0], -1)
-    return found
+    held_rows: Array = np.where((rows >= held[0]) & (rows < held[1]), rows - held[0], -1)
+    return held_rows
 
 
 def _rows_infer(inputs: Types, attrs: AttrMap) -> Types:

@@ -336,7 +336,7 @@ def _rule(ndim: int, count: GroupCount, *lines: str) -> Rule:
     """One of the lines for one group, groups (split by `group_split`), a group per channel."""
     axes = {name: " ".join(f"[{name}{axis}]" for axis in range(ndim)) for name in "skt"}
     single, grouped, apart = (
-        re.sub(r"\b[skt]\b", lambda found: axes[found[0]], line) for line in lines
+        re.sub(r"\b[skt]\b", lambda letter: axes[letter[0]], line) for line in lines
     )
 
     def rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:

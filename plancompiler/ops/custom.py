@@ -210,13 +210,13 @@ def _kind_of(function: Function, kind: str | None) -> str:
                 expected="'module:function'",
             )
         return kind
-    found = f"{function.__module__}:{function.__qualname__}"
-    if is_import_path(found):
-        return found
+    derived = f"{function.__module__}:{function.__qualname__}"
+    if is_import_path(derived):
+        return derived
     # Made inside a function, perhaps several times: nobody can import it, so each has its own name.
     known = custom_ops()
-    numbered = (f"{found}#{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain((found,), numbered) if each not in known)
+    numbered = (f"{derived}#{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain((derived,), numbered) if each not in known)
 
 
 def _line_of(function: Function) -> SourceLine | None:
@@ -322,24 +322,24 @@ def _dtypes(
         return None
     if isinstance(dtype, (DType, str)):
         return (DType.parse(dtype),) * count
-    found = tuple(map(DType.parse, dtype))
-    if len(found) != count:
+    dtypes = tuple(map(DType.parse, dtype))
+    if len(dtypes) != count:
         raise AttributeValueError(
-            f"{name} has another number of dtypes than outputs", got=len(found), expected=count
+            f"{name} has another number of dtypes than outputs", got=len(dtypes), expected=count
         )
-    return found
+    return dtypes
 
 
 def _linear(name: str, linear: Linear, count: int) -> tuple[tuple[int, ...], ...]:
     sets = (linear,) if isinstance(linear, int) else tuple(linear)
-    found = tuple((each,) if isinstance(each, int) else tuple(each) for each in sets)
-    if any(not 0 <= position < count for each in found for position in each):
+    checked = tuple((each,) if isinstance(each, int) else tuple(each) for each in sets)
+    if any(not 0 <= position < count for each in checked for position in each):
         raise AttributeValueError(
             f"{name} is linear in an input that it does not have",
             got=repr(linear),
             expected=f"positions from 0 to {count - 1}",
         )
-    return found
+    return checked
 
 
 def _reduction(name: str, reduction: str | None) -> Reduction | None:
@@ -426,23 +426,23 @@ class _Infer:
         if self.own is None:
             raise AttributeValueError(f"{self.name} has no function for its types")
         given = _called(self.name, "infer", self.own, *inputs, **attrs)
-        found = (given,) if isinstance(given, TensorType) else given
-        if not isinstance(found, (tuple, list)) or not all(
-            isinstance(each, TensorType) for each in found
+        types = (given,) if isinstance(given, TensorType) else given
+        if not isinstance(types, (tuple, list)) or not all(
+            isinstance(each, TensorType) for each in types
         ):
             raise AttributeValueError(
                 f"`infer` of {self.name} gave no types",
                 got=repr(given),
                 expected="a TensorType per output",
             )
-        if len(found) != count:
+        if len(types) != count:
             raise AttributeValueError(
                 f"`infer` of {self.name} gave another number of types than its rule has outputs",
-                got=len(found),
+                got=len(types),
                 expected=f"{count}, as in {self.rule!r}",
             )
-        expand_rule(self.rule, inputs, tuple(found))
-        return tuple(found)
+        expand_rule(self.rule, inputs, tuple(types))
+        return tuple(types)
 
 
 def _gradient_of(name: str, function: Function) -> Any:
@@ -454,17 +454,17 @@ def _gradient_of(name: str, function: Function) -> Any:
             for out, grad in zip(outputs, grads, strict=True)
         ]
         given = tuple(inputs), tuple(outputs), tuple(complete)
-        found = _called(name, "the gradient", function, *given, **attrs)
-        if found is None or isinstance(found, TensorOperators):
-            found = (found,)
-        if not isinstance(found, (tuple, list)):
+        passed = _called(name, "the gradient", function, *given, **attrs)
+        if passed is None or isinstance(passed, TensorOperators):
+            passed = (passed,)
+        if not isinstance(passed, (tuple, list)):
             raise GradientError(
                 f"the gradient of {name} gave no gradients",
                 op=name,
-                got=type(found).__name__,
+                got=type(passed).__name__,
                 expected=f"a tensor or None for each of {len(inputs)} inputs",
             )
-        return found
+        return passed
 
     return gradient
 
@@ -483,14 +483,14 @@ class _Kernel:
     def __call__(self, context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         more = {_CONTEXT: context} if self.wants_context else {}
         given = _called(self.name, "the function", self.function, *inputs, **context.attrs, **more)
-        found = given if isinstance(given, (tuple, list)) else (given,)
-        if len(found) != len(outputs):
+        results = given if isinstance(given, (tuple, list)) else (given,)
+        if len(results) != len(outputs):
             raise ExecutionError(
                 f"{self.name} returned another number of arrays than its rule has outputs",
-                got=len(found),
+                got=len(results),
                 expected=len(outputs),
             )
-        for position, (value, out) in enumerate(zip(found, outputs, strict=True)):
+        for position, (value, out) in enumerate(zip(results, outputs, strict=True)):
             if type(value) in (bool, int, float):
                 value = np.asarray(value, out.dtype)
             if not isinstance(value, (np.ndarray, np.generic)):

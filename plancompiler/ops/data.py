@@ -190,12 +190,12 @@ def _constant_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _constant_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     region = context.output_regions[0]
 
-    def found() -> Array:
+    def read_box() -> Array:
         dtype = context.attrs["dtype"].numpy
         whole = np.array(context.attrs["values"], dtype).reshape(context.output_shapes[0])
         return whole[region_index(region)].reshape(region_shape(region))
 
-    np.copyto(outputs[0], of_box(context, "found", region, found))
+    np.copyto(outputs[0], of_box(context, "box", region, read_box))
 
 
 register(

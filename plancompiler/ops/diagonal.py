@@ -54,8 +54,8 @@ def _on_matrix(
 
 def _diagonal_of(matrices: Array, rows: slice, columns: slice) -> Array:
     """A writable view of the main diagonal of a square box."""
-    found: Array = np.einsum("...ii->...i", matrices[..., rows, columns])
-    return found
+    diagonals: Array = np.einsum("...ii->...i", matrices[..., rows, columns])
+    return diagonals
 
 
 # --- diagonal and diag_embed ----------------------------------------------------------------------

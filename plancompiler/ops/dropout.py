@@ -102,8 +102,8 @@ def kept_in_rows(
     )
     random.mix_words(words, np.empty_like(words))
     skip = low - first * _LANES
-    found: Array = (words.view(np.uint32) >= np.uint32(threshold))[:, skip : skip + high - low]
-    return found
+    kept: Array = (words.view(np.uint32) >= np.uint32(threshold))[:, skip : skip + high - low]
+    return kept
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:

@@ -69,16 +69,16 @@ def parse_equation(equation: str) -> Equation:
 
 def _extents(letters: tuple[str, ...], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """Extent by letter; a ShapeError where two inputs disagree."""
-    found: dict[str, int] = {}
+    extents: dict[str, int] = {}
     for part, shape in zip(letters, shapes, strict=True):
         for letter, extent in zip(part, shape, strict=True):
-            if found.setdefault(letter, extent) != extent:
+            if extents.setdefault(letter, extent) != extent:
                 raise ShapeError(
                     f"letter {letter!r} of an einsum stands for different extents",
                     got=f"{','.join(letters)} for {' and '.join(map(str, shapes))}",
-                    expected=f"{found[letter]} everywhere, for example",
+                    expected=f"{extents[letter]} everywhere, for example",
                 )
-    return found
+    return extents
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -122,8 +122,8 @@ def _without(array: Array, letters: str, kept: set[str]) -> tuple[Array, str]:
     axes = tuple(axis for axis, letter in enumerate(letters) if letter not in kept)
     if not axes:
         return array, letters
-    found: Array = np.add.reduce(array, axis=axes, dtype=array.dtype)
-    return found, "".join(letter for letter in letters if letter in kept)
+    total: Array = np.add.reduce(array, axis=axes, dtype=array.dtype)
+    return total, "".join(letter for letter in letters if letter in kept)
 
 
 def _ordered(array: Array, letters: str, groups: Sequence[str]) -> Array:
@@ -144,11 +144,11 @@ def _product(a: Array, left: str, b: Array, right: str, wanted: set[str]) -> tup
     rows = "".join(letter for letter in left if letter not in right)
     columns = "".join(letter for letter in right if letter not in left)
     extents = dict(zip(left + right, a.shape + b.shape, strict=True))
-    found = np.matmul(
+    product = np.matmul(
         _ordered(a, left, (batch, rows, inner)), _ordered(b, right, (batch, inner, columns))
     )
     letters = batch + rows + columns
-    return found.reshape([extents[letter] for letter in letters]), letters
+    return product.reshape([extents[letter] for letter in letters]), letters
 
 
 def _path(equation: str, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -170,16 +170,16 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     for step in path:
         chosen = [operands.pop(position) for position in sorted(step, reverse=True)]
         wanted = set(output).union(*(part for _, part in operands))
-        found, part = chosen[-1]
+        combined, part = chosen[-1]
         if len(chosen) == 1:
-            found, part = _without(found, part, wanted)
+            combined, part = _without(combined, part, wanted)
         for array, other in reversed(chosen[:-1]):
             kept = wanted.union(*(rest for _, rest in chosen[:-1])) if len(chosen) > 2 else wanted
-            found, part = _product(found, part, array, other, kept)
-        operands.append((found, part))
-    ((found, part),) = operands
-    found, part = _without(found, part, set(output))
-    np.copyto(outputs[0], found.transpose([part.index(letter) for letter in output]))
+            combined, part = _product(combined, part, array, other, kept)
+        operands.append((combined, part))
+    ((combined, part),) = operands
+    combined, part = _without(combined, part, set(output))
+    np.copyto(outputs[0], combined.transpose([part.index(letter) for letter in output]))
 
 
 # --- gradient -------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     letters, output = parse_equation(attrs["equation"])
-    found = []
+    passed = []
     for position, part in enumerate(letters):
         others = [each for each in range(len(letters)) if each != position]
         parts = [output, *(letters[each] for each in others)]
@@ -206,8 +206,8 @@ def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors)
                 extent if letter in known else 1 for letter, extent in zip(part, shape, strict=True)
             )
             grad = expand_to(grad.reshape(spread), shape)
-        found.append(grad)
-    return found
+        passed.append(grad)
+    return passed
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:

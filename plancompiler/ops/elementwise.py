@@ -234,10 +234,10 @@ BinaryGradient = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 def _binary_gradient(gradient: BinaryGradient) -> Gradient:
     def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        found = gradient(inputs[0], inputs[1], outputs[0], grads[0])
+        passed = gradient(inputs[0], inputs[1], outputs[0], grads[0])
         return tuple(
             None if grad is None else reduce_to(grad, tensor.shape)
-            for grad, tensor in zip(found, inputs, strict=True)
+            for grad, tensor in zip(passed, inputs, strict=True)
         )
 
     return gradients

@@ -362,13 +362,13 @@ class _Source:
     @cached_property
     def arithmetic(self) -> list[Arithmetic | None]:
         """Per instruction, what it is as a part of a loop."""
-        found = []
+        loops = []
         for result, instruction in enumerate(self._program, self._inputs):
             definition, operands = op_def(instruction.kind), instruction.operands
             call = ufunc_call(definition.kernel, definition.complete(dict(instruction.attrs)))
             dtypes = [self._types[number].dtype for number in (*operands, result)]
-            found.append(arithmetic(result, call, operands, dtypes))
-        return found
+            loops.append(arithmetic(result, call, operands, dtypes))
+        return loops
 
     @cached_property
     def runs(self) -> list[range]:

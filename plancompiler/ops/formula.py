@@ -33,13 +33,13 @@ class _Term(TensorOperators):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # the mixin has an attribute
-        found: tuple[int, ...] = self.tensor.shape
-        return found
+        shape: tuple[int, ...] = self.tensor.shape
+        return shape
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]  # likewise
-        found: DType = self.tensor.dtype
-        return found
+        dtype: DType = self.tensor.dtype
+        return dtype
 
     def _apply(
         self, kind: str, inputs: Sequence[_Term], attrs: Mapping[str, AttrValue]
@@ -79,11 +79,11 @@ def by_formula(formula: Formula) -> Gradient:
         given = [_Term(each, steps, True) for each in inputs]
         made = formula(attrs, *map(widened, given))
         terms = made if isinstance(made, tuple) else (made,)
-        found: dict[int, Any] = {}
+        by_term: dict[int, Any] = {}
         for term, output, grad in zip(terms, outputs, grads, strict=True):
-            _add(found, term if term.dtype is output.dtype else term.cast(output.dtype), grad)
+            _add(by_term, term if term.dtype is output.dtype else term.cast(output.dtype), grad)
         for kind, options, sources, results in reversed(steps):
-            arrived = [found.pop(id(term), None) for term in results]
+            arrived = [by_term.pop(id(term), None) for term in results]
             if all(grad is None for grad in arrived):
                 continue
             passed = op_def(kind).gradients(
@@ -93,16 +93,16 @@ def by_formula(formula: Formula) -> Gradient:
                 arrived,
             )
             for term, grad in zip(sources, passed, strict=True):
-                _add(found, term, grad)
-        return [found.get(id(term)) for term in given]
+                _add(by_term, term, grad)
+        return [by_term.get(id(term)) for term in given]
 
     return gradient
 
 
-def _add(found: dict[int, Any], term: _Term, grad: Any) -> None:
+def _add(by_term: dict[int, Any], term: _Term, grad: Any) -> None:
     if grad is not None and term.varies:
-        earlier = found.get(id(term))
-        found[id(term)] = grad if earlier is None else earlier + grad
+        earlier = by_term.get(id(term))
+        by_term[id(term)] = grad if earlier is None else earlier + grad
 
 
 def by_slope(slope: Callable[..., Any]) -> Gradient:

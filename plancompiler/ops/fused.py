@@ -42,14 +42,14 @@ MAX_INSTRUCTIONS = 64
 @lru_cache(maxsize=1024)
 def parse_program(program: tuple[str, ...]) -> tuple[Instruction, ...]:
     """The instructions of a program's text; AttributeValueError where it is none."""
-    found = []
+    instructions = []
     for text in program:
         kind, _, rest = text.partition(" ")
         numbers, _, attrs = rest.partition(" ")
         try:
             operands = tuple(int(number) for number in numbers.split(","))
             named: dict[str, AttrValue] = json.loads(attrs) if attrs else {}
-            found.append(Instruction(kind, operands, freeze_attrs(named)))
+            instructions.append(Instruction(kind, operands, freeze_attrs(named)))
         except (ValueError, AttributeError):
             raise AttributeValueError(
                 f"an instruction of {KIND} does not parse",
@@ -58,7 +58,7 @@ def parse_program(program: tuple[str, ...]) -> tuple[Instruction, ...]:
             ) from None
         if is_custom(kind) or not op_def(kind).elementwise:
             raise AttributeValueError(f"{KIND} cannot run this kind of op", got=repr(kind))
-    return tuple(found)
+    return tuple(instructions)
 
 
 def _program(attrs: AttrMap) -> tuple[Instruction, ...]:
@@ -116,7 +116,7 @@ def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
 def _extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
     """Partials that pass through every instruction that they reach."""
     types, program = _types(inputs, attrs), _program(attrs)
-    found = []
+    signatures = []
     for reduction in (Reduction.SUM, Reduction.MAX, Reduction.MIN, Reduction.PROD):
         entries: tuple[Sbp, ...] = (BROADCAST, Partial(reduction))
         for choice in product(entries, repeat=len(inputs)):
@@ -124,8 +124,8 @@ def _extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[S
                 continue
             result = _through(program, types, choice, parts)
             if result is not None:
-                found.append(Signature(choice, (result,)))
-    return tuple(found)
+                signatures.append(Signature(choice, (result,)))
+    return tuple(signatures)
 
 
 def _through(

@@ -204,17 +204,17 @@ def _check_flat(attrs: AttrMap, inputs: Types, kind: str) -> tuple[int, ...]:
 
 def _segments(context: KernelContext) -> list[tuple[int, slice]]:
     """Number and local place of every segment that this device holds a part of."""
-    found = context.state.setdefault("segments", {})
+    by_box = context.state.setdefault("segments", {})
     low, high = box = context.input_regions[0][0]
-    if box not in found:
+    if box not in by_box:
         ends = np.cumsum((0, *context.attrs["sizes"]))
         pairs = zip(np.maximum(ends[:-1], low), np.minimum(ends[1:], high), strict=True)
-        found[box] = [
+        by_box[box] = [
             (number, slice(int(start) - low, int(stop) - low))
             for number, (start, stop) in enumerate(pairs)
             if start < stop
         ]
-    segments: list[tuple[int, slice]] = found[box]
+    segments: list[tuple[int, slice]] = by_box[box]
     return segments
 
 

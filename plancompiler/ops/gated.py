@@ -79,8 +79,8 @@ def _grad_formula(attrs: AttrMap, gate: Any, up: Any, dy: Any) -> tuple[Any, Any
 
 
 def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    found: tuple[Any, ...] = apply("swiglu_grad", *inputs, grads[0])
-    return found
+    passed: tuple[Any, ...] = apply("swiglu_grad", *inputs, grads[0])
+    return passed
 
 
 register(

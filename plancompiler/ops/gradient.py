@@ -52,10 +52,10 @@ def accumulated(gradient: Gradient) -> Gradient:
             [None if each is None else widened(each) for each in some]
             for some in (inputs, outputs, grads)
         ]
-        found = gradient(attrs, *wide)
+        passed = gradient(attrs, *wide)
         return [
             None if grad is None else grad.cast(tensor.dtype)
-            for grad, tensor in zip(found, inputs, strict=True)
+            for grad, tensor in zip(passed, inputs, strict=True)
         ]
 
     return widely

@@ -101,8 +101,8 @@ class _Layout:
     def mean(self, array: Array, out: Array | None = None) -> Array:
         """Means over the groups of a wide array, as [images, groups, 1, 1]."""
         shape = (len(array), self.groups, 1, self.channels * self.space)
-        found: Array = np.matmul(array.reshape(shape), self.average, out=out)
-        return found
+        means: Array = np.matmul(array.reshape(shape), self.average, out=out)
+        return means
 
     def pieces(self, *arrays: Array) -> Iterator[tuple[Array, ...]]:
         """Images that fit in cache."""

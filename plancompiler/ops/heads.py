@@ -121,8 +121,8 @@ def _split_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Te
 
 
 def _join_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    found: tuple[Any, ...] = apply("split_qkv", grads[0])
-    return found
+    passed: tuple[Any, ...] = apply("split_qkv", grads[0])
+    return passed
 
 
 def _split_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:

@@ -51,10 +51,10 @@ def local_indices(indices: Array, extent: int, low: int, high: int) -> tuple[Arr
             got=f"index {int(wrong.flat[0])}",
             expected=f"0 to {extent - 1}",
         )
-    found = indices.astype(np.int64, copy=False)
+    numbers = indices.astype(np.int64, copy=False)
     if (low, high) == (0, extent):
-        return found, None
-    return found - low, (found >= low) & (found < high)
+        return numbers, None
+    return numbers - low, (numbers >= low) & (numbers < high)
 
 
 def _line(ndim: int, axis: int, name: str) -> str:
@@ -114,8 +114,8 @@ def _take_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     elif low == high:
         out.fill(0)
     else:
-        found = np.take_along_axis(x, np.where(inside, places, 0), axis)
-        np.copyto(out, np.where(inside, found, np.zeros((), out.dtype)))
+        taken = np.take_along_axis(x, np.where(inside, places, 0), axis)
+        np.copyto(out, np.where(inside, taken, np.zeros((), out.dtype)))
 
 
 def _take_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
@@ -166,10 +166,10 @@ def _flat_places(places: Array, axis: int, shape: tuple[int, ...]) -> Array:
     """Row-major positions in an array of `shape` of indices along `axis`, in an array like them."""
     inner = prod(shape[axis + 1 :])
     outer = np.arange(prod(shape[:axis]), dtype=np.int64) * (shape[axis] * inner)
-    found = places.reshape(len(outer), places.shape[axis], inner) * inner
-    found += outer[:, None, None]
-    found += np.arange(inner, dtype=np.int64)
-    return found.reshape(-1)
+    flat = places.reshape(len(outer), places.shape[axis], inner) * inner
+    flat += outer[:, None, None]
+    flat += np.arange(inner, dtype=np.int64)
+    return flat.reshape(-1)
 
 
 def _add_at(out: Array, flat: Array, values: Array) -> None:
@@ -474,8 +474,8 @@ def _bincount_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     low, high = context.output_regions[0][0]
     flat = inputs[0].reshape(-1)
     places, inside = local_indices(flat, context.output_shapes[0][0], low, high)
-    found = places if inside is None else places[inside]
-    np.copyto(outputs[0], np.bincount(found, minlength=high - low))
+    counted = places if inside is None else places[inside]
+    np.copyto(outputs[0], np.bincount(counted, minlength=high - low))
 
 
 register(

@@ -61,13 +61,13 @@ def initialize(
     if init in ("normal", "uniform"):
         if init == "normal":
             shift, scale = init_args
-            found = random.normal(seed, name, 0, shape, region)
+            values = random.normal(seed, name, 0, shape, region)
         else:
             low, high = init_args
             shift, scale = low, high - low
-            found = random.uniform(seed, name, 0, shape, region)
-        found *= scale
-        found += shift
-        return found.astype(dtype.numpy, copy=False)
+            values = random.uniform(seed, name, 0, shape, region)
+        values *= scale
+        values += shift
+        return values.astype(dtype.numpy, copy=False)
     value = {"zeros": 0.0, "ones": 1.0}.get(init)
     return np.full(region_shape(region), init_args[0] if value is None else value, dtype.numpy)

@@ -46,10 +46,10 @@ def scratch(
 
 def once(context: KernelContext, name: str, make: Callable[[AttrMap], T]) -> T:
     """What a kernel reads off its attributes the first time, and keeps in the context."""
-    found: T | None = context.state.get(name)
-    if found is None:
-        found = context.state[name] = make(context.attrs)
-    return found
+    made: T | None = context.state.get(name)
+    if made is None:
+        made = context.state[name] = make(context.attrs)
+    return made
 
 
 def of_box(context: KernelContext, name: str, box: Hashable, make: Callable[[], T]) -> T:
@@ -126,9 +126,9 @@ def contiguous(kernel: Kernel) -> Kernel:
         if all(array.flags.c_contiguous for array in (*inputs, *outputs)):
             kernel(context, inputs, outputs)
             return
-        found = [context.arrays.empty(array.shape, array.dtype) for array in outputs]
-        kernel(context, [array.copy() for array in inputs], found)
-        for source, target in zip(found, outputs, strict=True):
+        results = [context.arrays.empty(array.shape, array.dtype) for array in outputs]
+        kernel(context, [array.copy() for array in inputs], results)
+        for source, target in zip(results, outputs, strict=True):
             np.copyto(target, source)
 
     return packed

@@ -91,9 +91,9 @@ register(
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "cached_attention"
     # All new tokens are in the cache.
-    found, _ = check_attention(kind, inputs[:3], {**attrs, "causal": LOWER_RIGHT})
+    attended, _ = check_attention(kind, inputs[:3], {**attrs, "causal": LOWER_RIGHT})
     check_position(kind, inputs[3])
-    return (found,)
+    return (attended,)
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:

@@ -85,8 +85,8 @@ def _guarded_kernel(plain: OpDef) -> Kernel:
     kept = dict(plain.mutates)
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        *operands, found = inputs
-        if not found:
+        *operands, broken = inputs
+        if not broken:
             plain.kernel(context, operands, outputs)
             return
         for target, output in enumerate(outputs):
@@ -106,11 +106,11 @@ for _kind in SKIPPABLE:
 
 
 def _scale_infer(inputs: Types, attrs: AttrMap) -> Types:
-    scale, steps, found = inputs
+    scale, steps, broken = inputs
     expect_dtype("loss_scale_update", scale, FLOATS, "scale")
     expect_dtype("loss_scale_update", steps, frozenset({DType.INT32}), "good steps")
-    expect_dtype("loss_scale_update", found, FLOATS, "found_inf")
-    for tensor, name in ((scale, "scale"), (steps, "good steps"), (found, "found_inf")):
+    expect_dtype("loss_scale_update", broken, FLOATS, "found_inf")
+    for tensor, name in ((scale, "scale"), (steps, "good steps"), (broken, "found_inf")):
         expect_shape("loss_scale_update", tensor, (), name)
     return scale, steps
 

@@ -45,10 +45,10 @@ _ATTRS = (*map(Float, _MARGINS), Int("ignore_index", IGNORE_INDEX))
 
 def _margins(attrs: AttrMap) -> tuple[float, float, float, float]:
     first, second, third, scale = (attrs[name] for name in _MARGINS)
-    found = first, second, third, scale
-    if not np.isfinite(found).all():
-        raise AttributeValueError("margins and scale are finite numbers", got=found)
-    return found
+    margins = first, second, third, scale
+    if not np.isfinite(margins).all():
+        raise AttributeValueError("margins and scale are finite numbers", got=margins)
+    return margins
 
 
 def _infer(kind: str, inputs: Types, attrs: AttrMap) -> Types:

@@ -67,17 +67,17 @@ def _runs(targets: Indices, sources: Indices) -> list[tuple[slice, slice]]:
     steps = np.stack((np.diff(targets), np.diff(sources)), axis=1)
     changes = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
     ends = [*changes.tolist(), len(targets) - 1]
-    found = []
+    runs = []
     first = 0
     for end in ends:
         if end < first:
             # The jump from one run to the next.
             continue
-        found.append((_slice(targets[first : end + 1]), _slice(sources[first : end + 1])))
+        runs.append((_slice(targets[first : end + 1]), _slice(sources[first : end + 1])))
         first = end + 1
     if first < len(targets):
-        found.append((_slice(targets[first:]), _slice(sources[first:])))
-    return found
+        runs.append((_slice(targets[first:]), _slice(sources[first:])))
+    return runs
 
 
 def _slice(indices: Indices) -> slice:
@@ -107,11 +107,11 @@ def _copies(
         here = (wanted >= low) & (wanted < high)
         covered = covered and bool(here.all())
         per_axis.append(_runs(places[here], wanted[here] - low) if here.any() else [])
-    found: list[tuple[_Index, _Index]] = [
+    copies: list[tuple[_Index, _Index]] = [
         ((*(pair[0] for pair in pairs), ...), (*(pair[1] for pair in pairs), ...))
         for pairs in product(*per_axis)
     ]
-    return found, not covered
+    return copies, not covered
 
 
 def moving_kernel(maps: Maps, fill: Callable[[AttrMap], Any] = lambda attrs: 0) -> Kernel:
@@ -303,10 +303,10 @@ def _pad_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
 
 
 def _pad_extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
-    found = keeps_extremes(inputs, outputs, attrs, parts)
+    extremes = keeps_extremes(inputs, outputs, attrs, parts)
     if attrs["value"] == 0:
-        return (Signature((PARTIAL_SUM,), (PARTIAL_SUM,)), *found)
-    return found
+        return (Signature((PARTIAL_SUM,), (PARTIAL_SUM,)), *extremes)
+    return extremes
 
 
 def _pad_maps(context: KernelContext) -> Mapping[int, AxisMap]:

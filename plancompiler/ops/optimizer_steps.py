@@ -301,9 +301,9 @@ def _factored_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
 
 def _inverse_root(moments: Array) -> Array:
     """1 / sqrt, and 0 where nothing was ever seen."""
-    found: Array = np.zeros_like(moments)
-    np.divide(1.0, np.sqrt(moments), out=found, where=moments > 0)
-    return found
+    roots: Array = np.zeros_like(moments)
+    np.divide(1.0, np.sqrt(moments), out=roots, where=moments > 0)
+    return roots
 
 
 def _adafactor_infer(inputs: Types, attrs: AttrMap) -> Types:

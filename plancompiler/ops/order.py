@@ -37,29 +37,29 @@ _PARTITION_FROM = 256
 
 def _stable_order(x: Array, descending: bool) -> Array:
     """Indices that sort the last axis, equal elements in the order they have."""
-    found: Array
+    order: Array
     if descending:
         # Sorted backwards from the back, equal elements come in their order from the front.
-        found = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+        order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     else:
-        found = np.argsort(x, axis=-1, kind="stable")
-    return found
+        order = np.argsort(x, axis=-1, kind="stable")
+    return order
 
 
 def _order(x: Array, descending: bool) -> Array:
     """The same, sooner where floats differ, as most do: NumPy's unstable sort is the faster one."""
     if x.dtype.kind != "f" or x.shape[-1] == 0:
         return _stable_order(x, descending)
-    found: Array = np.argsort(x, axis=-1)
-    values = np.take_along_axis(x, found, axis=-1)
+    order: Array = np.argsort(x, axis=-1)
+    values = np.take_along_axis(x, order, axis=-1)
     # Only rows without equal elements have one order; NaN, which equals nothing, stands last.
     tied = np.equal(values[..., 1:], values[..., :-1]).any(axis=-1) | np.isnan(values[..., -1])
     if descending:
-        found = found[..., ::-1]
+        order = order[..., ::-1]
     if tied.any():
-        found = np.array(found)
-        found[tied] = _stable_order(x[tied], descending)
-    return found
+        order = np.array(order)
+        order[tied] = _stable_order(x[tied], descending)
+    return order
 
 
 def _first_of_order(x: Array, count: int, descending: bool) -> Array:

@@ -221,10 +221,10 @@ def _counts(window: Window, spatial: Sequence[int], windows: Sequence[int], padd
     """What the sum of each window is divided by: all its elements, or those that are no padding."""
     if padded:
         return np.full((1,) * window.ndim, float(prod(window.kernel)))
-    found = np.zeros(tuple(windows))
+    counts = np.zeros(tuple(windows))
     for _, target, _ in window.positions(tuple(spatial), tuple(windows)):
-        found[target] += 1
-    return found
+        counts[target] += 1
+    return counts
 
 
 def _average_shape(kind: str, inputs: Types, attrs: AttrMap, ndim: int) -> Window:
@@ -330,11 +330,11 @@ def _bins(extent: int, count: int, dtype: np.dtype[Any]) -> Array:
 
     Average i covers the elements from floor(i extent / count) to ceil((i + 1) extent / count).
     """
-    found = np.zeros((extent, count), dtype)
+    shares = np.zeros((extent, count), dtype)
     for index in range(count):
         low, high = index * extent // count, -(-(index + 1) * extent // count)
-        found[low:high, index] = 1.0 / (high - low)
-    return found
+        shares[low:high, index] = 1.0 / (high - low)
+    return shares
 
 
 def _along_axes(
@@ -342,11 +342,11 @@ def _along_axes(
 ) -> None:
     """Multiply the trailing axes by a matrix each, last axis first."""
     ndim = len(context.attrs["size"])
-    found = source
+    product = source
     for axis in range(source.ndim - 1, source.ndim - 1 - ndim, -1):
         matrix = matrices(axis)
-        found = np.moveaxis(np.matmul(np.moveaxis(found, axis, -1), matrix), -1, axis)
-    np.copyto(target, found)
+        product = np.moveaxis(np.matmul(np.moveaxis(product, axis, -1), matrix), -1, axis)
+    np.copyto(target, product)
 
 
 def _register_adaptive(ndim: int) -> None:

@@ -77,13 +77,13 @@ def arithmetic(
 
 def runs(instructions: Sequence[Arithmetic | None]) -> list[range]:
     """The places of instructions that follow each other and are worth a loop."""
-    found, start = [], 0
+    runs, start = [], 0
     for place, instruction in enumerate((*instructions, None)):
         if instruction is None:
             if place - start >= _LEAST_INSTRUCTIONS:
-                found.append(range(start, place))
+                runs.append(range(start, place))
             start = place + 1
-    return found
+    return runs
 
 
 def loop_text(

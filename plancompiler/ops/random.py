@@ -85,46 +85,46 @@ def _pieces(region: Region) -> Iterator[Region]:
 
 def offsets(shape: tuple[int, ...], region: Region) -> Words:
     """`GOLDEN * index` (modulo 2**64) of each element of a box, by its row-major global index."""
-    found: Words = np.zeros((), np.uint64)
+    total: Words = np.zeros((), np.uint64)
     stride = 1
     for extent, (start, stop) in zip(reversed(shape), reversed(region), strict=True):
         steps = np.arange(start, stop, dtype=np.uint64)
         np.multiply(steps, np.uint64(stride * GOLDEN & _MASK), out=steps)
-        found = np.add(steps.reshape(-1, *[1] * found.ndim), found)
+        total = np.add(steps.reshape(-1, *[1] * total.ndim), total)
         stride *= extent
-    return found
+    return total
 
 
 def words(start: int, shape: tuple[int, ...], region: Region) -> Words:
     """The stream's words of a box of a tensor with this global shape, one per element."""
-    found = np.asarray(offsets(shape, region))
-    np.add(found, np.uint64((start + GOLDEN) & _MASK), out=found)
-    mix_words(found, np.empty_like(found))
-    return found
+    mixed = np.asarray(offsets(shape, region))
+    np.add(mixed, np.uint64((start + GOLDEN) & _MASK), out=mixed)
+    mix_words(mixed, np.empty_like(mixed))
+    return mixed
 
 
 def _fill(
     start: int, shape: tuple[int, ...], region: Region, dtype: np.dtype[Any], convert: Any
 ) -> Array:
-    found = np.empty(region_shape(region), dtype)
+    numbers = np.empty(region_shape(region), dtype)
     for piece in _pieces(region):
         index = tuple(
             slice(low - origin, high - origin)
             for (low, high), (origin, _) in zip(piece, region, strict=True)
         )
-        found[index] = convert(words(start, shape, piece))
-    return found
-
-
-def _uniform_of(found: Words) -> Array:
-    numbers: Array = (found >> np.uint64(11)) * 2.0**-53
+        numbers[index] = convert(words(start, shape, piece))
     return numbers
 
 
-def _normal_of(found: Words) -> Array:
+def _uniform_of(bits: Words) -> Array:
+    numbers: Array = (bits >> np.uint64(11)) * 2.0**-53
+    return numbers
+
+
+def _normal_of(bits: Words) -> Array:
     # Two uniform numbers of 32 bits from each word; the first is never 0, for its logarithm.
-    radius = ((found >> np.uint64(32)) + np.uint64(1)) * 2.0**-32
-    angle = (found & np.uint64(0xFFFFFFFF)) * (2.0 * np.pi * 2.0**-32)
+    radius = ((bits >> np.uint64(32)) + np.uint64(1)) * 2.0**-32
+    angle = (bits & np.uint64(0xFFFFFFFF)) * (2.0 * np.pi * 2.0**-32)
     numbers: Array = np.sqrt(-2.0 * np.log(radius)) * np.cos(angle)
     return numbers
 
@@ -161,5 +161,5 @@ def normal(
 
 def permutation(seed: int, key: int | str, n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The numbers 0 to n - 1 in a random order: the order of n random words."""
-    found = words(stream(seed, key), (n,), ((0, n),))
-    return np.argsort(found, kind="stable").astype(np.int64, copy=False)
+    keys = words(stream(seed, key), (n,), ((0, n),))
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

@@ -243,8 +243,8 @@ def _register_arg(kind: str, find: Callable[..., Any], what: str) -> None:
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         (x,), (out,) = inputs, outputs
         axis = context.attrs["axis"]
-        found = find(x, axis=axis, keepdims=context.attrs["keepdims"])
-        np.copyto(out, found)
+        index = find(x, axis=axis, keepdims=context.attrs["keepdims"])
+        np.copyto(out, index)
 
     register(
         OpDef(

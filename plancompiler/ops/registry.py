@@ -377,14 +377,14 @@ def _import_custom(kind: str) -> OpDef:
             got=f"{kind!r}: {type(error).__name__}: {error}",
             hint=f"install what provides {top!r} here",
         ) from error
-    found = _CUSTOM.get(kind)
-    if found is None:
+    definition = _CUSTOM.get(kind)
+    if definition is None:
         raise UnknownOpError(
             "a module does not define the custom op that a job names",
             got=repr(kind),
             hint="install the version with which the job was made",
         )
-    return found
+    return definition
 
 
 def apply(kind: str, *inputs: TensorOperators, **attrs: AttrValue) -> Any:
@@ -431,10 +431,10 @@ def axis_signatures(
     if not isinstance(line, str):
         line = line(inputs, outputs, named)
     linear = definition.linear if _is_linear(definition, inputs, named) else ()
-    found = signatures_of_line(line, inputs, outputs, linear, definition.reduction)
+    signatures = signatures_of_line(line, inputs, outputs, linear, definition.reduction)
     if definition.extra is None:
-        return found
-    return tuple(dict.fromkeys((*found, *definition.extra(inputs, outputs, named, parts))))
+        return signatures
+    return tuple(dict.fromkeys((*signatures, *definition.extra(inputs, outputs, named, parts))))
 
 
 def _is_linear(definition: OpDef, inputs: Types, attrs: AttrMap) -> bool:
@@ -456,13 +456,13 @@ def mesh_signatures(
     """All legal signatures of an op on a mesh, in rule order."""
     definition = op_def(kind)
     per_axis = [axis_signatures(kind, inputs, outputs, attrs, parts) for parts in hierarchy]
-    found = nd_signatures(per_axis, hierarchy)
+    signatures = nd_signatures(per_axis, hierarchy)
     if definition.legal is None:
-        return found
+        return signatures
     named = definition.complete(dict(attrs))
     return tuple(
         signature
-        for signature in found
+        for signature in signatures
         if definition.legal(inputs, outputs, named, signature, hierarchy)
     )
 
@@ -484,12 +484,12 @@ def piece_signatures(
     definition = op_def(kind)
     per_axis = [axis_signatures(kind, inputs, outputs, attrs, parts) for parts in hierarchy]
     whole = (microbatches, *hierarchy)
-    found = nd_signatures([(over,), *per_axis], whole)
+    signatures = nd_signatures([(over,), *per_axis], whole)
     if definition.legal is not None:
         named = definition.complete(dict(attrs))
-        found = tuple(
+        signatures = tuple(
             signature
-            for signature in found
+            for signature in signatures
             if definition.legal(inputs, outputs, named, signature, whole)
         )
     return tuple(
@@ -497,5 +497,5 @@ def piece_signatures(
             tuple(NdSbp(sbp.entries[1:]) for sbp in signature.inputs),
             tuple(NdSbp(sbp.entries[1:]) for sbp in signature.outputs),
         )
-        for signature in found
+        for signature in signatures
     )

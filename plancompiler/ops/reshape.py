@@ -49,7 +49,7 @@ def axis_pairs(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[AxisPair, ..
     # Axes of extent 1 belong to no group: they can be put in and left out anywhere.
     left = [axis for axis, extent in enumerate(old) if extent > 1]
     right = [axis for axis, extent in enumerate(new) if extent > 1]
-    found = []
+    pairs = []
     while left and right:
         olds, news = [left.pop(0)], [right.pop(0)]
         old_size, new_size = old[olds[0]], new[news[0]]
@@ -60,8 +60,8 @@ def axis_pairs(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[AxisPair, ..
             else:
                 news.append(right.pop(0))
                 new_size *= new[news[-1]]
-        found.append(AxisPair(olds[0], news[0], len(olds) == len(news) == 1))
-    return tuple(found)
+        pairs.append(AxisPair(olds[0], news[0], len(olds) == len(news) == 1))
+    return tuple(pairs)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:

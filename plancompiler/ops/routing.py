@@ -107,8 +107,8 @@ def _pack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 def _pack_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     rows, counts = inputs
     overflow = attrs["overflow"]
-    found = apply("unpack_rows", grads[0], counts, rows=rows.shape[1], overflow=overflow)
-    return found, None
+    unpacked = apply("unpack_rows", grads[0], counts, rows=rows.shape[1], overflow=overflow)
+    return unpacked, None
 
 
 register(
@@ -165,8 +165,8 @@ def _unpack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
 def _unpack_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     packed, counts = inputs
     overflow = attrs["overflow"]
-    found = apply("pack_rows", grads[0], counts, capacity=packed.shape[2], overflow=overflow)
-    return found, None
+    repacked = apply("pack_rows", grads[0], counts, capacity=packed.shape[2], overflow=overflow)
+    return repacked, None
 
 
 register(

@@ -81,13 +81,13 @@ def parse_rule_line(
     def operands(side: str) -> tuple[tuple[str, ...], ...]:
         if not side.strip():
             return ()
-        found = []
+        parsed = []
         for part in side.split(","):
             tokens = tuple(part.split())
             if any(_TOKEN.fullmatch(token) is None for token in tokens) or tokens.count("...") > 1:
                 raise AttributeValueError("a sharding rule does not parse", got=repr(line))
-            found.append(tokens)
-        return tuple(found)
+            parsed.append(tokens)
+        return tuple(parsed)
 
     return operands(left), operands(right)
 
@@ -191,7 +191,7 @@ def signatures_of_rule(
     `reduction` combines what a split of a summed-away factor leaves; None forbids such splits.
     """
     count_in, count_out = len(rule.inputs), len(rule.outputs)
-    found = [Signature((BROADCAST,) * count_in, (BROADCAST,) * count_out)]
+    signatures = [Signature((BROADCAST,) * count_in, (BROADCAST,) * count_out)]
     for name in rule.factors:
         inputs = tuple(_split_of(operand, name) for operand in rule.inputs)
         outputs = []
@@ -203,13 +203,13 @@ def signatures_of_rule(
                 split = Partial(reduction)
             outputs.append(split)
         else:
-            found.append(Signature(inputs, tuple(outputs)))
+            signatures.append(Signature(inputs, tuple(outputs)))
     for together in linear:
         inputs = tuple(
             PARTIAL_SUM if position in together else BROADCAST for position in range(count_in)
         )
-        found.append(Signature(inputs, (PARTIAL_SUM,) * count_out))
-    return tuple(dict.fromkeys(found))
+        signatures.append(Signature(inputs, (PARTIAL_SUM,) * count_out))
+    return tuple(dict.fromkeys(signatures))
 
 
 def _split_of(operand: Operand, factor: str) -> Sbp:

@@ -100,9 +100,9 @@ def _unit(context: KernelContext) -> Array:
 
 def _uniform(context: KernelContext) -> Array:
     low, high = context.attrs["low"], context.attrs["high"]
-    found = _unit(context)
-    np.multiply(found, high - low, out=found)
-    return np.add(found, low, out=found)
+    numbers = _unit(context)
+    np.multiply(numbers, high - low, out=numbers)
+    return np.add(numbers, low, out=numbers)
 
 
 _register(
@@ -126,15 +126,15 @@ def _check_normal(attrs: AttrMap, tensor: TensorType) -> None:
 
 
 def _normal(context: KernelContext) -> Array:
-    found = random.normal(
+    numbers = random.normal(
         context.seed,
         context.attrs["key"],
         context.step,
         context.output_shapes[0],
         context.output_regions[0],
     )
-    np.multiply(found, context.attrs["std"], out=found)
-    return np.add(found, context.attrs["mean"], out=found)
+    np.multiply(numbers, context.attrs["std"], out=numbers)
+    return np.add(numbers, context.attrs["mean"], out=numbers)
 
 
 _register(
@@ -188,12 +188,12 @@ def _check_randint(attrs: AttrMap, tensor: TensorType) -> None:
 
 def _randint(context: KernelContext) -> Array:
     low, high = context.attrs["low"], context.attrs["high"]
-    found = _words(context)
+    numbers = _words(context)
     if high - low < 1 << 64:
         # Of 64 random bits the remainder favours low numbers by less than (high - low) / 2**64.
-        np.remainder(found, np.uint64(high - low), out=found)
-    np.add(found, np.uint64(low & (1 << 64) - 1), out=found)
-    return found.view(np.int64)
+        np.remainder(numbers, np.uint64(high - low), out=numbers)
+    np.add(numbers, np.uint64(low & (1 << 64) - 1), out=numbers)
+    return numbers.view(np.int64)
 
 
 _register(

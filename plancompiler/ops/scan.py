@@ -115,11 +115,11 @@ def _sum_of_rest(x: Array, dy: Array, zero: Array | None = None) -> Array:
     """For each element the sum, from it to the end, of dy times the running product of x, which is
     0 where `zero` says so, also behind what overflows.
     """
-    found: Array = np.multiply.accumulate(x, axis=-1)
-    np.multiply(found, dy, out=found)
+    products: Array = np.multiply.accumulate(x, axis=-1)
+    np.multiply(products, dy, out=products)
     if zero is not None:
-        np.copyto(found, 0, where=zero)
-    return np.add.accumulate(found[..., ::-1], axis=-1)[..., ::-1]
+        np.copyto(products, 0, where=zero)
+    return np.add.accumulate(products[..., ::-1], axis=-1)[..., ::-1]
 
 
 def _cumprod_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:

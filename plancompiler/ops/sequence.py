@@ -65,8 +65,8 @@ def _linspace_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     # Each half is computed from its own end, so that both ends are exact.
     index = np.arange(*context.output_regions[0][0])
     step = (stop - start) / last
-    found = np.where(2 * index < last, start + step * index, stop - step * (last - index))
-    np.copyto(outputs[0], found, casting="same_kind")
+    values = np.where(2 * index < last, start + step * index, stop - step * (last - index))
+    np.copyto(outputs[0], values, casting="same_kind")
 
 
 register(

@@ -203,13 +203,13 @@ def _concat_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: T
     shape = outputs[0].shape
     axis = attrs["axis"]
     stops = list(accumulate(tensor.shape[axis] for tensor in inputs))
-    found = []
+    pieces = []
     for tensor, stop in zip(inputs, stops, strict=True):
         starts_at = [0] * len(shape)
         stops_at = list(shape)
         starts_at[axis], stops_at[axis] = stop - tensor.shape[axis], stop
-        found.append(apply("slice", grads[0], starts=tuple(starts_at), stops=tuple(stops_at)))
-    return found
+        pieces.append(apply("slice", grads[0], starts=tuple(starts_at), stops=tuple(stops_at)))
+    return pieces
 
 
 register(

@@ -56,19 +56,19 @@ def _row_sum(context: KernelContext, rows: Array) -> Array:
     ones = context.state.get("ones")
     if ones is None or ones.dtype != rows.dtype:
         ones = context.state["ones"] = np.ones((width, 1), rows.dtype)
-    found: Array = np.matmul(rows, ones)
-    return found
+    totals: Array = np.matmul(rows, ones)
+    return totals
 
 
 def _row_max(rows: Array) -> Array:
     """The greatest element of each row, as a column."""
-    found: Array
+    greatest: Array
     if rows.ndim == 2:
         # To find its place and look it up takes half the time of a reduction.
-        found = rows[np.arange(len(rows)), rows.argmax(axis=-1)][:, None]
+        greatest = rows[np.arange(len(rows)), rows.argmax(axis=-1)][:, None]
     else:
-        found = np.maximum.reduce(rows, axis=-1, keepdims=True)
-    return found
+        greatest = np.maximum.reduce(rows, axis=-1, keepdims=True)
+    return greatest
 
 
 def _axis_infer(kind: str) -> Infer:

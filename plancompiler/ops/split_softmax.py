@@ -103,8 +103,8 @@ def _check(kind: str, inputs: Types, names: Sequence[str]) -> TensorType:
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    found = _check("class_sums", inputs, ("shift",))
-    return found, found
+    sums = _check("class_sums", inputs, ("shift",))
+    return sums, sums
 
 
 def _rows(context: KernelContext, labels: Array) -> tuple[Array, Array]:

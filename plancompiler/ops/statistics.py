@@ -118,8 +118,8 @@ _register_truth("any", np.logical_or, Reduction.MAX, "Whether any is True, over 
 
 def _count_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     axes, keepdims = _axes(context, inputs[0])
-    found = inputs[0] if inputs[0].dtype == np.bool_ else np.not_equal(inputs[0], 0)
-    np.add.reduce(found, axis=axes, dtype=np.int64, out=outputs[0], keepdims=keepdims)
+    truths = inputs[0] if inputs[0].dtype == np.bool_ else np.not_equal(inputs[0], 0)
+    np.add.reduce(truths, axis=axes, dtype=np.int64, out=outputs[0], keepdims=keepdims)
 
 
 register(

@@ -236,10 +236,10 @@ def stored_array(path: str, key: str) -> StoredArray:
     """
     file = DataFile(path)
     with _arrays_lock:
-        found = _arrays.get((path, key, file.version))
-        if found is None:
-            found = _arrays[path, key, file.version] = StoredArray(file, key)
-        return found
+        stored = _arrays.get((path, key, file.version))
+        if stored is None:
+            stored = _arrays[path, key, file.version] = StoredArray(file, key)
+        return stored
 
 
 class StoredRows:

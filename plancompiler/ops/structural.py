@@ -106,7 +106,7 @@ def _variable_infer(inputs: Types, attrs: AttrMap) -> Types:
 def _variable_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """The value before the first step; after that the variable's storage keeps it."""
     attrs = context.attrs
-    found = initialize(
+    value = initialize(
         attrs["init"],
         attrs["init_args"],
         attrs["name"],
@@ -115,7 +115,7 @@ def _variable_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
         context.output_regions[0],
         attrs["dtype"],
     )
-    np.copyto(outputs[0], found)
+    np.copyto(outputs[0], value)
 
 
 register(

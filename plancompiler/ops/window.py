@@ -55,18 +55,18 @@ class Window:
 
     def output_shape(self, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """How many windows fit along each axis."""
-        found = []
+        counts = []
         for axis, extent in enumerate(shape):
             before, after = self.padding[axis]
-            room = extent + before + after - self.reach(axis)
-            if room < 0:
+            left = extent + before + after - self.reach(axis)
+            if left < 0:
                 raise ShapeError(
                     f"the window of {kind} is larger than its padded input",
                     got=f"{self.reach(axis)} elements over {extent} with padding {before, after}",
                     expected="a window that fits at least once along every axis",
                 )
-            found.append(room // self.stride[axis] + 1)
-        return tuple(found)
+            counts.append(left // self.stride[axis] + 1)
+        return tuple(counts)
 
     def positions(
         self,
@@ -84,9 +84,9 @@ class Window:
             low, high = rows if rows is not None and axis == 0 else (0, windows[axis])
             per_axis.append(
                 [
-                    (at, *found)
+                    (at, *ranges)
                     for at in range(self.kernel[axis])
-                    if (found := self._along(axis, at, shape[axis], low, high)) is not None
+                    if (ranges := self._along(axis, at, shape[axis], low, high)) is not None
                 ]
             )
         for chosen in product(*per_axis):
