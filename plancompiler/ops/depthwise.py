@@ -92,10 +92,10 @@ def convolve_transposed(
     context: KernelContext, window: Window, x: Array, weight: Array, out: Array
 ) -> None:
     """x [n, c, *windows] back through weight [c, 1, *kernel] into out, which is zero."""
-    mirrored = _mirrored(window)
-    if mirrored is not None:
+    reflected = _reflected(window)
+    if reflected is not None:
         flipped = np.ascontiguousarray(np.flip(weight, tuple(range(2, weight.ndim))))
-        _slide(context, mirrored, x, flipped, out)
+        _slide(context, reflected, x, flipped, out)
         return
     windows, spatial = x.shape[2:], out.shape[2:]
     factors = weight.reshape(len(weight), *window.kernel, *(1,) * window.ndim)
@@ -112,7 +112,7 @@ def convolve_transposed(
             np.add(made[source], part, out=made[source])
 
 
-def _mirrored(window: Window) -> Window | None:
+def _reflected(window: Window) -> Window | None:
     """The window whose convolution with the flipped weight is the transposed one, if it exists."""
     padding = tuple(
         (window.reach(axis) - 1 - before, window.reach(axis) - 1 - after)
