@@ -55,7 +55,7 @@ GIVEN_UP = (
 """Words of ours for which the field has others: they are not used in documents any more."""
 GIVEN_UP_NAMES = {
     *GIVEN_UP,
-    *("alike", "departure", "found", "mirror", "mirrored", "room", "standing", "takeovers"),
+    *("alike", "departure", "found", "mirror", "room", "standing", "takeovers"),
 }
 """Nor in names of the product. A result is called what it is, not `found`."""
 
