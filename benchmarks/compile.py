@@ -54,10 +54,10 @@ JAX_GPT = ROOT / "benchmarks" / "peers" / "jax_gpt.py"
 PAGE, PICTURE = ROOT / "docs" / "compile.md", ROOT / "docs" / "compile.svg"
 JAX_VARIABLE = "PLANCOMPILER_JAX_PYTHON"
 
-Found = dict[str, Any]
+Report = dict[str, Any]
 
 
-def compiled(settings: dict[str, Any], *options: str, ranks: tuple[int, ...] = ()) -> Found:
+def compiled(settings: dict[str, Any], *options: str, ranks: tuple[int, ...] = ()) -> Report:
     """What `compile --json --profile` of examples/gpt.py says, for some ranks or all."""
     command = [sys.executable, "-m", "plancompiler", "compile", str(GPT), "--json", "--profile"]
     for name, value in settings.items():
@@ -67,7 +67,7 @@ def compiled(settings: dict[str, Any], *options: str, ranks: tuple[int, ...] = (
     return child([*command, *options])
 
 
-def child(command: list[str], **environment: str) -> Found:
+def child(command: list[str], **environment: str) -> Report:
     """The JSON line that a command prints last; its own messages where it fails."""
     done = subprocess.run(
         command,
@@ -79,13 +79,13 @@ def child(command: list[str], **environment: str) -> Found:
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    found: Found = json.loads(done.stdout.splitlines()[-1])
-    return found
+    report: Report = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
-def master_seconds(found: Found) -> float:
+def master_seconds(report: Report) -> float:
     """The master's part, from the traced job."""
-    spent = found["master_seconds"]
+    spent = report["master_seconds"]
     return float(spent["total"] - spent["trace"])
 
 
@@ -124,7 +124,7 @@ def parameters_of(layout: str, ranks: int) -> int:
     )
 
 
-def peer_rows(runs: int, jax_python: str | None) -> Iterator[Found]:
+def peer_rows(runs: int, jax_python: str | None) -> Iterator[Report]:
     """Rows of both layouts; beyond 512 ranks ours alone."""
     for layout in LAYOUTS:
         for ranks in (*PEER_RANKS, *ALONE_RANKS):
@@ -135,7 +135,7 @@ def peer_rows(runs: int, jax_python: str | None) -> Iterator[Found]:
                 ours.append(compiled(settings, "--mode", "rank_per_process", ranks=(0,)))
                 if jax_python is not None and with_jax:
                     theirs.append(jax_once(jax_python, layout, ranks))
-            row: Found = {
+            row: Report = {
                 "benchmark": "compile",
                 "section": "peer",
                 "layout": layout,
@@ -165,7 +165,7 @@ def peer_rows(runs: int, jax_python: str | None) -> Iterator[Found]:
             yield {**row, "load_average": load_average()}
 
 
-def jax_once(python: str, layout: str, ranks: int) -> Found:
+def jax_once(python: str, layout: str, ranks: int) -> Report:
     """One compilation by JAX, in a process with that many devices."""
     options = ("--layout", layout, "--devices", str(ranks), "--batch", "512")
     return child(
@@ -198,18 +198,18 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 
 
-def growth_rows(runs: int) -> Iterator[Found]:
+def growth_rows(runs: int) -> Iterator[Report]:
     """Rows of every variant; ratios are to its own figures at 1,024 ranks."""
     for variant, (settings, numbers) in VARIANTS.items():
-        found: dict[int, list[Found]] = {ranks: [] for ranks in numbers}
+        reports: dict[int, list[Report]] = {ranks: [] for ranks in numbers}
         # In turns, because what else the machine does changes from minute to minute.
         for _ in range(runs):
             for ranks in numbers:
                 # First, middle and last rank.
                 some = (0, ranks // 2 - 1, ranks - 1)
                 given = {**GPT3, **settings, "dp": ranks // 128}
-                found[ranks].append(compiled(given, "--mode", "rank_per_process", ranks=some))
-        rows = {ranks: growth_row(variant, ranks, found[ranks]) for ranks in numbers}
+                reports[ranks].append(compiled(given, "--mode", "rank_per_process", ranks=some))
+        rows = {ranks: growth_row(variant, ranks, reports[ranks]) for ranks in numbers}
         base = rows[BASE]
         for row in rows.values():
             for part in ("master", "worker"):
@@ -218,20 +218,20 @@ def growth_rows(runs: int) -> Iterator[Found]:
             yield row
 
 
-def growth_row(variant: str, ranks: int, found: list[Found]) -> Found:
+def growth_row(variant: str, ranks: int, reports: list[Report]) -> Report:
     """Medians for one number of ranks."""
     return {
         "benchmark": "compile",
         "section": "growth",
         "variant": variant,
         "ranks": ranks,
-        "trace_seconds": median([each["master_seconds"]["trace"] for each in found]),
-        "master_seconds": median([each["master_seconds"]["total"] for each in found]),
-        "worker_seconds": median([each["rank_seconds"]["max"] for each in found]),
-        "tasks": found[0]["tasks_per_rank"]["max"],
-        "slice_bytes": found[0]["slice_bytes"]["max"],
-        "boxing_graph_bytes": found[0]["boxing_graph_bytes"],
-        "master_rss_mib": round(max(each["peak_rss_mib"] for each in found)),
+        "trace_seconds": median([each["master_seconds"]["trace"] for each in reports]),
+        "master_seconds": median([each["master_seconds"]["total"] for each in reports]),
+        "worker_seconds": median([each["rank_seconds"]["max"] for each in reports]),
+        "tasks": reports[0]["tasks_per_rank"]["max"],
+        "slice_bytes": reports[0]["slice_bytes"]["max"],
+        "boxing_graph_bytes": reports[0]["boxing_graph_bytes"],
+        "master_rss_mib": round(max(each["peak_rss_mib"] for each in reports)),
         "load_average": load_average(),
     }
 
@@ -241,40 +241,42 @@ def growth_row(variant: str, ranks: int, found: list[Found]) -> Found:
 MODE_RANKS = (8, 16, 32, 64, 128, 256)
 
 
-def mode_rows(runs: int) -> Iterator[Found]:
+def mode_rows(runs: int) -> Iterator[Report]:
     """The reference beside the mode of clusters; plans of all ranks in both."""
     for ranks in MODE_RANKS:
         settings = {"preset": "tiny", "tp": 2, "pp": 2, "dp": ranks // 4}
-        row: Found = {"benchmark": "compile", "section": "modes", "ranks": ranks}
+        row: Report = {"benchmark": "compile", "section": "modes", "ranks": ranks}
         digests = set()
         for mode in ("naive", "rank_per_process"):
-            found = [compiled(settings, "--mode", mode) for _ in range(runs)]
-            digests |= {each["digest"] for each in found}
-            row[f"{mode}_seconds"] = median([on_master(mode, each) for each in found])
-            row[f"{mode}_ranks_seconds"] = median([ranks_seconds(each) for each in found])
-            row[f"{mode}_worker_seconds"] = median([each["rank_seconds"]["max"] for each in found])
-            row[f"{mode}_rss_mib"] = round(max(each["peak_rss_mib"] for each in found))
+            reports = [compiled(settings, "--mode", mode) for _ in range(runs)]
+            digests |= {each["digest"] for each in reports}
+            row[f"{mode}_seconds"] = median([on_master(mode, each) for each in reports])
+            row[f"{mode}_ranks_seconds"] = median([ranks_seconds(each) for each in reports])
+            row[f"{mode}_worker_seconds"] = median(
+                [each["rank_seconds"]["max"] for each in reports]
+            )
+            row[f"{mode}_rss_mib"] = round(max(each["peak_rss_mib"] for each in reports))
         if len(digests) != 1:
             sys.exit(f"the modes gave different plans at {ranks} ranks")
         yield {**row, "digest": digests.pop(), "load_average": load_average()}
 
 
-def ranks_seconds(found: Found) -> float:
+def ranks_seconds(report: Report) -> float:
     """What is done for ranks one by one, added up over all of them."""
     together = "verify together"
     return sum(
         each["seconds"]
-        for each in found["profile"]
+        for each in report["profile"]
         if each["part"] == "ranks" and each["stage"] != together
     )
 
 
-def on_master(mode: str, found: Found) -> float:
+def on_master(mode: str, report: Report) -> float:
     """Until all plans are there: the master's work, with `naive` that for the ranks too, otherwise
     the slowest worker's, as if each had a machine of its own.
     """
-    ranks = ranks_seconds(found) if mode == "naive" else found["rank_seconds"]["max"]
-    return master_seconds(found) + float(ranks)
+    ranks = ranks_seconds(report) if mode == "naive" else report["rank_seconds"]["max"]
+    return master_seconds(report) + float(ranks)
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ def table(heads: list[str], lines: list[list[object]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def peer_table(rows: list[Found]) -> str:
+def peer_table(rows: list[Report]) -> str:
     """Rows of `peer`."""
     return table(
         ["layout", "ranks", "master, s", "worker, s", "together, s", "JAX, s", "ratio"],
@@ -305,7 +307,7 @@ def peer_table(rows: list[Found]) -> str:
     )
 
 
-def growth_table(rows: list[Found]) -> str:
+def growth_table(rows: list[Report]) -> str:
     """Rows of `growth`."""
     return table(
         [
@@ -330,7 +332,7 @@ def growth_table(rows: list[Found]) -> str:
     )
 
 
-def mode_table(rows: list[Found]) -> str:
+def mode_table(rows: list[Report]) -> str:
     """Rows of `modes`."""
     return table(
         [
@@ -351,7 +353,7 @@ def mode_table(rows: list[Found]) -> str:
     )
 
 
-def task_table(rows: list[Found]) -> str:
+def task_table(rows: list[Report]) -> str:
     """Rows of `tasks`."""
     return table(
         ["layers", "tasks", "seconds", "µs a task", "ratio", *STAGES],
@@ -369,7 +371,7 @@ def task_table(rows: list[Found]) -> str:
     )
 
 
-def picture(sections: dict[str, list[Found]]) -> str:
+def picture(sections: dict[str, list[Report]]) -> str:
     """Seconds over ranks of all sections."""
 
     def points(section: str, name: str, **only: Any) -> list[tuple[float, float]]:
@@ -420,7 +422,7 @@ def picture(sections: dict[str, list[Found]]) -> str:
 PICTURED = ("peer", "growth", "modes")
 """Sections that the picture shows."""
 
-TABLES: dict[str, Callable[[list[Found]], str]] = {
+TABLES: dict[str, Callable[[list[Report]], str]] = {
     "peer": peer_table,
     "growth": growth_table,
     "modes": mode_table,
@@ -428,7 +430,7 @@ TABLES: dict[str, Callable[[list[Found]], str]] = {
 }
 
 
-def write(sections: dict[str, list[Found]]) -> None:
+def write(sections: dict[str, list[Report]]) -> None:
     """Put tables between their marks on the page, and draw the picture if all it shows is there."""
     text = PAGE.read_text()
     for section, rows in sections.items():
@@ -436,24 +438,24 @@ def write(sections: dict[str, list[Found]]) -> None:
         note = f"Load average of the machine, 2 cores, meanwhile: {min(loads)} to {max(loads)}."
         inside = f"<!-- {section} -->\n{TABLES[section](rows)}\n\n{note}\n<!-- end -->"
         pattern = rf"<!-- {section} -->.*?<!-- end -->"
-        found = re.search(pattern, text, flags=re.S)
-        if found is None:
+        marked = re.search(pattern, text, flags=re.S)
+        if marked is None:
             sys.exit(f"{PAGE} has no place for the section {section}")
-        text = text[: found.start()] + inside + text[found.end() :]
+        text = text[: marked.start()] + inside + text[marked.end() :]
     PAGE.write_text(text)
     if set(PICTURED) <= set(sections):
         PICTURE.write_text(picture(sections))
 
 
-def earlier(file: Path, but: Sequence[str]) -> dict[str, list[Found]]:
+def earlier(file: Path, but: Sequence[str]) -> dict[str, list[Report]]:
     """Rows of the sections in a file, without some; of equal rows the last."""
-    rows: dict[str, dict[tuple[Any, ...], Found]] = {}
+    rows: dict[str, dict[tuple[Any, ...], Report]] = {}
     for line in file.read_text().splitlines():
         row = json.loads(line)
         if row.get("benchmark") == "compile" and row["section"] not in but:
             key = (row.get("layout"), row.get("variant"), row["ranks"])
             rows.setdefault(row["section"], {})[key] = row
-    return {section: list(found.values()) for section, found in rows.items()}
+    return {section: list(latest.values()) for section, latest in rows.items()}
 
 
 def main() -> None:
@@ -471,7 +473,7 @@ def main() -> None:
             f"--jax-python or {JAX_VARIABLE}.",
             file=sys.stderr,
         )
-    measure: dict[str, Callable[[], Iterator[Found]]] = {
+    measure: dict[str, Callable[[], Iterator[Report]]] = {
         "peer": lambda: peer_rows(options.runs, options.jax_python),
         "growth": lambda: growth_rows(options.runs),
         "modes": lambda: mode_rows(options.runs),

@@ -54,16 +54,16 @@ def task_row(layers: int, runs: int) -> dict[str, Any]:
         path = Path(folder) / "slice"
         path.write_bytes(data)
         command = [sys.executable, "-m", "benchmarks.compile_tasks", str(path)]
-        found = [
+        profiles = [
             json.loads(subprocess.run(command, capture_output=True, check=True, cwd=ROOT).stdout)
             for _ in range(runs)
         ]
-    tasks = int(found[0]["tasks"])
+    tasks = int(profiles[0]["tasks"])
 
     def per_task(seconds: list[float]) -> float:
         return round(statistics.median(seconds) / tasks * 1e6, 2)
 
-    together = [sum(each[stage] for stage in STAGES) for each in found]
+    together = [sum(each[stage] for stage in STAGES) for each in profiles]
     return {
         "benchmark": "compile",
         "section": "tasks",
@@ -71,7 +71,7 @@ def task_row(layers: int, runs: int) -> dict[str, Any]:
         "tasks": tasks,
         "seconds": round(statistics.median(together), 4),
         "us_per_task": per_task(together),
-        **{f"{stage}_us": per_task([each[stage] for each in found]) for stage in STAGES},
+        **{f"{stage}_us": per_task([each[stage] for each in profiles]) for stage in STAGES},
         "slice_bytes": len(data),
     }
 

@@ -50,8 +50,8 @@ def beyond(
     """Microseconds that `ours` takes beyond `bare`."""
     ours()
     bare()
-    found = [(per_call(ours, number), per_call(bare, number)) for _ in range(rounds)]
-    return round(min(one for one, _ in found) - min(one for _, one in found), 3)
+    times = [(per_call(ours, number), per_call(bare, number)) for _ in range(rounds)]
+    return round(min(one for one, _ in times) - min(one for _, one in times), 3)
 
 
 def ops(name: str, mesh: pc.Placement) -> dict[str, float]:
@@ -89,13 +89,13 @@ def new_shapes() -> dict[str, float]:
 
 def all_new(command: list[str]) -> dict[str, float]:
     """Ops never seen before; `command`, given a mesh, prints what each took in a new process."""
-    found = {}
+    figures = {}
     for mesh in ("1d", "2d"):
         runs = [said([*command, mesh]) for _ in range(PROCESSES)]
         cases = {case: min(run[case] for run in runs) for case in runs[0]}
-        found[f"first_op_{mesh}"] = cases.pop("first_op")
-        found[f"all_new_{mesh}"] = round(sum(cases.values()) / len(cases), 1)
-    return found
+        figures[f"first_op_{mesh}"] = cases.pop("first_op")
+        figures[f"all_new_{mesh}"] = round(sum(cases.values()) / len(cases), 1)
+    return figures
 
 
 def models() -> dict[str, float]:
@@ -156,16 +156,16 @@ def torch(python: str) -> dict[str, float]:
     """DTensor's figures."""
     command = [python, str(ROOT / "benchmarks" / "peers" / "torch_dtensor.py")]
     with tempfile.TemporaryDirectory() as folder:
-        found = said([*command, folder])
+        figures = said([*command, folder])
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen([*command, folder, "1", "2"], stderr=subprocess.DEVNULL) as other,
     ):
         try:
-            found |= said([*command, folder, "0", "2"])
+            figures |= said([*command, folder, "0", "2"])
         finally:
             other.kill()
-    return found | all_new([*command, "new"])
+    return figures | all_new([*command, "new"])
 
 
 def said(command: list[str]) -> dict[str, float]:
@@ -180,8 +180,8 @@ def said(command: list[str]) -> dict[str, float]:
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -191,12 +191,12 @@ def main() -> None:
     ours = ops("1d", pc.Placement("cpu", [0])) | ops("2d", pc.Placement("cpu", [[0]]))
     ours |= new_shapes() | models() | two_ranks()
     ours |= all_new([sys.executable, "-m", "benchmarks.eager_new"])
-    found: dict[str, object] = {"unit": "microseconds", "ours": ours}
+    figures: dict[str, object] = {"unit": "microseconds", "ours": ours}
     if options.torch_python:
         theirs = torch(options.torch_python)
-        found["torch"] = theirs
-        found["ratio"] = {name: round(ours[name] / theirs[name], 3) for name in ours}
-    print(json.dumps(found))
+        figures["torch"] = theirs
+        figures["ratio"] = {name: round(ours[name] / theirs[name], 3) for name in ours}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

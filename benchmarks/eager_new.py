@@ -53,14 +53,14 @@ def main() -> None:
     set_process_world(World(0, 4))
     mesh = pc.Placement("cpu", MESHES[name])
     layouts = LAYOUTS[name]
-    found = {"first_op": timed(pc.neg, pc.tensor(np.ones((8, 8), np.float32), mesh))}
+    times = {"first_op": timed(pc.neg, pc.tensor(np.ones((8, 8), np.float32), mesh))}
     for number, (kind, function, dtype, chosen) in enumerate(CASES):
         extent = 12 + 4 * number
         given = [
             pc.tensor(np.ones((extent, extent), dtype), mesh, layouts[each]) for each in chosen
         ]
-        found[kind] = timed(function, *given)
-    print(json.dumps(found))
+        times[kind] = timed(function, *given)
+    print(json.dumps(times))
 
 
 if __name__ == "__main__":

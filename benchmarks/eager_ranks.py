@@ -43,7 +43,7 @@ def main() -> None:
 
     split = pc.tensor(ones((8, 8), np.float32), mesh, "S(0)")
     part = split.to_local()
-    found = {
+    times = {
         "tp_mlp": beyond(tp_mlp, bare, 5, ROUNDS),
         "redistribute_split": beyond(
             lambda: split.redistribute(sbp="B"), lambda: comm.all_gather(part), 20, ROUNDS
@@ -53,7 +53,7 @@ def main() -> None:
         ),
     }
     if world.rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(times))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from operator import truediv
 from pathlib import Path
 
 import plancompiler as pc
-from benchmarks.step import Found, Way, say, started
+from benchmarks.step import Report, Way, say, started
 from plancompiler.errors import DeviceError
 from plancompiler.executor.cuda.device import CudaDevice, local_device
 from plancompiler.executor.local_run import LocalWorld
@@ -151,7 +151,7 @@ def measure(options: argparse.Namespace, name: str) -> None:
             commands[peer] = [options.torch_python, str(PEER), "--how", peer, *sizes]
     else:
         print("PyTorch is left out: it needs --torch-python and a GPU", file=sys.stderr)
-    found: Found = {
+    figures: Report = {
         "benchmark": "gpu_block",
         "device": name,
         **{each: getattr(options, each) for each in SIZES},
@@ -163,17 +163,17 @@ def measure(options: argparse.Namespace, name: str) -> None:
         times: dict[str, list[float]] = {way.name: [] for way in ways}
         for way in ways:
             way.seconds(WARM_UP)
-            found[f"{way.name}_version"] = way.about["version"]
+            figures[f"{way.name}_version"] = way.about["version"]
         for _ in range(options.rounds):
             for way in random.sample(ways, len(ways)):
                 times[way.name].append(way.seconds(options.steps))
     for way_name, seconds in times.items():
-        found[f"{way_name}_ms"] = round(1e3 * statistics.median(seconds), 3)
+        figures[f"{way_name}_ms"] = round(1e3 * statistics.median(seconds), 3)
         if way_name != "ours":
             ratios = map(truediv, times["ours"], seconds)
-            found[f"to_{way_name}"] = round(statistics.median(ratios), 3)
-    found["idle"] = round(idle_share(options), 4)
-    say(found)
+            figures[f"to_{way_name}"] = round(statistics.median(ratios), 3)
+    figures["idle"] = round(idle_share(options), 4)
+    say(figures)
 
 
 if __name__ == "__main__":

@@ -59,12 +59,12 @@ class Row:
 
     @property
     def settings_text(self) -> str:
-        found = {**self.settings}
+        settings = {**self.settings}
         if "chunks" in self.layout:
-            found["chunks"] = self.layout["chunks"]
+            settings["chunks"] = self.layout["chunks"]
         return ", ".join(
             name.replace("_", " ") if value is True else f"{name} {value}"
-            for name, value in found.items()
+            for name, value in settings.items()
         )
 
     @property
@@ -125,13 +125,13 @@ def job_of(row: Row, steps: int) -> Job:
 def transports(plan: Plan) -> Counter[str]:
     """Collectives by kind, and copies from other ranks, that a rank runs in a step."""
     runs = Counter(slot.segment for slot in plan.slots)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for task in plan.tasks:
         if isinstance(task.spec, CollectiveSpec):
-            found[str(task.spec.primitive)] += runs[task.segment]
+            counts[str(task.spec.primitive)] += runs[task.segment]
         elif task.kind is TaskKind.COPY_COMM_NET:
-            found["copy"] += runs[task.segment]
-    return found
+            counts["copy"] += runs[task.segment]
+    return counts
 
 
 def measure(row: Row, steps: int) -> dict[str, Any]:
@@ -169,34 +169,34 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
     }
 
 
-def compare(row: Row, found: dict[str, Any], reference: list[float]) -> dict[str, Any]:
+def compare(row: Row, measured: dict[str, Any], reference: list[float]) -> dict[str, Any]:
     """What was measured, with the largest relative difference of any loss instead of all losses."""
-    if "losses" not in found:
-        return found
+    if "losses" not in measured:
+        return measured
     expected = np.array(reference)
     # NumPy's maximum, unlike Python's, is no number where any loss is none.
-    difference = float(np.max(np.abs(np.array(found["losses"]) - expected) / np.abs(expected)))
+    difference = float(np.max(np.abs(np.array(measured["losses"]) - expected) / np.abs(expected)))
     return {
-        **{name: value for name, value in found.items() if name != "losses"},
+        **{name: value for name, value in measured.items() if name != "losses"},
         "difference": difference,
-        "final_loss": found["losses"][-1],
+        "final_loss": measured["losses"][-1],
         "within_tolerance": difference <= row.tolerance,
     }
 
 
-def line(row: Row, found: dict[str, Any]) -> str:
+def line(row: Row, measured: dict[str, Any]) -> str:
     """A row of the table in Markdown."""
     start = f"| {row.layout_text} | {row.settings_text} |"
     for name in ("refused", "failed"):
-        if name in found:
-            message = found[name].replace("|", "\\|")
+        if name in measured:
+            message = measured[name].replace("|", "\\|")
             return f"{start} | {name}: {message} | | | |"
-    counts = ", ".join(f"{count} {kind}" for kind, count in found["transports"].items())
-    verdict = "" if found["within_tolerance"] else " (too far)"
+    counts = ", ".join(f"{count} {kind}" for kind, count in measured["transports"].items())
+    verdict = "" if measured["within_tolerance"] else " (too far)"
     return (
-        f"{start} {found['ranks']} | {found['difference']:.1e}{verdict} | "
-        f"{found['final_loss']:.4f} | {counts.replace('_', '-') or 'none'} | "
-        f"{found['variables_mib']} + {found['arena_mib']} |"
+        f"{start} {measured['ranks']} | {measured['difference']:.1e}{verdict} | "
+        f"{measured['final_loss']:.4f} | {counts.replace('_', '-') or 'none'} | "
+        f"{measured['variables_mib']} + {measured['arena_mib']} |"
     )
 
 
@@ -231,10 +231,10 @@ def main() -> int:
         measured = measure(row, options.steps)
         if row is ONE_RANK:
             reference = measured["losses"]
-        found = compare(row, measured, reference)
-        print(json.dumps({"row": str(row), **found}, ensure_ascii=False), flush=True)
-        good = good and "failed" not in found and found.get("within_tolerance", True)
-        lines.append(line(row, found))
+        compared = compare(row, measured, reference)
+        print(json.dumps({"row": str(row), **compared}, ensure_ascii=False), flush=True)
+        good = good and "failed" not in compared and compared.get("within_tolerance", True)
+        lines.append(line(row, compared))
     if not options.only:
         TABLE.write_text(HEAD.format(steps=options.steps) + "\n".join(lines) + "\n")
     return 0 if good else 1

@@ -109,11 +109,11 @@ def measure(name: str, rank: int, tokens: dict[str, str], folder: Path, end: Con
     chosen = (plans, plans, turned, whole)
     runtimes = {
         way: Runtime(
-            found[rank],
+            of_way[rank],
             HostLink(tokens[way], rank),
             record=folder if way == "recorded" else None,
         )
-        for way, found in zip(WAYS, chosen, strict=True)
+        for way, of_way in zip(WAYS, chosen, strict=True)
     }
     for runtime in runtimes.values():
         runtime.prepare()
@@ -169,26 +169,26 @@ def is_reduction(task: TaskLabel) -> bool:
 
 def entered(timelines: tuple[Timeline, ...]) -> dict[str, Times]:
     """When the last rank entered each reduction, by its name: [steps]."""
-    found: dict[str, Times] = {}
+    last_entries: dict[str, Times] = {}
     for timeline in timelines:
         for position, task in enumerate(timeline.tasks):
             if is_reduction(task):
                 begins = timeline.begins[:, timeline.first_column[position]]
-                found[task.name] = np.maximum(found.get(task.name, begins), begins)
-    return found
+                last_entries[task.name] = np.maximum(last_entries.get(task.name, begins), begins)
+    return last_entries
 
 
 def at_work(timelines: tuple[Timeline, ...]) -> tuple[Timeline, ...]:
     """The same, where reductions begin when the last rank has entered."""
     last = entered(timelines)
-    found = []
+    shifted = []
     for timeline in timelines:
         begins = timeline.begins.copy()
         for position, task in enumerate(timeline.tasks):
             if is_reduction(task):
                 begins[:, timeline.first_column[position]] = last[task.name]
-        found.append(replace(timeline, begins=begins))
-    return tuple(found)
+        shifted.append(replace(timeline, begins=begins))
+    return tuple(shifted)
 
 
 def reduction_time(timelines: tuple[Timeline, ...]) -> int:

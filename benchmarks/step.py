@@ -60,7 +60,7 @@ WARM_UP = 3
 STEPS = 3
 """Steps of one of them in one round."""
 
-Found = dict[str, Any]
+Report = dict[str, Any]
 
 
 # --- the jobs -------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def make_products(name: str, rank: int, orders: Connection) -> None:
             orders.send(None)
 
 
-def say(message: Found) -> None:
+def say(message: Report) -> None:
     print(json.dumps(message), flush=True)
 
 
@@ -178,17 +178,17 @@ class Way:
         before = cpu_seconds(self._pids)
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
-        found = float(self._hear()["seconds"])
+        seconds = float(self._hear()["seconds"])
         self.cpu_seconds += cpu_seconds(self._pids) - before
-        return found
+        return seconds
 
-    def _hear(self) -> Found:
+    def _hear(self) -> Report:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             sys.exit(f"{self.name} ended without an answer")
-        found: Found = json.loads(line)
-        return found
+        answer: Report = json.loads(line)
+        return answer
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -201,13 +201,13 @@ def cpu_seconds(pids: list[int]) -> float:
             fields = file.read_text().rpartition(")")[2].split()
             pid = int(file.parent.name)
             parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
-    found = 0
+    ticks_so_far = 0
     waiting = list(pids)
     while waiting:
         pid = waiting.pop()
-        found += ticks.get(pid, 0)
+        ticks_so_far += ticks.get(pid, 0)
         waiting += [child for child, parent in parents.items() if parent == pid]
-    return found / os.sysconf("SC_CLK_TCK")
+    return ticks_so_far / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -265,7 +265,7 @@ def jax(python: str, name: str, devices: int, stack: ExitStack) -> Way:
 # --- measuring ------------------------------------------------------------------------------------
 
 
-def measured(name: str, rounds: int, torch_python: str | None, jax_python: str | None) -> Found:
+def measured(name: str, rounds: int, torch_python: str | None, jax_python: str | None) -> Report:
     """One row."""
     with ExitStack() as stack:
         ways = ours(name, stack)
@@ -282,7 +282,7 @@ def measured(name: str, rounds: int, torch_python: str | None, jax_python: str |
         for number in range(rounds):
             for way in random.Random(number).sample(ways, len(ways)):
                 seconds[way.name].append(way.seconds(STEPS))
-    row: Found = {"benchmark": "step", "job": f"{name}, dp {RANKS}", "rounds": rounds}
+    row: Report = {"benchmark": "step", "job": f"{name}, dp {RANKS}", "rounds": rounds}
     for way in ways:
         row[f"{way.name}_ms"] = round(statistics.median(seconds[way.name]) * 1e3, 1)
     for way in peers:

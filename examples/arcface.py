@@ -37,8 +37,8 @@ class Recogniser(pc.nn.Module):
 
     def forward(self, pictures: pc.Value, labels: pc.Value) -> pc.Value:
         """The mean loss."""
-        found: pc.Value = self.head(self.features(pictures), labels)
-        return found
+        loss: pc.Value = self.head(self.features(pictures), labels)
+        return loss
 
 
 def views(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

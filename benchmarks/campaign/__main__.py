@@ -77,10 +77,10 @@ def run_cases(kind: str, cases: Iterable[Case], jobs: int = 1) -> Iterator[Resul
 def read_results(file: Path, kind: str) -> Iterator[Result]:
     """Results of a kind that `--out` wrote."""
     for line in file.read_text().splitlines():
-        found = json.loads(line)
-        if found["campaign"] == kind:
-            case = Case(kind, found["seed"], found["case"])
-            words = (found[each] for each in ("group", "what", "ending", "seconds", "problems"))
+        record = json.loads(line)
+        if record["campaign"] == kind:
+            case = Case(kind, record["seed"], record["case"])
+            words = (record[each] for each in ("group", "what", "ending", "seconds", "problems"))
             yield Result(case, *words)
 
 

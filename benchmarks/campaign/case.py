@@ -81,22 +81,22 @@ def unforeseen_lines(text: str, of_a_script: bool = False) -> list[str]:
     A traceback is one of them, except that of a user's own script (`of_a_script`) which ends with
     an error that plancompiler raises on purpose.
     """
-    found = []
+    unforeseen = []
     in_traceback = was_bare = False
     for line in text.splitlines():
         if UNFORESEEN.search(line):
-            found.append(line)
+            unforeseen.append(line)
         elif line.startswith("Traceback (most recent call last)"):
             in_traceback = of_a_script
             if not of_a_script:
-                found.append(line)
+                unforeseen.append(line)
         elif line.startswith(CHAINED):
             if was_bare:  # what was raised in its place counts
-                found.pop()
+                unforeseen.pop()
             was_bare = False
         elif in_traceback and (raised := RAISED.match(line)):
             in_traceback = False
             was_bare = not ALLOWED.match(raised[1])
             if was_bare:
-                found.append(line)
-    return found
+                unforeseen.append(line)
+    return unforeseen

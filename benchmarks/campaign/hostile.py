@@ -279,13 +279,13 @@ def _then_wait(messages: list[bytes]) -> Iterator[bytes]:
 
 def _frames(choices: random.Random) -> bytes:
     """Frames of HTTP/2 with random types, flags, streams, and contents."""
-    found = b""
+    frames = b""
     for _ in range(choices.randint(1, 20)):
         content = choices.randbytes(choices.randint(0, 300))
         length = len(content) if choices.random() < 0.8 else choices.getrandbits(24)
         head = length.to_bytes(3, "big") + bytes([choices.randrange(12), choices.randrange(256)])
-        found += head + choices.getrandbits(31).to_bytes(4, "big") + content
-    return found
+        frames += head + choices.getrandbits(31).to_bytes(4, "big") + content
+    return frames
 
 
 def _version() -> str:

@@ -374,18 +374,18 @@ class OneProgram(World):
 
     def find_rank(self, parent: Child, rank: int) -> int | None:
         """The process of a rank, when it has been started."""
-        found: list[int] = []
+        pids: list[int] = []
 
         def look() -> bool:
-            found[:] = [
+            pids[:] = [
                 pid
                 for pid in self.sandbox.processes()
                 if parent_of(pid) == parent.pid and self.rank_of(pid) == rank
             ]
-            return bool(found) or parent.code is not None
+            return bool(pids) or parent.code is not None
 
         until(look, START_SECONDS)
-        return found[0] if found else None
+        return pids[0] if pids else None
 
     def run(self, case: Case) -> Result:
         choices = case.choices
@@ -481,8 +481,8 @@ class Launch(OneProgram):
     def rank_of(self, pid: int) -> int | None:
         with contextlib.suppress(OSError, ValueError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            (found,) = (each for each in environment if each.startswith(b"PLANCOMPILER_RANK="))
-            return int(found.partition(b"=")[2])
+            (variable,) = (each for each in environment if each.startswith(b"PLANCOMPILER_RANK="))
+            return int(variable.partition(b"=")[2])
         return None
 
 

@@ -78,13 +78,13 @@ class Program:
 
     def tensors(self, rank: int, requires_grad: bool = False) -> list[pc.DistTensor]:
         """The inputs on a rank."""
-        found = [
+        tensors = [
             pc.from_local(parts[rank], self.mesh, sbp, shape=array.shape)
             for array, parts, sbp in zip(self.inputs, self.parts, self.layouts, strict=True)
         ]
-        for tensor in found:
+        for tensor in tensors:
             tensor.requires_grad = requires_grad
-        return found
+        return tensors
 
     def ours(self, tensors: Sequence[Any]) -> list[Any]:
         """All values, the inputs first."""
@@ -111,7 +111,7 @@ def split(
     order = sorted(range(len(sbp)), key=lambda axis: {"P": 0, "S": 1, "B": 2}[sbp[axis][0]])
     for axis in order:
         entry, count = sbp[axis], mesh.hierarchy[axis]
-        found = {}
+        shards = {}
         for place, share in shares.items():
             if entry == "P":
                 size = 0.0 if edges else 1.0
@@ -125,8 +125,8 @@ def split(
             else:
                 pieces = [share] * count
             for index, piece in enumerate(pieces):
-                found[(*place, index)] = np.ascontiguousarray(piece).reshape(piece.shape)
-        shares = found
+                shards[(*place, index)] = np.ascontiguousarray(piece).reshape(piece.shape)
+        shares = shards
     result = {}
     for place, share in shares.items():
         by_axis = dict(zip(order, place, strict=True))
@@ -290,12 +290,12 @@ class Ops:
             tensors = program.tensors(pc.eager.current_world().rank)
             return [value.numpy() for value in program.ours(tensors)]
 
-        found = spawn(rank, program.mesh.size)
-        for other in found[1:]:
-            for number, (a, b) in enumerate(zip(found[0], other, strict=True)):
+        by_rank = spawn(rank, program.mesh.size)
+        for other in by_rank[1:]:
+            for number, (a, b) in enumerate(zip(by_rank[0], other, strict=True)):
                 result.require(a.tobytes() == b.tobytes(), f"ranks disagree about value {number}")
-        self._judge(result, program, found[0], "")
-        return found
+        self._judge(result, program, by_rank[0], "")
+        return by_rank
 
     def _judge(self, result: Result, program: Program, values: list[Array], way: str) -> None:
         begin = len(program.inputs)
@@ -344,9 +344,9 @@ class Ops:
                 last.backward(pc.tensor(given, program.mesh))
             return [None if each.grad is None else each.grad.numpy() for each in tensors]
 
-        found = spawn(rank, program.mesh.size)[-1]
+        grads = spawn(rank, program.mesh.size)[-1]
         tolerance = {"float64": 1e-5, "float32": 2e-3, "float16": 0.15}[program.dtype]
-        for number, grad in enumerate(found):
+        for number, grad in enumerate(grads):
             expected, reliable = differences(program, weights, number)
             got = np.zeros_like(expected) if grad is None else grad.astype(np.float64)
             if got.shape != expected.shape:
@@ -370,15 +370,15 @@ def differences(program: Program, weights: Array, number: int) -> tuple[Array, A
         return float((program.references(inputs)[-1] * weights).sum())
 
     array = program.inputs[number]
-    found = np.zeros((2, *array.shape))
+    slopes = np.zeros((2, *array.shape))
     for place in np.ndindex(*array.shape):
         for row, width in enumerate((DIFFERENCE, 3 * DIFFERENCE)):
             up, down = np.array(array), np.array(array)
             up[place] += width
             down[place] -= width
-            found[(row, *place)] = (loss(up) - loss(down)) / (2 * width)
-    near = np.abs(found[0] - found[1]) <= 1e-4 * (1 + np.abs(found[0]))
-    return found[0], near & np.isfinite(found[0])
+            slopes[(row, *place)] = (loss(up) - loss(down)) / (2 * width)
+    near = np.abs(slopes[0] - slopes[1]) <= 1e-4 * (1 + np.abs(slopes[0]))
+    return slopes[0], near & np.isfinite(slopes[0])
 
 
 def _largest(array: Array) -> float:

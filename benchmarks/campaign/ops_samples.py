@@ -38,10 +38,10 @@ def drawn(dtype: str, seed: int) -> list[Sample]:
 def run(result: Result, choices: random.Random) -> None:
     """One sample of a random kind."""
     dtype = choices.choice(list(ROUNDINGS))
-    found = drawn(dtype, 1 + choices.randrange(4) + 10 * result.case.seed)
-    kinds = sorted({sample.kind for sample in found})
+    samples = drawn(dtype, 1 + choices.randrange(4) + 10 * result.case.seed)
+    kinds = sorted({sample.kind for sample in samples})
     kind = choices.choice(kinds)
-    sample = choices.choice([each for each in found if each.kind == kind])
+    sample = choices.choice([each for each in samples if each.kind == kind])
     mesh = choices.choice(MESHES)
     mutates = op_table()[kind].mutates
     layouts = []

@@ -19,12 +19,12 @@ def table(results: Sequence[Result]) -> str:
     for result in sorted(results, key=lambda each: each.group):
         groups.setdefault(result.group, []).append(result)
     rows = ["| what | cases | endings | slowest, s | went wrong |", "|---|---|---|---|---|"]
-    for group, found in groups.items():
-        endings = Counter(each.ending or "as it must" for each in found if not each.problems)
+    for group, of_group in groups.items():
+        endings = Counter(each.ending or "as it must" for each in of_group if not each.problems)
         text = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
-        slowest = max(each.seconds for each in found)
-        wrong = sum(bool(each.problems) for each in found)
-        rows.append(f"| {group} | {len(found)} | {text} | {slowest:.1f} | {wrong} |")
+        slowest = max(each.seconds for each in of_group)
+        wrong = sum(bool(each.problems) for each in of_group)
+        rows.append(f"| {group} | {len(of_group)} | {text} | {slowest:.1f} | {wrong} |")
     return "\n".join(rows)
 
 
@@ -35,7 +35,7 @@ def write(kind: str, results: Sequence[Result]) -> None:
     seeds = ", ".join(map(str, sorted({each.case.seed for each in results})))
     note = f"{len(results):,} cases with seed {seeds}; {wrong} went wrong."
     inside = f"<!-- {kind} -->\n{table(results)}\n\n{note}\n<!-- end -->"
-    found = re.search(rf"<!-- {kind} -->.*?<!-- end -->", text, flags=re.S)
-    if found is None:
+    marked = re.search(rf"<!-- {kind} -->.*?<!-- end -->", text, flags=re.S)
+    if marked is None:
         sys.exit(f"{PAGE} has no place for {kind}")
-    PAGE.write_text(text[: found.start()] + inside + text[found.end() :])
+    PAGE.write_text(text[: marked.start()] + inside + text[marked.end() :])

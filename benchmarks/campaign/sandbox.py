@@ -193,7 +193,7 @@ class Sandbox:
     def processes(self) -> dict[int, str]:
         """Live processes with the sandbox's mark: command lines by process id."""
         wanted = f"{MARK}={self.mark}".encode()
-        found = {}
+        processes = {}
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit() or int(folder.name) == os.getpid():
                 continue
@@ -202,18 +202,18 @@ class Sandbox:
                     state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                     if state not in "ZX":
                         line = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
-                        found[int(folder.name)] = line.decode(errors="replace").strip()
-        return found
+                        processes[int(folder.name)] = line.decode(errors="replace").strip()
+        return processes
 
     def left(self, but: set[int] | None = None) -> list[str]:
         """Processes and temporary files that are still there, some processes not counted."""
         expected = but or set()
-        found = [
+        left = [
             f"process {pid}: {line}"
             for pid, line in self.processes().items()
             if pid not in expected
         ]
-        return found + [f"file {path.name}" for path in sorted(self.temporary.iterdir())]
+        return left + [f"file {path.name}" for path in sorted(self.temporary.iterdir())]
 
     def clear(self) -> None:
         """End all children and whatever else carries the mark; forget them."""

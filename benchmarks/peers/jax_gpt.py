@@ -36,18 +36,18 @@ EPSILON = 1e-5
 
 def shapes(layers: int, dim: int, length: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter; matrices are [inputs, outputs]."""
-    found: dict[str, tuple[int, ...]] = {"token": (vocabulary, dim), "position": (length, dim)}
+    shapes: dict[str, tuple[int, ...]] = {"token": (vocabulary, dim), "position": (length, dim)}
     for layer in range(layers):
         for name in ("query", "key", "value", "projection"):
-            found[f"{layer}.{name}.weight"] = (dim, dim)
-            found[f"{layer}.{name}.bias"] = (dim,)
-        found[f"{layer}.fc1.weight"], found[f"{layer}.fc1.bias"] = (dim, 4 * dim), (4 * dim,)
-        found[f"{layer}.fc2.weight"], found[f"{layer}.fc2.bias"] = (4 * dim, dim), (dim,)
+            shapes[f"{layer}.{name}.weight"] = (dim, dim)
+            shapes[f"{layer}.{name}.bias"] = (dim,)
+        shapes[f"{layer}.fc1.weight"], shapes[f"{layer}.fc1.bias"] = (dim, 4 * dim), (4 * dim,)
+        shapes[f"{layer}.fc2.weight"], shapes[f"{layer}.fc2.bias"] = (4 * dim, dim), (dim,)
         for name in ("norm1", "norm2"):
-            found[f"{layer}.{name}.scale"] = found[f"{layer}.{name}.shift"] = (dim,)
-    found["norm.scale"] = found["norm.shift"] = (dim,)
-    found["head"] = (dim, vocabulary)
-    return found
+            shapes[f"{layer}.{name}.scale"] = shapes[f"{layer}.{name}.shift"] = (dim,)
+    shapes["norm.scale"] = shapes["norm.shift"] = (dim,)
+    shapes["head"] = (dim, vocabulary)
+    return shapes
 
 
 def normed(parameters: Parameters, name: str, x: jax.Array) -> jax.Array:
@@ -113,15 +113,15 @@ def train_step(
     first, second, decay = 0.9, 0.95, 0.01
     step = state["step"] + 1
     rate = rate_of(state["step"])
-    found: dict[str, Any] = {"parameters": {}, "first": {}, "second": {}, "step": step}
+    updated: dict[str, Any] = {"parameters": {}, "first": {}, "second": {}, "step": step}
     for name, gradient in gradients.items():
         parameter = state["parameters"][name]
         mean = first * state["first"][name] + (1 - first) * gradient
         square = second * state["second"][name] + (1 - second) * gradient * gradient
         update = (mean / (1 - first**step)) / (jnp.sqrt(square / (1 - second**step)) + 1e-8)
-        found["parameters"][name] = parameter - rate * (update + decay * parameter)
-        found["first"][name], found["second"][name] = mean, square
-    return found, loss
+        updated["parameters"][name] = parameter - rate * (update + decay * parameter)
+        updated["first"][name], updated["second"][name] = mean, square
+    return updated, loss
 
 
 # --- layouts --------------------------------------------------------------------------------------

@@ -48,12 +48,12 @@ def mlp_step(
 
 
 def mlp_state(random: np.random.Generator) -> dict[str, Any]:
-    found = {}
+    state = {}
     for layer, (inputs, outputs) in enumerate(pairwise(WIDTHS)):
         bound = 1 / math.sqrt(inputs)
-        found[f"{layer}.weight"] = random.uniform(-bound, bound, (inputs, outputs))
-        found[f"{layer}.bias"] = random.uniform(-bound, bound, outputs)
-    return {name: value.astype(np.float32) for name, value in found.items()}
+        state[f"{layer}.weight"] = random.uniform(-bound, bound, (inputs, outputs))
+        state[f"{layer}.bias"] = random.uniform(-bound, bound, outputs)
+    return {name: value.astype(np.float32) for name, value in state.items()}
 
 
 def gpt_state(random: np.random.Generator, layers: int, dim: int) -> dict[str, Any]:

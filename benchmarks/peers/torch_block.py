@@ -37,8 +37,8 @@ def main() -> None:
         loss = forward(x).square().mean()
         loss.backward()
         optimizer.step()
-        found: torch.Tensor = loss.detach()
-        return found
+        detached: torch.Tensor = loss.detach()
+        return detached
 
     for _ in range(3):
         loss = step()

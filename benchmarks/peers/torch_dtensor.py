@@ -39,8 +39,8 @@ def per_call(function: Call, number: int) -> float:
 def beyond(theirs: Call, bare: Call, number: int = 200, rounds: int = 60) -> float:
     theirs()
     bare()
-    found = [(per_call(theirs, number), per_call(bare, number)) for _ in range(rounds)]
-    return round(min(one for one, _ in found) - min(one for _, one in found), 3)
+    times = [(per_call(theirs, number), per_call(bare, number)) for _ in range(rounds)]
+    return round(min(one for one, _ in times) - min(one for _, one in times), 3)
 
 
 def ops(name: str, mesh: DeviceMesh, placements: list[Replicate]) -> dict[str, float]:
@@ -88,12 +88,12 @@ def models(mesh: DeviceMesh) -> dict[str, float]:
     plain, whole = net(), distribute_module(net(), mesh)
     a = torch.ones(4, 8)
     x = distribute_tensor(a, mesh, [Replicate()])
-    found = {"mlp": beyond(lambda: whole(x).sum().backward(), lambda: plain(a).sum().backward(), 5)}
+    times = {"mlp": beyond(lambda: whole(x).sum().backward(), lambda: plain(a).sum().backward(), 5)}
     for name, foreach in (("adamw_one_by_one", False), ("adamw", True)):
         theirs = torch.optim.AdamW(whole.parameters(), foreach=foreach)
         bare = torch.optim.AdamW(plain.parameters(), foreach=foreach)
-        found[name] = beyond(theirs.step, bare.step, 5)
-    return found
+        times[name] = beyond(theirs.step, bare.step, 5)
+    return times
 
 
 def two_ranks(mesh: DeviceMesh) -> dict[str, float]:
@@ -171,11 +171,11 @@ def all_new(name: str) -> dict[str, float]:
         function(*tensors)
         return round((time.perf_counter() - begin) * 1e6, 1)
 
-    found = {"first_op": timed(torch.neg, tensor(8, torch.float32, "whole"))}
+    times = {"first_op": timed(torch.neg, tensor(8, torch.float32, "whole"))}
     for number, (kind, function, dtype, chosen) in enumerate(CASES):
         given = [tensor(12 + 4 * number, dtype, each) for each in chosen]
-        found[kind] = timed(function, *given)
-    return found
+        times[kind] = timed(function, *given)
+    return times
 
 
 def main() -> None:
@@ -191,13 +191,13 @@ def main() -> None:
     )
     if size == 1:
         line = init_device_mesh("cpu", (1,))
-        found = ops("1d", line, [Replicate()])
-        found |= ops("2d", init_device_mesh("cpu", (1, 1)), [Replicate()] * 2)
-        found |= {"new_shape": new_shape(line), **models(line)}
+        times = ops("1d", line, [Replicate()])
+        times |= ops("2d", init_device_mesh("cpu", (1, 1)), [Replicate()] * 2)
+        times |= {"new_shape": new_shape(line), **models(line)}
     else:
-        found = two_ranks(init_device_mesh("cpu", (size,)))
+        times = two_ranks(init_device_mesh("cpu", (size,)))
     if rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(times))
     dist.destroy_process_group()
 
 
