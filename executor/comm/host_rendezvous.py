@@ -198,35 +198,32 @@ class HostRendezvous:
         by_member = targets is not None and targets == tuple(range(len(self.ranks)))
         is_staged = _write(own, call, arrays, by_member)
         group.barrier(label)
-        published = [read_packed(page[at : at + SLOT_BYTES]) for page in self._pages]
-        if not any(one.flags & _STAGED for one in published):
-            return [(one.call, one.arrays(one.payload)) for one in published]
-        if all(one.nbytes <= STAGING_BYTES for one in published):
+        slots = [read_packed(page[at : at + SLOT_BYTES]) for page in self._pages]
+        if not any(one.flags & _STAGED for one in slots):
+            return [(one.call, one.arrays(one.payload)) for one in slots]
+        if all(one.nbytes <= STAGING_BYTES for one in slots):
             if is_staged:
                 write_arrays(self._staging[self.member], arrays)
             group.barrier(label)
             self._must_release = True
             places = [
                 staging if one.flags & _STAGED else one.payload
-                for one, staging in zip(published, self._staging, strict=True)
+                for one, staging in zip(slots, self._staging, strict=True)
             ]
-            return [
-                (one.call, one.arrays(place)) for one, place in zip(published, places, strict=True)
-            ]
-        return self._in_rounds(group, published, arrays, label)
+            return [(one.call, one.arrays(place)) for one, place in zip(slots, places, strict=True)]
+        return self._in_rounds(group, slots, arrays, label)
 
     def _in_rounds(
-        self, group: HostGroup, published: list[PackedArrays], arrays: Arrays, label: object
+        self, group: HostGroup, slots: list[PackedArrays], arrays: Arrays, label: object
     ) -> Published:
         """What is larger than the staging area comes through it piece by piece, and is copied."""
-        packed = np.empty(published[self.member].nbytes, np.uint8)
+        packed = np.empty(slots[self.member].nbytes, np.uint8)
         write_arrays(packed, arrays)
-        copies = [np.empty(one.nbytes, np.uint8) for one in published]
+        copies = [np.empty(one.nbytes, np.uint8) for one in slots]
         spans = [
-            one.span(self.member) if one.flags & _BY_MEMBER else (0, one.nbytes)
-            for one in published
+            one.span(self.member) if one.flags & _BY_MEMBER else (0, one.nbytes) for one in slots
         ]
-        for start in range(0, max(one.nbytes for one in published), STAGING_BYTES):
+        for start in range(0, max(one.nbytes for one in slots), STAGING_BYTES):
             piece = packed[start : start + STAGING_BYTES]
             self._staging[self.member][: piece.size] = piece
             group.barrier(label)
@@ -235,7 +232,7 @@ class HostRendezvous:
                 if first < last:
                     copy[first:last] = staging[first - start : last - start]
             group.barrier(label)
-        return [(one.call, one.arrays(copy)) for one, copy in zip(published, copies, strict=True)]
+        return [(one.call, one.arrays(copy)) for one, copy in zip(slots, copies, strict=True)]
 
     def release(self, label: object) -> None:
         """See `Rendezvous.release`."""

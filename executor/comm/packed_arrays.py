@@ -40,12 +40,12 @@ class PackedArrays:
 
     def arrays(self, data: Buffer) -> Arrays:
         """The arrays that lie in these bytes."""
-        found, start = [], 0
+        arrays, start = [], 0
         for dtype, shape in self.shapes:
             used = element_count(shape) * dtype.itemsize
-            found.append(data[start : start + used].view(dtype).reshape(shape))
+            arrays.append(data[start : start + used].view(dtype).reshape(shape))
             start += _padded(used)
-        return tuple(found)
+        return tuple(arrays)
 
 
 def packed_bytes(arrays: Arrays) -> int:
