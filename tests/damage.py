@@ -35,26 +35,26 @@ JSON_VALUES: tuple[Any, ...] = (
 
 def damaged_bytes(data: bytes, rng: random.Random) -> bytes:
     """Bytes with one to three places flipped, cut off, cut out, doubled, zeroed or made extreme."""
-    found = bytearray(data)
+    damaged = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        at = rng.randrange(len(found) + 1)
+        at = rng.randrange(len(damaged) + 1)
         size = rng.choice((1, 2, 4, 8, rng.randrange(1, 200)))
         match rng.randrange(8):
-            case 0 | 1 if at < len(found):
-                found[at] ^= 1 << rng.randrange(8)
+            case 0 | 1 if at < len(damaged):
+                damaged[at] ^= 1 << rng.randrange(8)
             case 2:
-                del found[at:]
+                del damaged[at:]
             case 3:
-                del found[at : at + size]
+                del damaged[at : at + size]
             case 4:
-                found[at:at] = found[at : at + size]
+                damaged[at:at] = damaged[at : at + size]
             case 5:
-                found[at : at + size] = bytes(size)
+                damaged[at : at + size] = bytes(size)
             case 6:
-                found[at : at + 8] = struct.pack("<Q", rng.choice(EXTREMES) & ((1 << 64) - 1))
+                damaged[at : at + 8] = struct.pack("<Q", rng.choice(EXTREMES) & ((1 << 64) - 1))
             case _:
-                found[at:at] = rng.randbytes(size)
-    return bytes(found)
+                damaged[at:at] = rng.randbytes(size)
+    return bytes(damaged)
 
 
 def damaged_json(value: Any, rng: random.Random) -> bytes:
@@ -112,10 +112,10 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def damaged_message(message: Any, rng: random.Random) -> Any:
     """A protobuf message with one to three fields or elements of columns changed."""
-    found = type(message)()
-    found.CopyFrom(message)
+    damaged = type(message)()
+    damaged.CopyFrom(message)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        fields = list(_fields(found))
+        fields = list(_fields(damaged))
         if not fields:
             break
         holder, field = rng.choice(fields)
@@ -125,7 +125,7 @@ def damaged_message(message: Any, rng: random.Random) -> Any:
             holder.ClearField(field.name)
         else:
             setattr(holder, field.name, _other(field, getattr(holder, field.name), rng))
-    return found
+    return damaged
 
 
 def _fields(message: Any) -> Iterator[tuple[Any, Any]]:

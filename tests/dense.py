@@ -39,7 +39,7 @@ class DenseRun:
         """Outputs of the next step: scalars as Python numbers, tensors as arrays."""
         values: dict[str, Array] = {}
         updates: dict[str, Array] = {}
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         variable_of: dict[str, str] = {}
         for op in self.job.ops:
             inputs = [values[value.name] for value in op.inputs]
@@ -53,7 +53,9 @@ class DenseRun:
                 outputs = self._run(op, inputs)
                 if op.kind == "output":
                     array = inputs[0]
-                    found[str(op.attr("name"))] = array.item() if array.ndim == 0 else array.copy()
+                    results[str(op.attr("name"))] = (
+                        array.item() if array.ndim == 0 else array.copy()
+                    )
             for produced, read in op_def(op.kind).mutates:
                 updates[variable_of[op.inputs[read].name]] = outputs[produced]
             values.update(
@@ -62,7 +64,7 @@ class DenseRun:
         # Everything reads the values from before the step; the updates hold from the next one.
         self.variables.update(updates)
         self.steps_done += 1
-        return found
+        return results
 
     def _run(self, op: Op, inputs: Sequence[Array]) -> list[Array]:
         context = self._contexts[op.name]
@@ -85,13 +87,13 @@ def run_dense(
     name (the others start as the job says); after the run it holds the final values of all.
     """
     run = DenseRun(job, variables)
-    found = []
+    results = []
     for step in range(steps):
         given = feeds[step] if isinstance(feeds, Sequence) else feeds
-        found.append(run.step(**(given or {})))
+        results.append(run.step(**(given or {})))
     if variables is not None:
         variables.update(run.variables)
-    return found
+    return results
 
 
 def _context(job: Job, op: Op) -> KernelContext:

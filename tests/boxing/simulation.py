@@ -133,24 +133,24 @@ def _result(step, shards, shape, placement, rank):
 
 def apply_exchange(exchange: Exchange, shards: Shards) -> Shards:
     """Every destination's shard from the boxes it reads."""
-    found = {}
+    results = {}
     for rank in exchange.dst_placement.rank_list:
         shape = [stop - start for start, stop in exchange.region(rank)]
         sources = exchange_sources(exchange, rank)
         if not sources:
-            found[rank] = np.full(shape, IDENTITY[exchange.fill(rank) or Reduction.SUM])
+            results[rank] = np.full(shape, IDENTITY[exchange.fill(rank) or Reduction.SUM])
         elif exchange.reduction is None:
-            found[rank] = np.full(shape, np.nan)
+            results[rank] = np.full(shape, np.nan)
             for piece in sources:
-                found[rank][region_index(piece.target)] = shards[piece.rank][
+                results[rank][region_index(piece.target)] = shards[piece.rank][
                     region_index(piece.source)
                 ]
-            assert not np.isnan(found[rank]).any()
+            assert not np.isnan(results[rank]).any()
         else:
             layers = []
             for piece in sources:
                 layer = np.full(shape, IDENTITY[exchange.reduction])
                 layer[region_index(piece.target)] = shards[piece.rank][region_index(piece.source)]
                 layers.append(layer)
-            found[rank] = COMBINE[exchange.reduction](np.stack(layers))
-    return found
+            results[rank] = COMBINE[exchange.reduction](np.stack(layers))
+    return results

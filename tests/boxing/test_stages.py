@@ -47,6 +47,6 @@ def test_what_comes_before_an_exchange_is_work_of_the_first_stage(schedule: str)
     feeds = [{"x": random.normal(size=(8, 6)).astype(np.float32)} for _ in range(3)]
     with LocalWorld(compilation.plans) as world:
         for given, dense in zip(feeds, run_dense(job, 3, feeds), strict=True):
-            found = world.step(given)
+            outputs = world.step(given)
             for name, value in dense.items():
-                np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+                np.testing.assert_allclose(outputs[name], value, rtol=1e-5, err_msg=name)

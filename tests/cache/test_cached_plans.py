@@ -32,9 +32,9 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def cache() -> PlanCache:
-    found = open_cache()
-    assert found is not None
-    return found
+    cache = open_cache()
+    assert cache is not None
+    return cache
 
 
 def losses(session: pc.Session) -> list[Any]:
@@ -107,29 +107,29 @@ def test_kept_plans_are_the_compiled_plans(cache_folder: Path) -> None:
 def test_the_two_halves_of_a_cluster(cache_folder: Path, work: Counter[str]) -> None:
     """A master keeps slices, workers plans; together they serve `run` too, and it serves them."""
     job = gpt(pp=2, dp=2)
-    slices, found = slices_of_job(job, 4, cache())
-    assert not found
+    slices, actual = slices_of_job(job, 4, cache())
+    assert not actual
     assert len(slices.distinct) == 2
     texts = {}
     for number in range(4):
-        plan, found = plan_of_slice(slices.distinct[slices.of_rank[number]], number, cache())
-        assert not found
+        plan, actual = plan_of_slice(slices.distinct[slices.of_rank[number]], number, cache())
+        assert not actual
         texts[number] = format_plan(plan)
     work.clear()
-    again, found = slices_of_job(job, 4, cache())
-    assert found
+    again, actual = slices_of_job(job, 4, cache())
+    assert actual
     assert again == slices
     for number in range(4):
-        plan, found = plan_of_slice(again.distinct[again.of_rank[number]], number, cache())
-        assert found
+        plan, actual = plan_of_slice(again.distinct[again.of_rank[number]], number, cache())
+        assert actual
         assert format_plan(plan) == texts[number]
     assert plans_of_job(job, 4, cache=cache()).cached
     assert work == Counter()
     shutil.rmtree(cache_folder)
     assert not plans_of_job(job, 4, cache=cache()).cached
     work.clear()
-    slices, found = slices_of_job(job, 4, cache())
-    assert found
+    slices, actual = slices_of_job(job, 4, cache())
+    assert actual
     assert plan_of_slice(slices.distinct[slices.of_rank[3]], 3, cache())[1]
     assert work == Counter()
 
@@ -209,13 +209,13 @@ def test_an_edit_of_the_compiler_misses(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("ops", "passes"):
         (package / name / "inner").mkdir(parents=True)
         (package / name / "inner" / "one.py").write_text("ONE = 1\n")
-    found = {keys.sources_digest(package, ("ops", "passes"))}
+    results = {keys.sources_digest(package, ("ops", "passes"))}
     (package / "passes" / "inner" / "one.py").write_text("ONE = 2\n")
-    found.add(keys.sources_digest(package, ("ops", "passes")))
+    results.add(keys.sources_digest(package, ("ops", "passes")))
     (package / "passes" / "inner" / "one.py").rename(package / "passes" / "inner" / "two.py")
-    found.add(keys.sources_digest(package, ("ops", "passes")))
-    assert None not in found
-    assert len(found) == 3
+    results.add(keys.sources_digest(package, ("ops", "passes")))
+    assert None not in results
+    assert len(results) == 3
     assert keys.sources_digest(package, ("ops", "lower")) is None
 
 

@@ -236,10 +236,10 @@ def test_slices_are_stored_once_and_their_ranks_as_runs() -> None:
 
 def test_runs_give_back_the_ranks() -> None:
     for ranks in ([], [3], [1, 5], [0, 1, 2, 9], [0, 2, 4, 5, 6, 11], list(range(7, 70, 7))):
-        found = [
+        results = [
             start + step * stride for start, length, stride in runs(ranks) for step in range(length)
         ]
-        assert found == ranks
+        assert results == ranks
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def test_a_wrong_reference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(table, name, (ours, larger(reference)))
     monkeypatch.setattr(ops_steps, "SMOOTH_ONLY", {})
     with ops.opened() as campaign:
-        found = [campaign.run(Case("ops", 5, index)) for index in range(0, 60, len(ops.KINDS))]
-    assert sum(bool(each.problems) for each in found) >= len(found) // 4
+        results = [campaign.run(Case("ops", 5, index)) for index in range(0, 60, len(ops.KINDS))]
+    assert sum(bool(each.problems) for each in results) >= len(results) // 4
 
 
 def test_edges_differ_by_kind_of_infinity() -> None:

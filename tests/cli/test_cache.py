@@ -33,8 +33,8 @@ def ended(child: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = child.communicate(timeout=WAIT)
     assert child.returncode == 0, err
     assert "WARNING" not in err
-    found: dict[str, Any] = json.loads(out)
-    return found
+    report: dict[str, Any] = json.loads(out)
+    return report
 
 
 def test_the_second_run_is_cached(mlp: str, invoke: Invoke, cache_folder: Path) -> None:
@@ -65,15 +65,15 @@ def test_listing_and_clearing(mlp: str, invoke: Invoke, cache_folder: Path) -> N
     nothing = json.loads(invoke("cache", "ls", "--json").stdout)
     assert (nothing["entries"], nothing["bytes"]) == ([], 0)
     assert invoke("run", mlp, "--ranks", "3", "--steps", "1").exit_code == 0
-    found = json.loads(invoke("cache", "ls", "--json").stdout)
-    assert found["folder"] == str(cache_folder)
-    assert found["limit"] == 1 << 30
-    assert sorted((each["holds"], each["job"], each["ranks"]) for each in found["entries"]) == [
+    report = json.loads(invoke("cache", "ls", "--json").stdout)
+    assert report["folder"] == str(cache_folder)
+    assert report["limit"] == 1 << 30
+    assert sorted((each["holds"], each["job"], each["ranks"]) for each in report["entries"]) == [
         ("plans", "small", [0, 1, 2]),
         ("slices", "small", [0, 1, 2]),
     ]
     on_disk = sum(path.stat().st_size for path in cache_folder.rglob("*") if path.is_file())
-    assert found["bytes"] == sum(each["bytes"] for each in found["entries"]) == on_disk
+    assert report["bytes"] == sum(each["bytes"] for each in report["entries"]) == on_disk
     lines = invoke("cache", "ls").stdout.splitlines()
     assert lines[0].split() == ["key", "holds", "job", "ranks", "bytes", "last", "used"]
     assert {tuple(line.split()[1:6]) for line in lines[1:]} == {

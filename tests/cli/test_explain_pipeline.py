@@ -65,8 +65,8 @@ def test_the_command_explains_a_pipeline() -> None:
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert ["0", "1f1b", "F0 F1 B0 F2 B1 F3 B2 B3", "2", "20.0%"] in rows
     assert ["1", "1f1b", "F0 B0 F1 B1 F2 B2 F3 B3", "1", "20.0%"] in rows
-    found = json.loads(run(*GPT, *settings, "--json"))["pipeline"]
-    assert [row["bubble_fraction"] for row in found] == [pytest.approx(0.2)] * 2
+    report = json.loads(run(*GPT, *settings, "--json"))["pipeline"]
+    assert [row["bubble_fraction"] for row in report] == [pytest.approx(0.2)] * 2
 
 
 def test_the_command_says_nothing_of_stages_where_a_step_is_not_split() -> None:

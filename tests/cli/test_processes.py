@@ -61,7 +61,7 @@ def read_until(stream: IO[str] | None, words: str) -> str:
 
 def children_of(pid: int) -> list[int]:
     """Live child processes of a process."""
-    found = []
+    children = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -71,8 +71,8 @@ def children_of(pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(parent) == pid and state != "Z":
-            found.append(int(entry.name))
-    return found
+            children.append(int(entry.name))
+    return children
 
 
 def await_end(pids: list[int]) -> None:

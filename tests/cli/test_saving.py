@@ -63,9 +63,9 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    found = Disk(monkeypatch)
-    yield found
-    found.go.set()
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.go.set()
 
 
 @pytest.fixture(autouse=True)
@@ -322,8 +322,8 @@ def test_a_flipped_bit_in_a_shard_is_refused_unless_nobody_looks(
     with pytest.raises(CheckpointError, match="not those that were written"):
         pc.run(job, backend=backend, restore=folder, cache=False)
     with pc.run(job, backend=backend, restore=folder, cache=False, check_restore=False) as session:
-        found = session.variables()
-    assert sum(not np.array_equal(found[name], value) for name, value in kept.items()) == 1
+        actual = session.variables()
+    assert sum(not np.array_equal(actual[name], value) for name, value in kept.items()) == 1
 
 
 def test_boxes_that_overlap_leave_no_memory_that_nobody_wrote(job: pc.Job, tmp_path: Path) -> None:

@@ -330,8 +330,8 @@ def test_callers_from_several_threads_take_turns(backend: str) -> None:
         pc.output("whole", x.sum().cast("int64"))
     with pc.run(job, backend=backend) as session, ThreadPoolExecutor(4) as pool:
         fed = [np.full(4, number, np.float32) for number in range(20)]
-        found = list(pool.map(lambda each: session.step(x=each), fed))
-    for array, outputs in zip(fed, found, strict=True):
+        stepped = list(pool.map(lambda each: session.step(x=each), fed))
+    for array, outputs in zip(fed, stepped, strict=True):
         np.testing.assert_array_equal(outputs["y"], array * 2)
         assert outputs["whole"] == int(array.sum())
         assert isinstance(outputs["whole"], int)

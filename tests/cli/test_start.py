@@ -69,15 +69,15 @@ def test_runs_with_threads_need_no_grpc_and_only_search_needs_networkx() -> None
 
 def numpy_imports(path: Path) -> list[ast.stmt]:
     """The statements of a module that import NumPy when it is loaded."""
-    found: list[ast.stmt] = []
+    numpy_imports: list[ast.stmt] = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         if any(name.partition(".")[0] == "numpy" for name in names):
-            found.append(node)
-    return found
+            numpy_imports.append(node)
+    return numpy_imports
 
 
 def first_own_import(path: Path) -> str:

@@ -61,17 +61,17 @@ class Workers:
 
     def __call__(self, master: str, count: int = 1, **options: Any) -> list[WorkerThread]:
         """Start some."""
-        found = [WorkerThread(master, **options) for _ in range(count)]
-        self.started += found
-        return found
+        results = [WorkerThread(master, **options) for _ in range(count)]
+        self.started += results
+        return results
 
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
     """Starts workers in threads; stops them afterwards."""
-    found = Workers()
-    yield found
-    for worker in found.started:
+    workers = Workers()
+    yield workers
+    for worker in workers.started:
         worker.stop()
     left = [each.name for each in threading.enumerate() if each.name.startswith("plancompiler-job")]
     assert not left
@@ -90,8 +90,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server() -> Iterator[MasterServer]:
     """A master of two ranks."""
-    with MasterServer(ranks=2) as found:
-        yield found
+    with MasterServer(ranks=2) as server:
+        yield server
     assert not [each for each in threading.enumerate() if each.name.startswith("plancompiler")]
 
 

@@ -24,13 +24,13 @@ SAID = "outside of the folders that this worker allows"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The folder that is allowed, with a link that leads out of it."""
-    found = tmp_path / "allowed"
-    found.mkdir()
+    folder = tmp_path / "allowed"
+    folder.mkdir()
     (tmp_path / "secret").write_bytes(b"secret" * 20)
-    (found / "link").symlink_to(tmp_path / "secret")
-    (found / "out").symlink_to(tmp_path)
-    (found / "tokens").write_bytes(b"tokens" * 20)
-    return found
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "out").symlink_to(tmp_path)
+    (folder / "tokens").write_bytes(b"tokens" * 20)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def client(folder: Path) -> Iterator[Client]:
     with MasterServer(ranks=1) as server:
         worker = WorkerThread(server.address, allow_paths=[folder])
         try:
-            with Client(server.address) as found:
-                yield found
+            with Client(server.address) as client:
+                yield client
         finally:
             worker.stop()
 

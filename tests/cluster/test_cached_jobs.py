@@ -24,8 +24,8 @@ def client(cache_folder: Path, workers: Workers) -> Iterator[Client]:
     """A client of a master and two workers, all of which have the plan cache on."""
     with MasterServer(ranks=2) as server:
         started = workers(server.address, 2)
-        with Client(server.address) as found:
-            yield found
+        with Client(server.address) as client:
+            yield client
         for worker in started:
             worker.stop()
 

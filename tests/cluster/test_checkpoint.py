@@ -45,7 +45,7 @@ VALUES = {
 
 def plans(placements: dict[str, Placement], sbps: dict[str, NdSbp], world: int) -> list[Plan]:
     """A plan per rank that holds nothing but its variables."""
-    found = []
+    plans = []
     for rank in range(world):
         variables = tuple(
             VariableDesc(
@@ -61,8 +61,8 @@ def plans(placements: dict[str, Placement], sbps: dict[str, NdSbp], world: int) 
             for index, (name, shape) in enumerate(SHAPES.items())
             if rank in placements[name]
         )
-        found.append(Plan("job", rank, world, 0, (), (), (), (), (), variables, ()))
-    return found
+        plans.append(Plan("job", rank, world, 0, (), (), (), (), (), variables, ()))
+    return plans
 
 
 def shards(plan: Plan) -> dict[str, np.ndarray]:
@@ -281,10 +281,10 @@ GRID = simple(Placement("cpu", [[0, 1], [2, 3]]), ["S(0)", "S(1)"])
 
 
 def _boxes(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / INDEX).read_text())["variables"]["w"][
+    boxes: list[dict[str, Any]] = json.loads((folder / INDEX).read_text())["variables"]["w"][
         "boxes"
     ]
-    return found
+    return boxes
 
 
 @pytest.mark.parametrize(

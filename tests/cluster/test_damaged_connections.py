@@ -179,10 +179,10 @@ class Altering:
 
 def other_loss(data: bytes) -> bytes:
     """A bit of the first loss in a piece is another."""
-    found = re.search(rb'"loss".*?}} *(....)', data, re.DOTALL)
-    if found is None:
+    match = re.search(rb'"loss".*?}} *(....)', data, re.DOTALL)
+    if match is None:
         return data
-    at = found.start(1) + 2
+    at = match.start(1) + 2
     return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 

@@ -38,8 +38,8 @@ STEPS = 5
 
 @pytest.fixture
 def client(cluster: MasterServer) -> Iterator[Client]:
-    with Client(cluster.address) as found:
-        yield found
+    with Client(cluster.address) as client:
+        yield client
 
 
 def fed_job(scale: float = 1.0, rows: int = 4) -> pc.Job:

@@ -306,11 +306,11 @@ def test_what_arrived_is_moved_a_few_times_and_not_with_each_chunk() -> None:
     data = (LARGE * 20)[: 20 * CHUNK_BYTES + 5]
     budget = UploadBudget(len(data))
     assembler = Assembler("it", len(data), Reservation(budget))
-    rooms, found = set(), None
+    rooms, actual = set(), None
     for chunk in to_chunks(data):
-        found = assembler.add(chunk)
+        actual = assembler.add(chunk)
         rooms.add(budget.held)
-    assert found == data
+    assert actual == data
     assert rooms == {4 * CHUNK_BYTES, 20 * CHUNK_BYTES, len(data)}
 
 
@@ -349,12 +349,12 @@ def test_arrays() -> None:
     arrays["empty"] = np.zeros((0, 2))
     arrays["strided"] = np.arange(20).reshape(4, 5)[::2, 1:].T
     arrays["swapped"] = np.arange(3, dtype=">i4")
-    found = arrays_from_bytes(arrays_to_bytes(arrays))
-    assert found.keys() == arrays.keys()
+    actual = arrays_from_bytes(arrays_to_bytes(arrays))
+    assert actual.keys() == arrays.keys()
     for name, value in arrays.items():
-        np.testing.assert_array_equal(found[name], value)
-        assert found[name].dtype == np.asarray(value).dtype.newbyteorder("=")
-        assert found[name].shape == np.asarray(value).shape
+        np.testing.assert_array_equal(actual[name], value)
+        assert actual[name].dtype == np.asarray(value).dtype.newbyteorder("=")
+        assert actual[name].shape == np.asarray(value).shape
     with pytest.raises(WireFormatError):
         arrays_to_bytes({"x": np.array(["text"])})
 
@@ -406,19 +406,19 @@ def test_of_what_is_missing_readers_get_the_latest() -> None:
         channel.publish(missing[0])
         channel.publish(missing[1])
         events = channel.read()
-        found = [await anext(events), await anext(events)]
+        results = [await anext(events), await anext(events)]
         channel.publish(missing[2])
-        found.append(await anext(events))
+        results.append(await anext(events))
         channel.publish(missing[3])
         channel.publish(compiling)
-        found.append(await anext(events))
+        results.append(await anext(events))
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         channel.wake()
-        return [*found, await waiting]
+        return [*results, await waiting]
 
-    found = asyncio.run(asyncio.wait_for(follow(), SECONDS))
-    assert found == [queued, missing[1], missing[2], compiling, None]
+    actual = asyncio.run(asyncio.wait_for(follow(), SECONDS))
+    assert actual == [queued, missing[1], missing[2], compiling, None]
 
 
 def test_a_slow_reader_misses_the_oldest_steps_and_is_told() -> None:
@@ -428,12 +428,12 @@ def test_a_slow_reader_misses_the_oldest_steps_and_is_told() -> None:
             channel.publish(m.RankOutputs(step, rank, bytes(1000)))
         channel.publish(m.StepDone(step))
     channel.publish(m.PhaseChanged(m.JobPhase.FINISHED, 1.0))
-    found = read_all(channel)
-    assert isinstance(found[0], m.StepsDropped)
-    first = 5 + found[0].count
-    kept = [event for event in found if isinstance(event, m.RankOutputs)]
+    actual = read_all(channel)
+    assert isinstance(actual[0], m.StepsDropped)
+    first = 5 + actual[0].count
+    kept = [event for event in actual if isinstance(event, m.RankOutputs)]
     assert [event.step for event in kept] == [step for step in range(first, 25) for _ in range(2)]
-    assert [event.step for event in found if isinstance(event, m.StepDone)] == list(
+    assert [event.step for event in actual if isinstance(event, m.StepDone)] == list(
         range(first, 25)
     )
     assert 0 < len(kept) * 1000 <= 10_000

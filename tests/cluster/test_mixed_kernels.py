@@ -31,7 +31,7 @@ def choice() -> None:
     """Skips where BLAS has no kernels to choose from."""
     code = "from plancompiler.blas import loaded_library; print(loaded_library.numeric_kernels())"
     asked = [sys.executable, "-c", code]
-    found = {
+    results = {
         subprocess.run(
             asked,
             env={**os.environ, VARIABLE: kernels},
@@ -42,7 +42,7 @@ def choice() -> None:
         ).stdout
         for kernels in (OTHER, "")
     }
-    if len(found) == 1:
+    if len(results) == 1:
         pytest.skip("NumPy's BLAS has one kernel set here")
 
 

@@ -164,9 +164,9 @@ def test_a_job_over_two_hosts(certificates: Path) -> None:
         worker_processes(server.address, "ab", *options),
         Client(server.address, tls=tls(certificates, "client")) as client,
     ):
-        found = losses(client, mlp(ranks=2))
-    assert len(found) == STEPS
-    assert found == pytest.approx(local_losses(mlp(ranks=2), 2), rel=1e-5)
+        actual = losses(client, mlp(ranks=2))
+    assert len(actual) == STEPS
+    assert actual == pytest.approx(local_losses(mlp(ranks=2), 2), rel=1e-5)
 
 
 def test_a_worker_whose_certificate_names_another_host(certificates: Path) -> None:

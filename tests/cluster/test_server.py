@@ -54,12 +54,12 @@ def closed_port() -> int:
 
 def wait_for_ranks(client: Client, ranks: list[int]) -> None:
     """Until these ranks are registered."""
-    found: list[int] = []
+    results: list[int] = []
     for _ in range(3000):
-        found = [worker.rank for worker in client.status().workers]
-        if found == ranks:
+        results = [worker.rank for worker in client.status().workers]
+        if results == ranks:
             return
-    raise AssertionError(f"registered are {found}, not {ranks}")
+    raise AssertionError(f"registered are {results}, not {ranks}")
 
 
 def test_workers_register_and_leave(server: MasterServer, workers: Workers) -> None:

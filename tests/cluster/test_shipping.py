@@ -143,10 +143,10 @@ def test_damaged_frames_give_the_right_bytes_or_an_error(data: st.DataObject) ->
         chunk = packed(wire, raw_bytes=len(raw))
         chunk.digest = digest_of(raw)
         try:
-            found = from_chunks([chunk], "it", len(raw))
+            actual = from_chunks([chunk], "it", len(raw))
         except WireFormatError:
             continue
-        assert found == raw
+        assert actual == raw
 
 
 @given(messages=st.lists(st.binary(max_size=40), max_size=5))
@@ -185,9 +185,9 @@ def test_tiny_chunks_cost_no_more_memory_than_they_announce() -> None:
     assembler = Assembler("it", count)
     assembler.add(pb.Chunk(data=b"x", wire_bytes=count, raw_bytes=count))
     tiny = pb.Chunk(data=b"x")
-    found = [assembler.add(tiny) for _ in range(count - 1)]
-    assert found[-1] == b"x" * count
-    assert set(found[:-1]) == {None}
+    results = [assembler.add(tiny) for _ in range(count - 1)]
+    assert results[-1] == b"x" * count
+    assert set(results[:-1]) == {None}
 
 
 # --- who fetches from where -----------------------------------------------------------------------
@@ -261,9 +261,9 @@ def test_a_simulated_cluster_ships_in_any_order(seed: int, shy: bool) -> None:
     assert cluster.phases(job)[-1] is m.JobPhase.FINISHED
     commands = [worker.told for worker in workers]
     assert [len(each) for each in commands] == [1] * 6
-    found = [each.copy for (each,) in commands]
+    results = [each.copy for (each,) in commands]
     first = None if shy else m.LocalCopy(1, 7)
-    assert found == [None, first, first, first, None, m.LocalCopy(5, 7)]
+    assert results == [None, first, first, first, None, m.LocalCopy(5, 7)]
     shipped = [each for each in cluster.events[job] if isinstance(each, m.Shipped)]
     assert [each.ranks for each in shipped] == [1, 2, 3, 4, 5, 6]
     assert cluster.master.status(cluster.now).jobs[0].fetched_ranks == 6

@@ -105,9 +105,9 @@ class LightWorker:
     def next(self, kind: type[M]) -> M:
         """The next message of a kind; others are passed over."""
         for message in self._messages:
-            found = Reader(MASTER_MESSAGES).read(message)
-            if isinstance(found, kind):
-                return found
+            actual = Reader(MASTER_MESSAGES).read(message)
+            if isinstance(actual, kind):
+                return actual
         raise AssertionError(f"the master said no {kind.__name__}")
 
     def fetch(self, job_id: int, digest: bytes = b"", ticket: int = 0) -> bytes:
@@ -175,9 +175,9 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
             if command.copy is None:
                 data = worker.fetch(command.job_id, command.digest)
             else:
-                found = read_copy(command.copy, command.digest, MAX_JOB_BYTES)
-                assert found is not None
-                data = found
+                actual = read_copy(command.copy, command.digest, MAX_JOB_BYTES)
+                assert actual is not None
+                data = actual
             copy = None
             if command.share:
                 offered = OfferedCopy(data)
@@ -324,12 +324,12 @@ def test_a_broken_transfer_goes_on_where_it_broke(
     add_message = Assembler.add_message
 
     def add_and_break(assembler: Assembler, message: bytes) -> bytes | None:
-        found = add_message(assembler, message)
+        actual = add_message(assembler, message)
         number = next(arrived)
         if number in (2, 4):
             proxy.cut()
             breaks[number // 2 - 1].set()
-        return found
+        return actual
 
     monkeypatch.setattr(Assembler, "add_message", add_and_break)
     digest = b"" if ticket else parcel.digest
@@ -376,11 +376,11 @@ def test_a_job_that_changed_in_between_is_not_mixed(
     add_message = Assembler.add_message
 
     def add_and_break(assembler: Assembler, message: bytes) -> bytes | None:
-        found = add_message(assembler, message)
+        actual = add_message(assembler, message)
         channel.parcels = {0: pack(LARGE[::-1], checked=True)}
         proxy.cut()
         broken.set()
-        return found
+        return actual
 
     monkeypatch.setattr(Assembler, "add_message", add_and_break)
     channel = server._shell.channel(job_id)
@@ -478,9 +478,9 @@ def test_workers_without_a_readable_copy_ask_the_master(
     assert place is not None
 
     def close_and_tell(copy: OfferedCopy) -> m.LocalCopy:
-        found = place(copy)
+        actual = place(copy)
         copy.close()
-        return found
+        return actual
 
     monkeypatch.setattr(OfferedCopy, "place", property(close_and_tell))
     with MasterServer(ranks=3, mode="rank_per_process") as server:

@@ -50,17 +50,17 @@ def expected(reduction: Reduction, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.asarray(total).astype(dtype)
 
 
-def same(found: object, wanted: np.ndarray) -> None:
+def same(results: object, wanted: np.ndarray) -> None:
     """Equal values, shapes and dtypes; averages are rounded as their dtype does."""
-    assert isinstance(found, np.ndarray)
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert isinstance(results, np.ndarray)
+    assert (results.shape, results.dtype) == (wanted.shape, wanted.dtype)
     if DType.parse(wanted.dtype).is_floating:
         precision = {2: 1e-2, 4: 1e-6, 8: 1e-12}[wanted.dtype.itemsize]
         np.testing.assert_allclose(
-            found.astype(np.float64), wanted.astype(np.float64), rtol=precision
+            results.astype(np.float64), wanted.astype(np.float64), rtol=precision
         )
     else:
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(results, wanted)
 
 
 def run(comm: CommContextManager) -> int:
@@ -81,11 +81,11 @@ def reductions(comm: CommContextManager) -> Iterator[None]:
                 wanted = expected(reduction, arrays)
                 yield same(group.all_reduce(arrays[rank], reduction), wanted)
                 root = len(shape) % RANKS
-                found = group.reduce(arrays[rank], root, str(reduction))
+                actual = group.reduce(arrays[rank], root, str(reduction))
                 if rank == root:
-                    yield same(found, wanted)
+                    yield same(actual, wanted)
                 else:
-                    assert found is None
+                    assert actual is None
                 for axis in range(len(shape)):
                     piece = np.array_split(wanted, RANKS, axis)[rank]
                     yield same(group.reduce_scatter(arrays[rank], axis, reduction), piece)
@@ -98,11 +98,11 @@ def copies(comm: CommContextManager) -> Iterator[None]:
         for shape in SHAPES:
             arrays = [given(other, dtype, shape) for other in everyone]
             for root in everyone:
-                found = group.broadcast(arrays[root] if rank == root else None, root)
-                yield same(found, arrays[root])
+                actual = group.broadcast(arrays[root] if rank == root else None, root)
+                yield same(actual, arrays[root])
             pieces = [given(other, dtype, (other, *shape)) for other in everyone]
-            found = group.scatter(pieces if rank == 1 else None, 1)
-            yield same(found, pieces[rank])
+            actual = group.scatter(pieces if rank == 1 else None, 1)
+            yield same(actual, pieces[rank])
             sent = [[given(s + t, dtype, (s * t, *shape)) for t in everyone] for s in everyone]
             for source, came in enumerate(group.exchange(sent[rank])):
                 yield same(came, sent[source][rank])
@@ -131,10 +131,10 @@ def copies(comm: CommContextManager) -> Iterator[None]:
             )
             yield same(group.partial_all_gather(arrays[rank]), flat.reshape(shape))
     kept = np.arange(100_000, dtype=np.float64)
-    found = group.all_gather(kept)
+    actual = group.all_gather(kept)
     kept[:] = -1  # the result is no view of what was given
     group.barrier()
-    yield same(found, np.tile(np.arange(100_000, dtype=np.float64), RANKS))
+    yield same(actual, np.tile(np.arange(100_000, dtype=np.float64), RANKS))
 
 
 def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
@@ -272,10 +272,10 @@ def streams(comm: CommContextManager) -> Iterator[None]:
     scattered = [context.reduce_scatter(array, 0, "avg") for array in arrays]
     reduced = [context.all_reduce(array) for array in arrays]
     for work, plain in zip(works, (*reduced, *scattered), strict=True):
-        found = work.wait()
+        actual = work.wait()
         assert work.started.is_set()
         assert work.done
-        np.testing.assert_array_equal(found, plain)
+        np.testing.assert_array_equal(actual, plain)
         yield
     first = np.random.default_rng(left).standard_normal(3).astype(np.float32)
     yield same(passed[comm.rank == 0].wait(), first)
@@ -289,8 +289,8 @@ def smaller_groups(comm: CommContextManager) -> Iterator[None]:
             comm.context(pair)
     for pair in ((0, 1), (1, 2), (2, 0)):
         if comm.rank in pair:
-            found = comm.context(pair).all_gather(np.array([comm.rank]))
-            yield same(found, np.array(pair))
+            actual = comm.context(pair).all_gather(np.array([comm.rank]))
+            yield same(actual, np.array(pair))
     yield same(comm.context([comm.rank]).all_reduce(np.array([2.5])), np.array([2.5]))
     assert comm.context(range(RANKS)) is comm.context([0, 1, 2])
 

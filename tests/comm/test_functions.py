@@ -28,11 +28,11 @@ DOWN = RNG.standard_normal((HIDDEN, WIDTH))
 
 def moved(job: pc.Job) -> dict[str, list[int]]:
     """Bytes that the busiest rank receives, for each primitive that crosses ranks."""
-    found: dict[str, list[int]] = {}
+    moved: dict[str, list[int]] = {}
     for cost in boxing_costs(build_boxing_task_graph(infer_sbp(job), 4)):
         if cost.bytes_per_rank:
-            found.setdefault(str(cost.primitive), []).append(cost.bytes_per_rank)
-    return found
+            moved.setdefault(str(cost.primitive), []).append(cost.bytes_per_rank)
+    return moved
 
 
 # --- the all_reduce family ------------------------------------------------------------------------
@@ -97,9 +97,9 @@ def test_a_tensor_parallel_region_compiled(backend):
     reductions = moved(job)["all_reduce"]
     assert len(reductions) == 2  # the outputs are gathered: the batch stays split until then
     with pc.run(job, ranks=4, backend=backend) as session:
-        found = session.step(x=X, up=UP, down=DOWN)
-    np.testing.assert_allclose(found["y"], out)
-    np.testing.assert_allclose(found["dx"], grad)
+        outputs = session.step(x=X, up=UP, down=DOWN)
+    np.testing.assert_allclose(outputs["y"], out)
+    np.testing.assert_allclose(outputs["dx"], grad)
 
 
 FAMILY = {
@@ -190,11 +190,11 @@ def check_transfer(
 
 @pytest.mark.parametrize("shape", [(6, 4), (5, 3), (1,)])
 def test_each_rank_sends_a_slice_eager(shape):
-    found = spawn(lambda: check_transfer(shape, current_world().rank, SECOND), 4)
+    by_rank = spawn(lambda: check_transfer(shape, current_world().rank, SECOND), 4)
     cut = [len(part) * 8 for part in np.array_split(np.arange(np.prod(shape)), 2)]
     for rank in range(4):
         slice_bytes = cut[rank % 2]
-        sender, receiver = found[rank] if rank < 2 else found[rank][::-1]
+        sender, receiver = by_rank[rank] if rank < 2 else by_rank[rank][::-1]
         assert sender == {"exchange": slice_bytes}
         assert receiver == {"exchange": 0, "all_gather": slice_bytes}
 
@@ -218,9 +218,9 @@ def test_each_rank_sends_a_slice_compiled():
     plain = job_of(lambda x: x.redistribute(SECOND))
     assert moved(plain) == {"exchange": [whole, whole]}
     with pc.run(job, ranks=4) as session:
-        found = session.step(x=X, w=UP)
-    np.testing.assert_allclose(found["y"], 2 * X @ UP)
-    np.testing.assert_allclose(found["dx"], 8 * X @ UP @ UP.T)
+        outputs = session.step(x=X, w=UP)
+    np.testing.assert_allclose(outputs["y"], 2 * X @ UP)
+    np.testing.assert_allclose(outputs["dx"], 8 * X @ UP @ UP.T)
 
 
 def test_meshes_of_other_shapes_are_refused():
@@ -300,10 +300,10 @@ def test_a_mixture_of_experts_compiled(backend):
             pc.output(name, value)
     assert len(moved(job)["all_to_all"]) == 4
     with pc.run(job, ranks=RANKS, backend=backend) as session:
-        found = session.step(x=TOKENS, counts=COUNTS, weights=EXPERT_WEIGHTS)
-        np.testing.assert_allclose(found["y"], out)
-        np.testing.assert_allclose(found["dx"], dx)
-        np.testing.assert_allclose(found["dw"], dw)
+        outputs = session.step(x=TOKENS, counts=COUNTS, weights=EXPERT_WEIGHTS)
+        np.testing.assert_allclose(outputs["y"], out)
+        np.testing.assert_allclose(outputs["dx"], dx)
+        np.testing.assert_allclose(outputs["dw"], dw)
         if backend == "threads":
             with pytest.raises(ExecutionError, match="more rows of a group than"):
                 session.step(x=TOKENS, counts=np.array([[4, 0, 0, 0]] * 2), weights=EXPERT_WEIGHTS)

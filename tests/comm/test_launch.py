@@ -84,8 +84,8 @@ def test_a_rank_that_hangs_is_named_within_the_deadline(script, tmp_path):
     assert "DeadlineError" in done.stderr
     assert "all_reduce sum of 32 bytes (operation 1 of ranks [0, 1])" in done.stderr
     assert "entered: [0]; not entered: [1]" in done.stderr
-    found = json.loads((tmp_path / "records" / "rank-0.json").read_text())
-    assert [each["state"] for each in found["operations"]] == ["done", "failed"]
+    report = json.loads((tmp_path / "records" / "rank-0.json").read_text())
+    assert [each["state"] for each in report["operations"]] == ["done", "failed"]
 
 
 @pytest.mark.processes

@@ -48,10 +48,10 @@ class Wire:
 
 @pytest.fixture
 def worlds() -> dict[int, MessageWorldLink]:
-    found: dict[int, MessageWorldLink] = {}
+    worlds: dict[int, MessageWorldLink] = {}
     for rank in range(2):
-        found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), 2, 0.1)
-    return found
+        worlds[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, worlds)), 2, 0.1)
+    return worlds
 
 
 def show(world: MessageWorldLink, *arrays: np.ndarray) -> list[bytes]:
@@ -101,16 +101,16 @@ def test_frames_that_are_none_end_the_run(worlds):
         *([bytes([32]) + rng.bytes(int(rng.integers(0, 200)))] for _ in range(300)),
     ]
     for sent in wrong:
-        found: dict[int, MessageWorldLink] = {}
+        results: dict[int, MessageWorldLink] = {}
         for rank in range(2):
-            found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), 2, 0.1)
-        going = [found[1].link.receive(0, frame) for frame in sent]
+            results[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, results)), 2, 0.1)
+        going = [results[1].link.receive(0, frame) for frame in sent]
         if sent[0][:1] == b"\x11":  # of 300 some say goodbye
             continue
         assert not all(going)
-        assert found[1].link.failure is not None or 0 in found[1].link.gone
+        assert results[1].link.failure is not None or 0 in results[1].link.gone
     with pytest.raises(AbortedError):
-        found[1].rendezvous((0, 1)).publish("a call", (), "showing")
+        results[1].rendezvous((0, 1)).publish("a call", (), "showing")
 
 
 def test_a_message_that_does_not_parse_is_refused(worlds):
@@ -118,12 +118,12 @@ def test_a_message_that_does_not_parse_is_refused(worlds):
     for place in range(40, len(frames[0])):
         torn = bytearray(frames[0])
         torn[place] ^= 0x15
-        found: dict[int, MessageWorldLink] = {}
+        results: dict[int, MessageWorldLink] = {}
         for rank in range(2):
-            found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), 2, 0.1)
-        found[1].link.receive(0, bytes(torn))
+            results[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, results)), 2, 0.1)
+        results[1].link.receive(0, bytes(torn))
         with suppress(PlanCompilerError):  # of whatever kind; any other error is a fault
-            found[1].rendezvous((0, 1)).publish("a call", (), "showing")
+            results[1].rendezvous((0, 1)).publish("a call", (), "showing")
 
 
 def test_those_who_left_and_those_who_failed_are_named(worlds):

@@ -15,10 +15,10 @@ WIDTH = 3
 
 def counts_of(ranks: int, experts: int, seed: int) -> np.ndarray:
     """Counts [from rank, expert], many of them zero, and one rank that has no rows at all."""
-    found = np.random.default_rng(seed).integers(0, 4, (ranks, ranks * experts))
-    found[found == 1] = 0
-    found[seed % ranks] = 0
-    return found
+    counts = np.random.default_rng(seed).integers(0, 4, (ranks, ranks * experts))
+    counts[counts == 1] = 0
+    counts[seed % ranks] = 0
+    return counts
 
 
 def rows_of(rank: int, count: int) -> np.ndarray:
@@ -46,11 +46,11 @@ def test_rows_reach_their_experts_and_return(ranks, experts):
             counts = counts_of(ranks, experts, seed)
             own = counts[comm.rank]
             given = rows_of(comm.rank, own.sum())
-            found, received = rows.global_scatter(context, given, own)
-            np.testing.assert_array_equal(found, dense(counts, comm.rank, experts))
+            actual, received = rows.global_scatter(context, given, own)
+            np.testing.assert_array_equal(actual, dense(counts, comm.rank, experts))
             held = slice(comm.rank * experts, (comm.rank + 1) * experts)
             np.testing.assert_array_equal(received, counts[:, held].T)
-            back = rows.global_gather(context, found, own, received)
+            back = rows.global_gather(context, actual, own, received)
             np.testing.assert_array_equal(back, given)
 
     spawn(run, ranks)

@@ -24,18 +24,18 @@ RANKS = 3
 
 def errors_of(function) -> dict[int, PlanCompilerError]:
     """What each rank raises, by rank."""
-    found = {}
+    errors = {}
 
     def run():
         try:
             function(current_world())
         except PlanCompilerError as error:
-            found[current_world().rank] = error
+            errors[current_world().rank] = error
             raise
 
     with pytest.raises(PlanCompilerError):
         spawn(run, RANKS)
-    return found
+    return errors
 
 
 def test_a_rank_that_sleeps_is_named_and_all_are_stopped():
@@ -221,9 +221,9 @@ def test_the_flight_recorder_holds_the_latest(tmp_path):
         context.dump(tmp_path / f"{comm.rank}.json")
 
     spawn(run, RANKS)
-    found = json.loads((tmp_path / "0.json").read_text())
-    assert found["rank"] == 0
-    reduced, barrier, sent = found["operations"]
+    report = json.loads((tmp_path / "0.json").read_text())
+    assert report["rank"] == 0
+    reduced, barrier, sent = report["operations"]
     wanted = {
         "sequence": 0,
         "group": [0, 1, 2],

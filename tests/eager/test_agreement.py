@@ -49,19 +49,19 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_first_difference_is_named(name, monkeypatch):
     monkeypatch.setenv("PLANCOMPILER_COMM_CHECK", "1")
-    found = []
+    results = []
 
     def rank():
         try:
             MISTAKES[name](pc.eager.current_world().rank)
         except PlanCompilerError as error:
-            found.append(error)
+            results.append(error)
             raise
 
     with pytest.raises(TransportError):
         spawn(rank, 2, deadline=30.0)
-    assert len(found) == 2
-    for error in found:
+    assert len(results) == 2
+    for error in results:
         what = {"calls": "different calls", "parts": "numbers of from_local"}.get(name, name)
         assert what in error.report.what
         first, second = error.report.got.split("; ")
@@ -75,7 +75,7 @@ def test_ranks_that_agree_find_nothing(monkeypatch):
     def rank():
         pc.manual_seed(3)
         net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 1)).place(PAIR)
-        adam, found = pc.optim.AdamW(lambda step: 0.1 / (step + 1)), []
+        adam, actual = pc.optim.AdamW(lambda step: 0.1 / (step + 1)), []
 
         @pc.compile
         def function(x):
@@ -85,9 +85,9 @@ def test_ranks_that_agree_find_nothing(monkeypatch):
 
         x = pc.tensor(ones(4, 2), PAIR, "S(0)")
         for call in (function.function, function):
-            found += [call(x).item() for _ in range(2)]
+            actual += [call(x).item() for _ in range(2)]
         own = pc.from_local(ones(2, 2) * pc.eager.current_world().rank, PAIR, "S(0)", check=True)
-        return [*found, own.sum().item()]
+        return [*actual, own.sum().item()]
 
     plain = spawn(rank, 2)
     monkeypatch.setenv("PLANCOMPILER_COMM_CHECK", "1")

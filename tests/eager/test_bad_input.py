@@ -264,7 +264,7 @@ def test_empty_parts_crash_no_rank():
 
 def errors_by_rank(function):
     """What each rank of three raises, by rank; the ranks that raise nothing are left out."""
-    found = {}
+    errors = {}
 
     def rank():
         x = pc.tensor(np.arange(12.0).reshape(4, 3), pc.Placement("cpu", [0, 1, 2]), "S(0)")
@@ -272,12 +272,12 @@ def errors_by_rank(function):
         try:
             function(x)
         except PlanCompilerError as error:
-            found[rank_number()] = error
+            errors[rank_number()] = error
             raise
 
     with pytest.raises(PlanCompilerError):
         spawn(rank, 3, deadline=60.0)
-    return found
+    return errors
 
 
 @pytest.mark.parametrize("check", ["0", "1"])

@@ -55,11 +55,11 @@ def eager(wrap, placement, sbp):
     net = Net(placement, sbp)
     function = wrap(net.forward)
     x = pc.tensor(ones(), placement, sbp)
-    found = [[each.value.numpy() for each in (net.normal, net.uniform, net.linear.weight)]]
+    rows = [[each.value.numpy() for each in (net.normal, net.uniform, net.linear.weight)]]
     for step in range(STEPS):
         generator.start_step(step)
-        found.append([each.numpy() for each in function(x)])
-    return [bits(row) for row in found]
+        rows.append([each.numpy() for each in function(x)])
+    return [bits(row) for row in rows]
 
 
 def compiled(placement, sbp):
@@ -79,8 +79,8 @@ def compiled(placement, sbp):
 
 @pytest.fixture(scope="module")
 def one_rank():
-    (found,) = spawn(eager, 1, lambda function: function, LINES[0], ["B"])
-    return found
+    (actual,) = spawn(eager, 1, lambda function: function, LINES[0], ["B"])
+    return actual
 
 
 def test_what_is_compared_differs_where_it_should(one_rank):
@@ -94,8 +94,8 @@ def test_what_is_compared_differs_where_it_should(one_rank):
 def test_eagerly(one_rank, record_property):
     for wrap in (lambda function: function, pc.compile):
         for placement, sbp in CASES:
-            for found in spawn(eager, max(placement.rank_list) + 1, wrap, placement, sbp):
-                assert found == one_rank, f"{placement} as {sbp}"
+            for of_rank in spawn(eager, max(placement.rank_list) + 1, wrap, placement, sbp):
+                assert of_rank == one_rank, f"{placement} as {sbp}"
     record_property("layouts_with_equal_bits,_eager_and_pc.compile", 2 * len(CASES))
 
 

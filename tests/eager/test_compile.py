@@ -150,7 +150,7 @@ def test_changes_in_place_reach_the_tensors():
         return state, (view * 1.0).sum()
 
     def rank():
-        found = []
+        results = []
         for run in (function, pc.compile(function)):
             x = pc.tensor(np.arange(4.0).reshape(2, 2), PAIR, "S(0)")
             state = pc.tensor(np.ones((2, 2)), PAIR, "S(0)")
@@ -158,8 +158,8 @@ def test_changes_in_place_reach_the_tensors():
             for _ in range(3):
                 same, total = run(x, state)
                 assert same is state
-            found.append([state.numpy(), outside.numpy(), total.numpy()])
-        return found
+            results.append([state.numpy(), outside.numpy(), total.numpy()])
+        return results
 
     for eager, compiled in on_pair(rank):
         for one, other in zip(eager, compiled, strict=True):
@@ -203,7 +203,7 @@ def test_gradients_are_left_where_eager_execution_leaves_them():
         ((x @ w) ** 2).mean().backward()
 
     def rank():
-        found = []
+        results = []
         for run in (function, pc.compile(function)):
             x = pc.tensor(np.arange(8.0).reshape(4, 2), PAIR, "S(0)")
             w = pc.tensor(np.ones((2, 3)), PAIR, "B", requires_grad=True)
@@ -212,8 +212,8 @@ def test_gradients_are_left_where_eager_execution_leaves_them():
             first = w.grad.numpy()
             w.grad = None
             run(x, w)
-            found.append((first, w.grad.numpy(), x.grad))
-        return found
+            results.append((first, w.grad.numpy(), x.grad))
+        return results
 
     for eager, compiled in on_pair(rank):
         np.testing.assert_allclose(compiled[0], eager[0], 1e-12)
@@ -245,7 +245,7 @@ def test_random_numbers_are_those_of_the_generator():
         return y, pc.normal((3,), placement=x.placement), pc.dropout(y, 0.5, key=3)
 
     def rank(placement, sbp):
-        found = []
+        results = []
         for run in (function, pc.compile(function)):
             generator = pc.manual_seed(9)
             x = pc.tensor(np.ones((6, 4)), placement, sbp)
@@ -254,8 +254,8 @@ def test_random_numbers_are_those_of_the_generator():
                 if step:
                     generator.start_step(step)
                 rows.append([each.numpy() for each in run(x)])
-            found.append((rows, generator.state()))
-        return found
+            results.append((rows, generator.state()))
+        return results
 
     for placement, sbp in ((ALONE, "B"), (PAIR, "S(0)")):
         for (eager, state), (compiled, other) in spawn(rank, placement.size, placement, sbp):
@@ -268,7 +268,7 @@ def test_random_numbers_are_those_of_the_generator():
 
 def test_batch_statistics_are_kept():
     def rank():
-        found = []
+        results = []
         x = pc.tensor(np.arange(24.0, dtype=np.float32).reshape(6, 4), PAIR, "S(0)")
         for wrap in (lambda function: function, pc.compile):
             pc.manual_seed(0)
@@ -276,8 +276,8 @@ def test_batch_statistics_are_kept():
             run = wrap(lambda x, net=net: net(x))
             for _ in range(3):
                 y = run(x)
-            found.append([y.numpy(), net.running_mean.value.numpy()])
-        return found
+            results.append([y.numpy(), net.running_mean.value.numpy()])
+        return results
 
     for eager, compiled in on_pair(rank):
         for one, other in zip(eager, compiled, strict=True):
@@ -328,9 +328,9 @@ def test_training_over_two_meshes():
     (expected,) = spawn(rank, 1, lambda function: function, ALONE, ALONE, "B")
     assert expected[-1] < expected[0]
     for wrap in (lambda function: function, pc.compile):
-        found = spawn(rank, 3, wrap, PAIR, FAR, "S(0)")
-        assert found[:2] == [None, None]
-        np.testing.assert_allclose(found[2], expected, 1e-5)
+        by_rank = spawn(rank, 3, wrap, PAIR, FAR, "S(0)")
+        assert by_rank[:2] == [None, None]
+        np.testing.assert_allclose(by_rank[2], expected, 1e-5)
 
 
 def test_a_compiled_method():
@@ -353,13 +353,13 @@ def test_a_compiled_method():
 
 def test_optional_tensors_and_lists_of_them():
     def function(image, kernels, biases, extra=None):
-        found = [
+        results = [
             None if kernel is None else pc.conv2d(image, kernel, bias)
             for kernel, bias in zip(kernels, biases, strict=True)
         ]
         halves = pc.split(image, 2, axis=1)
         joined = pc.concat([each for each in (*halves, extra) if each is not None], 1)
-        return found, joined
+        return results, joined
 
     def rank():
         rng = np.random.default_rng(0)
@@ -367,14 +367,14 @@ def test_optional_tensors_and_lists_of_them():
         kernels = [pc.tensor(rng.normal(size=(2, 4, 3, 3)), PAIR), None]
         kernels.append(pc.tensor(rng.normal(size=(3, 4, 1, 1)), PAIR, "S(0)"))
         biases = [None, None, pc.tensor(rng.normal(size=3), PAIR)]
-        found = []
+        results = []
         for wrap in (lambda function: function, pc.compile):
             (first, none, third), joined = wrap(function)(image, kernels, biases)
             assert none is None
-            found.append([each.numpy() for each in (first, third, joined)])
+            results.append([each.numpy() for each in (first, third, joined)])
         (first, _, third), _ = function(image, kernels, biases)
         (first.sum() + third.sum()).backward()
-        return (*found, image.grad.numpy().shape)
+        return (*results, image.grad.numpy().shape)
 
     for eager, compiled, shape in on_pair(rank):
         assert shape == (4, 4, 5, 5)
@@ -461,7 +461,7 @@ def test_results_are_on_the_tape():
     """Through modules, random ops and what was recorded before: as without compiling."""
 
     def rank(placement, sbp):
-        found = []
+        results = []
         for wrap in (lambda function: function, pc.compile):
             pc.manual_seed(2)
             net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).place(placement)
@@ -477,8 +477,8 @@ def test_results_are_on_the_tape():
             values += [each.value.grad.numpy() for each in net.parameters()]
             first, _, _ = run(x)
             (only,) = pc.eager.grad(first.sum(), [x])
-            found.append([*values, only.numpy()])
-        return found
+            results.append([*values, only.numpy()])
+        return results
 
     for placement, sbp in ((ALONE, "B"), (PAIR, "S(0)")):
         for eager, compiled in spawn(rank, placement.size, placement, sbp):
@@ -567,7 +567,7 @@ sys.stdout.flush()
 def test_ranks_as_processes(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    found = []
+    results = []
     for ranks in (1, 2):
         done = subprocess.run(
             [sys.executable, "-m", "plancompiler", "launch", "-n", str(ranks), str(script)],
@@ -577,8 +577,8 @@ def test_ranks_as_processes(tmp_path):
             timeout=100,
         )
         assert done.returncode == 0, done.stderr
-        found += done.stdout.splitlines()
-    assert len(found) == 3
-    losses = [list(map(float, line.split())) for line in found]
+        results += done.stdout.splitlines()
+    assert len(results) == 3
+    losses = [list(map(float, line.split())) for line in results]
     assert losses[0][-1] < losses[0][0]
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, 1e-3)

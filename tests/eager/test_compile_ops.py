@@ -69,7 +69,7 @@ def test_every_kind(calls, case, record_property):
                 results(sample, row, placement) for sample, row in zip(calls, rows, strict=True)
             ]
 
-        found = []
+        collected = []
         state = pc.default_generator().state()
         before = [[tensor.numpy() for tensor in row] for row in rows]
         for run in (function, pc.compile(function)):
@@ -79,13 +79,13 @@ def test_every_kind(calls, case, record_property):
                     for tensor, array in zip(row, arrays, strict=True):
                         tensor.copy_(pc.tensor(array, placement))
             made = run(rows)
-            found.append(
+            collected.append(
                 [
                     [None if each is None else each.numpy() for each in (*outputs, *grads)]
                     for outputs, grads in made
                 ]
             )
-        return found
+        return collected
 
     gradients = 0
     for eager, compiled in spawn(rank, placement.size)[::2]:

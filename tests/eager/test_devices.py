@@ -88,7 +88,7 @@ def test_every_kind_gives_the_dense_result_forward_and_backward(
     def rank():
         world = pc.eager.current_world()
         generator = pc.manual_seed(SEED)
-        found = []
+        results = []
         for number, sample in enumerate(calls):
             generator.start_step(STEP)
             world.step = STEP
@@ -112,11 +112,11 @@ def test_every_kind_gives_the_dense_result_forward_and_backward(
                 weight = weights[number]
                 outputs[0].backward(pc.tensor(weight, DATA, layout(choice, weight, 1)))
             grads = [None if one.grad is None else one.grad.numpy() for one in tensors]
-            found.append(([each.numpy() for each in outputs], grads))
-        return found
+            results.append(([each.numpy() for each in outputs], grads))
+        return results
 
-    found = spawn_on(where, rank, 2)[1]
-    for number, (sample, (outputs, grads)) in enumerate(zip(calls, found, strict=True)):
+    by_rank = spawn_on(where, rank, 2)[1]
+    for number, (sample, (outputs, grads)) in enumerate(zip(calls, by_rank, strict=True)):
         expected = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)
         for got, wanted in zip(outputs, expected, strict=True):
             close(got, wanted, str(sample))
@@ -154,12 +154,12 @@ def test_every_change_of_layout_between_devices_and_hosts(where, shape, record_p
     pairs = list(changes())
 
     def run(pairs, value, shards):
-        found = change_all(pairs, value, shards)
+        actual = change_all(pairs, value, shards)
         x = pc.tensor(value, pc.Placement("cpu", [0, 1, 2]), "S(0)")
         moved = x.redistribute(DATA, "S(0)")
         assert lies_there(moved.local) == (pc.eager.current_world().rank in DATA)
         assert not lies_there(moved.redistribute(x.placement, "B").local)
-        return found
+        return actual
 
     check_all(
         pairs,
@@ -239,8 +239,8 @@ def test_the_same_seed_gives_the_same_bits_as_on_cpus(where):
         ]
 
     expected = spawn(draw, 2, "cpu")[0]
-    for found in spawn_on(where, lambda: draw("cuda"), 2):
-        for got, wanted in zip(found, expected, strict=True):
+    for of_rank in spawn_on(where, lambda: draw("cuda"), 2):
+        for got, wanted in zip(of_rank, expected, strict=True):
             assert got.tobytes() == wanted.tobytes()
 
 
@@ -251,17 +251,17 @@ def test_float16_with_a_loss_scale(where):
         w = pc.tensor(np.full((7, 3), 0.1, np.float16), placement, "B", requires_grad=True)
         x = pc.tensor(X.astype(np.float16), placement, "S(0)")
         scale, update = pc.eager.LossScale(scale=2.0**15), pc.optim.SGD(lr=0.1)
-        found = []
+        results = []
         for _ in range(6):
             loss = (x @ w).sum().cast("float32")
             scale.backward(loss)
-            found.append((scale.step(update, [w]), scale.scale, loss.item()))
-        return found
+            results.append((scale.step(update, [w]), scale.scale, loss.item()))
+        return results
 
     expected = spawn(run, 2, "cpu")[0]
     assert {done for done, _, _ in expected} == {True, False}
-    for found in spawn_on(where, lambda: run("cuda"), 2):
-        for got, wanted in zip(found, expected, strict=True):
+    for of_rank in spawn_on(where, lambda: run("cuda"), 2):
+        for got, wanted in zip(of_rank, expected, strict=True):
             assert got[:2] == wanted[:2]
             np.testing.assert_allclose(got[2], wanted[2], 1e-2)
 
@@ -311,14 +311,14 @@ def test_examples_train_to_the_losses_of_one_cpu(where, name, compiled, tmp_path
     train = importlib.import_module(name).train
     sizes = {"tp": 2} if name == "fused_gpt" else {}
 
-    def losses(found):
-        return found if name == "fused_gpt" else found[0]
+    def losses(losses):
+        return losses if name == "fused_gpt" else losses[0]
 
     expected = losses(spawn(lambda: train(3, ranks=1), 1)[0])
-    found = spawn_on(
+    by_rank = spawn_on(
         where, lambda: losses(train(3, ranks=2, device="cuda", compiled=compiled, **sizes)), 2
     )
-    np.testing.assert_allclose(found, [expected] * 2, 1e-4)
+    np.testing.assert_allclose(by_rank, [expected] * 2, 1e-4)
 
 
 # --- one tensor -----------------------------------------------------------------------------------

@@ -45,12 +45,12 @@ def test_together_gives_the_same_bits_as_one_by_one(name, dtype, monkeypatch):
         "_update_together",
         lambda plan, rows: calls.append(len(rows)) or together(plan, rows),
     )
-    found = trained(name, dtype)
+    actual = trained(name, dtype)
     assert calls == [5] * 3
     monkeypatch.setattr(foreach, "SMALL", -1)
     expected = trained(name, dtype)
     assert calls == [5] * 3
-    for ours, alone in zip(found, expected, strict=True):
+    for ours, alone in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(ours, alone)
 
 

@@ -184,7 +184,7 @@ def test_only_what_is_out_of_range_overflows(dtype, bound):
     kind = DType.parse(dtype).numpy
 
     def rank():
-        found = {}
+        results = {}
         with np.errstate(all="ignore"):
             for name, (function, arrays, _) in CASES.items():
                 for layout in ("B", "S(0)"):
@@ -193,8 +193,8 @@ def test_only_what_is_out_of_range_overflows(dtype, bound):
                     made = function(*tensors)
                     (grad,) = pc.eager.grad(made.sum(), tensors[:1])
                     assert made.dtype == grad.dtype == DType.parse(dtype), name
-                    found[name, layout] = [each.cast("float64").numpy() for each in (made, grad)]
-        return found
+                    results[name, layout] = [each.cast("float64").numpy() for each in (made, grad)]
+        return results
 
     for (name, layout), got in spawn(rank, 2)[0].items():
         _, arrays, formula = CASES[name]
@@ -240,13 +240,13 @@ def test_parts_of_ranks_add_up_in_float32(size):
 
     def rank():
         own = pc.eager.current_world().rank
-        found = []
+        results = []
         for parts in ([2048.0, 1.0, 1.0, 1.0], [4e4, 4e4, -4e4, 0.0]):
             local = np.full(size, parts[own], np.float16)
             value = pc.eager.DistTensor.from_local(local, mesh, "P")
             targets = [value.redistribute(sbp=sbp) for sbp in ("B", "S(0)")]
             targets.append(value.redistribute(pc.Placement("cpu", [3, 1, 0, 2]), "B"))
-            found += [set(each.numpy().astype(float).tolist()) for each in targets]
-        return found
+            results += [set(each.numpy().astype(float).tolist()) for each in targets]
+        return results
 
     assert spawn(rank, 4) == [[{2052.0}] * 3 + [{40000.0}] * 3] * 4

@@ -91,7 +91,7 @@ def alone():
 @pytest.mark.parametrize("mesh", MESHES)
 def test_training_is_the_same_on_every_layout(mesh, alone):
     for of_data, of_parameters, accumulate in layouts(mesh, DRAWN):
-        losses, state, found = alone[accumulate]
+        losses, state, actual = alone[accumulate]
         assert len(set(losses)) == STEPS
         for rank in spawn(
             train, MESHES[mesh].size, MESHES[mesh], of_data, of_parameters, accumulate
@@ -101,7 +101,7 @@ def test_training_is_the_same_on_every_layout(mesh, alone):
             assert rank[1].keys() == state.keys()
             for name, value in state.items():
                 np.testing.assert_allclose(rank[1][name], value, 1e-7, 1e-9, err_msg=said + name)
-            np.testing.assert_allclose(rank[2], found, 1e-7, 1e-9, err_msg=said)
+            np.testing.assert_allclose(rank[2], actual, 1e-7, 1e-9, err_msg=said)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def loaded(folder, placement, entries):
         name: pc.tensor(np.zeros_like(value), placement, laid(np.asarray(value), entries))
         for name, value in STATE.items()
     }
-    found = pc.eager.load(folder, {**state, "deep": {"count": 0}})
-    assert found["deep"] == {"count": 3}
-    assert all(found[name] is state[name] for name in STATE)
+    actual = pc.eager.load(folder, {**state, "deep": {"count": 0}})
+    assert actual["deep"] == {"count": 3}
+    assert all(actual[name] is state[name] for name in STATE)
     return {name: each.numpy() for name, each in state.items()}
 
 

@@ -50,7 +50,7 @@ def test_operators_are_those_of_numpy(name, layout):
         for left, right, number in cases:
             if left.dtype == bool:
                 x, y = pc.tensor(left, PAIR, layout), pc.tensor(right, PAIR)
-                found = [use(x, y), use(x, number), use(number, y), use(np.bool_(number), x)]
+                collected = [use(x, y), use(x, number), use(number, y), use(np.bool_(number), x)]
                 wanted = [
                     use(left, right),
                     use(left, number),
@@ -59,8 +59,8 @@ def test_operators_are_those_of_numpy(name, layout):
                 ]
             else:
                 x, y = pc.tensor(left, PAIR, layout), pc.tensor(right, PAIR)
-                found, wanted = results(use, x, y, number), results(use, left, right, number)
-            for got, expected in zip(found, wanted, strict=True):
+                collected, wanted = results(use, x, y, number), results(use, left, right, number)
+            for got, expected in zip(collected, wanted, strict=True):
                 assert got.dtype.numpy == expected.dtype
                 np.testing.assert_array_equal(got.numpy(), expected)
             for other in (y, number):
@@ -90,10 +90,10 @@ def test_operators_of_jobs_and_compiled_functions(name):
         z = in_place(z, y)
         assert z is not x
         pc.output("changed", z)
-    found = DenseRun(job).step(x=left, y=right)
+    outputs = DenseRun(job).step(x=left, y=right)
     for place, expected in enumerate(wanted):
-        np.testing.assert_array_equal(found[f"out{place}"], expected)
-    np.testing.assert_array_equal(found["changed"], wanted[0])
+        np.testing.assert_array_equal(outputs[f"out{place}"], expected)
+    np.testing.assert_array_equal(outputs["changed"], wanted[0])
 
     @pc.compile
     def function(x, y):
@@ -212,9 +212,9 @@ def test_masks_count_as_zeros_and_ones_in_all_three_ways(name):
         pc.compile(use)(ids, features).numpy(),
         DenseRun(job).step(i=IDS, f=FEATURES)["out"],
     ]
-    for found in ways:
-        assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(found, wanted)
+    for result in ways:
+        assert result.dtype == wanted.dtype
+        np.testing.assert_array_equal(result, wanted)
 
 
 def test_a_mask_chooses_and_passes_gradients():
@@ -226,8 +226,8 @@ def test_a_mask_chooses_and_passes_gradients():
     x *= ids != 0
     assert x.numpy().tolist() == [1.5, -2.0, 0.0, 0.0]
     scores = pc.tensor(np.zeros((1, 4), np.float32), ALONE)
-    found = pc.softmax(scores + (ids == 0) * -1e9, -1)
-    assert found.numpy().tolist() == [[0.5, 0.5, 0.0, 0.0]]
+    actual = pc.softmax(scores + (ids == 0) * -1e9, -1)
+    assert actual.numpy().tolist() == [[0.5, 0.5, 0.0, 0.0]]
 
 
 def test_what_equals_no_tensor():

@@ -22,14 +22,14 @@ STRUCTURE = {"input", "output", "variable", "accumulate", "collect_pieces", "tak
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory):
-    found = [
+    results = [
         sample
         for sample in samples(tmp_path_factory.mktemp("data"))
         if sample.kind not in STRUCTURE
     ]
     # Enough of each kind to see its attributes, not all shapes.
     kept, seen = [], {}
-    for sample in found:
+    for sample in results:
         seen[sample.kind] = seen.get(sample.kind, 0) + 1
         if seen[sample.kind] <= 3:
             kept.append(sample)
@@ -38,14 +38,14 @@ def calls(tmp_path_factory):
 
 def layout(choice: str, array: np.ndarray, ndim: int) -> list[str]:
     """One SBP per mesh axis for an input, by a choice such as "S(0) P": what it cannot be is B."""
-    found = []
+    layout = []
     for entry in choice.split():
         if entry == "S(last)":
             entry = f"S({array.ndim - 1})" if array.ndim else "B"
         if (entry == "S(0)" and not array.ndim) or (entry == "P" and array.dtype.kind != "f"):
             entry = "B"
-        found.append(entry)
-    return found[:ndim]
+        layout.append(entry)
+    return layout[:ndim]
 
 
 CASES = [
@@ -69,7 +69,7 @@ def test_every_kind_gives_the_dense_result_on_every_layout(calls, case, record_p
 
     def rank():
         generator = pc.manual_seed(SEED)
-        found = []
+        results = []
         for sample in calls:
             generator.start_step(STEP)
             pc.eager.current_world().step = STEP
@@ -86,11 +86,11 @@ def test_every_kind_gives_the_dense_result_on_every_layout(calls, case, record_p
                 outputs = world.add(sample.kind, (), sample.attrs, placement)
             else:
                 outputs = tensors[0]._apply(sample.kind, tensors, sample.attrs)
-            found.append([output.numpy() for output in outputs])
-        return found
+            results.append([output.numpy() for output in outputs])
+        return results
 
-    for found in spawn(rank, placement.size)[::2]:
-        for sample, outputs in zip(calls, found, strict=True):
+    for of_rank in spawn(rank, placement.size)[::2]:
+        for sample, outputs in zip(calls, of_rank, strict=True):
             expected = run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP)
             for got, wanted in zip(outputs, expected, strict=True):
                 assert got.dtype == wanted.dtype, str(sample)
@@ -120,7 +120,7 @@ def test_every_gradient_is_the_dense_one_on_every_layout(calls, case, record_pro
 
     def rank():
         generator = pc.manual_seed(SEED)
-        found = []
+        results = []
         for sample, weight in zip(differentiable, weights, strict=True):
             generator.start_step(STEP)
             tensors = [
@@ -135,11 +135,11 @@ def test_every_gradient_is_the_dense_one_on_every_layout(calls, case, record_pro
             first = tensors[0]._apply(sample.kind, tensors, sample.attrs)[0]
             if first.requires_grad:
                 first.backward(pc.tensor(weight, placement, layout(choice, weight, placement.ndim)))
-            found.append([None if one.grad is None else one.grad.numpy() for one in tensors])
-        return found
+            results.append([None if one.grad is None else one.grad.numpy() for one in tensors])
+        return results
 
-    for found in spawn(rank, placement.size)[1::2]:
-        for sample, weight, grads in zip(differentiable, weights, found, strict=True):
+    for of_rank in spawn(rank, placement.size)[1::2]:
+        for sample, weight, grads in zip(differentiable, weights, of_rank, strict=True):
             count = len(run_dense(sample.kind, sample.inputs, sample.attrs, seed=SEED, step=STEP))
             expected = gradients_of(
                 sample.kind, sample.inputs, sample.attrs, [weight] + [None] * (count - 1)

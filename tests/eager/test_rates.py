@@ -152,7 +152,7 @@ def job_of_two(first, second):
 
 
 def values(session):
-    return [found.item() for _, found in sorted(session.variables().items())]
+    return [values.item() for _, values in sorted(session.variables().items())]
 
 
 @pytest.mark.processes

@@ -39,7 +39,7 @@ EXPECTED = {
 def change_all(pairs, value, shards):
     """Per pair of specs what this rank gets, how it lies, and which collectives ran."""
     world = pc.eager.current_world()
-    found = []
+    results = []
     for (where, before), (target, after) in pairs:
         local = np.empty((0, 0), value.dtype)
         if world.rank in where:
@@ -47,8 +47,8 @@ def change_all(pairs, value, shards):
         x = pc.eager.from_local(local, where, before, shape=value.shape)
         with pc.comm_trace() as trace:
             y = x.redistribute(target, after)
-        found.append((y.spec.space.get(y.local), y.sbp, trace.counts()))
-    return found
+        results.append((y.spec.space.get(y.local), y.sbp, trace.counts()))
+    return results
 
 
 def check_all(pairs, value, spread=spawn):
@@ -62,14 +62,14 @@ def check_all(pairs, value, spread=spawn):
         for where, sbp in dict.fromkeys(source for source, _ in pairs)
     }
     ranks = max(max(where.rank_list) for pair in pairs for where, _ in pair) + 1
-    found = spread(change_all, ranks, pairs, value, shards)
+    actual = spread(change_all, ranks, pairs, value, shards)
     counts = []
     for number, pair in enumerate(pairs):
         (source, _), (target, after) = pair
         label = " to ".join(f"{sbp} on {where}" for where, sbp in pair)
         parts = {}
         for rank in target.rank_list:
-            local, sbp, _ = found[rank][number]
+            local, sbp, _ = actual[rank][number]
             assert sbp == after, label
             region = rank_region(value.shape, target, after, rank)
             assert local.shape == region_shape(region), label
@@ -80,10 +80,10 @@ def check_all(pairs, value, spread=spawn):
         taking_part = {*source.rank_list, *target.rank_list}
         for rank in range(ranks):
             if rank not in taking_part:
-                local, _, count = found[rank][number]
+                local, _, count = actual[rank][number]
                 assert local.size == 0, label
                 assert count == {}, label
-        counts.append([found[rank][number][2] for rank in range(ranks)])
+        counts.append([actual[rank][number][2] for rank in range(ranks)])
     return counts
 
 
@@ -215,17 +215,17 @@ def test_between_placements(after):
 
 def test_gradients_of_changes_of_layout():
     def rank():
-        found = {}
+        results = {}
         for before, after in (("P", "B"), ("P", "S(0)"), ("S(0)", "B"), ("B", "S(0)")):
             x = pc.tensor(np.arange(4.0), LINE, before, requires_grad=True)
             y = x.redistribute(sbp=after)
             with pc.comm_trace() as trace:
                 y.backward(pc.tensor(np.ones(4), LINE, after))
-            found[before, after] = (str(x.grad.sbp), trace.counts(), x.grad.numpy().tolist())
-        return found
+            results[before, after] = (str(x.grad.sbp), trace.counts(), x.grad.numpy().tolist())
+        return results
 
-    for found in spawn(rank, 3):
-        assert found["P", "B"] == ("[B]", {}, [1.0] * 4)
-        assert found["P", "S(0)"] == ("[B]", {"all_gather": 1}, [1.0] * 4)
-        assert found["S(0)", "B"] == ("[S(0)]", {}, [1.0] * 4)
-        assert found["B", "S(0)"][2] == [1.0] * 4
+    for of_rank in spawn(rank, 3):
+        assert of_rank["P", "B"] == ("[B]", {}, [1.0] * 4)
+        assert of_rank["P", "S(0)"] == ("[B]", {"all_gather": 1}, [1.0] * 4)
+        assert of_rank["S(0)", "B"] == ("[S(0)]", {}, [1.0] * 4)
+        assert of_rank["B", "S(0)"][2] == [1.0] * 4

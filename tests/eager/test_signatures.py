@@ -65,14 +65,14 @@ def calls_on(placement: pc.Placement, all_samples: list[Sample]) -> list[Call]:
     """
     rng = np.random.default_rng(2)
     hierarchy = placement.hierarchy
-    found: dict[object, list[tuple[int, NdSignature]]] = {}
+    results: dict[object, list[tuple[int, NdSignature]]] = {}
     for number, sample in enumerate(all_samples):
         for signature in signatures_on(sample, hierarchy):
             key = (sample.kind, signature) if placement.ndim > 1 else (number, signature)
-            found.setdefault(key, []).append((number, signature))
+            results.setdefault(key, []).append((number, signature))
     taken = [0] * len(all_samples)
     calls = []
-    for choices in found.values():
+    for choices in results.values():
         number, signature = min(choices, key=lambda choice: taken[choice[0]])
         taken[number] += 1
         sample = all_samples[number]
@@ -173,17 +173,17 @@ def test_every_signature_gives_the_dense_result(all_samples, placement, record_p
             weights[key] = weight = np.asarray(rng.normal(size=made[0].shape), made[0].dtype)
             grads = [weight] + [None] * (len(made) - 1)
             wanted_grads[key] = gradients_of(sample.kind, sample.inputs, sample.attrs, grads)
-    found = spawn(run_all, placement.size, calls, weights, placement)
+    by_rank = spawn(run_all, placement.size, calls, weights, placement)
     backward = 0
     for number, call in enumerate(calls):
         key = id(call.sample)
         for slot, wanted in enumerate(dense[key]):
-            got = whole([outputs[number][slot] for outputs, _, _ in found], placement)
+            got = whole([outputs[number][slot] for outputs, _, _ in by_rank], placement)
             assert got.dtype == wanted.dtype, str(call)
             bound = tolerance(wanted) * 10
             np.testing.assert_allclose(got, wanted, bound, bound, err_msg=str(call))
         for slot, wanted in enumerate(wanted_grads[key]):
-            parts = [gradients[number][slot] for _, gradients, _ in found]
+            parts = [gradients[number][slot] for _, gradients, _ in by_rank]
             if wanted is None:
                 assert parts == [None] * placement.size, str(call)
                 continue
@@ -195,6 +195,6 @@ def test_every_signature_gives_the_dense_result(all_samples, placement, record_p
     record_property(
         f"eager_signatures_proved_on_mesh_{placement.hierarchy}",
         f"{len(calls)} forward, {backward} backward, of {kinds} op kinds; "
-        f"{found[0][2]} as dispatched, the others on plans of their own",
+        f"{by_rank[0][2]} as dispatched, the others on plans of their own",
     )
     assert len(calls) >= LEAST[placement]

@@ -47,17 +47,17 @@ def by_layout(functions, arrays, layouts, compiled=True):
     """Per layout the results of all functions, eager and compiled, of arrays in that layout."""
 
     def rank():
-        found = {}
+        results = {}
         with np.errstate(all="ignore"):
             for layout in layouts:
                 tensors = [pc.tensor(array, MESH, "B").redistribute(sbp=layout) for array in arrays]
                 for name, function in functions.items():
                     made = function(*tensors)
-                    found[layout, name, "eager"] = (str(made.dtype), made.numpy())
+                    results[layout, name, "eager"] = (str(made.dtype), made.numpy())
                     if compiled:
                         made = pc.compile(function)(*tensors)
-                        found[layout, name, "compiled"] = (str(made.dtype), made.numpy())
-        return found
+                        results[layout, name, "compiled"] = (str(made.dtype), made.numpy())
+        return results
 
     return spawn(rank, 2)[0]
 
@@ -99,8 +99,8 @@ def test_totals_of_whole_numbers_widen_as_in_numpy(dtype):
     functions = {name: function for name, (function, _) in WHOLE.items()}
     # A bool has no parts to add up.
     layouts = ("B", "S(0)", "S(1)") if dtype == "bool" else ("B", "S(0)", "S(1)", "P")
-    found = by_layout(functions, (array,), layouts, compiled=dtype in ("uint8", "bool"))
-    for key, (known, got) in found.items():
+    actual = by_layout(functions, (array,), layouts, compiled=dtype in ("uint8", "bool"))
+    for key, (known, got) in actual.items():
         expected = WHOLE[key[1]][1](array)
         # There is no uint64 here.
         wanted, bound = "int64", 0.0
@@ -230,7 +230,7 @@ SLOPES = {
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_gradients_are_finite_where_slopes_are(compiled):
     def rank():
-        found = {}
+        results = {}
         with np.errstate(all="ignore"):
             for name, (function, arrays, _) in SLOPES.items():
 
@@ -243,8 +243,8 @@ def test_gradients_are_finite_where_slopes_are(compiled):
                         for array in arrays
                     ]
                     run = pc.compile(slopes) if compiled else slopes
-                    found[name, layout] = [grad.numpy() for grad in run(*tensors)]
-        return found
+                    results[name, layout] = [grad.numpy() for grad in run(*tensors)]
+        return results
 
     for (name, layout), grads in spawn(rank, 2)[0].items():
         for got, expected in zip(grads, SLOPES[name][2], strict=True):
@@ -273,13 +273,13 @@ def test_second_derivatives_are_finite_at_kinks():
     mesh = pc.Placement("cpu", [0])
 
     def rank():
-        found = {}
+        results = {}
         with np.errstate(all="ignore"):
             for name, (function, array, _) in CURVES.items():
                 x = pc.tensor(np.array(array), mesh, requires_grad=True)
                 (slope,) = pc.eager.grad(function(x).sum(), [x], create_graph=True)
-                found[name] = pc.eager.grad(slope.sum(), [x])[0].numpy()
-        return found
+                results[name] = pc.eager.grad(slope.sum(), [x])[0].numpy()
+        return results
 
     for name, got in spawn(rank, 1)[0].items():
         np.testing.assert_allclose(got, CURVES[name][2], 1e-12, 1e-12, err_msg=name)

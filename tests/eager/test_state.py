@@ -24,12 +24,12 @@ def parts(placement, layout):
 
 def losses(net, optimizer, placement, sbp, count):
     x, y = pc.tensor(X, placement, sbp), pc.tensor(Y, placement, sbp)
-    found = []
+    losses = []
     for _ in range(count):
         loss = pc.cross_entropy(net(x), y)
         optimizer.minimize(loss)
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 def everything(net, optimizer):
@@ -50,10 +50,10 @@ def test_training_goes_on_on_another_layout(tmp_path):
     def second(placement, sbp, layout):
         pc.manual_seed(99)
         net, optimizer = parts(placement, layout)
-        found = pc.eager.load(folder, everything(net, optimizer))
-        optimizer.load_state_dict(found["optimizer"])
-        pc.default_generator().load_state(found["generator"])
-        assert found["optimizer"]["step"] == 3
+        actual = pc.eager.load(folder, everything(net, optimizer))
+        optimizer.load_state_dict(actual["optimizer"])
+        pc.default_generator().load_state(actual["generator"])
+        assert actual["optimizer"]["step"] == 3
         return losses(net, optimizer, placement, sbp, 3)
 
     expected = spawn(first, 2)[0]
@@ -62,8 +62,8 @@ def test_training_goes_on_on_another_layout(tmp_path):
         (PAIR, "B", {"0.weight": "S(1)"}),
         (PAIR, "S(0)", {}),
     ):
-        for found in spawn(second, placement.size, placement, sbp, layout):
-            np.testing.assert_allclose(found, expected, 1e-4)
+        for actual in spawn(second, placement.size, placement, sbp, layout):
+            np.testing.assert_allclose(actual, expected, 1e-4)
 
 
 OPTIMIZERS = {
@@ -130,7 +130,7 @@ def test_a_program_that_resumes_goes_on_exactly(name, tmp_path):
         return [run(x, y).item() for _ in range(3)]
 
     def rank():
-        found = []
+        results = []
         for compiled in (False, True):
             folder = tmp_path / f"{compiled}"
             pc.manual_seed(3)
@@ -154,8 +154,8 @@ def test_a_program_that_resumes_goes_on_exactly(name, tmp_path):
                 rows.append(trained(other, fresh, compiled))
                 net = optimizer = layers = None
                 del other, fresh, state
-            found.append(rows)
-        return found
+            results.append(rows)
+        return results
 
     for rows in spawn(rank, 2)[0]:
         assert rows[0] == rows[1] == rows[2]
@@ -176,9 +176,9 @@ def test_rates_and_loss_scales_are_kept(tmp_path):
         scale.step(sgd, net.parameters())
     pc.eager.save(tmp_path, state())
     net, sgd, scale = made()
-    found = pc.eager.load(tmp_path, state())
-    sgd.load_state_dict(found["sgd"])
-    scale.load_state(found["scale"])
+    actual = pc.eager.load(tmp_path, state())
+    sgd.load_state_dict(actual["sgd"])
+    scale.load_state(actual["scale"])
     assert (sgd.lr, sgd.state_dict()["step"]) == (0.25, 3)
     assert (scale.scale, scale.good_steps) == (8.0, 1)
 
@@ -199,8 +199,8 @@ def test_the_loss_scale_of_a_job_is_read_as_numbers(tmp_path):
         pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict()])
     assert "loss_scale float32[], loss_scale.good_steps int32[]" in str(caught.value)
     scale = {"loss_scale": 0.0, "loss_scale.good_steps": 0}
-    *_, found = pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict(), scale])
-    assert found == {name: kept[name] for name in scale}
+    *_, actual = pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict(), scale])
+    assert actual == {name: kept[name] for name in scale}
 
 
 @pytest.mark.slow
@@ -235,9 +235,9 @@ def test_what_a_checkpoint_holds_is_restored_or_refused(tmp_path):
     told = pc.optim.Adam(0.1, parameters=second.parameters())
     state = pc.eager.load(tmp_path, {"net": second.state_dict(), "adam": told.state_dict()})
     told.load_state_dict(state["adam"])
-    found, kept = told.state_dict(), adam.state_dict()
-    assert found.keys() == kept.keys()
-    assert found["weight.adam_m"].numpy().tolist() == kept["weight.adam_m"].numpy().tolist()
+    actual, kept = told.state_dict(), adam.state_dict()
+    assert actual.keys() == kept.keys()
+    assert actual["weight.adam_m"].numpy().tolist() == kept["weight.adam_m"].numpy().tolist()
 
     # An optimizer of both has the names of both, whatever else the process has made.
     nn.Linear(3, 3).place(ONE).state_dict()
@@ -254,8 +254,8 @@ def test_what_a_checkpoint_holds_is_restored_or_refused(tmp_path):
         adam.load_state_dict({**kept, "bias.adam_m": kept["weight.adam_m"], "step": 9})
     assert "bias.adam_m float32[3, 3]" in caught.value.report.got
     assert "bias.adam_m float32[3]" in caught.value.report.expected
-    found = adam.state_dict()
-    assert (found["step"], found["bias.adam_m"].numpy().tolist()) == (1, before)
+    actual = adam.state_dict()
+    assert (actual["step"], actual["bias.adam_m"].numpy().tolist()) == (1, before)
 
 
 def test_states_move_between_modules_of_other_layouts():

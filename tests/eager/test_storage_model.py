@@ -83,15 +83,15 @@ def run(program, base, layouts=None):
 
 @st.composite
 def indices(draw, shape):
-    found = []
+    indices = []
     for extent in shape[: draw(st.integers(1, len(shape)))]:
         if draw(st.integers(0, 3)) == 0:
-            found.append(draw(st.integers(-extent, extent - 1)))
+            indices.append(draw(st.integers(-extent, extent - 1)))
             continue
         start = draw(st.integers(0, extent - 1))
         step = draw(st.sampled_from((None, 1, 2, 3)))
-        found.append(slice(start, draw(st.integers(start + 1, extent)), step))
-    return tuple(found)
+        indices.append(slice(start, draw(st.integers(start + 1, extent)), step))
+    return tuple(indices)
 
 
 @st.composite
@@ -159,8 +159,8 @@ def test_programs_of_views_and_changes_do_what_numpy_does(ranks, examples):
 
                 if compiled:
                     function = pc.compile(function)
-                found = function(x)
-                for at, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+                actual = function(x)
+                for at, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
                     np.testing.assert_allclose(
                         got.numpy(), wanted, err_msg=f"{at} of {program} as {layout}"
                     )
@@ -193,15 +193,15 @@ def weighed(tensors):
 
 def slopes(program):
     """The gradient of what NumPy makes of a program: it is linear between the kinks of relu."""
-    found = np.zeros(SHAPE)
+    slopes = np.zeros(SHAPE)
     for at in np.ndindex(SHAPE):
         ends = []
         for step in (1e-4, -1e-4):
             base = START * 1.01
             base[at] += step
             ends.append(weighed(run(program, base)))
-        found[at] = (ends[0] - ends[1]) / 2e-4
-    return found
+        slopes[at] = (ends[0] - ends[1]) / 2e-4
+    return slopes
 
 
 def gradient(program, x, layouts):
@@ -210,8 +210,8 @@ def gradient(program, x, layouts):
     base = w * 1.0
     try:
         loss = weighed(run(program, base, layouts))
-        (found,) = pc.eager.grad(loss, [w])
-        return np.zeros(SHAPE) if found is None else found.numpy()
+        (gradient,) = pc.eager.grad(loss, [w])
+        return np.zeros(SHAPE) if gradient is None else gradient.numpy()
     except (GradientError, InplaceError) as refused:
         return refused.report.what
 
@@ -231,27 +231,27 @@ def test_gradients_of_programs_are_right_or_refused_alike():
 
         def rank():
             starts = [pc.tensor(START, mesh, layout) for layout in LAYOUTS]
-            found = [gradient(program, x, LAYOUTS) for x in starts]
-            if compiled and not isinstance(found[0], str):
+            results = [gradient(program, x, LAYOUTS) for x in starts]
+            if compiled and not isinstance(results[0], str):
 
                 @pc.compile
                 def step(w):
                     loss = weighed(run(program, w * 1.0, LAYOUTS))
-                    (found,) = pc.eager.grad(loss, [w])
-                    return w * 0.0 if found is None else found
+                    (grads,) = pc.eager.grad(loss, [w])
+                    return w * 0.0 if grads is None else grads
 
                 w = pc.tensor(START * 1.01, mesh, "S(0)", requires_grad=True)
-                found.append(step(w).numpy())
+                results.append(step(w).numpy())
                 step.close()
-            return found
+            return results
 
-        for found in spawn(rank, 2):
-            for got in found:
-                if isinstance(found[0], str):
-                    assert got == found[0], program
+        for of_rank in spawn(rank, 2):
+            for got in of_rank:
+                if isinstance(of_rank[0], str):
+                    assert got == of_rank[0], program
                 else:
                     np.testing.assert_allclose(got, expected, 1e-5, 1e-6, err_msg=str(program))
-        answered.append(not isinstance(found[0], str))
+        answered.append(not isinstance(of_rank[0], str))
 
     check()
     assert sum(answered) * 2 > len(answered)

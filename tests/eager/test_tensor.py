@@ -72,8 +72,8 @@ def test_random_numbers_do_not_depend_on_the_layout(placement, sbp):
     (one,) = spawn(rank, 1, ALONE, "B")
     assert not np.array_equal(one[0], one[1])
     np.testing.assert_array_equal(one[2], one[0] + 10 * one[1])
-    for found in spawn(rank, placement.size, placement, sbp):
-        for got, wanted in zip(found, one, strict=True):
+    for of_rank in spawn(rank, placement.size, placement, sbp):
+        for got, wanted in zip(of_rank, one, strict=True):
             np.testing.assert_array_equal(got, wanted)
 
 
@@ -141,8 +141,8 @@ def test_convolution_on_a_spatial_split():
         return y.numpy(), x.grad.numpy()
 
     (one,) = spawn(rank, 1, ALONE, "B")
-    for found in spawn(rank, 2, PAIR, "S(2)"):
-        for got, wanted in zip(found, one, strict=True):
+    for of_rank in spawn(rank, 2, PAIR, "S(2)"):
+        for got, wanted in zip(of_rank, one, strict=True):
             np.testing.assert_allclose(got, wanted, 1e-10)
 
 
@@ -151,20 +151,20 @@ def test_reduce_scatter_and_all_to_all_run_on_cpus():
     value = np.arange(15.0).reshape(5, 3)
 
     def rank():
-        found = []
+        results = []
         for before, after in (("P", "S(0)"), ("S(1)", "S(0)")):
             x = pc.tensor(value, PAIR, before, requires_grad=True)
             with pc.comm_trace() as trace:
                 y = x.redistribute(sbp=after)
             (y * y).sum().backward()
             whole = pc.tensor(value.astype(np.int64), PAIR, before).redistribute(sbp=after)
-            found.append((trace.counts(), y.local, whole.local, x.grad.numpy()))
-        return found
+            results.append((trace.counts(), y.local, whole.local, x.grad.numpy()))
+        return results
 
-    for number, found in enumerate(on_pair(rank)):
+    for number, actual in enumerate(on_pair(rank)):
         rows = value[:3] if number == 0 else value[3:]
         for (counts, local, whole, grad), name in zip(
-            found, ("reduce_scatter", "all_to_all"), strict=True
+            actual, ("reduce_scatter", "all_to_all"), strict=True
         ):
             assert counts == {name: 1}
             np.testing.assert_array_equal(local, rows)

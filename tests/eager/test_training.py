@@ -113,8 +113,8 @@ def test_batch_normalisation_keeps_running_statistics():
 
     (one,) = spawn(rank, 1, ONE, "B")
     np.testing.assert_allclose(one[1], X.mean(0) * (1 - 0.9**2), 1e-5, 1e-6)
-    for found in spawn(rank, 2, DATA, "S(0)"):
-        for got, wanted in zip(found, one, strict=True):
+    for of_rank in spawn(rank, 2, DATA, "S(0)"):
+        for got, wanted in zip(of_rank, one, strict=True):
             np.testing.assert_allclose(got, wanted, 1e-4, 1e-5)
 
 

@@ -84,9 +84,9 @@ def test_a_slice_that_splits_what_all_ranks_have(sbp):
         view *= -1.0
         return view.is_view, before, view.numpy(), x.numpy()
 
-    found = spawn(rank, 4)
-    assert len({shared for shared, *_ in found}) == 1
-    for shared, before, after, base in found:
+    by_rank = spawn(rank, 4)
+    assert len({shared for shared, *_ in by_rank}) == 1
+    for shared, before, after, base in by_rank:
         assert shared
         np.testing.assert_array_equal(before, VALUE[1::3])
         np.testing.assert_array_equal(after, -VALUE[1::3])
@@ -352,7 +352,7 @@ def test_elements_are_assigned(index, value):
     expected[index] = value
 
     def rank():
-        found = []
+        results = []
         for sbp in ("S(0)", "S(1)", "B", "P"):
             for wrap in (lambda function: function, pc.compile):
                 x = pc.tensor(VALUE, PAIR, sbp)
@@ -362,11 +362,11 @@ def test_elements_are_assigned(index, value):
                     x[index] = pc.tensor(value, PAIR) if given else value
 
                 wrap(assign)(x)
-                found.append(x.numpy())
-        return found
+                results.append(x.numpy())
+        return results
 
-    for found in spawn(rank, 2):
-        for got in found:
+    for of_rank in spawn(rank, 2):
+        for got in of_rank:
             np.testing.assert_array_equal(got, expected)
 
 
@@ -420,11 +420,11 @@ def test_views_are_the_same_in_compiled_functions(name):
         x += 1.0
         return view * 1.0, again * 1.0
 
-    found = []
+    results = []
     for run in (function, pc.compile(function)):
         x = pc.tensor(VALUE, ALONE)
-        found.append([each.numpy() for each in (*run(x), x)])
-    for one, other in zip(*found, strict=True):
+        results.append([each.numpy() for each in (*run(x), x)])
+    for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
 
 

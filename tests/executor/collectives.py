@@ -221,8 +221,8 @@ def check_collectives(
     for number, case in enumerate(CASES):
         inputs = [feeds[f"x{number}.{rank}"] for rank in range(members)]
         for rank in ranks:
-            found = outputs[f"y{number}.{rank}"]
+            actual = outputs[f"y{number}.{rank}"]
             with np.errstate(all="ignore"):
                 wanted = case.reference(inputs, rank)
-            assert found.dtype == wanted.dtype
-            np.testing.assert_array_equal(found, wanted, err_msg=f"{case} on rank {rank}")
+            assert actual.dtype == wanted.dtype
+            np.testing.assert_array_equal(actual, wanted, err_msg=f"{case} on rank {rank}")

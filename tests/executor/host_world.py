@@ -40,11 +40,11 @@ def own_threads() -> list[str]:
 
 def shared_mappings() -> list[str]:
     """Mappings and open descriptors of this process that are executor memory."""
-    found = _shared_mappings()
-    if found:  # circles of arrays may hold some until they are collected, which takes long
+    mappings = _shared_mappings()
+    if mappings:  # circles of arrays may hold some until they are collected, which takes long
         gc.collect()
-        found = _shared_mappings()
-    return found
+        mappings = _shared_mappings()
+    return mappings
 
 
 def _shared_mappings() -> list[str]:
@@ -199,15 +199,15 @@ class HostWorld:
 
     def collect(self, ranks: Sequence[int]) -> list[Any]:
         """Answers of all these ranks; raises the first error after all have answered."""
-        found, errors = [], []
+        collected, errors = [], []
         for rank in ranks:
             try:
-                found.append(self.answer(rank))
+                collected.append(self.answer(rank))
             except PlanCompilerError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
-        return found
+        return collected
 
     def kill(self, rank: int) -> None:
         """SIGKILL one rank's process and wait for its end."""

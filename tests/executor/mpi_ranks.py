@@ -63,8 +63,8 @@ def pipelines(world: MpiWorld) -> None:
     for number in range(3):
         feeds = [{"x": np.full((5, 3), step, np.float32)} for step in range(20)]
         outputs = run(world, pipeline(world.size, 2), f"pipeline {number}", feeds)
-        for step, found in outputs.items():
-            np.testing.assert_array_equal(found["y"], feeds[step]["x"] * 2**world.size)
+        for step, actual in outputs.items():
+            np.testing.assert_array_equal(actual["y"], feeds[step]["x"] * 2**world.size)
 
 
 def microbatches(world: MpiWorld) -> None:

@@ -375,13 +375,13 @@ class _RandomPipeline:
         if segment.kind in before and self.stages > 1:
             chunk = segment.chunk + before[segment.kind]
             neighbour = Segment(segment.kind, chunk)
-            found = [one for one in self.each[chunk % self.stages] if self.home[one] == neighbour]
+            source = [one for one in self.each[chunk % self.stages] if self.home[one] == neighbour]
         elif not segment.kind.per_microbatch and self.stages > 1:
             other = self.rng.choice([one for one in range(self.stages) if one != rank])
-            found = self.once[other]
+            source = self.once[other]
         else:
-            found = []
-        return self.rng.choice(found) if found else None
+            source = []
+        return self.rng.choice(source) if source else None
 
     def _control(self, rank: int) -> None:
         """Let a task of the current segment wait for an earlier one where that is possible."""

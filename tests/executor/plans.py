@@ -297,7 +297,7 @@ class Sketch:
         piece: int = 0,
     ) -> dict[int, int]:
         """One collective on all its ranks; output registers by rank."""
-        found = {}
+        collective = {}
         for rank in ranks:
             state = self.ranks[rank]
             known = [members for members, _ in state.communicators]
@@ -306,7 +306,7 @@ class Sketch:
                 known.append(tuple(ranks))
             index = known.index(tuple(ranks))
             state.communicators[index][1].append(family)
-            (found[rank],) = self.task(
+            (collective[rank],) = self.task(
                 rank,
                 family,
                 TaskKind.COLLECTIVE_BOXING,
@@ -318,7 +318,7 @@ class Sketch:
                 count=count,
                 piece=piece,
             )
-        return found
+        return collective
 
     def copy(
         self,

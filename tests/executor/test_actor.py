@@ -86,19 +86,19 @@ class World:
 
     def events(self) -> list:
         """(rank, what can happen next there)."""
-        found = []
+        events = []
         for channel, queue in self.messages.items():
             if queue:
-                found.append((channel[0], lambda channel=channel: self.deliver(channel)))
+                events.append((channel[0], lambda channel=channel: self.deliver(channel)))
         for number, rank in self.ranks.items():
             for stream, actor in enumerate(rank.actors):
                 key = number, stream
                 if key in self.running:
                     if self.may_finish(key):
-                        found.append((number, lambda key=key: self.finish(key)))
+                        events.append((number, lambda key=key: self.finish(key)))
                 elif actor.step < actor.limit and not actor.waiting_for():
-                    found.append((number, lambda key=key: self.begin(key)))
-        return found
+                    events.append((number, lambda key=key: self.begin(key)))
+        return events
 
     def deliver(self, channel: tuple[int, int, int]) -> None:
         rank, stream, _ = channel

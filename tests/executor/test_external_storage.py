@@ -62,8 +62,8 @@ class Ranks:
 
 @pytest.fixture
 def stack():
-    with ExitStack() as found:
-        yield found
+    with ExitStack() as stack:
+        yield stack
 
 
 def test_steps_read_and_change_the_array(stack):
@@ -77,10 +77,10 @@ def test_steps_read_and_change_the_array(stack):
         assert set(runtime.movable) == {"w"}
         runtime.place({"w": array})
     for step in (1, 2):
-        found = ranks.step({"x": x})
+        outputs = ranks.step({"x": x})
         for rank, array in enumerate(arrays):
             np.testing.assert_array_equal(array, 100.0 * (rank + 1) + step * total)
-            np.testing.assert_array_equal(found[f"w{rank}"], array)
+            np.testing.assert_array_equal(outputs[f"w{rank}"], array)
     for each in own:
         np.testing.assert_array_equal(each, total)
     # Back in its own memory, a variable has what it had there.
@@ -110,9 +110,9 @@ def test_what_peers_read_stays(stack):
         with pytest.raises(UsageError, match="others read them"):
             runtime.place({"w": array})
         runtime.place({"v": array})
-    found = ranks.step({})
-    np.testing.assert_array_equal(found["y0"], [3, 4, 5])
-    np.testing.assert_array_equal(found["y1"], [3, 4, 5])
+    outputs = ranks.step({})
+    np.testing.assert_array_equal(outputs["y0"], [3, 4, 5])
+    np.testing.assert_array_equal(outputs["y1"], [3, 4, 5])
 
 
 def test_only_a_prepared_runtime_has_places():

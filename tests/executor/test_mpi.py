@@ -28,10 +28,10 @@ ON_TWO = ("microbatches", "damaged")
 def mpiexec() -> str:
     """The command; it comes with mpi4py's MPI."""
     beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if importlib.util.find_spec("mpi4py") is None or found is None:
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if importlib.util.find_spec("mpi4py") is None or mpiexec is None:
         pytest.skip("mpi4py or mpiexec is not installed: the extra `mpi`")
-    return found
+    return mpiexec
 
 
 @pytest.mark.processes
@@ -72,11 +72,11 @@ def test_workers_of_a_master(mpiexec: str) -> None:
                 {"dp": 2, "tp": 2},
                 {"dp": 2, "pp": 2, "microbatches": 4, "schedule": "1f1b"},
             ):
-                found = [each["loss"] for each in client.submit(gpt(**settings), STEPS)]
+                results = [each["loss"] for each in client.submit(gpt(**settings), STEPS)]
                 with LocalWorld(compile_plans(gpt(**settings), ranks).plans) as world:
                     wanted = [float(world.step({})["loss"]) for _ in range(STEPS)]
                 # Not to the bit: this process may use another BLAS kernel than the workers.
-                assert found == pytest.approx(wanted, rel=1e-5)
+                assert results == pytest.approx(wanted, rel=1e-5)
         finally:
             children.terminate()
             children.wait(WAIT)

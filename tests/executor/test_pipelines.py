@@ -105,19 +105,19 @@ def test_training_on_two_stages(transport, schedule, microbatches, tp, host_worl
     finally:
         world.close()
     w0, w1 = join(before, tp)
-    for fed, found in zip(feeds, outputs, strict=True):
+    for fed, actual in zip(feeds, outputs, strict=True):
         wanted = train_reference(fed, w0, w1)
         w0, w1 = wanted["w0"], wanted["w1"]
         ranks = range(tp)
         if tp == 1:
-            close(found["dw0_0"], wanted["dw0"])
-            close(found["dw0_sum_0"], wanted["dw0"])
-        close(np.concatenate([found[f"y_{rank}"] for rank in ranks], axis=1), wanted["y"])
-        close(np.concatenate([found[f"dw0_{rank}"] for rank in ranks]), wanted["dw0"])
-        close(np.concatenate([found[f"dw1_{rank}"] for rank in ranks], axis=1), wanted["dw1"])
+            close(actual["dw0_0"], wanted["dw0"])
+            close(actual["dw0_sum_0"], wanted["dw0"])
+        close(np.concatenate([actual[f"y_{rank}"] for rank in ranks], axis=1), wanted["y"])
+        close(np.concatenate([actual[f"dw0_{rank}"] for rank in ranks]), wanted["dw0"])
+        close(np.concatenate([actual[f"dw1_{rank}"] for rank in ranks], axis=1), wanted["dw1"])
         parts = np.split(wanted["dw0"], tp)
         for rank in ranks:
-            close(found[f"dw0_sum_{rank}"], sum(parts))
+            close(actual[f"dw0_sum_{rank}"], sum(parts))
     for made, wanted in zip(join(after, tp), (w0, w1), strict=True):
         close(made, wanted)
 
@@ -131,8 +131,8 @@ def join(variables: list[dict[str, np.ndarray]], tp: int) -> tuple[np.ndarray, n
     return w0, w1
 
 
-def close(found: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=1e-5)
+def close(results: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(results, wanted, rtol=2e-4, atol=1e-5)
 
 
 def test_steps_run_ahead_of_each_other():
@@ -167,11 +167,11 @@ def test_steps_run_ahead_of_each_other():
 def test_kernels_know_step_micro_batch_and_region(merged, count, test_ops):
     with LocalWorld(accumulation("test_place", 4, merged, None, count), first_step=7) as world:
         for step in (7, 8):
-            found = world.step({"x": np.zeros((4 * ROWS, 3), np.float32)})
+            outputs = world.step({"x": np.zeros((4 * ROWS, 3), np.float32)})
             wanted = [(step, m, m * ROWS) for m in range(4) for _ in range(ROWS)]
-            np.testing.assert_array_equal(found["y"], np.array(wanted, np.float32))
+            np.testing.assert_array_equal(outputs["y"], np.array(wanted, np.float32))
             total = np.array([4 * step, 6, 6 * ROWS], np.float32)
-            np.testing.assert_array_equal(found["total"], np.tile(total, (ROWS, 1)))
+            np.testing.assert_array_equal(outputs["total"], np.tile(total, (ROWS, 1)))
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -179,10 +179,10 @@ def test_accumulation_starts_anew_in_every_step(merged):
     with LocalWorld(accumulation("exp", 3, merged)) as world:
         for _ in range(3):
             x = RNG.normal(size=(3 * ROWS, 3)).astype(np.float32)
-            found = world.step({"x": x})
-            np.testing.assert_allclose(found["y"], np.exp(x), rtol=1e-5)
+            outputs = world.step({"x": x})
+            np.testing.assert_allclose(outputs["y"], np.exp(x), rtol=1e-5)
             total = np.exp(x).reshape(3, ROWS, 3).sum(axis=0)
-            np.testing.assert_allclose(found["total"], total, rtol=1e-5)
+            np.testing.assert_allclose(outputs["total"], total, rtol=1e-5)
 
 
 def test_a_bad_feed_is_refused_before_any_micro_batch():

@@ -89,10 +89,10 @@ def expected(path, steps):
 @pytest.mark.parametrize("at_a_time", [1, 2, 5])
 def test_the_next_batch_is_read_before_a_step_ends(tokens, ranks, at_a_time):
     with pc.run(reading(tokens, ranks), cache=False) as session:
-        found = [
+        results = [
             outputs["x"] for _ in range(10 // at_a_time) for outputs in list(session.run(at_a_time))
         ]
-    np.testing.assert_array_equal(found, expected(tokens, 10))
+    np.testing.assert_array_equal(results, expected(tokens, 10))
     # One step ahead and no further: the register has two slots.
     assert {number for _, number in READS.done} == set(range(11))
 
@@ -109,10 +109,10 @@ def test_a_restored_run_reads_what_the_first_one_would_have(tokens, tmp_path, fe
     feeds = {"more": np.full((BATCH, LENGTH), 7)} if fed else {}
     plain = [each + 7 * fed for each in expected(tokens, 7)]
     with pc.run(job, cache=False) as session:
-        found = [session.step(**feeds)["x"] for _ in range(3)]
+        outputs = [session.step(**feeds)["x"] for _ in range(3)]
         session.save(tmp_path / "there")
-        found += [session.step(**feeds)["x"] for _ in range(4)]
-    np.testing.assert_array_equal(found, plain)
+        outputs += [session.step(**feeds)["x"] for _ in range(4)]
+    np.testing.assert_array_equal(outputs, plain)
     with pc.run(job, cache=False, restore=tmp_path / "there") as session:
         again = [session.step(**feeds)["x"] for _ in range(4)]
     np.testing.assert_array_equal(again, plain[3:])
@@ -152,7 +152,7 @@ def test_micro_batches_are_read_ahead_too(tokens):
     job = reading(tokens, 1, wait=False)
     cut = replace(job, config=pc.Config(microbatches=4))
     with pc.run(cut, cache=False) as session:
-        found = [session.step()["x"] for _ in range(3)]
+        outputs = [session.step()["x"] for _ in range(3)]
         # Past the end of the last step, as far as there are slots.
         READS.wait_for(0, 3)
-    np.testing.assert_array_equal(found, expected(tokens, 3))
+    np.testing.assert_array_equal(outputs, expected(tokens, 3))

@@ -196,9 +196,9 @@ class Listener:
 
 @pytest.fixture
 def server() -> Iterator[PeerServer]:
-    found = PeerServer("127.0.0.1:0")
-    yield found
-    found.close()
+    server = PeerServer("127.0.0.1:0")
+    yield server
+    server.close()
 
 
 def say(server: PeerServer, frames: list[bytes]) -> bytes:

@@ -64,11 +64,11 @@ def test_data_parallel(transport, world_size, columns, host_world):
         transport, host_world, data_parallel, (world_size, 12, columns), feeds
     )
     total = np.zeros(columns)
-    for fed, found in zip(feeds, outputs, strict=True):
+    for fed, actual in zip(feeds, outputs, strict=True):
         total = total + fed["x"].sum(axis=0)
         for rank in range(world_size):
-            np.testing.assert_allclose(found[f"w{rank}"], total, rtol=1e-4, atol=1e-4)
-            np.testing.assert_array_equal(found[f"w{rank}"], found["w0"])
+            np.testing.assert_allclose(actual[f"w{rank}"], total, rtol=1e-4, atol=1e-4)
+            np.testing.assert_array_equal(actual[f"w{rank}"], actual["w0"])
     for rank in range(world_size):
         np.testing.assert_array_equal(variables[rank]["w"], outputs[-1]["w0"])
 
@@ -79,8 +79,8 @@ def test_data_parallel(transport, world_size, columns, host_world):
 def test_pipeline(transport, stages, count, host_world):
     feeds = [{"x": floats(5, 3)} for _ in range(4)]
     outputs, _ = run_on(transport, host_world, pipeline, (stages, count), feeds)
-    for fed, found in zip(feeds, outputs, strict=True):
-        np.testing.assert_array_equal(found["y"], fed["x"] * 2**stages)
+    for fed, actual in zip(feeds, outputs, strict=True):
+        np.testing.assert_array_equal(actual["y"], fed["x"] * 2**stages)
 
 
 @pytest.mark.parametrize("transport", ["host", "hosts"])
@@ -104,7 +104,7 @@ def test_many_steps_ahead_on_a_pipeline(hosts, host_world):
     host_world.open(pipeline, 3, 2, ranks=range(3), hosts=hosts)
     outputs = host_world.step(feeds, range(3))
     host_world.close_run(range(3))
-    assert [found["y"][0, 0] for found in outputs] == [8 * step for step in range(30)]
+    assert [result["y"][0, 0] for result in outputs] == [8 * step for step in range(30)]
 
 
 # --- slices -------------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ def test_a_view_with_memory_of_its_own_is_made(test_ops):
 
 def test_kernels_know_the_step(test_ops):
     with LocalWorld(one_op("test_step"), first_step=5) as world:
-        found = [world.step({"x": floats(3)})["y"][0] for _ in range(3)]
-    assert found == [5, 6, 7]
+        outputs = [world.step({"x": floats(3)})["y"][0] for _ in range(3)]
+    assert outputs == [5, 6, 7]
 
 
 def test_kernels_cannot_write_their_inputs(test_ops):

@@ -90,24 +90,24 @@ def test_the_own_kernel_is_found_behind_another_rank() -> None:
     "streams", [running(3.0), (*waiting(2), *running(3.0))], ids=["one", "two"]
 )
 def test_a_slow_rank_is_not_blamed(streams: RankStatus) -> None:
-    found = verdict({0: waiting(1), 1: streams, 2: running(1.0)})
-    assert found.error is None
-    assert found.again == pytest.approx(DEADLINE - 0.5 - 3.0)
+    actual = verdict({0: waiting(1), 1: streams, 2: running(1.0)})
+    assert actual.error is None
+    assert actual.again == pytest.approx(DEADLINE - 0.5 - 3.0)
 
 
 def test_a_rank_that_could_not_yet_answer_is_not_blamed() -> None:
-    found = verdict({0: waiting(1), 1: waiting(2, seconds=1.0)})
-    assert found.error is None
-    assert found.again == pytest.approx(DEADLINE - 0.5 - 3.0)
+    actual = verdict({0: waiting(1), 1: waiting(2, seconds=1.0)})
+    assert actual.error is None
+    assert actual.again == pytest.approx(DEADLINE - 0.5 - 3.0)
 
 
 def test_a_circle_is_shown_once_all_have_waited() -> None:
     report = blamed({0: waiting(1), 1: waiting(0)})
     assert "ranks have waited for each other" in report.what
     assert report.got.count("has waited for") == 2
-    found = verdict({0: waiting(1), 1: waiting(0, seconds=2.5)})
-    assert found.error is None
-    assert found.again == pytest.approx(DEADLINE - 0.5 - 2.5)
+    actual = verdict({0: waiting(1), 1: waiting(0, seconds=2.5)})
+    assert actual.error is None
+    assert actual.again == pytest.approx(DEADLINE - 0.5 - 2.5)
 
 
 # --- the form -------------------------------------------------------------------------------------
@@ -179,6 +179,6 @@ def test_long_texts_are_cut_and_fit_a_packet() -> None:
     long = StreamStatus(text, State.WAITING, 1.0, text, text, 1, text, text, many)
     packed = Answer(1, 1, (0,) * 10, 1, (long,) * 4).packed()
     assert len(packed) < host_wire.MAX_PACKET
-    found = unpack_note(packed)
-    assert isinstance(found, Answer)
-    assert len(found.status[0].ranks) == MAX_RANKS
+    actual = unpack_note(packed)
+    assert isinstance(actual, Answer)
+    assert len(actual.status[0].ranks) == MAX_RANKS

@@ -77,9 +77,9 @@ class Patience(Ranks):
 
 
 def errors_of(futures) -> list[PlanCompilerError]:
-    found = [future.exception() for future in futures]
-    assert all(isinstance(each, PlanCompilerError) for each in found)
-    return found
+    errors = [future.exception() for future in futures]
+    assert all(isinstance(each, PlanCompilerError) for each in errors)
+    return errors
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -100,8 +100,8 @@ def run(text: str, name: str) -> str:
 def test_the_text_that_comes_out_is_the_one_beside_the_job(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     kept = [line for line in text.splitlines() if not line.startswith(OUT)]
-    found = [f"{OUT} {line}".rstrip() for line in run(text, path.name).splitlines()]
-    expected = "\n".join([*kept, *found]) + "\n"
+    results = [f"{OUT} {line}".rstrip() for line in run(text, path.name).splitlines()]
+    expected = "\n".join([*kept, *results]) + "\n"
     if os.environ.get("PLANCOMPILER_UPDATE_GOLDEN") == "1":
         path.write_text(expected, encoding="utf-8")
         text = expected

@@ -39,7 +39,7 @@ def check_gradients(model, x, loss_of):
             pc.output(f"grad {name}", grad)
         pc.output("loss", loss)
     run = DenseRun(job)
-    found = run.step(x=x)
+    outputs = run.step(x=x)
     step = 1e-5
     for name in names:
         variable = run.variables[name]
@@ -52,7 +52,7 @@ def check_gradients(model, x, loss_of):
             below = run.step(x=x)["loss"]
             variable[index] = before
             expected[index] = (above - below) / (2 * step)
-        np.testing.assert_allclose(found[f"grad {name}"], expected, rtol=2e-6, atol=1e-8)
+        np.testing.assert_allclose(outputs[f"grad {name}"], expected, rtol=2e-6, atol=1e-8)
 
 
 X = np.random.default_rng(0).normal(size=(3, 4))
@@ -150,9 +150,9 @@ def test_gradients_with_dropout_use_the_forward_mask():
         y = model(pc.input("x", X.shape, "float64", MESH))
         pc.output("y", y)
         pc.output("grad", pc.gradients(y.sum(), [model.w.value])[0])
-    found = DenseRun(job).step(x=X)
-    np.testing.assert_array_equal(found["y"], found["grad"])
-    assert 0 < (found["y"] == 0).sum() < 12
+    outputs = DenseRun(job).step(x=X)
+    np.testing.assert_array_equal(outputs["y"], outputs["grad"])
+    assert 0 < (outputs["y"] == 0).sum() < 12
 
 
 def test_what_does_not_influence_the_loss_has_no_gradient():
@@ -160,11 +160,11 @@ def test_what_does_not_influence_the_loss_has_no_gradient():
         x = pc.input("x", (2,), "float32", MESH)
         w, other = (pc.nn.Parameter((2,), name=name).place(MESH).value for name in ("w", "other"))
         loss = (x * w).sum()
-        found = pc.gradients(loss, [w, other, other.argmax(0).cast("float32"), loss])
-        assert found[1] is None
-        assert found[2] is None
-        assert found[3].shape == ()
-        pc.output("g", found[0] + other)
+        grads = pc.gradients(loss, [w, other, other.argmax(0).cast("float32"), loss])
+        assert grads[1] is None
+        assert grads[2] is None
+        assert grads[3].shape == ()
+        pc.output("g", grads[0] + other)
     assert DenseRun(job).step(x=np.array([3.0, 4.0], np.float32))["g"].tolist() == [3.0, 4.0]
 
 

@@ -90,11 +90,11 @@ def test_compiled_heads_sample_alike_on_every_layout(backend):
         assert sizes == (3, 3, 3)
         with pc.run(job, ranks=3, backend=backend, cache=False) as session:
             steps = [session.step(x=features, y=labels, w=weight) for _ in range(2)]
-        for found in steps:
-            wanted = dense_head(features, labels, weight, found["sampled"], sizes, COUNTS)
+        for result in steps:
+            wanted = dense_head(features, labels, weight, result["sampled"], sizes, COUNTS)
             for name, expected in zip(("loss", "places", "dx", "dw"), wanted, strict=True):
-                np.testing.assert_allclose(found[name], expected, 1e-9, 1e-12, err_msg=name)
-        seen.append([found["sampled"].tolist() for found in steps])
+                np.testing.assert_allclose(result[name], expected, 1e-9, 1e-12, err_msg=name)
+        seen.append([result["sampled"].tolist() for result in steps])
         if backend == "processes":
             return
     assert seen[0] == seen[1] == seen[2]
@@ -142,12 +142,12 @@ def test_eager_samples_do_not_depend_on_the_number_of_ranks(ranks):
 
     def rank():
         pc.manual_seed(8)
-        found = head(
+        actual = head(
             *(pc.tensor(each, mesh(ranks), "S(0)") for each in (features, labels)),
             pc.tensor(weight, mesh(ranks), "S(0)"),
             shards=3,
         )
-        return [each.numpy().tolist() for each in found[1:3]], found[0].item(), found[4]
+        return [each.numpy().tolist() for each in actual[1:3]], actual[0].item(), actual[4]
 
     alone = spawn(lambda: _alone(features, labels, weight), 1)[0]
     for sample, loss, sizes in spawn(rank, ranks):
@@ -157,8 +157,8 @@ def test_eager_samples_do_not_depend_on_the_number_of_ranks(ranks):
 
 def _alone(features, labels, weight):
     pc.manual_seed(8)
-    found = head(*(pc.tensor(each, mesh(1)) for each in (features, labels, weight)), shards=3)
-    return [each.numpy().tolist() for each in found[1:3]], found[0].item()
+    alone = head(*(pc.tensor(each, mesh(1)) for each in (features, labels, weight)), shards=3)
+    return [each.numpy().tolist() for each in alone[1:3]], alone[0].item()
 
 
 def test_eager_samples_grow_where_a_job_fails():
@@ -251,11 +251,11 @@ STEPS = 30
 
 def test_a_sampled_head_learns_alike_on_one_rank_two_ranks_and_eagerly():
     pictures, who = faces()
-    found = {}
+    results = {}
     for name, place, split in (("one", mesh(1), "B"), ("two", mesh(2), "S(0)")):
         job = job_of_training(place, split)
         with LocalWorld(compile_plans(job, place.size, "rank_per_iter").plans) as world:
-            found[name] = [
+            results[name] = [
                 float(world.step({"x": pictures, "y": who})["loss"]) for _ in range(STEPS)
             ]
 
@@ -279,9 +279,9 @@ def test_a_sampled_head_learns_alike_on_one_rank_two_ranks_and_eagerly():
         right = (net.head.cosines(net.embed(x)).argmax(-1).numpy() == who).mean()
         return losses, right, net(x, y).item()
 
-    np.testing.assert_allclose(found["two"], found["one"], 2e-3)
+    np.testing.assert_allclose(results["two"], results["one"], 2e-3)
     for losses, right, of_all in [*spawn(rank, 2, False), *spawn(rank, 2, True)]:
-        np.testing.assert_allclose(losses, found["one"], 2e-3)
+        np.testing.assert_allclose(losses, results["one"], 2e-3)
         assert losses[-1] < 0.4 * losses[0]
         assert right > 0.9
         # Against all classes the loss is greater than against a sample of them.
@@ -301,9 +301,9 @@ def test_the_example_learns_alike_on_any_number_of_ranks():
     assert np.mean(one[-5:]) < 0.5 * np.mean(one[:5])
     # Of 80 classes, at random 1.25 %.
     assert right > 0.4
-    for losses, found in spawn(rank, 4, 4):
+    for losses, actual in spawn(rank, 4, 4):
         np.testing.assert_allclose(losses, one, 1e-2)
-        assert found == pytest.approx(right, abs=0.02)
+        assert actual == pytest.approx(right, abs=0.02)
 
 
 def test_micro_batches_need_the_labels_of_all():
@@ -464,6 +464,6 @@ def test_a_mesh_of_several_axes_needs_the_number_of_ranges():
         labels = pc.input("y", (4,), "int64", GRID)
         with pytest.raises(UsageError, match="give shards"):
             pc.class_center_sample(labels, 9, 2)
-        found = pc.class_center_sample(labels, 9, 2, shards=3)
-        assert found.sizes == (2, 2, 2)
-        pc.output("sampled", found.sampled)
+        actual = pc.class_center_sample(labels, 9, 2, shards=3)
+        assert actual.sizes == (2, 2, 2)
+        pc.output("sampled", actual.sampled)

@@ -46,14 +46,14 @@ def read(path, key="y", **config):
 
 
 def test_arrays_in_order_go_round(arrays):
-    _, found = batches(4, y=read(arrays, batch=10, shuffle=False))
-    order = np.concatenate([step["y"] for step in found])
+    _, actual = batches(4, y=read(arrays, batch=10, shuffle=False))
+    order = np.concatenate([step["y"] for step in actual])
     np.testing.assert_array_equal(order, np.arange(40) % ROWS)
 
 
 def test_shuffled_epochs_hold_every_row_once_each_in_its_own_order(arrays):
-    _, found = batches(7, y=read(arrays, batch=10))
-    epochs = np.concatenate([step["y"] for step in found])[: 3 * ROWS].reshape(3, ROWS)
+    _, actual = batches(7, y=read(arrays, batch=10))
+    epochs = np.concatenate([step["y"] for step in actual])[: 3 * ROWS].reshape(3, ROWS)
     for epoch in epochs:
         np.testing.assert_array_equal(np.sort(epoch), np.arange(ROWS))
         assert (epoch != np.arange(ROWS)).any()
@@ -61,8 +61,8 @@ def test_shuffled_epochs_hold_every_row_once_each_in_its_own_order(arrays):
 
 
 def test_a_batch_may_be_larger_than_the_data(arrays):
-    _, found = batches(1, y=read(arrays, batch=3 * ROWS))
-    np.testing.assert_array_equal(np.bincount(found[0]["y"]), np.full(ROWS, 3))
+    _, actual = batches(1, y=read(arrays, batch=3 * ROWS))
+    np.testing.assert_array_equal(np.bincount(actual[0]["y"]), np.full(ROWS, 3))
 
 
 def test_arrays_of_one_file_agree_and_split_chooses_rows(arrays):
@@ -72,8 +72,8 @@ def test_arrays_of_one_file_agree_and_split_chooses_rows(arrays):
         pc.output("y", y)
         return x
 
-    _, found = batches(5, x=both)
-    for step in found:
+    _, actual = batches(5, x=both)
+    for step in actual:
         np.testing.assert_array_equal(step["x"][:, 0], 4 * step["y"])
         assert step["y"].min() >= 4
         assert step["y"].max() < 20
@@ -104,9 +104,9 @@ def regions_agree(op, sbp, steps):
         for local in ranks.values():
             local.step = step
             region = local.output_regions[0]
-            found = np.empty(region_shape(region), value.dtype.numpy)
-            op_def(op.kind).kernel(local, [], [found])
-            np.testing.assert_array_equal(found, expected[region_index(region)])
+            actual = np.empty(region_shape(region), value.dtype.numpy)
+            op_def(op.kind).kernel(local, [], [actual])
+            np.testing.assert_array_equal(actual, expected[region_index(region)])
 
 
 @pytest.mark.parametrize("sbp", ["[S(0), B]", "[B, S(1)]", "[S(0), S(1)]", "[S(0), S(0)]"])
@@ -217,21 +217,21 @@ def test_targets_are_the_next_tokens(tokens):
         pc.output("targets", second)
         return first
 
-    _, found = batches(3, tokens=both)
-    for step in found:
+    _, actual = batches(3, tokens=both)
+    for step in actual:
         assert step["tokens"].dtype == np.int64
         np.testing.assert_array_equal(step["targets"], step["tokens"] + 1)
         np.testing.assert_array_equal(np.diff(step["tokens"]), 1)
-    begins = np.concatenate([step["tokens"][:, 0] for step in found])
+    begins = np.concatenate([step["tokens"][:, 0] for step in actual])
     assert len(set(begins)) > 20
     assert begins.max() < 1000 - 16
 
 
 def test_a_file_that_just_fits_gives_its_only_sequence(tokens):
-    _, found = batches(
+    _, actual = batches(
         1, t=lambda: pc.data.TokenFile(tokens, 2, 999, "uint16", placement=MESH).tokens
     )
-    np.testing.assert_array_equal(found[0]["t"], [np.arange(999)] * 2)
+    np.testing.assert_array_equal(actual[0]["t"], [np.arange(999)] * 2)
 
 
 @pytest.mark.parametrize(

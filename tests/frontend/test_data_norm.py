@@ -26,7 +26,7 @@ def dense_steps(batches, groups):
     parts = 1 if groups is None else groups
     count, square = (np.full((parts, CHANNELS), FIRST) for _ in range(2))
     total = np.zeros((parts, CHANNELS))
-    found = []
+    dense_steps = []
     for x in batches:
         mean, scale = total / count, np.sqrt(count / square)
         pieces, parted = np.array_split(x, parts), []
@@ -38,9 +38,9 @@ def dense_steps(batches, groups):
             total[number] = DECAY * total[number] + piece.mean(rest)
             square[number] = DECAY * square[number] + ((piece - centre) ** 2).mean(rest) + EPS
         count = DECAY * count + 1
-        found.append((np.concatenate(parted), np.repeat(scale, [len(p) for p in pieces], 0)))
+        dense_steps.append((np.concatenate(parted), np.repeat(scale, [len(p) for p in pieces], 0)))
     states = (count, total, square)
-    return found, [each if groups else each[0] for each in states]
+    return dense_steps, [each if groups else each[0] for each in states]
 
 
 def layer(groups):
@@ -77,10 +77,10 @@ def test_compiled_statistics_are_those_of_the_definition(case):
         pc.output("dx", dx)
     plans = compile_plans(job, place.size, "rank_per_iter").plans
     with pc.run(job, place.size, cache=False) as session:
-        found = [session.step(x=batch) for batch in batches]
+        outputs = [session.step(x=batch) for batch in batches]
         states = session.variables()
     wanted, last = dense_steps(batches, groups)
-    for step, (y, scale) in zip(found, wanted, strict=True):
+    for step, (y, scale) in zip(outputs, wanted, strict=True):
         np.testing.assert_allclose(step["y"], y, 1e-9, 1e-12)
         scale = scale.reshape(*scale.shape, *(1,) * (y.ndim - 2))
         np.testing.assert_allclose(step["dx"], np.broadcast_to(scale, y.shape), 1e-9)
@@ -106,22 +106,22 @@ def test_eager_statistics_are_those_of_the_definition(case):
 
     def rank():
         norm = layer(groups).place(place, placed)
-        found, traces = [], []
+        actual, traces = [], []
         for batch in batches:
             x = pc.tensor(batch, place, split, requires_grad=True)
             with pc.comm_trace() as trace:
                 y = norm(x)
             y.sum().backward()
-            found.append((y.numpy(), x.grad.numpy()))
+            actual.append((y.numpy(), x.grad.numpy()))
             traces.append(trace.counts())
         norm.eval()
         last = norm(pc.tensor(batches[0], place, split)).numpy()
-        return found, traces, [getattr(norm, name).value.numpy() for name in NAMES], last
+        return actual, traces, [getattr(norm, name).value.numpy() for name in NAMES], last
 
     wanted = dense_steps([*batches, batches[0]], groups)[0]
     states = dense_steps(batches, groups)[1]
-    for found, traces, held, last in spawn(rank, place.size):
-        for (y, dx), (expected, scale) in zip(found, wanted, strict=False):
+    for actual, traces, held, last in spawn(rank, place.size):
+        for (y, dx), (expected, scale) in zip(actual, wanted, strict=False):
             np.testing.assert_allclose(y, expected, 1e-9, 1e-12)
             scale = scale.reshape(*scale.shape, *(1,) * (y.ndim - 2))
             np.testing.assert_allclose(dx, np.broadcast_to(scale, y.shape), 1e-9)
@@ -152,10 +152,10 @@ def test_micro_batches_count_as_one_batch():
         norm = layer(None).place(mesh(2))
         pc.output("y", norm(pc.input("x", (8, CHANNELS), "float64", mesh(2), "S(0)")))
     with pc.run(job, 2, cache=False) as session:
-        found = [session.step(x=batch)["y"] for batch in batches]
+        outputs = [session.step(x=batch)["y"] for batch in batches]
         states = session.variables()
     wanted, last = dense_steps(batches, None)
-    for got, (expected, _) in zip(found, wanted, strict=True):
+    for got, (expected, _) in zip(outputs, wanted, strict=True):
         np.testing.assert_allclose(got, expected, 1e-9, 1e-12)
     for name, expected in zip(NAMES, last, strict=True):
         np.testing.assert_allclose(states[name], expected, 1e-9)
@@ -169,9 +169,9 @@ def test_float32_statistics_and_ranks_that_are_processes():
         pc.output("y", norm(pc.input("x", x.shape, "float32", mesh(2), "S(0)")))
     with pc.run(job, ranks=2, backend="processes", cache=False) as session:
         for _ in range(2):
-            found = session.step(x=x)["y"]
+            outputs = session.step(x=x)["y"]
         states = session.variables()
-    np.testing.assert_allclose(found, x - x.mean(0) / 1e4, 1e-3, 1e-4)
+    np.testing.assert_allclose(outputs, x - x.mean(0) / 1e4, 1e-3, 1e-4)
     assert states["batch_count"] == pytest.approx(np.full(CHANNELS, 1e4 + 2 - 2e-3), rel=1e-6)
     assert states["batch_sum"] == pytest.approx(2 * x.mean(0), rel=1e-5)
 

@@ -62,8 +62,8 @@ def test_mlp_reads_digits_it_never_saw():
 )
 def test_layouts_of_mlp(layout, ranks, hierarchy, weights):
     job = mlp.build(layout=layout, ranks=ranks, hidden=8, evaluate=False)
-    found = {op.attr("name"): str(op.sbp) for op in job.ops if op.kind == "variable"}
-    assert [found[f"{layer}.weight"] for layer in (0, 2, 4)] == weights
+    results = {op.attr("name"): str(op.sbp) for op in job.ops if op.kind == "variable"}
+    assert [results[f"{layer}.weight"] for layer in (0, 2, 4)] == weights
     assert {op.placement.hierarchy for op in job.ops} == {hierarchy}
     assert job.world_size == math.prod(hierarchy)
     assert list(job.outputs) == ["loss"]
@@ -159,7 +159,7 @@ def test_what_gpt_learns_does_not_depend_on_its_layout():
 )
 def test_presets_have_as_many_parameters_as_their_sizes_say(preset, dp, tp, pp):
     job = gpt.build(preset=preset, dp=dp, tp=tp, pp=pp, ranks=dp * tp * pp)
-    found = sum(
+    actual = sum(
         math.prod(op.outputs[0].shape)
         for op in job.ops
         if op.kind == "variable" and op.attr("trainable")
@@ -168,7 +168,7 @@ def test_presets_have_as_many_parameters_as_their_sizes_say(preset, dp, tp, pp):
     d = sizes.dim
     # Per layer: four d*d and two d*4d weights, nine biases of d in all, two norms of 2d.
     expected = sizes.layers * (12 * d * d + 13 * d) + (2 * sizes.vocabulary + sizes.length + 2) * d
-    assert found == expected
+    assert actual == expected
     assert job.world_size == dp * tp * pp
 
 

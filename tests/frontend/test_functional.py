@@ -147,10 +147,10 @@ def test_cross_entropy_leaves_out_ignored_positions():
         ("sum", expected.sum()),
         ("mean", expected.sum() / 4),
     ):
-        found = computed(
+        actual = computed(
             lambda x, y, reduction=reduction: pc.cross_entropy(x, y, reduction), LOGITS, LABELS
         )
-        np.testing.assert_allclose(found, value, rtol=1e-12)
+        np.testing.assert_allclose(actual, value, rtol=1e-12)
 
 
 def test_cross_entropy_of_nothing_is_zero():
@@ -159,8 +159,8 @@ def test_cross_entropy_of_nothing_is_zero():
 
 def test_cross_entropy_where_every_position_counts():
     labels = np.maximum(LABELS, 0)
-    found = computed(lambda x, y: pc.cross_entropy(x, y, ignore_index=None), LOGITS, labels)
-    np.testing.assert_allclose(found, LOSSES.mean(), rtol=1e-12)
+    actual = computed(lambda x, y: pc.cross_entropy(x, y, ignore_index=None), LOGITS, labels)
+    np.testing.assert_allclose(actual, LOSSES.mean(), rtol=1e-12)
     other = computed(lambda x, y: pc.cross_entropy(x, y, ignore_index=0), LOGITS, labels)
     np.testing.assert_allclose(other, LOSSES[labels > 0].mean(), rtol=1e-12)
 
@@ -183,12 +183,12 @@ def test_causal_attention_sees_nothing_later(dtype):
     q, k, v = RANDOM.normal(size=(3, 2, 5, 4)).astype(dtype)
     scores = (q.astype(float) @ k.astype(float).swapaxes(-1, -2)) / 2
     weights = softmax(np.where(np.tri(5, dtype=bool), scores, -np.inf))
-    found = computed(pc.causal_attention, q, k, v)
+    actual = computed(pc.causal_attention, q, k, v)
     tolerance = {"float16": 5e-3, "float32": 1e-5, "float64": 1e-12}[dtype]
-    np.testing.assert_allclose(found, weights @ v.astype(float), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(actual, weights @ v.astype(float), rtol=tolerance, atol=tolerance)
     v[:, -1] = 1000
     changed = computed(pc.causal_attention, q, k, v)
-    np.testing.assert_array_equal(changed[:, :-1], found[:, :-1])
+    np.testing.assert_array_equal(changed[:, :-1], actual[:, :-1])
 
 
 def test_causal_attention_needs_one_length():

@@ -36,16 +36,16 @@ def traced(function, *arrays, placement=MESH, sbp=None):
             pc.input(f"x{n}", array.shape, str(array.dtype), placement, sbp)
             for n, array in enumerate(arrays)
         ]
-        found = function(*values)
-        for n, value in enumerate(found if isinstance(found, tuple) else (found,)):
+        actual = function(*values)
+        for n, value in enumerate(actual if isinstance(actual, tuple) else (actual,)):
             pc.output(f"y{n}", value, finite=False)
     return job, {f"x{n}": array for n, array in enumerate(arrays)}
 
 
 def computed(function, *arrays):
     job, feeds = traced(function, *arrays)
-    found = list(run_dense(job, 1, feeds)[0].values())
-    return found[0] if len(found) == 1 else found
+    computed = list(run_dense(job, 1, feeds)[0].values())
+    return computed[0] if len(computed) == 1 else computed
 
 
 ON_NUMBERS = ("sin", "cos", "tan", "sinh", "cosh", "exp2", "expm1", "reciprocal", "sign")
@@ -171,9 +171,9 @@ def test_functions_of_two_tensors_or_a_number(name, numpy, x, y):
     ],
 )
 def test_functions_against_numpy(function, arrays, expected):
-    found = computed(function, *arrays)
-    assert np.shape(found) == np.shape(expected)
-    np.testing.assert_allclose(found, expected, 1e-12)
+    actual = computed(function, *arrays)
+    assert np.shape(actual) == np.shape(expected)
+    np.testing.assert_allclose(actual, expected, 1e-12)
 
 
 def test_scatter_and_its_kin():
@@ -201,8 +201,8 @@ def test_a_norm_that_is_zero_has_a_gradient_of_zeros():
         return pc.norm(x, axis=1), grad
 
     x = np.array([[0.0, 0.0], [3.0, 4.0]])
-    found, grad = computed(slope, x)
-    np.testing.assert_array_equal(found, [0, 5])
+    actual, grad = computed(slope, x)
+    np.testing.assert_array_equal(actual, [0, 5])
     np.testing.assert_allclose(grad, [[0, 0], [0.6, 0.8]])
 
 
@@ -241,9 +241,9 @@ def test_random_values_do_not_depend_on_the_layout(ranks):
     job, _ = traced(lambda: drawn(pc.Placement("cpu", range(ranks)), "S(0)"))
     plans = compile_plans(job, ranks, "rank_per_iter").plans
     with LocalWorld(plans) as world:
-        for found, wanted in zip(world.run(3), expected, strict=True):
+        for actual, wanted in zip(world.run(3), expected, strict=True):
             for name in wanted:
-                np.testing.assert_array_equal(found[name], wanted[name])
+                np.testing.assert_array_equal(actual[name], wanted[name])
     assert (expected[0]["y0"] != expected[1]["y0"]).all()
 
 
@@ -287,9 +287,9 @@ def test_functions_on_ranks_give_the_dense_result(placement, sbp, inside):
     job, feeds = traced(moved, x, w, placement=placement, sbp=sbp)
     (expected,) = run_dense(job, 1, feeds)
     with pc.run(job, backend="threads") as session:
-        found = session.step(**feeds)
+        outputs = session.step(**feeds)
     for name, wanted in expected.items():
-        np.testing.assert_allclose(found[name], wanted, 1e-9, err_msg=name)
+        np.testing.assert_allclose(outputs[name], wanted, 1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize(

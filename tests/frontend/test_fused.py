@@ -75,8 +75,8 @@ def attention_part(x, w, mask, case):
     mixed = mixed.reshape(len(x), -1, *mixed.shape[-2:])
     product = np.einsum("bhtd,hdm->btm", mixed, w["out_weight"]) + w["out_bias"]
     key = 1 if case.get("attention_dropout") else 0
-    found = x + dropped(product, case.get("dropout"), key)
-    return found if pre else normalised(found, w, kind)
+    attended = x + dropped(product, case.get("dropout"), key)
+    return attended if pre else normalised(attended, w, kind)
 
 
 def gelu(x):
@@ -94,8 +94,8 @@ def feedforward_part(x, w, mask, case):
     hidden = dropped(hidden, case.get("activation_dropout"), 0)
     product = hidden @ w["weight2"].T + w["bias2"]
     key = 1 if case.get("activation_dropout") else 0
-    found = x + dropped(product, case.get("dropout"), key)
-    return found if pre else normalised(found, w, kind)
+    fed_forward = x + dropped(product, case.get("dropout"), key)
+    return fed_forward if pre else normalised(fed_forward, w, kind)
 
 
 def attention(**case):
@@ -142,8 +142,8 @@ def run_job(name, extents, backend="threads"):
         pc.output("y", y)
     feeds = {"x": X, "weight": WEIGHT} | ({} if mask is None else {"mask": mask})
     with pc.run(job, ranks=ranks, backend=backend) as session:
-        found = session.step(**feeds)
-        return dict(found), session.variables()
+        outputs = session.step(**feeds)
+        return dict(outputs), session.variables()
 
 
 def run_eager(name, extents):
@@ -162,7 +162,7 @@ def run_eager(name, extents):
     return {"y": y.numpy(), **{key: each.grad.numpy() for key, each in named.items()}}, start
 
 
-def check(name, found, start):
+def check(name, results, start):
     """Value and gradients against the formula and its differences."""
     _, formula, case, mask = PARTS[name]
     arrays = {"x": X, **{f"p:{key}": each for key, each in start.items()}}
@@ -173,7 +173,7 @@ def check(name, found, start):
         w = {key[2:]: each for key, each in changed.items() if key.startswith("p:")}
         return formula(changed["x"], w, changed.get("mask"), case)
 
-    np.testing.assert_allclose(found["y"], value(arrays), 1e-9, 1e-11)
+    np.testing.assert_allclose(results["y"], value(arrays), 1e-9, 1e-11)
     random = np.random.default_rng(1)
     for key, array in arrays.items():
         turn = random.normal(size=array.shape)
@@ -183,7 +183,7 @@ def check(name, found, start):
             (value({**arrays, key: array + step * turn}) * WEIGHT).sum() for step in (1e-6, -1e-6)
         ]
         slope = (moved[0] - moved[1]) / 2e-6
-        np.testing.assert_allclose((found[key] * turn).sum(), slope, 1e-5, 1e-6, err_msg=key)
+        np.testing.assert_allclose((results[key] * turn).sum(), slope, 1e-5, 1e-6, err_msg=key)
 
 
 @pytest.mark.slow
@@ -255,8 +255,8 @@ def test_an_eager_part_reduces_once_forward_and_once_backward(make, pre):
         whole = str(x.grad.sbp) == "[B]"
         return forward.counts(), backward.counts(), forward.nbytes(), backward.nbytes(), whole
 
-    for found in spawn(rank, 2):
-        assert found == ({"all_reduce": 1}, {"all_reduce": 1}, X.nbytes, X.nbytes, True)
+    for of_rank in spawn(rank, 2):
+        assert of_rank == ({"all_reduce": 1}, {"all_reduce": 1}, X.nbytes, X.nbytes, True)
 
 
 # --- training under passes ------------------------------------------------------------------------
@@ -371,18 +371,18 @@ def generate_eager(name, ranks):
     caches = model.caches(2, CAPACITY).place_split(mesh)
     memory = [each.value.local for each in caches.parameters()]
     with pc.no_grad():
-        whole, found, start, counts = model(pc.tensor(TOKENS, mesh)).numpy(), [], 0, []
+        whole, tokens, start, counts = model(pc.tensor(TOKENS, mesh)).numpy(), [], 0, []
         for portion in PORTIONS:
             x = pc.tensor(TOKENS[:, start : start + portion], mesh)
             with pc.comm_trace() as trace:
                 y = model(x, caches, pc.tensor(np.int64(start), mesh))
-            found.append(y.numpy())
+            tokens.append(y.numpy())
             counts.append(trace.counts())
             start += portion
     kept = all(
         each.value.local is array for each, array in zip(caches.parameters(), memory, strict=True)
     )
-    return whole, np.concatenate(found, 1), kept, counts
+    return whole, np.concatenate(tokens, 1), kept, counts
 
 
 @pytest.mark.parametrize(
@@ -391,9 +391,9 @@ def generate_eager(name, ranks):
 )
 def test_prompt_and_tokens_are_the_whole_sequence(name, ranks):
     (one,) = spawn(generate_eager, 1, name, 1)
-    for whole, found, kept, counts in spawn(generate_eager, ranks, name, ranks):
+    for whole, actual, kept, counts in spawn(generate_eager, ranks, name, ranks):
         np.testing.assert_allclose(whole, one[0], 1e-9, 1e-11)
-        np.testing.assert_allclose(found, whole, 1e-9, 1e-11)
+        np.testing.assert_allclose(actual, whole, 1e-9, 1e-11)
         assert kept
         assert counts == [{"all_reduce": 4} if ranks > 1 else {}] * len(PORTIONS)
 
@@ -425,14 +425,14 @@ def test_jobs_generate_the_whole_sequence(name, ranks, backend, tmp_path):
     (one,) = spawn(generate_eager, 1, name, 1)
     job = generation_job(name, ranks, PROMPT)
     with pc.run(job, ranks=ranks, backend=backend) as session:
-        found = [session.step(x=TOKENS[:, :PROMPT], position=np.int64(0))["y"]]
+        outputs = [session.step(x=TOKENS[:, :PROMPT], position=np.int64(0))["y"]]
         session.save(tmp_path)
     job = generation_job(name, ranks, 1)
     with pc.run(job, ranks=ranks, backend=backend, restore=tmp_path) as session:
         for position in range(PROMPT, TOKENS.shape[1]):
             x = TOKENS[:, position : position + 1]
-            found.append(session.step(x=x, position=np.int64(position))["y"])
-    np.testing.assert_allclose(np.concatenate(found, 1), one[0], 1e-9, 1e-11)
+            outputs.append(session.step(x=x, position=np.int64(position))["y"])
+    np.testing.assert_allclose(np.concatenate(outputs, 1), one[0], 1e-9, 1e-11)
 
 
 def test_a_decoding_plan_changes_its_caches_in_place():
@@ -459,7 +459,7 @@ def test_the_example_of_generation_runs(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     script = tmp_path / "generate.py"
     script.write_text(code)
-    found = [
+    results = [
         subprocess.run(
             [sys.executable, "-m", "plancompiler", "launch", "-n", str(ranks), str(script)],
             capture_output=True,
@@ -469,8 +469,8 @@ def test_the_example_of_generation_runs(tmp_path):
         ).stdout
         for ranks in (1, 2)
     ]
-    assert found[0] == found[1]
-    tokens = found[0].strip("[]\n").split(", ")
+    assert results[0] == results[1]
+    tokens = results[0].strip("[]\n").split(", ")
     assert len(tokens) == 20
     assert len(set(tokens[4:])) > 1
 

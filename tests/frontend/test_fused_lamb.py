@@ -129,10 +129,10 @@ def job_of(ranks, case, zero):
     return job
 
 
-def check(found, history, start):
+def check(results, history, start):
     for name, wanted in history.items():
-        np.testing.assert_allclose(found[name], wanted, 1e-6, 1e-9, err_msg=name)
-        assert not np.array_equal(found[name], start[name])
+        np.testing.assert_allclose(results[name], wanted, 1e-6, 1e-9, err_msg=name)
+        assert not np.array_equal(results[name], start[name])
 
 
 @pytest.mark.slow
@@ -176,8 +176,8 @@ def train(ranks, case, mesh=None, layout="S(0)", split=None):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_eager_is_lamb_in_numpy(case, ranks):
-    for start, found, counts in spawn(train, ranks, ranks, case):
-        check(found, by_numpy(start, ranks, *case)[-1], start)
+    for start, actual, counts in spawn(train, ranks, ranks, case):
+        check(actual, by_numpy(start, ranks, *case)[-1], start)
         if ranks == 1:
             assert not any(counts)
             continue
@@ -192,8 +192,8 @@ def test_eager_parameters_that_are_split_are_updated_one_by_one():
     split = {"weight": ["B", "S(1)"], "bias": ["B", "S(0)"]}
     for accumulate in (1, 4):
         case = (accumulate, "after", LIMIT)
-        for start, found, _ in spawn(train, 4, 4, case, mesh, ["S(0)", "B"], split):
-            check(found, by_numpy(start, 2, *case)[-1], start)
+        for start, actual, _ in spawn(train, 4, 4, case, mesh, ["S(0)", "B"], split):
+            check(actual, by_numpy(start, 2, *case)[-1], start)
 
 
 def train_compiled(case):
@@ -215,8 +215,8 @@ def train_compiled(case):
 
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
 def test_a_compiled_function_is_lamb_in_numpy(case):
-    for start, found in spawn(train_compiled, 2, case):
-        check(found, by_numpy(start, 2, *case)[-1], start)
+    for start, actual in spawn(train_compiled, 2, case):
+        check(actual, by_numpy(start, 2, *case)[-1], start)
 
 
 def test_a_compiled_function_cannot_add_gradients_up():
@@ -264,8 +264,8 @@ def test_training_goes_on_from_its_state_on_another_layout(accumulate):
     for first, second in ((data, split), (split, data), (data, data)):
         start, _, state = spawn(train_part, 2, case, DATA[:8], *first, None)[0]
         assert {"weight.lamb_m", "scalar.lamb_v", "step"} <= state[1].keys()
-        for _, found, _ in spawn(train_part, 2, case, DATA[8:], *second, state):
-            check(found, by_numpy(start, 1, *case)[-1], start)
+        for _, actual, _ in spawn(train_part, 2, case, DATA[8:], *second, state):
+            check(actual, by_numpy(start, 1, *case)[-1], start)
 
 
 def test_a_state_is_whole_after_an_update_only():

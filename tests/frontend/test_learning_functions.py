@@ -56,9 +56,9 @@ def check(function, arrays, layouts, wrt=(), bound=1e-10):
     (dense,) = run_dense(job, 1, feeds)
     plans = compile_plans(job, RANKS, "rank_per_iter").plans
     with LocalWorld(plans) as world:
-        found = world.step(feeds)
+        outputs = world.step(feeds)
     for name, value in dense.items():
-        np.testing.assert_allclose(found[name], value, bound, bound, err_msg=name)
+        np.testing.assert_allclose(outputs[name], value, bound, bound, err_msg=name)
     registers = {register.id: register for register in plans[0].registers}
     counts = Counter(
         (task.spec.primitive.value, registers[register].shape)
@@ -243,10 +243,10 @@ def test_cross_entropy_of_split_classes_gathers_nothing(ignored):
     def whole(x, y):
         return pc.cross_entropy(x, y, ignore_index=ignored)
 
-    found, counts = check(split, (logits, labels), ("S(1)", "B"), wrt=(0,))
+    actual, counts = check(split, (logits, labels), ("S(1)", "B"), wrt=(0,))
     expected, _ = check(whole, (logits, labels), ("B", "B"), wrt=(0,))
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], 1e-10, 1e-12, err_msg=name)
+        np.testing.assert_allclose(actual[name], expected[name], 1e-10, 1e-12, err_msg=name)
     # The one gather is for the report of the gradient.
     assert counts == {("all_reduce", (5,)): 3, ("all_gather", (5, 7)): 1}
 
@@ -274,10 +274,10 @@ def test_attention_equals_causal_attention(layout):
     def tiled(q, k, v):
         return pc.scaled_dot_product_attention(q, k, v, causal=True)
 
-    found, counts = check(tiled, arrays, (layout,) * 3, wrt=(0, 1, 2))
+    actual, counts = check(tiled, arrays, (layout,) * 3, wrt=(0, 1, 2))
     expected, _ = check(pc.causal_attention, arrays, (layout,) * 3, wrt=(0, 1, 2))
     for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], 1e-8, 1e-10, err_msg=name)
+        np.testing.assert_allclose(actual[name], expected[name], 1e-8, 1e-10, err_msg=name)
     assert not any(name == "all_reduce" for name, _ in counts)
 
 
@@ -349,12 +349,12 @@ def test_norms_add_up_over_placements():
             pc.output(name, value)
     feeds = {"x": np.full(5, 300, np.float16), "y": np.full(3, 2, np.float32)}
     with LocalWorld(compile_plans(job, 3, "rank_per_iter").plans) as world:
-        found = world.step(feeds)
+        outputs = world.step(feeds)
     norm = np.sqrt(5 * 300.0**2 + 12)
-    np.testing.assert_allclose(found["norm"], norm, 1e-6)
-    np.testing.assert_allclose(found["a"], 600 / norm, 1e-3)
-    np.testing.assert_allclose(found["b"], 4 / norm, 1e-6)
-    assert (a.placement, b.placement, found["inf"]) == (first, second, 0)
+    np.testing.assert_allclose(outputs["norm"], norm, 1e-6)
+    np.testing.assert_allclose(outputs["a"], 600 / norm, 1e-3)
+    np.testing.assert_allclose(outputs["b"], 4 / norm, 1e-6)
+    assert (a.placement, b.placement, outputs["inf"]) == (first, second, 0)
 
 
 @pytest.mark.parametrize("bad", [None, 0, 6])
@@ -372,8 +372,8 @@ def test_one_part_that_is_not_finite_is_found(bad):
         for name, value in zip(("inf", "finite"), function(*values), strict=True):
             pc.output(name, value)
     with LocalWorld(compile_plans(job, RANKS, "rank_per_iter").plans) as world:
-        found = world.step({"x": x, "y": real(7)})
-    assert (float(found["inf"]), bool(found["finite"])) == (bad is not None, bad is None)
+        outputs = world.step({"x": x, "y": real(7)})
+    assert (float(outputs["inf"]), bool(outputs["finite"])) == (bad is not None, bad is None)
 
 
 SHAPES = {"weight": (5, 4), "bias": (7,), "cube": (2, 3, 4)}
@@ -419,8 +419,8 @@ def test_updates_do_not_depend_on_the_layout(kind, layout):
     job = updated(kind, layout)
     dense = run_dense(job, 5)
     with LocalWorld(compile_plans(job, RANKS, "rank_per_iter").plans) as world:
-        found = world.run(5)
-        for ours, theirs in zip(found, dense, strict=True):
+        actual = world.run(5)
+        for ours, theirs in zip(actual, dense, strict=True):
             for name in SHAPES:
                 np.testing.assert_allclose(ours[name], theirs[name], 1e-9, 1e-12, err_msg=name)
     assert np.abs(dense[-1]["weight"] - dense[0]["weight"]).max() > 1e-2
@@ -435,8 +435,8 @@ def test_moving_averages_are_kept():
         state = builder.add("variable", (), attrs, mesh, pc.NdSbp.of("B"))[0]
         pc.moving_average_update(state, pc.input("x", (2,), "float64", mesh), decay=0.5)
         pc.output("mean", state)
-    found = run_dense(job, 3, {"x": np.array([1.0, 2.0])})
-    np.testing.assert_allclose(found[2]["mean"], [0.75, 1.5])
+    outputs = run_dense(job, 3, {"x": np.array([1.0, 2.0])})
+    np.testing.assert_allclose(outputs[2]["mean"], [0.75, 1.5])
 
 
 def test_adafactor_says_which_moments_it_needs():

@@ -123,8 +123,8 @@ def test_parameters_live_where_they_are_placed_or_where_the_input_is():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)).place(
         GRID, {"0.weight": ["B", "S(0)"], "0.bias": "[B, S(0)]", "1.weight": ["B", "S(1)"]}
     )
-    found = variables(traced(model, nn.LayerNorm(4), placement=GRID))
-    assert {name: str(op.sbp) for name, op in found.items()} == {
+    actual = variables(traced(model, nn.LayerNorm(4), placement=GRID))
+    assert {name: str(op.sbp) for name, op in actual.items()} == {
         "0.weight": "[B, S(0)]",
         "0.bias": "[B, S(0)]",
         "1.weight": "[B, S(1)]",
@@ -132,7 +132,7 @@ def test_parameters_live_where_they_are_placed_or_where_the_input_is():
         "weight": "[B, B]",
         "bias": "[B, B]",
     }
-    assert {op.placement for op in found.values()} == {GRID}
+    assert {op.placement for op in actual.values()} == {GRID}
 
 
 def test_children_can_be_placed_elsewhere():
@@ -198,14 +198,14 @@ def test_layers_compute_what_they_say():
     x = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
     layers = [nn.Linear(4, 3), nn.ReLU(), nn.GELU(), nn.Tanh(), nn.Sigmoid()]
     run = DenseRun(traced(*layers))
-    found = run.step(x=x)
+    outputs = run.step(x=x)
     weight, bias = run.variables["weight"], run.variables["bias"]
     assert np.abs(weight).max() <= 0.5
     expected = [x @ weight.T + bias, np.maximum(x, 0), None, np.tanh(x), 1 / (1 + np.exp(-x))]
     for number, array in enumerate(expected):
         if array is not None:
-            np.testing.assert_allclose(found[str(number)], array, rtol=1e-5, atol=1e-6)
-    assert (np.abs(found["2"] - x * (1 / (1 + np.exp(-1.702 * x)))) < 0.03).all()
+            np.testing.assert_allclose(outputs[str(number)], array, rtol=1e-5, atol=1e-6)
+    assert (np.abs(outputs["2"] - x * (1 / (1 + np.exp(-1.702 * x)))) < 0.03).all()
 
 
 def test_initial_values():
@@ -222,7 +222,7 @@ def test_attention_heads_do_not_mix():
     attention = nn.CausalSelfAttention(4, heads=2)
     x = np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)
     run = DenseRun(traced(attention, shape=x.shape))
-    found = run.step(x=x)["0"]
+    outputs = run.step(x=x)["0"]
     w = run.variables
 
     def layer(name, of):
@@ -235,7 +235,7 @@ def test_attention_heads_do_not_mix():
         powers = np.exp(scores)
         heads.append(powers / powers.sum(1, keepdims=True) @ v)
     expected = layer("projection", np.concatenate(heads, 1))
-    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_containers():

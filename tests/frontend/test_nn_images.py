@@ -44,8 +44,8 @@ def convolved(x, weight, bias, stride, padding):
     )
     windows = windows[(slice(None), slice(None), *[slice(None, None, stride)] * space)]
     axes = [1, *range(2 + space, 2 + 2 * space)]
-    found = np.tensordot(windows, weight, (axes, [1, *range(2, 2 + space)]))
-    return np.moveaxis(found, -1, 1) + bias.reshape(-1, *[1] * space)
+    convolved = np.tensordot(windows, weight, (axes, [1, *range(2, 2 + space)]))
+    return np.moveaxis(convolved, -1, 1) + bias.reshape(-1, *[1] * space)
 
 
 @pytest.mark.parametrize(("layer", "ndim"), [(nn.Conv1d, 1), (nn.Conv2d, 2), (nn.Conv3d, 3)])
@@ -111,8 +111,8 @@ def test_activations_and_the_gated_perceptron():
         powers = np.exp(x)
         expected = powers / powers.sum(axis, keepdims=True)
         for split in (False, True):
-            found = run_layer(nn.Softmax(axis, split_axis=split), x)[0]
-            np.testing.assert_allclose(found, expected, rtol=1e-5)
+            actual = run_layer(nn.Softmax(axis, split_axis=split), x)[0]
+            np.testing.assert_allclose(actual, expected, rtol=1e-5)
     y, w = run_layer(nn.SwiGLU(4, 7), x)
     assert sorted(w) == ["down.weight", "gate.weight", "up.weight"]
     gate = x @ w["gate.weight"].T
@@ -135,9 +135,9 @@ def test_batch_norm_keeps_running_statistics(layer, shape):
     across = (3, *[1] * (len(shape) - 2))
     for _ in range(3):
         x = real(*shape) * 2 + 1
-        found = run.step(x=x)["y"]
+        outputs = run.step(x=x)["y"]
         expected = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=1e-4)
         mean = 0.75 * mean + 0.25 * x.mean(axes)
         variance = 0.75 * variance + 0.25 * x.var(axes, ddof=1)
         np.testing.assert_allclose(run.variables["running_mean"], mean, rtol=1e-4, atol=1e-5)
@@ -216,9 +216,9 @@ def digits(ranks, training=True):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_network_learns_digits_on_every_layout(ranks, tmp_path):
     steps, dense = 20, {}
-    expected = [found["loss"] for found in run_dense(digits(1), steps, variables=dense)]
+    expected = [result["loss"] for result in run_dense(digits(1), steps, variables=dense)]
     with pc.run(digits(ranks), ranks=ranks) as session:
-        losses = [found["loss"] for found in session.run(steps)]
+        losses = [result["loss"] for result in session.run(steps)]
         variables = session.variables()
         session.save(tmp_path)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)

@@ -83,19 +83,19 @@ def trained(optimizer, steps):
 
 
 def test_sgd():
-    _, c, found = trained(optim.SGD(0.1, weight_decay=0.5), 3)
+    _, c, actual = trained(optim.SGD(0.1, weight_decay=0.5), 3)
     w = np.ones(2)
-    for value in found:
+    for value in actual:
         w = w - 0.1 * (w * c + 0.5 * w)
         np.testing.assert_allclose(value, w, rtol=1e-6)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum(nesterov):
-    job, c, found = trained(optim.SGD(0.1, 0.9, nesterov, weight_decay=0.5), 4)
+    job, c, actual = trained(optim.SGD(0.1, 0.9, nesterov, weight_decay=0.5), 4)
     assert sorted(job.variables) == ["w", "w.momentum"]
     w, m = np.ones(2), np.zeros(2)
-    for value in found:
+    for value in actual:
         g = w * c + 0.5 * w
         m = 0.9 * m + g
         w = w - 0.1 * (g + 0.9 * m if nesterov else m)
@@ -105,10 +105,10 @@ def test_momentum(nesterov):
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_adam(decoupled):
     make = optim.AdamW if decoupled else optim.Adam
-    job, c, found = trained(make(0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.5), 4)
+    job, c, actual = trained(make(0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.5), 4)
     assert sorted(job.variables) == ["w", "w.adam_m", "w.adam_v"]
     w, m, v = np.ones(2), np.zeros(2), np.zeros(2)
-    for step, value in enumerate(found, 1):
+    for step, value in enumerate(actual, 1):
         g = w * c + (0 if decoupled else 0.5 * w)
         m = 0.8 * m + 0.2 * g
         v = 0.9 * v + 0.1 * g * g

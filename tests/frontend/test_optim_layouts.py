@@ -140,11 +140,11 @@ def test_training_equals_numpy(name, layout, clip_norm):
             weights = {
                 key: step_of(weights[key], grads[key], state[key], step) for key in PARAMETERS
             }
-        found = session.variables()
+        actual = session.variables()
     for key in PARAMETERS:
         assert np.abs(weights[key] - start[key]).max() > 1e-3
         # The learning rate is a float32.
-        np.testing.assert_allclose(found[key], weights[key], rtol=1e-5, atol=1e-7, err_msg=key)
+        np.testing.assert_allclose(actual[key], weights[key], rtol=1e-5, atol=1e-7, err_msg=key)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -181,10 +181,10 @@ def test_small_gradients_are_not_clipped():
     with pc.run(job_of("pp", optim.SGD(0.01), 1e6), ranks=2) as session:
         before = session.variables()
         session.step(x=X, y=Y)
-        found = session.variables()
+        actual = session.variables()
     grads = gradients(before)
     for key in PARAMETERS:
-        np.testing.assert_allclose(found[key], before[key] - 0.01 * grads[key], rtol=1e-6)
+        np.testing.assert_allclose(actual[key], before[key] - 0.01 * grads[key], rtol=1e-6)
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, float("nan")])

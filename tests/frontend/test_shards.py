@@ -38,8 +38,8 @@ def batches(steps, path, batch=6, **config):
     return run_dense(job, steps)
 
 
-def same(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def same(results, expected):
+    for one, other in zip(results, expected, strict=True):
         np.testing.assert_array_equal(one["x"], other["x"])
         np.testing.assert_array_equal(one["y"], other["y"])
 
@@ -62,8 +62,8 @@ def test_shards_are_one_dataset(tmp_path, shuffle, cuts, save):
 
 def test_a_split_counts_rows_over_all_shards(tmp_path):
     paths = write(tmp_path, (4, 9))
-    found = batches(1, paths, shuffle=False, split=(3, 12), batch=9)
-    assert found[0]["y"].tolist() == list(range(3, 12))
+    actual = batches(1, paths, shuffle=False, split=(3, 12), batch=9)
+    assert actual[0]["y"].tolist() == list(range(3, 12))
 
 
 @pytest.mark.parametrize(

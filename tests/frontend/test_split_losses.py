@@ -121,11 +121,11 @@ def test_compiled_losses_are_the_dense_ones(case, layout, classes):
     logits, labels = arrays(classes)
     job = compiled(function, where, classes)
     with LocalWorld(compile_plans(job, where[0].size, "rank_per_iter").plans) as world:
-        found = world.step({"x": logits, "y": labels})
+        outputs = world.step({"x": logits, "y": labels})
     for name, wanted in zip(
         ("losses", "softmax", "dx"), dense(logits, labels, WEIGHTS), strict=True
     ):
-        np.testing.assert_allclose(found[name], wanted, 1e-9, 1e-12, err_msg=name)
+        np.testing.assert_allclose(outputs[name], wanted, 1e-9, 1e-12, err_msg=name)
 
 
 def test_compiled_losses_reduce_three_numbers_per_row_and_nothing_backward():
@@ -158,9 +158,9 @@ def test_eager_losses_are_the_dense_ones_with_three_reductions(layout):
     def rank():
         return [eager_step(case, layout, classes, *given) for case, classes, *given in shapes]
 
-    for found in spawn(rank, placement.size):
+    for of_rank in spawn(rank, placement.size):
         for (case, _, logits, labels), (*values, forward, backward) in zip(
-            shapes, found, strict=True
+            shapes, of_rank, strict=True
         ):
             wanted = CASES[case][1](logits, labels, WEIGHTS)
             for got, expected in zip(values, wanted, strict=True):
@@ -179,10 +179,10 @@ def test_losses_keep_their_dtype(dtype):
     def rank():
         return eager_step("margin", "two", 7, logits, labels, dtype)[:3]
 
-    for found in spawn(rank, 2):
+    for of_rank in spawn(rank, 2):
         wanted = dense_margin(logits.astype("float64"), labels, MARGINS, WEIGHTS)
         bound = 2e-2 if dtype == "float16" else 1e-4
-        for got, expected in zip(found, wanted, strict=True):
+        for got, expected in zip(of_rank, wanted, strict=True):
             assert got.dtype == dtype
             np.testing.assert_allclose(got, expected, bound, bound)
 
@@ -200,8 +200,8 @@ def test_the_softmax_can_be_differentiated():
     softmax = dense_softmax(logits)
     through = softmax * (weights - (weights * softmax).sum(-1, keepdims=True))
     wanted = dense_cross_entropy(logits, labels, np.ones(ROWS))[2] + through
-    for found in spawn(rank, 3):
-        np.testing.assert_allclose(found, wanted, 1e-9, 1e-12)
+    for of_rank in spawn(rank, 3):
+        np.testing.assert_allclose(of_rank, wanted, 1e-9, 1e-12)
 
 
 def test_reductions_count_the_rows_that_have_a_loss():
@@ -213,6 +213,6 @@ def test_reductions_count_the_rows_that_have_a_loss():
     none = pc.tensor(np.full(ROWS, IGNORED), mesh(1))
     assert pc.margin_cross_entropy(x, none).item() == 0
     every = pc.tensor(np.abs(labels) % 7, mesh(1))
-    found = pc.margin_cross_entropy(x, every, ignore_index=None, reduction="none")
+    actual = pc.margin_cross_entropy(x, every, ignore_index=None, reduction="none")
     average = pc.margin_cross_entropy(x, every, ignore_index=None)
-    assert average.item() == pytest.approx(found.numpy().mean())
+    assert average.item() == pytest.approx(actual.numpy().mean())

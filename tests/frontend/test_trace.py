@@ -165,10 +165,10 @@ def test_constants_hold_their_values():
         pc.output("numbers", pc.constant([[1, 2], [3, 4]], "float64", MESH))
         pc.output("truth", pc.constant(np.array([True, False]), "bool", MESH))
         pc.output("scalar", pc.constant(2.5, "float32", MESH))
-    found = run_dense(job, 1)[0]
-    np.testing.assert_array_equal(found["numbers"], [[1.0, 2.0], [3.0, 4.0]])
-    np.testing.assert_array_equal(found["truth"], [True, False])
-    assert found["scalar"] == 2.5
+    outputs = run_dense(job, 1)[0]
+    np.testing.assert_array_equal(outputs["numbers"], [[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_array_equal(outputs["truth"], [True, False])
+    assert outputs["scalar"] == 2.5
 
 
 def test_attributes_become_plain_data():
@@ -196,9 +196,9 @@ def test_indexing_is_slice_and_reshape():
         x = pc.input("x", array.shape, "float32", MESH)
         for number, index in enumerate(indices):
             pc.output(str(number), x[index])
-    found = run_dense(job, 1, {"x": array})[0]
+    outputs = run_dense(job, 1, {"x": array})[0]
     for number, index in enumerate(indices):
-        np.testing.assert_array_equal(found[str(number)], array[index])
+        np.testing.assert_array_equal(outputs[str(number)], array[index])
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,12 @@ def test_the_page_has_a_place_for_every_section(
 @pytest.mark.processes
 def test_a_real_run_is_counted_without_tracing() -> None:
     settings = {"preset": "tiny", "layers": 1, "dim": 32, "length": 8, "tp": 2}
-    found = page.compiled(settings, "--mode", "rank_per_process", ranks=(0,))
-    spent = found["master_seconds"]
+    actual = page.compiled(settings, "--mode", "rank_per_process", ranks=(0,))
+    spent = actual["master_seconds"]
     parts = sum(spent[stage] for stage in ("passes", "sbp", "boxing", "serialize"))
-    assert page.master_seconds(found) == pytest.approx(parts)
-    assert 0 < page.ranks_seconds(found) <= found["rank_seconds"]["max"]
-    assert page.on_master("naive", found) <= page.on_master("rank_per_process", found)
+    assert page.master_seconds(actual) == pytest.approx(parts)
+    assert 0 < page.ranks_seconds(actual) <= actual["rank_seconds"]["max"]
+    assert page.on_master("naive", actual) <= page.on_master("rank_per_process", actual)
 
 
 @pytest.mark.parametrize("layout", page.LAYOUTS)

@@ -30,12 +30,12 @@ def test_rows_cover_every_setting() -> None:
 @pytest.mark.slow
 def test_a_row_is_trained_and_counted() -> None:
     row = Row({"tp": 2})
-    found = measure(row, 2)
+    actual = measure(row, 2)
     # Two per half block, in 4 layers, forward and backward, and those of the head and the tokens.
-    assert found["transports"]["all_reduce"] >= 16
-    assert found["ranks"] == 2
-    assert found["variables_mib"] < 38.0
-    compared = compare(row, found, measure(ONE_RANK, 2)["losses"])
+    assert actual["transports"]["all_reduce"] >= 16
+    assert actual["ranks"] == 2
+    assert actual["variables_mib"] < 38.0
+    compared = compare(row, actual, measure(ONE_RANK, 2)["losses"])
     assert compared["within_tolerance"]
     assert line(row, compared).startswith("| tp 2 |  | 2 | ")
 
@@ -60,9 +60,9 @@ def test_a_difference_of_half_precision_is_tolerated() -> None:
 
 
 def test_what_the_compiler_refuses_is_a_row() -> None:
-    found = measure(Row({}, {"sequence_parallel": True}), 1)
-    assert "sequence" in found["refused"]
-    assert line(ONE_RANK, compare(ONE_RANK, found, [])).startswith("| 1 rank |  | | refused: ")
+    actual = measure(Row({}, {"sequence_parallel": True}), 1)
+    assert "sequence" in actual["refused"]
+    assert line(ONE_RANK, compare(ONE_RANK, actual, [])).startswith("| 1 rank |  | | refused: ")
 
 
 def test_chunks_are_a_matter_of_the_job() -> None:

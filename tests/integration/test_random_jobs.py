@@ -83,24 +83,24 @@ class RandomJob:
                 pc.output(f"u{number}", value)
 
     def _config(self) -> Config:
-        found: dict[str, Any] = dict(self._pick(CONFIGS))
+        config: dict[str, Any] = dict(self._pick(CONFIGS))
         if self.rng.random() < 0.4:
             names = [each.name for each in PASSES]
-            found["passes"] = tuple(name for name in names if self.rng.random() < 0.6)
+            config["passes"] = tuple(name for name in names if self.rng.random() < 0.6)
         if self.rng.random() < 0.6:
-            found["zero"] = int(self.rng.integers(1, 4))
-            found["prefetch"] = int(self.rng.integers(3))
+            config["zero"] = int(self.rng.integers(1, 4))
+            config["prefetch"] = int(self.rng.integers(3))
             axes = {name for place in self.placements for name in place.axes or ()}
-            found["dp_axes"] = self._pick((("dp",), tuple(sorted(axes))))
+            config["dp_axes"] = self._pick((("dp",), tuple(sorted(axes))))
         if self.rng.random() < 0.2:
-            found["sequence_parallel"] = True
+            config["sequence_parallel"] = True
         if self.even:
-            found["microbatches"] = int(self._pick((2, 4)))
-            found["schedule"] = self._pick(SCHEDULES)
-        if "passes" in found:
-            needed = {each.owner for each in Config.options() if each.asks and each.name in found}
-            found["passes"] = tuple(sorted({*found["passes"], *needed}))
-        return Config(**found)
+            config["microbatches"] = int(self._pick((2, 4)))
+            config["schedule"] = self._pick(SCHEDULES)
+        if "passes" in config:
+            needed = {each.owner for each in Config.options() if each.asks and each.name in config}
+            config["passes"] = tuple(sorted({*config["passes"], *needed}))
+        return Config(**config)
 
     def _pick(self, options):
         return options[self.rng.integers(len(options))]
@@ -214,11 +214,11 @@ class RandomJob:
         if self.rng.random() < 0.5:
             self.values += optimizer.minimize(loss, clip_norm=self._pick((None, 1.0)))
         else:
-            found = pc.gradients(loss, self.variables)
+            grads = pc.gradients(loss, self.variables)
             factors = self._pick(((0.5, 0.5), (0.25, 1.0), (1.0, 2.0)))
-            scaled = [grad * self._pick(factors) for grad in found]
+            scaled = [grad * self._pick(factors) for grad in grads]
             optimizer.apply(self.variables, scaled)
-            self.values += self._pick((found, scaled, []))
+            self.values += self._pick((grads, scaled, []))
         self.values.append(loss)
 
     def _settled(self, value: Value) -> Value:
@@ -253,8 +253,8 @@ def make_data(folder: Path) -> Path:
     return path
 
 
-def compare(found, expected, where: str) -> None:
-    for step, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+def compare(results, expected, where: str) -> None:
+    for step, (got, wanted) in enumerate(zip(results, expected, strict=True)):
         assert got.keys() == wanted.keys(), where
         for name in wanted:
             np.testing.assert_allclose(

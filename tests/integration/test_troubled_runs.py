@@ -43,13 +43,13 @@ def pids_of(session: pc.Session) -> list[int]:
 
 def states(pids: Sequence[int]) -> list[str]:
     """Of processes that still are: R, S, T (stopped), Z."""
-    found = []
+    states = []
     for pid in pids:
         try:
-            found.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+            states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
         except FileNotFoundError:
             continue
-    return found
+    return states
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_a_worker_on_another_host_that_is_stopped() -> None:
 )
 def test_more_ranks_than_cores(ranks: int, backend: str) -> None:
     with pc.run(regression(ranks), ranks, backend, deadline=20.0) as session:
-        found = losses(session)
-    assert found == pytest.approx(reference(1), rel=1e-3, abs=1e-7)
+        actual = losses(session)
+    assert actual == pytest.approx(reference(1), rel=1e-3, abs=1e-7)
 
 
 @pytest.mark.processes

@@ -155,6 +155,6 @@ def test_placements_and_jobs_are_copied_and_pickled() -> None:
         pc.output("y", pc.input("x", (4,), "float32", mesh, ["S(0)", "B"]).sum())
     for value in (mesh, job, NdSbp.of(["S(0)", "P(max)"]), pc.Config(zero=1)):
         pickled = pickle.loads(pickle.dumps(value))  # noqa: S301  # of our own making
-        for found in (pickled, copy.copy(value), copy.deepcopy(value)):
-            assert found == value
-            assert str(found) == str(value)
+        for result in (pickled, copy.copy(value), copy.deepcopy(value)):
+            assert result == value
+            assert str(result) == str(value)

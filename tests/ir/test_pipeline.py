@@ -36,16 +36,16 @@ def work(pipeline: Pipeline, stage: int) -> list[Work]:
 def needs(pipeline: Pipeline, segment: Segment, microbatch: int) -> list[Work]:
     """What must have finished before a slot may begin."""
     kind, chunk = segment.kind, segment.chunk
-    found: list[Work] = []
+    needs: list[Work] = []
     if kind is FORWARD and chunk > 0:
-        found.append((Segment(FORWARD, chunk - 1), microbatch))
+        needs.append((Segment(FORWARD, chunk - 1), microbatch))
     if kind is BACKWARD:
-        found.append((Segment(FORWARD, chunk), microbatch))
+        needs.append((Segment(FORWARD, chunk), microbatch))
         if chunk < pipeline.chunks - 1:
-            found.append((Segment(BACKWARD, chunk + 1), microbatch))
+            needs.append((Segment(BACKWARD, chunk + 1), microbatch))
     if kind is WEIGHT:
-        found.append((Segment(BACKWARD, chunk), microbatch))
-    return found
+        needs.append((Segment(BACKWARD, chunk), microbatch))
+    return needs
 
 
 def run(pipeline: Pipeline, seconds: dict[SegmentKind, int]) -> tuple[int, list[int]]:

@@ -28,8 +28,8 @@ class DenseTensor(TensorOperators):
     def _apply(
         self, kind: str, inputs: Sequence[DenseTensor], attrs: Mapping[str, AttrValue]
     ) -> tuple[DenseTensor, ...]:
-        found = run_dense(kind, [one.array for one in inputs], attrs, seed=SEED, step=STEP)
-        return tuple(map(DenseTensor, found))
+        outputs = run_dense(kind, [one.array for one in inputs], attrs, seed=SEED, step=STEP)
+        return tuple(map(DenseTensor, outputs))
 
     def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> DenseTensor:
         return DenseTensor(np.full(shape, value, dtype.numpy))
@@ -50,11 +50,11 @@ def gradients_of(
     """What the op's own gradient function gives for these output gradients."""
     tensors = [DenseTensor(array) for array in inputs]
     outputs = [DenseTensor(array) for array in run_dense(kind, inputs, attrs, seed=SEED, step=STEP)]
-    found = op_def(kind).gradients(
+    gradients = op_def(kind).gradients(
         attrs,
         tensors,
         outputs,
         [None if grad is None else DenseTensor(grad) for grad in grads],
     )
-    assert len(found) == len(inputs)
-    return [None if grad is None else grad.array for grad in found]
+    assert len(gradients) == len(inputs)
+    return [None if grad is None else grad.array for grad in gradients]

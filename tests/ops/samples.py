@@ -52,33 +52,37 @@ def samples(directory: Path, dtype: str = "float64", seed: int = 20240229) -> li
 
 def _elementwise(make: _Maker) -> list[Sample]:
     real, positive, whole = make.real, make.positive, make.whole
-    found = [Sample(kind, (real(*shape),)) for kind in UNARY for shape in ((5, 3), (1,), ())]
-    found += [Sample(kind, (positive(5, 2),)) for kind in POSITIVE_UNARY]
-    found += [Sample(kind, (whole(9, 5),), differentiable=False) for kind in ("neg", "square")]
+    samples = [Sample(kind, (real(*shape),)) for kind in UNARY for shape in ((5, 3), (1,), ())]
+    samples += [Sample(kind, (positive(5, 2),)) for kind in POSITIVE_UNARY]
+    samples += [Sample(kind, (whole(9, 5),), differentiable=False) for kind in ("neg", "square")]
     pairs = [((5, 3), (5, 3)), ((2, 1, 3), (5, 1)), ((4, 3), ()), ((1,), (4,))]
-    found += [Sample(kind, (real(*a), real(*b))) for kind in BINARY for a, b in pairs]
-    found += [Sample(kind, (real(*a), positive(*b))) for kind in ("div",) for a, b in pairs]
-    found += [Sample("pow", (positive(*a), real(*b))) for a, b in pairs]
-    found += [
+    samples += [Sample(kind, (real(*a), real(*b))) for kind in BINARY for a, b in pairs]
+    samples += [Sample(kind, (real(*a), positive(*b))) for kind in ("div",) for a, b in pairs]
+    samples += [Sample("pow", (positive(*a), real(*b))) for a, b in pairs]
+    samples += [
         Sample(kind, (whole(9, 5), whole(9, 3, 5)), differentiable=False)
         for kind in ("add", "mul", "maximum")
     ]
     for kind in ("add", "sub", "mul", "maximum", "minimum"):
-        found.append(Sample(f"{kind}_scalar", (real(5, 3),), {"scalar": 0.251}))
-        found.append(Sample(f"{kind}_scalar", (whole(9, 5),), {"scalar": 3}, differentiable=False))
-    found.append(Sample("sub_scalar", (real(5, 3),), {"scalar": 0.5, "swapped": True}))
-    found.append(Sample("div_scalar", (real(5, 3),), {"scalar": 3}))
-    found.append(Sample("div_scalar", (positive(5, 3),), {"scalar": 3.0, "swapped": True}))
-    found += [
+        samples.append(Sample(f"{kind}_scalar", (real(5, 3),), {"scalar": 0.251}))
+        samples.append(
+            Sample(f"{kind}_scalar", (whole(9, 5),), {"scalar": 3}, differentiable=False)
+        )
+    samples.append(Sample("sub_scalar", (real(5, 3),), {"scalar": 0.5, "swapped": True}))
+    samples.append(Sample("div_scalar", (real(5, 3),), {"scalar": 3}))
+    samples.append(Sample("div_scalar", (positive(5, 3),), {"scalar": 3.0, "swapped": True}))
+    samples += [
         Sample("pow_scalar", (positive(5, 3),), {"scalar": scalar})
         for scalar in (2, 3, 0.5, -1, 1.7, 1)
     ]
-    found.append(Sample("pow_scalar", (real(5, 3),), {"scalar": 1.5, "swapped": True}))
+    samples.append(Sample("pow_scalar", (real(5, 3),), {"scalar": 1.5, "swapped": True}))
     for kind in COMPARISONS:
-        found.append(Sample(kind, (whole(3, 5, 3), whole(3, 3)), differentiable=False))
-        found.append(Sample(kind, (real(5, 1), real(3)), differentiable=False))
-        found.append(Sample(f"{kind}_scalar", (whole(3, 5),), {"scalar": 1}, differentiable=False))
-        found.append(
+        samples.append(Sample(kind, (whole(3, 5, 3), whole(3, 3)), differentiable=False))
+        samples.append(Sample(kind, (real(5, 1), real(3)), differentiable=False))
+        samples.append(
+            Sample(f"{kind}_scalar", (whole(3, 5),), {"scalar": 1}, differentiable=False)
+        )
+        samples.append(
             Sample(
                 f"{kind}_scalar",
                 (real(5),),
@@ -86,8 +90,8 @@ def _elementwise(make: _Maker) -> list[Sample]:
                 differentiable=False,
             )
         )
-    found.append(Sample("logical_not", (make.truth(5, 3),), differentiable=False))
-    found += [
+    samples.append(Sample("logical_not", (make.truth(5, 3),), differentiable=False))
+    samples += [
         Sample("where", (make.truth(5, 3), real(5, 3), real(5, 3))),
         Sample("where", (make.truth(3), real(5, 1), real())),
         Sample("masked", (real(5, 3), make.truth(5, 3))),
@@ -99,22 +103,22 @@ def _elementwise(make: _Maker) -> list[Sample]:
         Sample("cast", (whole(9, 5),), {"dtype": "float32"}, differentiable=False),
         Sample("cast", (whole(2, 5),), {"dtype": "bool"}, differentiable=False),
     ]
-    found += [
+    samples += [
         Sample(kind, (real(5, 3), real(5, 3)))
         for kind in ("relu_grad", "tanh_grad", "sigmoid_grad", "gelu_grad")
     ]
-    found += [
+    samples += [
         Sample("dropout", (real(5, 3),), {"rate": 0.4, "key": 11}),
         Sample("dropout", (real(3, 1, 7),), {"rate": 0.5, "key": 12}),
         Sample("dropout", (real(7),), {"rate": 0.5, "key": 12}),
         Sample("dropout", (real(),), {"rate": 0.0, "key": 1}),
     ]
-    return found
+    return samples
 
 
 def _matrix(make: _Maker) -> list[Sample]:
     real = make.real
-    found = []
+    samples = []
     for transpose_a in (False, True):
         for transpose_b in (False, True):
             for batch_a, batch_b in (
@@ -127,14 +131,14 @@ def _matrix(make: _Maker) -> list[Sample]:
                 a = (4, 3) if transpose_a else (3, 4)
                 b = (5, 4) if transpose_b else (4, 5)
                 attrs = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-                found.append(Sample("matmul", (real(*batch_a, *a), real(*batch_b, *b)), attrs))
-    found += [
+                samples.append(Sample("matmul", (real(*batch_a, *a), real(*batch_b, *b)), attrs))
+    samples += [
         Sample("matmul", (real(1, 1), real(1, 5))),
         Sample("matmul", (make.whole(5, 3, 4), make.whole(5, 4, 2)), differentiable=False),
         Sample("contract_leading", (real(5, 3), real(5, 2))),
         Sample("contract_leading", (real(2, 5, 3), real(2, 5, 4))),
     ]
-    return found
+    return samples
 
 
 def _shape(make: _Maker) -> list[Sample]:
@@ -155,8 +159,8 @@ def _shape(make: _Maker) -> list[Sample]:
         ((), (1, 1)),
         ((1,), ()),
     ]
-    found = [Sample("reshape", (real(*old),), {"shape": new}) for old, new in reshapes]
-    found += [
+    samples = [Sample("reshape", (real(*old),), {"shape": new}) for old, new in reshapes]
+    samples += [
         Sample("transpose", (real(5, 3),), {"axes": (1, 0)}),
         Sample("transpose", (real(2, 5, 3),), {"axes": (2, 0, 1)}),
         Sample("transpose", (real(),), {"axes": ()}),
@@ -170,12 +174,12 @@ def _shape(make: _Maker) -> list[Sample]:
         Sample("slice_grad", (real(5, 4),), {"shape": (5, 7), "starts": (0, 2)}),
         Sample("slice_grad", (real(3, 3),), {"shape": (5, 3), "starts": (1, 0)}),
     ]
-    return found
+    return samples
 
 
 def _reduce(make: _Maker) -> list[Sample]:
     real = make.real
-    found = []
+    samples = []
     for kind in ("sum", "max", "min"):
         for shape, axes in (
             ((5, 3), (0,)),
@@ -187,29 +191,29 @@ def _reduce(make: _Maker) -> list[Sample]:
         ):
             for keepdims in (False, True):
                 attrs = {"axes": axes, "keepdims": keepdims}
-                found.append(Sample(kind, (real(*shape),), attrs))
-        found.append(Sample(kind, (make.whole(9, 5, 2),), {"axes": (0,)}, differentiable=False))
+                samples.append(Sample(kind, (real(*shape),), attrs))
+        samples.append(Sample(kind, (make.whole(9, 5, 2),), {"axes": (0,)}, differentiable=False))
     for axis, keepdims in ((0, False), (1, True)):
         attrs = {"axis": axis, "keepdims": keepdims}
-        found.append(Sample("argmax", (make.whole(3, 5, 4),), attrs, differentiable=False))
-    return found
+        samples.append(Sample("argmax", (make.whole(3, 5, 4),), attrs, differentiable=False))
+    return samples
 
 
 def _learning(make: _Maker) -> list[Sample]:
     real, positive, whole = make.real, make.positive, make.whole
-    found = []
+    samples = []
     for kind in ("softmax", "log_softmax"):
         for axis in (0, 1):
             y = np.exp(real(5, 3))
             y /= y.sum(axis, keepdims=True)
             if kind == "log_softmax":
                 y = np.log(y)
-            found.append(Sample(kind, (real(5, 3),), {"axis": axis}))
-            found.append(Sample(f"{kind}_grad", (y, real(5, 3)), {"axis": axis}))
-        found.append(Sample(kind, (real(2, 5, 4),), {"axis": 1}))
+            samples.append(Sample(kind, (real(5, 3),), {"axis": axis}))
+            samples.append(Sample(f"{kind}_grad", (y, real(5, 3)), {"axis": axis}))
+        samples.append(Sample(kind, (real(2, 5, 4),), {"axis": 1}))
     labels = whole(4, 5)
     some = np.array([2, -100, 0, -100, 3])
-    found += [
+    samples += [
         Sample("cross_entropy", (real(5, 4), labels)),
         Sample("cross_entropy", (real(5, 4), some)),
         Sample("cross_entropy", (real(2, 3, 4), whole(4, 2, 3).astype(np.uint8))),
@@ -222,14 +226,14 @@ def _learning(make: _Maker) -> list[Sample]:
         x = real(*shape)
         mean = x.mean(-1, keepdims=True)
         rstd = 1 / np.sqrt(x.var(-1, keepdims=True) + np.asarray(1e-3, x.dtype))
-        found.append(Sample("layer_norm", (x, real(*width), real(*width)), {"eps": 1e-3}))
-        found.append(
+        samples.append(Sample("layer_norm", (x, real(*width), real(*width)), {"eps": 1e-3}))
+        samples.append(
             Sample(
                 "layer_norm_grad",
                 (x, real(*width), mean, rstd, real(*shape)),
             )
         )
-    found += [
+    samples += [
         Sample("embedding", (real(7, 3), whole(7, 5))),
         Sample("embedding", (real(5, 2), whole(5, 2, 3).astype(np.int32))),
         Sample("embedding", (real(5, 2), np.array(3))),
@@ -242,15 +246,15 @@ def _learning(make: _Maker) -> list[Sample]:
     for shape in ((5, 3), ()):
         w, g, m, v = real(*shape), real(*shape), real(*shape), positive(*shape)
         for decay in (0.0, 0.1):
-            found.append(Sample("sgd_update", (w, g, rate), {"weight_decay": decay}, **state))
+            samples.append(Sample("sgd_update", (w, g, rate), {"weight_decay": decay}, **state))
             for nesterov in (False, True):
                 attrs = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": decay}
-                found.append(Sample("momentum_update", (w, g, m, rate), attrs, **state))
+                samples.append(Sample("momentum_update", (w, g, m, rate), attrs, **state))
             for decoupled in (False, True):
                 attrs = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
                 attrs |= {"weight_decay": decay, "decoupled": decoupled}
-                found.append(Sample("adam_update", (w, g, m, v, rate), attrs, **state))
-    return found
+                samples.append(Sample("adam_update", (w, g, m, v, rate), attrs, **state))
+    return samples
 
 
 def _structural(make: _Maker, directory: Path) -> list[Sample]:

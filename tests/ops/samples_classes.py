@@ -28,26 +28,26 @@ def samples(make: Maker) -> list[Sample]:
 
 
 def _sampling(make: Maker) -> list[Sample]:
-    found = []
+    samples = []
     for key, ((counts, sizes), labels) in enumerate(zip(RANGES, LABELS, strict=True)):
         ranges = {"counts": counts, "sizes": sizes}
         drawn = {**ranges, "key": key}
         if labels.dtype == np.uint8:
             drawn["ignore_index"] = 9
-        found.append(Sample("class_center_sample", (labels,), drawn, differentiable=False))
+        samples.append(Sample("class_center_sample", (labels,), drawn, differentiable=False))
         rows = [
             make.rng.permutation(count)[:size] for count, size in zip(*RANGES[key], strict=True)
         ]
         sampled = np.concatenate(rows).astype(np.int32 if key == 1 else np.int64)
         shape = ((3,), (2, 2), ())[key % 3]
-        found += [
+        samples += [
             Sample("class_center_rows", (make.real(7, *shape), sampled), ranges),
             Sample("class_center_rows_grad", (sampled, make.real(len(sampled), *shape)), ranges),
         ]
     twice = np.array([1, 1, 2, 0, 0, 0])
     ranges = {"counts": (4, 3), "sizes": (3, 3)}
-    found.append(Sample("class_center_rows_grad", (twice, make.real(6, 2)), ranges))
-    return found
+    samples.append(Sample("class_center_rows_grad", (twice, make.real(6, 2)), ranges))
+    return samples
 
 
 MARGINS = (
@@ -59,27 +59,27 @@ MARGINS = (
 
 def _margins(make: Maker) -> list[Sample]:
     some, all_rows = np.array([2, -100, 0, -100, 3]), make.whole(3, 2, 5).astype(np.uint8)
-    found = []
+    samples = []
     for attrs in MARGINS:
         cosines, dy = (make.real(5, 4) * np.asarray(0.45, make.dtype) for _ in range(2))
-        found.append(Sample("margin_logits", (cosines, some), attrs))
-        found.append(Sample("margin_logits_grad", (cosines, some, dy), attrs))
+        samples.append(Sample("margin_logits", (cosines, some), attrs))
+        samples.append(Sample("margin_logits_grad", (cosines, some, dy), attrs))
     cosines = make.real(2, 5, 3) * np.asarray(0.45, make.dtype)
-    found.append(Sample("margin_logits", (cosines, all_rows), {**MARGINS[0], "ignore_index": 1}))
-    return found
+    samples.append(Sample("margin_logits", (cosines, all_rows), {**MARGINS[0], "ignore_index": 1}))
+    return samples
 
 
 def _groups(make: Maker) -> list[Sample]:
-    found = []
+    samples = []
     for mean in (False, True):
         for rows, groups, shape in ((5, 2, (3,)), (7, 3, (2, 2)), (3, 3, ()), (4, 1, (2,))):
             x, state = make.real(rows, *shape), make.real(groups, *shape)
-            found += [
+            samples += [
                 Sample("group_sums", (x,), {"groups": groups, "mean": mean}),
                 Sample("group_rows", (state,), {"rows": rows, "mean": mean}),
             ]
     for shape in ((5, 3), (4,), ()):
         for decay in (0.9, 1.0):
             inputs = (make.real(*shape), make.real(*shape))
-            found.append(Sample("decayed_sum_update", inputs, {"decay": decay}))
-    return found
+            samples.append(Sample("decayed_sum_update", inputs, {"decay": decay}))
+    return samples

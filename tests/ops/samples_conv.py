@@ -28,7 +28,7 @@ def samples(make: Maker) -> list[Sample]:
 
 def _convolutions(make: Maker) -> list[Sample]:
     real = make.real
-    found = []
+    samples = []
     for x_shape, weight_shape, attrs in CONVOLUTIONS:
         ndim = len(x_shape) - 2
         kind = f"conv{ndim}d"
@@ -45,7 +45,7 @@ def _convolutions(make: Maker) -> list[Sample]:
         windows = [room // step + 1 for room, step in zip(rooms, stride, strict=True)]
         more = tuple(room % step for room, step in zip(rooms, stride, strict=True))
         dy_shape = (x_shape[0], weight_shape[0], *windows)
-        found += [
+        samples += [
             Sample(kind, (real(*x_shape), real(*weight_shape)), attrs),
             Sample(
                 f"{kind}_transpose",
@@ -58,10 +58,10 @@ def _convolutions(make: Maker) -> list[Sample]:
                 {**attrs, "kernel": weight_shape[2:]},
             ),
         ]
-    found.append(
+    samples.append(
         Sample("conv1d", (make.whole(5, 2, 2, 4), make.whole(5, 3, 2, 2)), differentiable=False)
     )
-    return found
+    return samples
 
 
 # Shape of the input, number of pooled axes, and attributes.
@@ -76,30 +76,30 @@ POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
 
 def _pools(make: Maker) -> list[Sample]:
     real = make.real
-    found = []
+    samples = []
     for shape, attrs in POOLS:
         ndim = len(attrs["kernel"])
         kind = f"max_pool{ndim}d"
         x = real(*shape)
         y = run_dense(kind, [x], attrs)[0]
-        found.append(Sample(kind, (x,), attrs))
-        found.append(Sample(f"{kind}_grad", (x, y, real(*y.shape)), attrs, False))
-        found.append(Sample(f"{kind}_pick", (x, y, real(*x.shape)), attrs, False))
+        samples.append(Sample(kind, (x,), attrs))
+        samples.append(Sample(f"{kind}_grad", (x, y, real(*y.shape)), attrs, False))
+        samples.append(Sample(f"{kind}_pick", (x, y, real(*x.shape)), attrs, False))
         for count_padding in (True, False):
             chosen = {**attrs, "count_padding": count_padding}
             size = shape[len(shape) - ndim :]
-            found.append(Sample(f"avg_pool{ndim}d", (x,), chosen))
-            found.append(
+            samples.append(Sample(f"avg_pool{ndim}d", (x,), chosen))
+            samples.append(
                 Sample(f"avg_pool{ndim}d_grad", (real(*y.shape),), {**chosen, "size": size})
             )
-    found.append(
+    samples.append(
         Sample("max_pool1d", (make.whole(9, 3, 5),), {"kernel": (2,)}, differentiable=False)
     )
     for shape, size in (((3, 5), (2,)), ((2, 3, 5, 4), (3, 4)), ((3, 4, 2, 3), (2, 1, 5))):
         kind = f"adaptive_avg_pool{len(size)}d"
         small = (*shape[: len(shape) - len(size)], *size)
-        found.append(Sample(kind, (real(*shape),), {"size": size}))
-        found.append(
+        samples.append(Sample(kind, (real(*shape),), {"size": size}))
+        samples.append(
             Sample(f"{kind}_grad", (real(*small),), {"size": shape[len(shape) - len(size) :]})
         )
-    return found
+    return samples

@@ -60,12 +60,12 @@ def samples(make: Maker) -> list[Sample]:
 
 def _unary(make: Maker) -> list[Sample]:
     real, positive, whole = make.real, make.positive, make.whole
-    found = [Sample(kind, (real(*shape),)) for kind in UNARY for shape in ((5, 3), ())]
-    found += [Sample(kind, (positive(5, 2),)) for kind in POSITIVE_UNARY]
-    found += [Sample(kind, (real(5, 2) * make.dtype.type(0.4),)) for kind in UNIT_UNARY]
+    samples = [Sample(kind, (real(*shape),)) for kind in UNARY for shape in ((5, 3), ())]
+    samples += [Sample(kind, (positive(5, 2),)) for kind in POSITIVE_UNARY]
+    samples += [Sample(kind, (real(5, 2) * make.dtype.type(0.4),)) for kind in UNIT_UNARY]
     strange = real(5, 3)
     strange[0], strange[3] = (np.nan, np.inf, -np.inf), (0.5, np.nan, -np.inf)
-    found += [
+    samples += [
         Sample("acosh", (positive(5, 2) + make.dtype.type(1),)),
         *(Sample(kind, (strange,), {}, False) for kind in ("isnan", "isinf", "isfinite")),
         Sample("nan_to_num", (real(5, 3),)),
@@ -78,54 +78,54 @@ def _unary(make: Maker) -> list[Sample]:
         Sample("lerp", (real(5, 3), real(5, 3), real(5, 3))),
         Sample("lerp", (real(5, 1), real(3), real())),
     ]
-    return found
+    return samples
 
 
 def _activations(make: Maker) -> list[Sample]:
     real = make.real
-    found = []
+    samples = []
     for kind in ACTIVATIONS:
         # From -4 to 4, beyond the bends of the hard ones.
-        found.append(Sample(kind, (real(5, 3) * make.dtype.type(2.01),)))
-        found.append(Sample(f"{kind}_grad", (real(5, 3), real(5, 3))))
-    found += [
+        samples.append(Sample(kind, (real(5, 3) * make.dtype.type(2.01),)))
+        samples.append(Sample(f"{kind}_grad", (real(5, 3), real(5, 3))))
+    samples += [
         Sample("elu", (real(5, 2),), {"alpha": 0.7}),
         Sample("leaky_relu", (real(),), {"slope": 0.3}),
         Sample("leaky_relu_grad", (real(5), real(5)), {"slope": 0.3}),
     ]
-    return found
+    return samples
 
 
 def _binary(make: Maker) -> list[Sample]:
     real, positive, whole = make.real, make.positive, make.whole
     pairs = [((5, 3), (5, 3)), ((2, 1, 3), (5, 1)), ((4, 3), ())]
-    found = [Sample(kind, (real(*a), real(*b))) for kind in BINARY for a, b in pairs]
-    found += [Sample(kind, (real(*a), positive(*b))) for kind in DIVISIONS for a, b in pairs]
-    found += [
+    samples = [Sample(kind, (real(*a), real(*b))) for kind in BINARY for a, b in pairs]
+    samples += [Sample(kind, (real(*a), positive(*b))) for kind in DIVISIONS for a, b in pairs]
+    samples += [
         Sample(kind, (whole(9, 5) - 4, whole(3, 3, 5) + 1), differentiable=False)
         for kind in DIVISIONS
     ]
-    return found
+    return samples
 
 
 def _bits(make: Maker) -> list[Sample]:
     whole, truth = make.whole, make.truth
-    found = []
+    samples = []
     for kind in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-        found.append(Sample(kind, (whole(99, 5, 3), whole(99, 3)), differentiable=False))
-        found.append(Sample(kind, (truth(5), truth(5)), differentiable=False))
-    found += [
+        samples.append(Sample(kind, (whole(99, 5, 3), whole(99, 3)), differentiable=False))
+        samples.append(Sample(kind, (truth(5), truth(5)), differentiable=False))
+    samples += [
         Sample(kind, (whole(99, 5, 3) - 50, whole(4, 3)), differentiable=False)
         for kind in ("shift_left", "shift_right")
     ]
     for kind in ("logical_and", "logical_or", "logical_xor"):
-        found.append(Sample(kind, (truth(5, 3), truth(5, 1)), differentiable=False))
-        found.append(Sample(kind, (truth(5), truth(5)), differentiable=False))
-    found += [
+        samples.append(Sample(kind, (truth(5, 3), truth(5, 1)), differentiable=False))
+        samples.append(Sample(kind, (truth(5), truth(5)), differentiable=False))
+    samples += [
         Sample("bitwise_not", (whole(99, 5, 3).astype(np.uint8),), differentiable=False),
         Sample("bitwise_not", (truth(5),), differentiable=False),
     ]
-    return found
+    return samples
 
 
 REDUCTIONS = (
@@ -138,25 +138,25 @@ REDUCTIONS = (
 
 def _reductions(make: Maker) -> list[Sample]:
     real, whole, truth = make.real, make.whole, make.truth
-    found = []
+    samples = []
     for shape, axes, keepdims in REDUCTIONS:
         attrs = {"axes": axes, "keepdims": keepdims}
-        found += [
+        samples += [
             Sample(kind, (real(*shape),), attrs)
             for kind in ("prod", "square_sum", "abs_sum", "abs_max", "logsumexp")
         ]
-        found += [
+        samples += [
             Sample(kind, (truth(*shape),), attrs, differentiable=False) for kind in ("all", "any")
         ]
-        found.append(Sample("count_nonzero", (whole(2, *shape),), attrs, differentiable=False))
+        samples.append(Sample("count_nonzero", (whole(2, *shape),), attrs, differentiable=False))
         if axes:
-            found.append(Sample("var", (real(*shape),), attrs))
-            found.append(Sample("std", (real(*shape),), {**attrs, "correction": 1.0}))
+            samples.append(Sample("var", (real(*shape),), attrs))
+            samples.append(Sample("std", (real(*shape),), {**attrs, "correction": 1.0}))
     zeros = real(4, 3)
     zeros[1, 0] = zeros[0, 1] = zeros[2, 1] = 0
     # The extents of both axes at once, and none.
     whole_tensor = {"axes": (0, 1)}
-    found += [
+    samples += [
         Sample("prod", (zeros,), {"axes": (0,)}),
         Sample("prod", (whole(5, 3, 2),), whole_tensor, differentiable=False),
         Sample("prod", (real(0, 3),), {"axes": (0,)}),
@@ -175,7 +175,7 @@ def _reductions(make: Maker) -> list[Sample]:
         Sample("argmin", (whole(3, 5, 4),), {"axis": 0}, differentiable=False),
         Sample("argmin", (whole(3, 5, 4),), {"axis": 1, "keepdims": True}, differentiable=False),
     ]
-    return found
+    return samples
 
 
 def _narrow(make: Maker) -> np.ndarray:
@@ -185,21 +185,21 @@ def _narrow(make: Maker) -> np.ndarray:
 
 def _scans(make: Maker) -> list[Sample]:
     real, whole = make.real, make.whole
-    found = []
+    samples = []
     for shape, axis in (((5, 3), 0), ((2, 5, 3), 1), ((4,), 0)):
-        found += [
+        samples += [
             Sample("cumsum", (real(*shape),), {"axis": axis, "reverse": reverse})
             for reverse in (False, True)
         ]
-        found += [
+        samples += [
             Sample(kind, (real(*shape),), {"axis": axis})
             for kind in ("cumprod", "cummax", "cummin")
         ]
         pair = (real(*shape), real(*shape))
-        found.append(Sample("cumprod_grad", pair, {"axis": axis}))
+        samples.append(Sample("cumprod_grad", pair, {"axis": axis}))
     zeros = real(5, 3)
     zeros[1, 0] = zeros[0, 1] = zeros[2, 1] = zeros[4, 1] = 0
-    found += [
+    samples += [
         Sample("cumprod", (zeros,), {"axis": 0}),
         Sample("cumsum", (whole(9, 5, 2),), {"axis": 0}, differentiable=False),
         *(
@@ -210,15 +210,15 @@ def _scans(make: Maker) -> list[Sample]:
         Sample("cummax", (whole(3, 5, 2),), {"axis": 0}, differentiable=False),
         Sample("cummin", (whole(3, 2, 5),), {"axis": 1}, differentiable=False),
     ]
-    return found
+    return samples
 
 
 def _orders(make: Maker) -> list[Sample]:
     real, whole = make.real, make.whole
-    found = []
+    samples = []
     for descending in (False, True):
         attrs = {"axis": 0, "descending": descending}
-        found += [
+        samples += [
             Sample("sort", (real(5, 3),), attrs),
             Sample("sort", (whole(3, 2, 5),), {**attrs, "axis": 1}, differentiable=False),
             Sample("argsort", (whole(3, 5, 3),), attrs, differentiable=False),
@@ -230,5 +230,5 @@ def _orders(make: Maker) -> list[Sample]:
                 differentiable=False,
             ),
         ]
-    found.append(Sample("topk", (real(5, 3),), {"axis": 1, "k": 0}))
-    return found
+    samples.append(Sample("topk", (real(5, 3),), {"axis": 1, "k": 0}))
+    return samples

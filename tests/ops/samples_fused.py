@@ -9,7 +9,7 @@ from tests.ops.sample import Maker, Sample
 
 def samples(make: Maker) -> list[Sample]:
     real, positive = make.real, make.positive
-    found = []
+    samples = []
     for shape in ((5, 3), (1,), (), (0, 4)):
         x, y, z = real(*shape), positive(*shape), real(*shape)
         programs = {
@@ -26,7 +26,7 @@ def samples(make: Maker) -> list[Sample]:
                 ("square 0", "square 1", "add 2,3", "sqrt 4", "neg 2", "add 5,6", "div 7,1"),
             ),
         }
-        found += [
+        samples += [
             Sample("fused_elementwise", inputs, {"program": program}, differentiable=False)
             for inputs, program in programs.values()
         ]
@@ -36,9 +36,9 @@ def samples(make: Maker) -> list[Sample]:
     for decay in (0.0, 0.1):
         attrs = {"weight_decay": decay, "grad_scale": 0.25}
         momentum = {"momentum": 0.9, "nesterov": True}
-        found += [
+        samples += [
             Sample("sgd_update", (w, g, rate), attrs, differentiable=False),
             Sample("momentum_update", (w, g, m, rate), {**momentum, **attrs}, False),
             Sample("adam_update", (w, g, m, v, rate), {**adam, **attrs}, False),
         ]
-    return found
+    return samples

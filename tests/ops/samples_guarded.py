@@ -12,14 +12,14 @@ from tests.ops.sample import Maker, Sample
 
 def samples(make: Maker, others: Iterable[Sample]) -> list[Sample]:
     """Each update of `others`, done and skipped; and updates of the scale of a loss."""
-    found = []
+    samples = []
     for sample in others:
         kind = guarded_kind(sample.kind)
         if kind is not None:
             for flag in (0.0, 1.0):
                 inputs = (*sample.inputs, np.array(flag, make.dtype))
-                found.append(Sample(kind, inputs, sample.attrs, differentiable=False))
+                samples.append(Sample(kind, inputs, sample.attrs, differentiable=False))
     for scale, good, flag in ((8.0, 0, 0.0), (8.0, 2, 0.0), (8.0, 2, 1.0), (1.0, 0, 1.0)):
         inputs = (np.array(scale, make.dtype), np.array(good, np.int32), np.array(flag, make.dtype))
-        found.append(Sample("loss_scale_update", inputs, {"interval": 3}, differentiable=False))
-    return found
+        samples.append(Sample("loss_scale_update", inputs, {"interval": 3}, differentiable=False))
+    return samples

@@ -48,7 +48,7 @@ def _slices_written() -> list[Sample]:
     def ramp(*shape: int) -> np.ndarray:
         return np.linspace(-1.0, 2.0, int(np.prod(shape))).reshape(shape)
 
-    found = []
+    samples = []
     for shape, starts, stops, steps in (
         ((7, 3), (1, 0), (7, 3), (3, 1)),
         ((6, 5), (0, 1), (6, 5), (2, 3)),
@@ -57,37 +57,37 @@ def _slices_written() -> list[Sample]:
     ):
         bounds = {"starts": starts, "stops": stops, "steps": steps}
         small = [len(range(*each)) for each in zip(starts, stops, steps, strict=True)]
-        found.append(Sample("slice_scatter", (ramp(*shape), ramp(*small) ** 2), bounds))
+        samples.append(Sample("slice_scatter", (ramp(*shape), ramp(*small) ** 2), bounds))
     whole = (np.arange(9), np.arange(3) - 5)
     bounds = {"starts": (1,), "stops": (9,), "steps": (3,)}
-    return [*found, Sample("slice_scatter", whole, bounds, False)]
+    return [*samples, Sample("slice_scatter", whole, bounds, False)]
 
 
 def _diagonals(make: Maker) -> list[Sample]:
     real = make.real
-    found = []
+    samples = []
     for kind in ("tril", "triu"):
         for diagonal, shape in ((0, (5, 3)), (-2, (2, 4, 5)), (1, (3, 4))):
-            found.append(Sample(kind, (real(*shape),), {"diagonal": diagonal}))
+            samples.append(Sample(kind, (real(*shape),), {"diagonal": diagonal}))
     for offset, shape in ((0, (5, 3)), (1, (2, 3, 4)), (-2, (4, 4)), (9, (2, 3))):
-        found.append(Sample("diagonal", (real(*shape),), {"offset": offset}))
+        samples.append(Sample("diagonal", (real(*shape),), {"offset": offset}))
     for length, attrs in (
         (3, {"rows": 3, "columns": 5, "offset": 0}),
         (2, {"rows": 5, "columns": 2, "offset": -1}),
         (3, {"rows": 4, "columns": 5, "offset": 2}),
     ):
-        found.append(Sample("diag_embed", (real(length),), attrs))
-    found.append(Sample("diag_embed", (real(2, 2),), {"rows": 3, "columns": 3, "offset": 1}))
-    return found
+        samples.append(Sample("diag_embed", (real(length),), attrs))
+    samples.append(Sample("diag_embed", (real(2, 2),), {"rows": 3, "columns": 3, "offset": 1}))
+    return samples
 
 
 def _indexing(make: Maker) -> list[Sample]:
     real, whole = make.real, make.whole
-    found = []
+    samples = []
     for shape, count, axis in (((5, 3), 4, 0), ((2, 5, 3), 2, 1), ((4,), 5, 0)):
         indices = whole(shape[axis], *shape[:axis], count, *shape[axis + 1 :])
         attrs = {"axis": axis}
-        found += [
+        samples += [
             Sample("take_along_axis", (real(*shape), indices), attrs),
             Sample(
                 "take_along_axis_grad",
@@ -103,10 +103,10 @@ def _indexing(make: Maker) -> list[Sample]:
         ]
         for mode in ("set", "add"):
             inputs = (real(*shape), indices, real(*indices.shape))
-            found.append(Sample("put_along_axis", inputs, {**attrs, "mode": mode}))
+            samples.append(Sample("put_along_axis", inputs, {**attrs, "mode": mode}))
     one_hot = {"classes": 5, "dtype": str(make.dtype)}
     return [
-        *found,
+        *samples,
         Sample("index_select", (real(3, 2), whole(3, 0)), {"axis": 0}),
         Sample("put_along_axis", (whole(9, 5), whole(5, 3), whole(9, 3)), _SET, False),
         Sample("one_hot", (whole(5, 4),), one_hot, differentiable=False),
@@ -143,7 +143,7 @@ def _sources(make: Maker) -> list[Sample]:
 def _einsum(make: Maker) -> list[Sample]:
     real = make.real
     extents = dict(zip("bijkhd", (2, 3, 5, 4, 2, 3), strict=True))
-    found = []
+    samples = []
     for equation in (
         "ij->ji",
         "ij->",
@@ -162,7 +162,7 @@ def _einsum(make: Maker) -> list[Sample]:
     ):
         parts = equation.partition("->")[0].split(",")
         inputs = tuple(real(*(extents[letter] for letter in part)) for part in parts)
-        found.append(Sample("einsum", inputs, {"equation": equation}))
+        samples.append(Sample("einsum", inputs, {"equation": equation}))
     numbers = (make.whole(5, 3, 4), make.whole(5, 4, 2))
-    found.append(Sample("einsum", numbers, {"equation": "ij,jk->ik"}, differentiable=False))
-    return found
+    samples.append(Sample("einsum", numbers, {"equation": "ij,jk->ik"}, differentiable=False))
+    return samples

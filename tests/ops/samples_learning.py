@@ -22,20 +22,20 @@ def samples(make: Maker) -> list[Sample]:
 
 def _norms(make: Maker) -> list[Sample]:
     real, positive = make.real, make.positive
-    found = []
+    samples = []
     eps = {"eps": 1e-3}
     for shape in ((5, 3), (2, 3, 4), (4,)):
         x, gamma = real(*shape), real(shape[-1])
         rstd = np.asarray(1 / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3), make.dtype)
-        found.append(Sample("rms_norm", (x, gamma), eps))
-        found.append(Sample("rms_norm_grad", (x, gamma, rstd, real(*shape))))
+        samples.append(Sample("rms_norm", (x, gamma), eps))
+        samples.append(Sample("rms_norm_grad", (x, gamma, rstd, real(*shape))))
     for shape, groups in (((3, 4, 2), 2), ((2, 3, 2, 2), 3), ((2, 4, 3), 1), ((3, 4), 2)):
         x, gamma, beta = real(*shape), real(shape[1]), real(shape[1])
         folded = x.reshape(shape[0], groups, -1)
         mean = folded.mean(-1)
         rstd = np.asarray(1 / np.sqrt(folded.var(-1) + 1e-3), make.dtype)
-        found.append(Sample("group_norm", (x, gamma, beta), {**eps, "groups": groups}))
-        found.append(
+        samples.append(Sample("group_norm", (x, gamma, beta), {**eps, "groups": groups}))
+        samples.append(
             Sample(
                 "group_norm_grad",
                 (x, gamma, mean, rstd, real(*shape)),
@@ -45,14 +45,14 @@ def _norms(make: Maker) -> list[Sample]:
     for shape in ((3, 2, 2, 3), (5, 3), (2, 3, 4)):
         x, (mean, gamma, beta) = real(*shape), (real(shape[1]) for _ in range(3))
         variance, dy = positive(shape[1]), real(*shape)
-        found += [
+        samples += [
             Sample("channel_mean", (x,)),
             Sample("channel_variance", (x, mean)),
             Sample("channel_variance_grad", (x, mean, gamma)),
             Sample("batch_norm", (x, mean, variance, gamma, beta), eps),
             Sample("batch_norm_grad", (x, mean, variance, gamma, dy), eps),
         ]
-    return found
+    return samples
 
 
 DISTANCES: tuple[tuple[str, dict[str, float]], ...] = (
@@ -66,22 +66,22 @@ DISTANCES: tuple[tuple[str, dict[str, float]], ...] = (
 
 def _losses(make: Maker) -> list[Sample]:
     real, whole = make.real, make.whole
-    found = []
+    samples = []
     for kind, attrs in DISTANCES:
         for shape in ((5, 3), ()):
             x, target = real(*shape), real(*shape)
-            found.append(Sample(kind, (x, target), attrs))
-            found.append(Sample(f"{kind}_grad", (x, target, real(*shape)), attrs))
+            samples.append(Sample(kind, (x, target), attrs))
+            samples.append(Sample(f"{kind}_grad", (x, target, real(*shape)), attrs))
     share = (real(5, 3) + 2) / 4
     share, target = (np.asarray(np.clip(one, 0.05, 0.95), make.dtype) for one in (share, 1 - share))
-    found += [
+    samples += [
         Sample("bce_loss", (share, target)),
         Sample("bce_loss_grad", (share, target, real(5, 3))),
         Sample("kl_div", (real(5, 3), target)),
         Sample("kl_div_grad", (real(5, 3), target, real(5, 3))),
     ]
     some, all_rows = np.array([2, -100, 0, -100, 3]), whole(3, 2, 5).astype(np.uint8)
-    found += [
+    samples += [
         Sample("nll_loss", (real(5, 4), some)),
         Sample("nll_loss", (real(2, 5, 3), all_rows), {"ignore_index": 1}),
         Sample("nll_loss_grad", (some, real(5)), {"classes": 5}),
@@ -92,7 +92,7 @@ def _losses(make: Maker) -> list[Sample]:
         Sample("class_sums", (real(2, 5, 3), all_rows, real(2, 5)), {"ignore_index": 1}),
         Sample("class_sums_grad", (real(5, 4), some, *(real(5) for _ in range(3)))),
     ]
-    return found
+    return samples
 
 
 # Shapes of queries, keys and values, and attributes.
@@ -107,45 +107,45 @@ ATTENTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]], 
 
 def _attentions(make: Maker) -> list[Sample]:
     real = make.real
-    found = []
+    samples = []
     for query_shape, key_shape, width, attrs in ATTENTIONS:
         inputs = (real(*query_shape), real(*key_shape), real(*key_shape[:3], width))
         outputs = run_dense("attention", inputs, attrs)
         dy = real(*outputs[0].shape)
-        found.append(Sample("attention", inputs, attrs))
-        found.append(Sample("attention_grad", (*inputs, *outputs, dy), attrs))
-    return found
+        samples.append(Sample("attention", inputs, attrs))
+        samples.append(Sample("attention_grad", (*inputs, *outputs, dy), attrs))
+    return samples
 
 
 def _positions_and_gates(make: Maker) -> list[Sample]:
     real = make.real
-    found = [
+    samples = [
         Sample("rotary_embedding", (real(2, 5, 4),), {"base": 100.0}),
         Sample("rotary_embedding", (real(3, 6),), {"base": 10.0, "offset": 7, "interleaved": True}),
         Sample("rotary_embedding", (real(2, 2, 3, 2),), {"base": 10.0, "inverse": True}),
     ]
     for shape in ((5, 3), ()):
-        found.append(Sample("swiglu", (real(*shape), real(*shape))))
-        found.append(Sample("swiglu_grad", tuple(real(*shape) for _ in range(3))))
-    return found
+        samples.append(Sample("swiglu", (real(*shape), real(*shape))))
+        samples.append(Sample("swiglu_grad", tuple(real(*shape) for _ in range(3))))
+    return samples
 
 
 def _optimizers(make: Maker) -> list[Sample]:
     real, positive = make.real, make.positive
     number = [np.array(value, make.dtype) for value in (0.1, 2.5, 1.5)]
     betas = {"beta1": 0.9, "beta2": 0.99}
-    found = []
+    samples = []
     for shape in ((5, 3), (4,), ()):
         w, g, m, v = real(*shape), real(*shape), real(*shape), positive(*shape)
         for attrs in ({}, {"weight_decay": 0.1}):
             moments = {**betas, "eps": 1e-6, **attrs}
             factors = {"clip": 1.0, "relative": bool(attrs), "eps": 1e-3, **attrs}
-            found += [
+            samples += [
                 Sample("lion_update", (w, g, m, number[0]), {**betas, **attrs}),
                 Sample("lamb_direction", (w, g, m, v), moments),
                 Sample("adafactor_update", (w, g, *number), factors),
             ]
-        found += [
+        samples += [
             Sample("lamb_update", (w, g, *number)),
             Sample("moving_average_update", (w, g), {"decay": 0.9}),
             Sample("moving_average_update", (w, g), {"power": 0.8}),
@@ -153,14 +153,14 @@ def _optimizers(make: Maker) -> list[Sample]:
         ]
     broken = real(5, 3)
     broken[3, 1] = np.nan
-    found.append(Sample("found_inf", (broken,)))
+    samples.append(Sample("found_inf", (broken,)))
     for shape in ((5, 3), (2, 3, 4)):
         rows, columns = positive(*shape[:-1]), positive(*shape[:-2], shape[-1])
-        found.append(Sample("adafactor_moments", (real(*shape),), {"eps": 1e-3}))
-        found.append(
+        samples.append(Sample("adafactor_moments", (real(*shape),), {"eps": 1e-3}))
+        samples.append(
             Sample(
                 "adafactor_direction",
                 (real(*shape), rows, columns, np.asarray(rows.sum(-1))),
             )
         )
-    return found
+    return samples

@@ -6,13 +6,13 @@ from tests.ops.sample import Maker, Sample
 
 
 def samples(make: Maker) -> list[Sample]:
-    found = []
+    samples = []
     for shape in ((5, 3), (1,), ()):
         for reduction in ("sum", "max", "min", "prod"):
             attrs = {"reduction": reduction}
-            found.append(Sample("accumulate", (make.real(*shape),), attrs, differentiable=False))
+            samples.append(Sample("accumulate", (make.real(*shape),), attrs, differentiable=False))
     for kind in ("collect_pieces", "take_piece"):
         for axis in range(2):
             sample = Sample(kind, (make.real(5, 3),), {"axis": axis}, differentiable=False)
-            found.append(sample)
-    return found
+            samples.append(sample)
+    return samples

@@ -11,13 +11,13 @@ COUNTS = np.array([[2, 0, 1], [0, 0, 0], [1, 4, 0], [2, 1, 2]])
 
 
 def samples(make: Maker) -> list[Sample]:
-    found = [Sample("place_gradient", (make.real(*shape),)) for shape in ((5, 3), (1,), ())]
-    found.append(Sample("place_gradient", (make.real(5, 3),), {"along": 0, "split": 1}))
+    samples = [Sample("place_gradient", (make.real(*shape),)) for shape in ((5, 3), (1,), ())]
+    samples.append(Sample("place_gradient", (make.real(5, 3),), {"along": 0, "split": 1}))
     for capacity, overflow in ((4, "error"), (2, "drop"), (0, "drop")):
         pack = {"capacity": capacity, "overflow": overflow}
         unpack = {"rows": 5, "overflow": overflow}
         for width in ((), (3,), (2, 3)):
-            found.append(Sample("pack_rows", (make.real(4, 5, *width), COUNTS), pack))
+            samples.append(Sample("pack_rows", (make.real(4, 5, *width), COUNTS), pack))
             packed = make.real(4, 3, capacity, *width)
-            found.append(Sample("unpack_rows", (packed, COUNTS), unpack))
-    return found
+            samples.append(Sample("unpack_rows", (packed, COUNTS), unpack))
+    return samples

@@ -74,8 +74,8 @@ def test_masks_and_dropout_in_tiles(length, keys, heads, shared, extra, small_ti
     for shape in MASKS:
         mask = RANDOM.normal(size=[extents.get(extent, extent) for extent in shape])
         given = [*inputs, mask]
-        found = run_dense("attention", given, attrs, seed=SEED, step=STEP)[0]
-        np.testing.assert_allclose(found, plain(*given, attrs), 1e-10, 1e-12)
+        outputs = run_dense("attention", given, attrs, seed=SEED, step=STEP)[0]
+        np.testing.assert_allclose(outputs, plain(*given, attrs), 1e-10, 1e-12)
         grads = gradients_of("attention", given, attrs, [weight, None])
         for position, grad in enumerate(grads):
             assert grad.shape == given[position].shape
@@ -94,10 +94,10 @@ def test_queries_that_see_no_key_get_nothing(small_tiles):
     mask[..., 2, :] = -np.inf  # sees none
     mask[..., 4, :5] = -np.inf  # sees none of the first tile
     given, attrs = [query, key, value, mask], {"scale": 0.5}
-    found = run_dense("attention", given, attrs)[0]
-    np.testing.assert_allclose(found, plain(*given, attrs), 1e-10, 1e-12)
-    np.testing.assert_array_equal(found[:, :, 2], 0)
-    grads = gradients_of("attention", given, attrs, [np.ones_like(found), None])
+    outputs = run_dense("attention", given, attrs)[0]
+    np.testing.assert_allclose(outputs, plain(*given, attrs), 1e-10, 1e-12)
+    np.testing.assert_array_equal(outputs[:, :, 2], 0)
+    grads = gradients_of("attention", given, attrs, [np.ones_like(outputs), None])
     assert all(np.isfinite(grad).all() for grad in grads)
     np.testing.assert_array_equal(grads[0][:, :, 2], 0)
     np.testing.assert_array_equal(grads[3][:, :, 2], 0)
@@ -157,8 +157,8 @@ def test_tokens_in_any_portions_see_all_before_them(heads, shared, small_tiles):
             (caches[number],) = run_dense("cache_update", [caches[number], new[part], at], {})
         given = [query[part], *caches, at]
         # What no token has filled yet is never read.
-        (found,) = run_dense("cached_attention", given, {"scale": 0.5})
-        np.testing.assert_allclose(found, whole[part], 1e-10, 1e-12)
+        (outputs,) = run_dense("cached_attention", given, {"scale": 0.5})
+        np.testing.assert_allclose(outputs, whole[part], 1e-10, 1e-12)
         position += portion
 
 
@@ -181,9 +181,9 @@ def test_tokens_that_do_not_fit_fail_the_step(position):
 def test_rotary_positions_are_an_input():
     x = RANDOM.normal(size=(2, 3, 4))
     attrs = {"base": 100.0, "offset": 1}
-    (found,) = run_dense("rotary_embedding", [x, np.array(4)], attrs)
+    (outputs,) = run_dense("rotary_embedding", [x, np.array(4)], attrs)
     (wanted,) = run_dense("rotary_embedding", [x], {"base": 100.0, "offset": 5})
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(outputs, wanted)
 
 
 # --- bad input ------------------------------------------------------------------------------------

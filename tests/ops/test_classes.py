@@ -55,10 +55,10 @@ def test_samples_differ_by_seed_step_and_key_and_reach_every_class():
     attrs = {"counts": (50,), "sizes": (10,), "key": 0}
 
     def drawn(seed=0, step=0, key=0):
-        found = run_dense(
+        drawn = run_dense(
             "class_center_sample", [labels], {**attrs, "key": key}, seed=seed, step=step
         )
-        return tuple(found[0].tolist())
+        return tuple(drawn[0].tolist())
 
     assert drawn() == drawn()
     assert len({drawn(), drawn(seed=1), drawn(step=1), drawn(key=1)}) == 4
@@ -118,20 +118,20 @@ def test_margins_are_their_formulas():
     x = np.linspace(-0.99, 0.99, 12).reshape(3, 4)
     labels = np.array([1, -100, 3])
     attrs = {"margin1": 1.2, "margin2": 0.3, "margin3": 0.1, "scale": 5.0}
-    (found,) = run_dense("margin_logits", [x, labels], attrs)
+    (outputs,) = run_dense("margin_logits", [x, labels], attrs)
     wanted = 5 * x
     for row, label in ((0, 1), (2, 3)):
         wanted[row, label] = 5 * (np.cos(1.2 * np.arccos(x[row, label]) + 0.3) - 0.1)
-    np.testing.assert_allclose(found, wanted, 1e-14)
+    np.testing.assert_allclose(outputs, wanted, 1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_cosines_at_and_beyond_one_are_clamped(dtype):
     x = np.array([[1.0], [1.001], [-1.0], [-1.001], [0.5]], dtype)
     labels = np.zeros(5, np.int64)
-    (found,) = run_dense("margin_logits", [x, labels], ARC)
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(found[0], 64 * np.cos(np.arccos(NEAR_ONE) + 0.5), 1e-2)
+    (outputs,) = run_dense("margin_logits", [x, labels], ARC)
+    assert np.isfinite(outputs).all()
+    np.testing.assert_allclose(outputs[0], 64 * np.cos(np.arccos(NEAR_ONE) + 0.5), 1e-2)
     dx, none = gradients_of("margin_logits", [x, labels], ARC, [np.ones((5, 1), dtype)])
     assert none is None
     assert dx.dtype == x.dtype
@@ -139,8 +139,8 @@ def test_cosines_at_and_beyond_one_are_clamped(dtype):
     assert dx[4] > 0
     # Without an angle there is nothing to clamp.
     plain = {**ARC, "margin2": 0.0, "margin3": 0.35}
-    (found,) = run_dense("margin_logits", [x, labels], plain)
-    np.testing.assert_allclose(found, (x - np.asarray(0.35, dtype)) * 64, 2e-3)
+    (outputs,) = run_dense("margin_logits", [x, labels], plain)
+    np.testing.assert_allclose(outputs, (x - np.asarray(0.35, dtype)) * 64, 2e-3)
     (dx, _) = gradients_of("margin_logits", [x, labels], plain, [np.ones((5, 1), dtype)])
     np.testing.assert_array_equal(dx, np.full((5, 1), 64))
 
@@ -182,11 +182,11 @@ def test_groups_are_what_splits_cut():
 
 def test_a_decay_close_to_one_is_kept_in_float32():
     state, value = np.full(1, 1e4, np.float32), np.full(1, 1e-3, np.float32)
-    (found,) = run_dense("decayed_sum_update", [state, value], {"decay": 0.9999999})
+    (outputs,) = run_dense("decayed_sum_update", [state, value], {"decay": 0.9999999})
     # Decay and value cancel; 0.9999999 rounded to float32 first would lose a fifth.
-    assert found[0] == state[0]
-    (found,) = run_dense("decayed_sum_update", [state, value + 1], {"decay": 0.5})
-    assert found[0] == pytest.approx(5001.001)
+    assert outputs[0] == state[0]
+    (outputs,) = run_dense("decayed_sum_update", [state, value + 1], {"decay": 0.5})
+    assert outputs[0] == pytest.approx(5001.001)
 
 
 WRONG = [

@@ -47,7 +47,7 @@ def windows_of(x, attrs, kernel):
 def test_convolution_is_a_sum_over_windows(x_shape, weight_shape, attrs):
     ndim = len(x_shape) - 2
     x, weight = RANDOM.normal(size=x_shape), RANDOM.normal(size=weight_shape)
-    (found,) = run_dense(f"conv{ndim}d", [x, weight], attrs)
+    (outputs,) = run_dense(f"conv{ndim}d", [x, weight], attrs)
     groups = attrs.get("groups", 1)
     seen = weight_shape[1]
     wide = padded(x, attrs.get("padding"), ndim)
@@ -56,7 +56,7 @@ def test_convolution_is_a_sum_over_windows(x_shape, weight_shape, attrs):
             group = row // (weight_shape[0] // groups)
             part = window[:, group * seen : (group + 1) * seen]
             expected = (part * weight[row]).reshape(len(x), -1).sum(1)
-            np.testing.assert_allclose(found[(slice(None), row, *place)], expected, 1e-10, 1e-10)
+            np.testing.assert_allclose(outputs[(slice(None), row, *place)], expected, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize(("x_shape", "weight_shape", "attrs"), CONVOLUTIONS)
@@ -94,8 +94,8 @@ def test_pooling_looks_at_windows(shape, attrs):
 
 def test_an_average_to_a_size_covers_every_element():
     x = np.arange(7.0)[None]
-    (found,) = run_dense("adaptive_avg_pool1d", [x], {"size": (3,)})
-    np.testing.assert_allclose(found, [[1.0, 3.0, 5.0]])
+    (outputs,) = run_dense("adaptive_avg_pool1d", [x], {"size": (3,)})
+    np.testing.assert_allclose(outputs, [[1.0, 3.0, 5.0]])
     (same,) = run_dense("adaptive_avg_pool1d", [x], {"size": (7,)})
     np.testing.assert_allclose(same, x)
 
@@ -109,13 +109,13 @@ def test_the_first_of_equal_elements_has_the_gradient():
 
 def splits(kind, inputs, attrs, parts):
     outputs = infer_types(kind, inputs, attrs)
-    found = axis_signatures(kind, inputs, outputs, tuple(sorted(attrs.items())), parts)
-    return {str(one) for one in found}
+    splits = axis_signatures(kind, inputs, outputs, tuple(sorted(attrs.items())), parts)
+    return {str(one) for one in splits}
 
 
 def test_a_convolution_splits_like_a_product():
-    found = splits("conv2d", (f32(4, 6, 8, 8), f32(8, 6, 3, 3)), {}, 2)
-    assert found == {
+    actual = splits("conv2d", (f32(4, 6, 8, 8), f32(8, 6, 3, 3)), {}, 2)
+    assert actual == {
         "B, B -> B",
         "S(0), B -> S(0)",
         "S(1), S(1) -> P",
@@ -137,12 +137,12 @@ def test_groups_split_where_they_divide():
 def test_nested_splits_of_groups_must_divide_all_together():
     inputs, attrs = (f32(4, 8, 8), f32(8, 4, 3)), {"groups": 2}
     outputs = infer_types("conv1d", inputs, attrs)
-    found = {
+    results = {
         str(one.inputs[0])
         for one in mesh_signatures("conv1d", inputs, outputs, tuple(attrs.items()), (2, 2))
     }
-    assert {"[S(1), B]", "[B, S(1)]", "[S(0), S(1)]"} <= found
-    assert "[S(1), S(1)]" not in found
+    assert {"[S(1), B]", "[B, S(1)]", "[S(0), S(1)]"} <= results
+    assert "[S(1), S(1)]" not in results
 
 
 def test_flops_of_a_convolution():

@@ -28,8 +28,8 @@ def calls(tmp_path_factory):
 def differences(sample, position, weights):
     """d sum(weight * output) / d input over all outputs with a weight, element by element."""
     inputs = [array.copy() for array in sample.inputs]
-    found = np.empty_like(inputs[position])
-    for index in np.ndindex(*found.shape):
+    differences = np.empty_like(inputs[position])
+    for index in np.ndindex(*differences.shape):
         values = []
         before = inputs[position][index]
         for moved in (before + STEP_SIZE, before - STEP_SIZE):
@@ -38,8 +38,8 @@ def differences(sample, position, weights):
             pairs = zip(weights, made, strict=True)
             values.append(sum(float(np.sum(w * y)) for w, y in pairs if w is not None))
         inputs[position][index] = before
-        found[index] = (values[0] - values[1]) / (2 * STEP_SIZE)
-    return found
+        differences[index] = (values[0] - values[1]) / (2 * STEP_SIZE)
+    return differences
 
 
 def compare(sample, weights):
@@ -133,9 +133,9 @@ def test_gradients_of_pooling_and_of_its_winners_are_each_other():
     np.testing.assert_allclose(np.sum(picked * dy), np.sum(values * dx))
     for kind, given, other in (("grad", dy, picked), ("pick", values, dx)):
         pull = values if kind == "grad" else dy
-        found = gradients_of(f"max_pool2d_{kind}", [x, y, given], attrs, [pull])
-        assert found[:2] == [None, None]
-        np.testing.assert_array_equal(found[2], other)
+        grads = gradients_of(f"max_pool2d_{kind}", [x, y, given], attrs, [pull])
+        assert grads[:2] == [None, None]
+        np.testing.assert_array_equal(grads[2], other)
 
 
 def test_gradients_keep_float32():

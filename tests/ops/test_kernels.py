@@ -32,8 +32,8 @@ def context_of(sample):
     )
 
 
-def check(found, expected, label, bound=1e-12):
-    for got, wanted in zip(found, expected, strict=True):
+def check(results, expected, label, bound=1e-12):
+    for got, wanted in zip(results, expected, strict=True):
         np.testing.assert_allclose(got, wanted, bound, bound, err_msg=label)
 
 
@@ -86,8 +86,8 @@ def test_kernels_work_piece_by_piece(calls, monkeypatch):
     monkeypatch.setattr(kernel, "BLOCK_BYTES", 40)
     monkeypatch.setattr(dropout, "_WORDS_AT_ONCE", 3)
     for sample, wanted in zip(calls, expected, strict=True):
-        found = run_dense(sample.kind, sample.inputs, sample.attrs)
-        check(found, wanted, f"{sample} in pieces")
+        outputs = run_dense(sample.kind, sample.inputs, sample.attrs)
+        check(outputs, wanted, f"{sample} in pieces")
 
 
 def test_kernels_keep_nothing_that_changes_the_next_call(calls):
@@ -136,9 +136,9 @@ def test_narrow_floats_are_close_to_float64(dtype, bound, tmp_path):
         wide = [
             array.astype(np.float64) if array.dtype == dtype else array for array in sample.inputs
         ]
-        found = run_dense(sample.kind, sample.inputs, sample.attrs)
+        outputs = run_dense(sample.kind, sample.inputs, sample.attrs)
         expected = run_dense(sample.kind, wide, sample.attrs)
-        for slot, (got, wanted) in enumerate(zip(found, expected, strict=True)):
+        for slot, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
             narrow = "float32" if (sample.kind, slot) in STAY_WIDE else dtype
             assert got.dtype == (narrow if wanted.dtype == np.float64 else wanted.dtype), sample
             got = got.astype(np.float64) if narrow == "bfloat16" else got
@@ -254,11 +254,11 @@ def test_a_factor_of_an_update_is_a_factor_of_its_gradient(kind, states, attrs, 
 
 def test_learning_rates_follow_their_schedules():
     linear = {"schedule": "linear", "base": 1.0, "warmup": 4, "total": 14, "final": 0.5}
-    found = [learning_rate_at(step, linear) for step in (0, 3, 4, 9, 14, 99)]
-    assert found == pytest.approx([0.25, 1, 1, 0.75, 0.5, 0.5])
+    results = [learning_rate_at(step, linear) for step in (0, 3, 4, 9, 14, 99)]
+    assert results == pytest.approx([0.25, 1, 1, 0.75, 0.5, 0.5])
     cosine = {**linear, "schedule": "cosine"}
-    found = [learning_rate_at(step, cosine) for step in (0, 4, 9, 14, 99)]
-    assert found == pytest.approx([0.25, 1, 0.75, 0.5, 0.5])
+    results = [learning_rate_at(step, cosine) for step in (0, 4, 9, 14, 99)]
+    assert results == pytest.approx([0.25, 1, 0.75, 0.5, 0.5])
     constant = {"schedule": "constant", "base": 0.3}
     assert [learning_rate_at(step, constant) for step in (0, 50)] == [0.3, 0.3]
     listed = {"schedule": "listed", "base": 0.0, "rates": (0.5, 0.25), "first": 3}

@@ -113,8 +113,8 @@ LABELS = np.array([[0, 4, -100], [2, 2, -100]])
 
 def test_cross_entropy_of_split_classes_is_cross_entropy():
     logits = RANDOM.normal(size=(2, 3, 5)) * 100
-    found = split_cross_entropy(DenseTensor(logits), DenseTensor(LABELS))
-    np.testing.assert_allclose(found.array, one("cross_entropy", logits, LABELS), 1e-10, 1e-10)
+    actual = split_cross_entropy(DenseTensor(logits), DenseTensor(LABELS))
+    np.testing.assert_allclose(actual.array, one("cross_entropy", logits, LABELS), 1e-10, 1e-10)
     with pytest.raises(ExecutionError, match="no class"):
         split_cross_entropy(DenseTensor(logits), DenseTensor(LABELS + 1))
 
@@ -122,19 +122,19 @@ def test_cross_entropy_of_split_classes_is_cross_entropy():
 def test_softmax_of_a_split_axis_is_softmax():
     x = RANDOM.normal(size=(4, 5, 2)) * 100
     for axis in range(3):
-        found = split_softmax(DenseTensor(x), axis).array
-        np.testing.assert_allclose(found, one("softmax", x, axis=axis), 1e-10, 1e-15)
-        found = split_log_softmax(DenseTensor(x), axis).array
-        np.testing.assert_allclose(found, one("log_softmax", x, axis=axis), 1e-10, 1e-10)
+        actual = split_softmax(DenseTensor(x), axis).array
+        np.testing.assert_allclose(actual, one("softmax", x, axis=axis), 1e-10, 1e-15)
+        actual = split_log_softmax(DenseTensor(x), axis).array
+        np.testing.assert_allclose(actual, one("log_softmax", x, axis=axis), 1e-10, 1e-10)
 
 
 def test_both_sums_over_classes_pass_their_gradients_back():
     logits, labels, shift = RANDOM.normal(size=(3, 4)), np.array([1, -100, 3]), np.zeros(3)
     dtotal, dtarget = RANDOM.normal(size=(2, 3))
-    found, none, back = gradients_of("class_sums", [logits, labels, shift], {}, [dtotal, dtarget])
+    grads, none, back = gradients_of("class_sums", [logits, labels, shift], {}, [dtotal, dtarget])
     expected = np.exp(logits) * dtotal[:, None]
     expected[[0, 2], [1, 3]] += dtarget[[0, 2]]
-    np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(grads, expected)
     np.testing.assert_allclose(back, -np.exp(logits).sum(1) * dtotal - [1, 0, 1] * dtarget)
     assert none is None
 
@@ -170,9 +170,9 @@ def test_attention_in_tiles_is_attention(length, keys, heads, shared, causal, mo
     query = RANDOM.normal(size=(2, heads, length, 4)) * 5
     key, value = RANDOM.normal(size=(2, shared, keys, 4)), RANDOM.normal(size=(2, shared, keys, 3))
     attrs = {"scale": 0.5, "causal": causal}
-    found = one("attention", query, key, value, **attrs)
-    np.testing.assert_allclose(found, plain_attention(query, key, value, 0.5, causal), 1e-10)
-    weight = RANDOM.normal(size=found.shape)
+    actual = one("attention", query, key, value, **attrs)
+    np.testing.assert_allclose(actual, plain_attention(query, key, value, 0.5, causal), 1e-10)
+    weight = RANDOM.normal(size=actual.shape)
     grads = gradients_of("attention", [query, key, value], attrs, [weight, None])
     inputs = [query, key, value]
     for position, grad in enumerate(grads):
@@ -270,8 +270,8 @@ def test_lamb_follows_its_paper():
 @pytest.mark.parametrize("sizes", [(0.0, 4.0), (4.0, 0.0)])
 def test_the_trust_ratio_of_nothing_is_one(sizes):
     w, u = np.ones(2), np.ones(2)
-    found = one("lamb_update", w, u, *map(np.array, sizes), np.array(0.5))
-    np.testing.assert_array_equal(found, 0.5)
+    actual = one("lamb_update", w, u, *map(np.array, sizes), np.array(0.5))
+    np.testing.assert_array_equal(actual, 0.5)
 
 
 def test_adafactor_factors_the_second_moment():
@@ -290,17 +290,17 @@ def test_adafactor_limits_its_step(relative, rate):
     w, u = np.full(4, 2.0), np.full(4, 3.0)
     sizes = [np.array((array**2).sum()) for array in (w, u)]
     attrs = {"clip": 1.5, "relative": relative, "eps": 1e-3, "weight_decay": 0.1}
-    found = one("adafactor_update", w, u, *sizes, np.array(0.1), **attrs)
-    np.testing.assert_allclose(found, w * (1 - 0.1 * rate) - rate * u / 2)
+    actual = one("adafactor_update", w, u, *sizes, np.array(0.1), **attrs)
+    np.testing.assert_allclose(actual, w * (1 - 0.1 * rate) - rate * u / 2)
 
 
 def test_moving_averages_decay():
     state, value = np.array([1.0]), np.array([3.0])
     assert one("moving_average_update", state, value, decay=0.75) == pytest.approx(1.5)
-    found = run_dense("moving_average_update", [state, value], {"power": 0.5}, step=3)[0]
-    assert found == pytest.approx(2.0)
-    found = run_dense("moving_average_update", [state, value], {"power": 0.8}, step=0)[0]
-    assert found == pytest.approx(3.0)
+    outputs = run_dense("moving_average_update", [state, value], {"power": 0.5}, step=3)[0]
+    assert outputs == pytest.approx(2.0)
+    outputs = run_dense("moving_average_update", [state, value], {"power": 0.8}, step=0)[0]
+    assert outputs == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

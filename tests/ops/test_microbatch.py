@@ -60,7 +60,7 @@ def test_parts_of_16_bits_add_up_in_float32(dtype: str) -> None:
 
 def test_pieces_are_put_together_and_taken() -> None:
     whole = np.random.default_rng(1).normal(size=SHAPE)
-    found = np.full(SHAPE, np.nan)
+    actual = np.full(SHAPE, np.nan)
     for microbatch in range(M):
         box = piece(microbatch)
         taken = np.full(region_shape(box), np.nan)
@@ -68,8 +68,8 @@ def test_pieces_are_put_together_and_taken() -> None:
         op_def("take_piece").kernel(take, [whole], [taken])
         np.testing.assert_array_equal(taken, whole[region_index(box)])
         collect = context({"axis": 1}, box, WHOLE, microbatch)
-        op_def("collect_pieces").kernel(collect, [taken], [found])
-    np.testing.assert_array_equal(found, whole)
+        op_def("collect_pieces").kernel(collect, [taken], [actual])
+    np.testing.assert_array_equal(actual, whole)
 
 
 def test_pieces_of_a_shard() -> None:
@@ -86,8 +86,8 @@ def test_pieces_of_a_shard() -> None:
 @pytest.mark.parametrize("kind", ["collect_pieces", "take_piece"])
 def test_devices_do_not_split_the_axis_of_the_pieces(kind: str) -> None:
     tensor = (TensorType((6, 4), DType.FLOAT32),)
-    found = axis_signatures(kind, tensor, tensor, (("axis", 0),), 2)
-    splits = {sbp for each in found for sbp in each.inputs if isinstance(sbp, Split)}
+    actual = axis_signatures(kind, tensor, tensor, (("axis", 0),), 2)
+    splits = {sbp for each in actual for sbp in each.inputs if isinstance(sbp, Split)}
     assert splits == {Split(1)}
 
 

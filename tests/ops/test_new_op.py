@@ -90,8 +90,8 @@ def test_it_runs_eagerly_and_traced_with_its_gradient() -> None:
     def program() -> None:
         check_training(MESH)
         traced = pc.compile(lambda x: apply("shifted_square", x, shift=0.5))
-        found = traced(pc.tensor(X, MESH, "S(0)")).numpy()
-        np.testing.assert_allclose(found, (X + 0.5) ** 2, rtol=1e-6)
+        values = traced(pc.tensor(X, MESH, "S(0)")).numpy()
+        np.testing.assert_allclose(values, (X + 0.5) ** 2, rtol=1e-6)
 
     spawn(program, 2)
 

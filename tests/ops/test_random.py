@@ -63,15 +63,15 @@ def test_shards_of_any_number_of_devices_make_the_whole(extent, parts):
 @quick
 @given(st.integers(0, 60), st.integers(0, 2**64 - 1))
 def test_a_permutation_has_every_number_once(n, seed):
-    found = random.permutation(seed, "rows", n)
-    assert found.dtype == np.int64
-    assert sorted(found.tolist()) == list(range(n))
+    actual = random.permutation(seed, "rows", n)
+    assert actual.dtype == np.int64
+    assert sorted(actual.tolist()) == list(range(n))
 
 
 def test_words_are_those_of_splitmix64():
     """The first outputs of the reference implementation started at 1234567."""
-    found = random.words(1234567, (5,), ((0, 5),))
-    assert found.tolist() == [
+    actual = random.words(1234567, (5,), ((0, 5),))
+    assert actual.tolist() == [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
@@ -95,7 +95,7 @@ def test_streams_differ_by_seed_key_and_step():
 @pytest.mark.processes
 def test_streams_do_not_depend_on_the_hash_seed():
     code = "from plancompiler.ops import random; print(random.stream(3, 'layer.weight', 2))"
-    found = {
+    results = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={"PYTHONHASHSEED": seed},
@@ -105,7 +105,7 @@ def test_streams_do_not_depend_on_the_hash_seed():
         ).stdout
         for seed in ("0", "1")
     }
-    assert found == {f"{random.stream(3, 'layer.weight', 2)}\n"}
+    assert results == {f"{random.stream(3, 'layer.weight', 2)}\n"}
 
 
 def test_uniform_and_normal_have_their_moments():
@@ -133,11 +133,11 @@ def dropout(x, rate=0.25, key=5, seed=1, step=0):
 
 
 def test_dropout_keeps_the_mean_and_the_share():
-    found = dropout(np.ones((400, 301), np.float32))
-    assert set(np.unique(found)) == {np.float32(0), np.float32(1 / 0.75)}
-    assert (found == 0).mean() == pytest.approx(0.25, abs=0.01)
+    actual = dropout(np.ones((400, 301), np.float32))
+    assert set(np.unique(actual)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert (actual == 0).mean() == pytest.approx(0.25, abs=0.01)
     # Rows, columns and the two halves of each word are independent of each other.
-    dropped = (found == 0) - 0.25
+    dropped = (actual == 0) - 0.25
     for pair in (dropped[1:] * dropped[:-1], dropped[:, 1:] * dropped[:, :-1]):
         assert pair.mean() == pytest.approx(0, abs=0.005)
 

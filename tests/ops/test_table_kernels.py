@@ -77,8 +77,8 @@ def test_logaddexp_and_logsumexp_bear_large_numbers():
     assert one("logaddexp", [1000.0], [1000.0]) == pytest.approx(1000 + math.log(2))
     x = np.array([[1000.0, 1000.0], [-np.inf, -np.inf], [np.inf, 0.0]])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found = one("logsumexp", x, axes=(1,))
-    np.testing.assert_allclose(found, [1000 + math.log(2), -np.inf, np.inf])
+        actual = one("logsumexp", x, axes=(1,))
+    np.testing.assert_allclose(actual, [1000 + math.log(2), -np.inf, np.inf])
 
 
 def test_remainders_have_the_sign_they_promise():
@@ -131,11 +131,11 @@ def test_rows_with_and_without_equal_elements_are_ordered_alike():
     x[4] = rng.integers(0, 4, 40)
     for descending in (False, True):
         values, indices = run_dense("sort", [x], {"axis": 1, "descending": descending})
-        for row, (found, places) in enumerate(zip(values, indices, strict=True)):
+        for row, (ordered, places) in enumerate(zip(values, indices, strict=True)):
             # Sorting pairs of a key and the index is stable by itself.
             keys = np.where(np.isnan(x[row]), np.inf, x[row]) * (-1 if descending else 1)
             assert places.tolist() == sorted(range(40), key=lambda i, keys=keys: (keys[i], i))
-            np.testing.assert_array_equal(found, x[row][places])
+            np.testing.assert_array_equal(ordered, x[row][places])
 
 
 @pytest.mark.parametrize("largest", [True, False])
@@ -191,8 +191,8 @@ def test_moves_are_those_of_numpy():
 @pytest.mark.parametrize("offset", [-3, -1, 0, 2, 5])
 def test_diagonals_and_triangles_are_those_of_numpy(offset):
     x = np.arange(24.0).reshape(2, 3, 4) + 1
-    found = one("diagonal", x, offset=offset)
-    np.testing.assert_array_equal(found, np.diagonal(x, offset, 1, 2))
+    actual = one("diagonal", x, offset=offset)
+    np.testing.assert_array_equal(actual, np.diagonal(x, offset, 1, 2))
     np.testing.assert_array_equal(one("tril", x, diagonal=offset), np.tril(x, offset))
     np.testing.assert_array_equal(one("triu", x, diagonal=offset), np.triu(x, offset))
     eye = one("eye", rows=3, columns=4, offset=offset, dtype="float64")
@@ -200,9 +200,9 @@ def test_diagonals_and_triangles_are_those_of_numpy(offset):
 
 
 def test_linspace_meets_both_ends():
-    found = one("linspace", start=0.1, stop=0.7, count=11, dtype="float64")
-    assert (found[0], found[-1]) == (0.1, 0.7)
-    np.testing.assert_allclose(found, np.linspace(0.1, 0.7, 11), 1e-15)
+    actual = one("linspace", start=0.1, stop=0.7, count=11, dtype="float64")
+    assert (actual[0], actual[-1]) == (0.1, 0.7)
+    np.testing.assert_allclose(actual, np.linspace(0.1, 0.7, 11), 1e-15)
 
 
 # --- einsum ---------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def signatures(equation, *shapes):
     attrs = {"equation": equation}
     outputs = infer_types("einsum", inputs, attrs)
     return {
-        str(found) for found in axis_signatures("einsum", inputs, outputs, tuple(attrs.items()), 2)
+        str(each) for each in axis_signatures("einsum", inputs, outputs, tuple(attrs.items()), 2)
     }
 
 
@@ -238,8 +238,8 @@ def test_einsum_of_many_operands_is_that_of_numpy():
         ("ab,cd->", ((3, 4), (2, 5))),
     ):
         arrays = [rng.normal(size=shape) for shape in shapes]
-        found = one("einsum", *arrays, equation=equation)
-        np.testing.assert_allclose(found, np.einsum(equation, *arrays), 1e-10, 1e-12)
+        actual = one("einsum", *arrays, equation=equation)
+        np.testing.assert_allclose(actual, np.einsum(equation, *arrays), 1e-10, 1e-12)
 
 
 # --- random tensors -------------------------------------------------------------------------------
@@ -264,16 +264,16 @@ def test_random_tensors_have_their_moments():
 
 
 def test_randint_reaches_the_ends_of_its_dtype():
-    found = drawn("randint", dtype="int64", low=-(2**63), high=2**63)
-    assert found.min() < -(2**62)
-    assert found.max() > 2**62
+    actual = drawn("randint", dtype="int64", low=-(2**63), high=2**63)
+    assert actual.min() < -(2**62)
+    assert actual.max() > 2**62
     assert set(drawn("randint", dtype="uint8", low=254, high=256).reshape(-1)) == {254, 255}
 
 
 def test_a_permutation_has_every_number_once():
-    found = drawn("permutation", (50,), "int64")
-    assert sorted(found.tolist()) == list(range(50))
-    assert found.tolist() != list(range(50))
+    actual = drawn("permutation", (50,), "int64")
+    assert sorted(actual.tolist()) == list(range(50))
+    assert actual.tolist() != list(range(50))
 
 
 @pytest.mark.parametrize("change", [{"key": 2}, {"seed": 1}, {"step": 1}])

@@ -63,7 +63,7 @@ class TimedRun:
         per_step: dict[str, Array] = {}
         pieces: list[dict[str, Array]] = [{} for _ in range(self.pipeline.microbatches)]
         updates: dict[str, Array] = {}
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         variable_of: dict[str, str] = {}
         for slot in self.slots:
             own = pieces[slot.microbatch] if slot.each_time else per_step
@@ -86,14 +86,16 @@ class TimedRun:
                     outputs = self._run(op, slot.microbatch, inputs, made)
                 if op.kind == "output":
                     array = inputs[0]
-                    found[str(op.attr("name"))] = array.item() if array.ndim == 0 else array.copy()
+                    results[str(op.attr("name"))] = (
+                        array.item() if array.ndim == 0 else array.copy()
+                    )
                 for produced, read in op_def(op.kind).mutates:
                     updates[variable_of[op.inputs[read].name]] = outputs[produced]
                 for value, array in zip(op.outputs, outputs, strict=True):
                     (per_step if collects else own)[value.name] = array
         self.variables.update(updates)
         self.steps_done += 1
-        return found
+        return results
 
     def _run(
         self, op: Op, microbatch: int, inputs: Sequence[Array], made: list[Array] | None
@@ -129,14 +131,14 @@ class TimedRun:
     def _regions(
         self, values: Sequence[Value], layouts: Sequence[Sbp], microbatch: int
     ) -> tuple[Region, ...]:
-        found = []
+        regions = []
         for value, sbp in zip(values, layouts, strict=True):
             axis = sbp.axis if isinstance(sbp, Split) else -1
             parts = self.pipeline.microbatches
             first = tuple((0, extent) for extent in piece_shape(value.shape, axis, parts))
             extent = value.shape[axis] if axis >= 0 else 0
-            found.append(piece_region(first, axis, extent, parts, microbatch))
-        return tuple(found)
+            regions.append(piece_region(first, axis, extent, parts, microbatch))
+        return tuple(regions)
 
     def _fed(self, op: Op, microbatch: int, feeds: Mapping[str, Any]) -> Array:
         assert op.micro is not None
@@ -155,10 +157,10 @@ def run_in_time(
 ) -> list[dict[str, Any]]:
     """Outputs of each of `steps` steps; `variables` is filled with the final values of all."""
     run = TimedRun(job, order)
-    found = [run.step(**(feeds[step] if feeds else {})) for step in range(steps)]
+    outputs = [run.step(**(feeds[step] if feeds else {})) for step in range(steps)]
     if variables is not None:
         variables.update(run.variables)
-    return found
+    return outputs
 
 
 def _slots(pipeline: Pipeline, order: str) -> list[_Slot]:
@@ -210,8 +212,8 @@ def assert_same(
     wanted = run_dense(whole, STEPS, feeds, wanted_variables)
     for order in ORDERS:
         variables: dict[str, Any] = {}
-        found = run_in_time(pieces, STEPS, feeds, variables, order)
-        for step, (got, expected) in enumerate(zip(found, wanted, strict=True)):
+        actual = run_in_time(pieces, STEPS, feeds, variables, order)
+        for step, (got, expected) in enumerate(zip(actual, wanted, strict=True)):
             assert got.keys() == expected.keys()
             for name in expected:
                 np.testing.assert_allclose(

@@ -80,9 +80,9 @@ def test_small_gradients_need_no_scale() -> None:
         x = pc.normal((4, 8), placement=place)
         pc.optim.SGD(1e11).minimize(pc.matmul(x, weight).mean() * 1e-12)
         pc.output("loss", weight.sum())
-    found = losses(job, 3, **BRAIN)
-    np.testing.assert_allclose(found, losses(job, 3), rtol=2e-2)
-    assert len(set(found)) == 3
+    actual = losses(job, 3, **BRAIN)
+    np.testing.assert_allclose(actual, losses(job, 3), rtol=2e-2)
+    assert len(set(actual)) == 3
 
 
 # --- values of the dtype --------------------------------------------------------------------------
@@ -111,10 +111,10 @@ def test_texts_and_bytes_name_it() -> None:
 
 def test_arrays_of_it_travel() -> None:
     array = np.linspace(-3, 3, 15).reshape(5, 3).astype(DType.BFLOAT16.numpy)
-    found = arrays_from_bytes(arrays_to_bytes({"x": array, "n": np.arange(3)}))
-    assert found["x"].dtype == array.dtype
-    np.testing.assert_array_equal(found["x"], array)
-    np.testing.assert_array_equal(found["n"], np.arange(3))
+    actual = arrays_from_bytes(arrays_to_bytes({"x": array, "n": np.arange(3)}))
+    assert actual["x"].dtype == array.dtype
+    np.testing.assert_array_equal(actual["x"], array)
+    np.testing.assert_array_equal(actual["n"], np.arange(3))
 
 
 @pytest.mark.processes
@@ -124,9 +124,9 @@ def test_it_is_fed_trained_saved_and_loaded(tmp_path: Path, backend: str) -> Non
     dense = run_dense(brain_job(1), 3, feeds)
     with pc.run(brain_job(), 2, backend=backend) as session:
         for expected in dense[:2]:
-            found = session.step(**feeds)
-            assert found["y"].dtype == DType.BFLOAT16.numpy
-            for name, value in found.items():
+            outputs = session.step(**feeds)
+            assert outputs["y"].dtype == DType.BFLOAT16.numpy
+            for name, value in outputs.items():
                 pair = (np.asarray(one, np.float64) for one in (value, expected[name]))
                 np.testing.assert_allclose(*pair, rtol=2e-2, atol=2e-2)
         kept = session.variables()
@@ -158,8 +158,8 @@ def test_its_range_is_that_of_the_dtype() -> None:
     with np.errstate(over="ignore"):
         numbers = np.array([least, most, most * 1.01], np.float64).astype(DType.BFLOAT16.numpy)
     assert [float(number) for number in numbers] == [least, most, np.inf]
-    (found,) = run_op("nan_to_num", [numbers], {})
-    assert [float(number) for number in found] == [least, most, most]
+    (actual,) = run_op("nan_to_num", [numbers], {})
+    assert [float(number) for number in actual] == [least, most, most]
 
 
 # --- where the package is missing -----------------------------------------------------------------

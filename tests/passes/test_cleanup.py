@@ -45,8 +45,8 @@ def values(job: Job) -> np.ndarray:
     x = job.inputs["x"]
     fed = np.random.default_rng(0).uniform(-2, 2, x.shape).astype(x.dtype.numpy)
     with np.errstate(all="ignore"):
-        (found,) = run_dense(job, 1, {"x": fed})
-    return found["y"]
+        (values,) = run_dense(job, 1, {"x": fed})
+    return values["y"]
 
 
 # --- common subexpressions ------------------------------------------------------------------------

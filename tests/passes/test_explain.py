@@ -46,11 +46,11 @@ def test_a_product_takes_its_arithmetic_or_its_memory(sbp: str, share: int) -> N
         x = pc.input("x", (size, size), "float32", mesh(4), sbp)
         w = pc.input("w", (size, size), "float32", mesh(4))
         pc.output("y", (x @ w).sum())
-    found = estimate_step(compiled(job).graph)
+    actual = estimate_step(compiled(job).graph)
     product = 2 * size**3 / share / FLOPS_PER_SECOND
     addition = (size * size / share + 1) * 4 / BYTES_PER_SECOND
-    assert found.compute_seconds == pytest.approx(product + addition, rel=1e-6)
-    assert (found.transport_seconds > 0) == (sbp != "B")
+    assert actual.compute_seconds == pytest.approx(product + addition, rel=1e-6)
+    assert (actual.transport_seconds > 0) == (sbp != "B")
 
 
 def test_the_busiest_rank_counts() -> None:
@@ -82,11 +82,11 @@ def test_json_and_options() -> None:
     target = str(EXAMPLES / "gpt.py")
     small = ("-D", "layers=2", "-D", "dim=32", "-D", "length=16", "-D", "dp=2")
     passes = ("--pass", "dce", "--pass", "zero", "--zero", "1", "--fuse-bytes", "0")
-    found = json.loads(run("compile", target, *small, *passes, "--explain", "--json"))
-    names = [row["name"] for row in found["explain"]]
+    report = json.loads(run("compile", target, *small, *passes, "--explain", "--json"))
+    names = [row["name"] for row in report["explain"]]
     assert names == ["traced", "zero", "dce", "fuse_reductions"]
-    assert found["explain"][-1]["collectives"] == found["explain"][-2]["collectives"]
-    assert set(found["explain"][0]) == {
+    assert report["explain"][-1]["collectives"] == report["explain"][-2]["collectives"]
+    assert set(report["explain"][0]) == {
         "name",
         "summary",
         "notes",
@@ -102,8 +102,8 @@ def test_micro_batches_are_asked_for_on_the_command_line() -> None:
     target = str(EXAMPLES / "mlp.py")
     small = ("--ranks", "2", "-D", "hidden=30", "-D", "batch=30")
     asked = ("--microbatches", "3", "--schedule", "1f1b")
-    found = json.loads(run("compile", target, *small, *asked, "--explain", "--json"))
-    (row,) = [row for row in found["explain"] if row["name"] == "microbatch"]
+    report = json.loads(run("compile", target, *small, *asked, "--explain", "--json"))
+    (row,) = [row for row in report["explain"] if row["name"] == "microbatch"]
     assert row["summary"].startswith("3 micro-batches, 1 stage (1f1b): ")
 
 

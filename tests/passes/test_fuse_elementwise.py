@@ -113,16 +113,16 @@ def test_transport_does_not_change(name: str, sbps: tuple[str, str]) -> None:
     assert collectives(ours).total() <= collectives(plain).total()
     assert collectives(ours)["all_gather"] <= collectives(plain)["all_gather"]
     with LocalWorld(ours.plans) as world:
-        found = world.step(feeds(job))["z"]
-    np.testing.assert_allclose(found, dense(job), rtol=1e-5)
+        outputs = world.step(feeds(job))["z"]
+    np.testing.assert_allclose(outputs, dense(job), rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 3, 1 << 17, (1 << 17) + 5])
 def test_blocks_cover_every_element(count: int) -> None:
     x = np.linspace(-3, 3, count)
     attrs = {"program": ("tanh 0", "mul 1,0", 'add_scalar 2 {"scalar":1.0}')}
-    (found,) = run_op(KIND, [x], attrs)
-    np.testing.assert_array_equal(found, np.tanh(x) * x + 1.0)
+    (actual,) = run_op(KIND, [x], attrs)
+    np.testing.assert_array_equal(actual, np.tanh(x) * x + 1.0)
 
 
 def test_every_fusible_kind_does_not_care_where_a_block_is() -> None:
@@ -196,8 +196,8 @@ def test_random_programs_keep_their_values(chosen: list[Choice]) -> None:
 def test_random_programs_run_on_two_ranks(chosen: list[Choice]) -> None:
     job = build(chosen, 2)
     with LocalWorld(compiled(job, passes=EVERY).plans) as world:
-        found = world.step(feeds(job))["z"]
-    np.testing.assert_allclose(found, dense(job), rtol=1e-5, atol=1e-6)
+        outputs = world.step(feeds(job))["z"]
+    np.testing.assert_allclose(outputs, dense(job), rtol=1e-5, atol=1e-6)
 
 
 # --- the text of programs -------------------------------------------------------------------------

@@ -165,9 +165,9 @@ def test_gradients_of_inputs_are_collected() -> None:
     with pc.job("saliency") as job:
         x = pc.input("x", (8, 4), "float32", mesh(1))
         loss = pc.square(pc.nn.Linear(4, 4).place(mesh(1))(x)).sum()
-        (found,) = pc.gradients(loss, [x])
-        assert found is not None
-        pc.output("saliency", (found * x).sum(1))
+        (grads,) = pc.gradients(loss, [x])
+        assert grads is not None
+        pc.output("saliency", (grads * x).sum(1))
     pieces = assert_same(job, 2, fed({"x": (8, 4)}))
     last = [op for op in pieces.ops if op.kind == "collect_pieces"]
     assert [segment_of(pieces, op).kind for op in last] == [SegmentKind.BACKWARD]

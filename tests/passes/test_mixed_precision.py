@@ -61,12 +61,12 @@ def test_the_check_of_all_gradients_takes_one_reduction() -> None:
 def variables_after(job: Job, steps: int, **settings: object) -> list[dict[str, np.ndarray]]:
     """All variables before the first and after each step."""
     run = DenseRun(run_passes(configured(job, **HALF, **settings))[0])
-    found = [{name: array.copy() for name, array in run.variables.items()}]
+    variables_after = [{name: array.copy() for name, array in run.variables.items()}]
     for _ in range(steps):
         with np.errstate(all="ignore"):
             run.step()
-        found.append({name: array.copy() for name, array in run.variables.items()})
-    return found
+        variables_after.append({name: array.copy() for name, array in run.variables.items()})
+    return variables_after
 
 
 def test_the_scale_does_not_change_the_gradients() -> None:

@@ -44,9 +44,9 @@ def test_losses_are_close_to_those_of_one_rank(
     settings: dict[str, object],
     one_rank: tuple[float, ...],
 ) -> None:
-    found = losses(gpt(**layout), STEPS, precision=precision, **settings)
-    np.testing.assert_allclose(found, one_rank, rtol=2e-2)
-    assert tuple(found) != one_rank
+    actual = losses(gpt(**layout), STEPS, precision=precision, **settings)
+    np.testing.assert_allclose(actual, one_rank, rtol=2e-2)
+    assert tuple(actual) != one_rank
 
 
 @pytest.mark.processes

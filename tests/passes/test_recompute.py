@@ -50,8 +50,8 @@ def one_rank() -> list[float]:
 def test_losses_are_those_of_one_rank(
     layout: dict[str, int], zero: int, one_rank: list[float]
 ) -> None:
-    found = losses(gpt(dropout=0.1, **layout), STEPS, recompute="auto", zero=zero)
-    np.testing.assert_allclose(found, one_rank, rtol=1e-4)
+    actual = losses(gpt(dropout=0.1, **layout), STEPS, recompute="auto", zero=zero)
+    np.testing.assert_allclose(actual, one_rank, rtol=1e-4)
 
 
 def test_copies_give_the_same_bits() -> None:
@@ -170,11 +170,11 @@ def test_auto_fits_a_budget() -> None:
     least, every = taken(recompute="auto")
     assert none == 0
     budget = (most + least) // 2
-    found, copies = taken(recompute="auto", memory_bytes=budget)
-    assert found <= budget
+    actual, copies = taken(recompute="auto", memory_bytes=budget)
+    assert actual <= budget
     assert 0 < copies < every
-    tighter, more = taken(recompute="auto", memory_bytes=(least + found) // 2)
-    assert tighter <= (least + found) // 2
+    tighter, more = taken(recompute="auto", memory_bytes=(least + actual) // 2)
+    assert tighter <= (least + actual) // 2
     assert more > copies
     assert taken(recompute="auto", memory_bytes=most) == (most, 0)
 

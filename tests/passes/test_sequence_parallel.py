@@ -63,8 +63,8 @@ def blocks_job(
 
 def counts(job: Job, **settings: object) -> Counter[str]:
     """Collectives, without local slices and moves between placements."""
-    found = collectives(compiled(job, **settings))
-    return Counter({name: found[name] for name in ("all_reduce", "reduce_scatter", "all_gather")})
+    counts = collectives(compiled(job, **settings))
+    return Counter({name: counts[name] for name in ("all_reduce", "reduce_scatter", "all_gather")})
 
 
 def per_layer(training: bool, **settings: object) -> Counter[str]:
@@ -94,15 +94,15 @@ def test_losses_are_those_of_one_rank(layout: dict[str, int], one_rank: tuple[fl
     ],
 )
 def test_losses_with_other_passes(settings: dict[str, object], one_rank: tuple[float, ...]) -> None:
-    found = losses(gpt(dp=2, tp=2), STEPS, **SPLIT, **settings)
-    np.testing.assert_allclose(found, one_rank, rtol=1e-4)
+    actual = losses(gpt(dp=2, tp=2), STEPS, **SPLIT, **settings)
+    np.testing.assert_allclose(actual, one_rank, rtol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_losses_in_16_bits(precision: str, one_rank: tuple[float, ...]) -> None:
-    found = losses(gpt(dp=2, tp=2), STEPS, precision=precision, **SPLIT)
-    np.testing.assert_allclose(found, one_rank, rtol=2e-2)
+    actual = losses(gpt(dp=2, tp=2), STEPS, precision=precision, **SPLIT)
+    np.testing.assert_allclose(actual, one_rank, rtol=2e-2)
 
 
 @pytest.mark.slow
@@ -124,10 +124,10 @@ def test_dropout_drops_the_same_elements() -> None:
 
     (dense,) = run_dense(job_on(1), 1)
     with LocalWorld(compiled(job_on(3), **SPLIT).plans) as world:
-        (found,) = world.run(1)
+        (actual,) = world.run(1)
     assert 0 < np.count_nonzero(dense["y"] == 0) < dense["y"].size
-    np.testing.assert_array_equal(found["y"] == 0, dense["y"] == 0)
-    np.testing.assert_allclose(found["y"], dense["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(actual["y"] == 0, dense["y"] == 0)
+    np.testing.assert_allclose(actual["y"], dense["y"], rtol=1e-5, atol=1e-6)
     graph = infer_sbp(run_passes(configured(job_on(3), **SPLIT))[0])
     layouts = {
         op.kind: signature.outputs
@@ -139,8 +139,8 @@ def test_dropout_drops_the_same_elements() -> None:
 @pytest.mark.slow
 def test_training_with_dropout() -> None:
     expected = [float(each["loss"]) for each in run_dense(gpt(dropout=0.2), STEPS)]
-    found = losses(gpt(dropout=0.2, dp=2, tp=2), STEPS, **SPLIT)
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    actual = losses(gpt(dropout=0.2, dp=2, tp=2), STEPS, **SPLIT)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
 
 
 @pytest.mark.processes
@@ -218,8 +218,8 @@ def test_a_split_vocabulary() -> None:
     expected = [each["loss"] for each in run_dense(job_on(1), 10, feeds)]
     compilation = compiled(job_on(2), **SPLIT)
     with LocalWorld(compilation.plans) as world:
-        found = [world.step(fed)["loss"] for fed in feeds]
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+        outputs = [world.step(fed)["loss"] for fed in feeds]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4)
     plain, split = collectives(compiled(job_on(2))), collectives(compilation)
     print(f"split vocabulary: {plain} -> {split}")
     assert split["all_gather"] == 4 + 1 + 4  # halves of blocks, output layer, and backward

@@ -62,8 +62,8 @@ def test_interleaved_stages_go_round_the_placements() -> None:
     chunks = {v.name: segment_of(pieces, op).chunk for op in pieces.ops for v in op.outputs}
     assert [chunks[value.name] for value in made] == [0, 1, 2, 3]
     for kind in (SegmentKind.FORWARD, SegmentKind.BACKWARD):
-        found = {segment_of(pieces, op).chunk for op in in_segments(pieces, kind)}
-        assert found == {0, 1, 2, 3}
+        results = {segment_of(pieces, op).chunk for op in in_segments(pieces, kind)}
+        assert results == {0, 1, 2, 3}
     with pytest.raises(MicrobatchError, match=r"chunks 0 and 2.*schedule=interleaved"):
         cut(job, 4, schedule="1f1b")
     with pytest.raises(PlanCompilerError, match="groups of as many as there are stages"):
@@ -148,10 +148,10 @@ def test_the_innermost_name_counts_in_any_order() -> None:
 def test_gradients_are_on_the_stage_of_their_forward_op() -> None:
     first, last = two_stages()
     job, _ = named_job([first, last], [0, 1])
-    found = {
+    results = {
         (op.origin.phase, op.origin.stage) for op in job.ops if op.kind in ("tanh", "tanh_grad")
     }
-    assert found == {
+    assert results == {
         (phase, stage) for phase in (Phase.FORWARD, Phase.BACKWARD) for stage in (0, 1)
     }
 

@@ -43,8 +43,8 @@ def test_losses_are_those_of_one_rank(
 
 
 def test_losses_do_not_depend_on_fusing(one_rank: tuple[float, ...]) -> None:
-    found = losses(gpt(dp=2), 5, zero=3, fuse_bytes=1 << 14)
-    np.testing.assert_allclose(found, one_rank[:5], rtol=1e-4)
+    actual = losses(gpt(dp=2), 5, zero=3, fuse_bytes=1 << 14)
+    np.testing.assert_allclose(actual, one_rank[:5], rtol=1e-4)
 
 
 def test_gathers_whose_op_is_gone_stand_before_their_own(one_rank: tuple[float, ...]) -> None:
@@ -80,19 +80,19 @@ def test_collectives_of_each_stage() -> None:
     layers = 4
     job = tower_job(mesh(2), pc.optim.AdamW(1e-2), layers)
     parameters = 2 * layers
-    found = {zero: collectives(compiled(job, zero=zero)) for zero in range(4)}
+    results = {zero: collectives(compiled(job, zero=zero)) for zero in range(4)}
     # One more all-reduce is that of the loss that is reported.
-    assert found[0]["all_reduce"] == parameters + 1
-    assert found[0]["all_gather"] == found[0]["reduce_scatter"] == 0
-    assert found[1]["all_reduce"] == parameters + 1
-    assert found[1]["all_gather"] == parameters
-    assert found[1]["reduce_scatter"] == 0
-    assert found[2]["all_reduce"] == found[3]["all_reduce"] == 1
-    assert found[2]["all_gather"] == parameters
-    assert found[2]["reduce_scatter"] == found[3]["reduce_scatter"] == parameters
+    assert results[0]["all_reduce"] == parameters + 1
+    assert results[0]["all_gather"] == results[0]["reduce_scatter"] == 0
+    assert results[1]["all_reduce"] == parameters + 1
+    assert results[1]["all_gather"] == parameters
+    assert results[1]["reduce_scatter"] == 0
+    assert results[2]["all_reduce"] == results[3]["all_reduce"] == 1
+    assert results[2]["all_gather"] == parameters
+    assert results[2]["reduce_scatter"] == results[3]["reduce_scatter"] == parameters
     # Backward needs the weights again, but no biases, and no input gradient of the first layer;
     # the last two layers are still there.
-    assert found[3]["all_gather"] == parameters + layers - 3
+    assert results[3]["all_gather"] == parameters + layers - 3
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -169,9 +169,9 @@ def test_layers_may_be_read_after_the_update(zero: int, prefetch: int) -> None:
         pc.output("evaluated", pc.square(model(rows[1])).mean())
     compilation = compiled(job, zero=zero, prefetch=prefetch)
     with LocalWorld(compilation.plans) as world:
-        for found, dense in zip(world.run(4), run_dense(job, 4), strict=True):
+        for actual, dense in zip(world.run(4), run_dense(job, 4), strict=True):
             for name, value in dense.items():
-                np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+                np.testing.assert_allclose(actual[name], value, rtol=1e-5, err_msg=name)
 
 
 def test_an_axis_with_equal_pieces_is_preferred() -> None:

@@ -214,7 +214,7 @@ class PlanBuilder:
     def build(self, peak_live_bytes: int = 0) -> Plan:
         """The plan; registers without an offset lie one after another."""
         ends = [self.scratch, 0]
-        found: dict[int, RegisterDesc] = {}
+        results: dict[int, RegisterDesc] = {}
         for entry in self.registers:
             readers = [
                 task.id for task in self.tasks if entry["id"] in (*task.inputs, *task.controls_in)
@@ -223,25 +223,25 @@ class PlanBuilder:
             register = RegisterDesc(consumers=(*readers, *away), **entry)
             nbytes = element_count(register.shape) * register.dtype.itemsize
             if register.is_control:
-                found[register.id] = register
+                results[register.id] = register
                 continue
             slots = register.register_count
             nbytes = -(-nbytes // 64) * 64 if slots > 1 else nbytes
             if register.inplace_of != -1:
-                offset = found[register.inplace_of].offset
+                offset = results[register.inplace_of].offset
             else:
                 offset = entry.get("offset", ends[register.block])
             ends[register.block] = max(
                 ends[register.block], -(-(offset + slots * nbytes) // 64) * 64
             )
-            found[register.id] = replace(register, offset=offset, nbytes=nbytes)
+            results[register.id] = replace(register, offset=offset, nbytes=nbytes)
         return Plan(
             job="pair",
             rank=self.rank,
             world_size=self.world_size,
             seed=7,
             tasks=tuple(self.tasks),
-            registers=tuple(found[key] for key in sorted(found)),
+            registers=tuple(results[key] for key in sorted(results)),
             remote_registers=tuple(self.remote_registers),
             blocks=(
                 Block(ARENA, "arena", True, ends[ARENA]),

@@ -14,7 +14,7 @@ from tests.plan.step_graphs import StepGraph, step_graphs
 def closure(graph: StepGraph, *, credits_count: bool) -> list[set[int]]:
     """What has finished when each task of two steps starts; task t of step s is s * tasks + t."""
     count = len(graph.streams)
-    found: list[set[int]] = []
+    finished: list[set[int]] = []
     for step in (0, 1):
         for task, stream in enumerate(graph.streams):
             before = {step * count + other for other in graph.predecessors[task]}
@@ -27,8 +27,8 @@ def closure(graph: StepGraph, *, credits_count: bool) -> list[set[int]]:
                 for writer, users, _ in graph.storages:
                     if writer == task:
                         before |= set(users)
-            found.append(before.union(*(found[other] for other in before)))
-    return found
+            finished.append(before.union(*(finished[other] for other in before)))
+    return finished
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_arenas_meet_their_lower_bound(plans: dict[int, Plan]) -> None:
 def test_any_two_registers_alive_together_are_kept_apart(plans: dict[int, Plan]) -> None:
     """Each register in turn is moved onto the bytes of one that is made right before it."""
     plan = plans[0]
-    found = 0
+    count = 0
     arena = [
         register
         for register in plan.registers
@@ -84,8 +84,8 @@ def test_any_two_registers_alive_together_are_kept_apart(plans: dict[int, Plan])
         with pytest.raises(MemoryOverlapError) as caught:
             verify_plan(replace(plan, registers=registers, blocks=blocks))
         assert repr(one.name) in str(caught.value) or repr(two.name) in str(caught.value)
-        found += 1
-    assert found > 0
+        count += 1
+    assert count > 0
 
 
 def test_swapped_collectives_name_both_ranks_and_families(plans: dict[int, Plan]) -> None:

@@ -393,8 +393,8 @@ def test_components_are_those_of_networkx(count: int, seed: int) -> None:
     ]
     graph = nx.DiGraph([(one, two) for one, after in enumerate(edges) for two in after])
     graph.add_nodes_from(range(count))
-    found: dict[int, set[int]] = {}
+    results: dict[int, set[int]] = {}
     for vertex, component in enumerate(strong_components(edges)):
-        found.setdefault(component, set()).add(vertex)
+        results.setdefault(component, set()).add(vertex)
     expected = list(nx.strongly_connected_components(graph))
-    assert sorted(map(sorted, found.values())) == sorted(map(sorted, expected))
+    assert sorted(map(sorted, results.values())) == sorted(map(sorted, expected))

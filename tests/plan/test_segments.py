@@ -51,12 +51,12 @@ def with_slots(text: str) -> Edit:
 
 def reading(plan: Plan, task: str, register: str) -> Plan:
     """The plan with one more input of a task that has a box; its consumers in plan order."""
-    found = register_named(plan, register)
+    actual = register_named(plan, register)
     spec = task_named(plan, task).spec
-    shape = found.shape
+    shape = actual.shape
     whole = tuple((0, extent) for extent in shape)
     assert spec is not None
-    plan = edit_task(plan, task, inputs=(*task_named(plan, task).inputs, found.id))
+    plan = edit_task(plan, task, inputs=(*task_named(plan, task).inputs, actual.id))
     plan = edit_spec(
         plan,
         task,
@@ -64,22 +64,22 @@ def reading(plan: Plan, task: str, register: str) -> Plan:
         input_regions=(*spec.input_regions, whole),  # type: ignore[union-attr]
         input_pieces=(*spec.input_pieces, -1) if spec.input_pieces else (),  # type: ignore[union-attr]
     )
-    here = [each.id for each in plan.tasks if found.id in each.inputs]
-    away = [key for key in found.consumers if key not in plan.task_by_id]
+    here = [each.id for each in plan.tasks if actual.id in each.inputs]
+    away = [key for key in actual.consumers if key not in plan.task_by_id]
     return edit_register(plan, register, consumers=(*here, *away))
 
 
 def overwriting(plan: Plan, register: str, old: str) -> Plan:
     """The plan with a register written over another one."""
-    found = register_named(plan, old)
+    overwritten = register_named(plan, old)
     return edit_register(
         plan,
         register,
-        inplace_of=found.id,
-        offset=found.offset,
-        block=found.block,
-        nbytes=found.nbytes,
-        register_count=found.register_count,
+        inplace_of=overwritten.id,
+        offset=overwritten.offset,
+        block=overwritten.block,
+        nbytes=overwritten.nbytes,
+        register_count=overwritten.register_count,
     )
 
 

@@ -60,11 +60,11 @@ def test_what_the_verifier_lets_pass_runs(seed: int) -> None:
 def sharing(plan: Plan) -> bool:
     """Whether registers of different segments share bytes."""
     segment = {task.id: task.segment for task in plan.tasks}
-    found: dict[int, set[int]] = {}
+    segments_at: dict[int, set[int]] = {}
     for register in plan.registers:
         if not register.is_control:
-            found.setdefault(register.offset, set()).add(segment[register.producer])
-    return any(len(each) > 1 for each in found.values())
+            segments_at.setdefault(register.offset, set()).add(segment[register.producer])
+    return any(len(each) > 1 for each in segments_at.values())
 
 
 def test_many_random_plans_pass_and_many_do_not() -> None:
@@ -77,7 +77,7 @@ def test_many_random_plans_pass_and_many_do_not() -> None:
 
 def test_the_oracle_finds_what_the_verifier_refuses() -> None:
     """Not every refused plan goes wrong, but some interleaving of many does."""
-    found = 0
+    count = 0
     for seed in range(200):
         plan = random_plan(seed)
         if passes(plan):
@@ -86,5 +86,5 @@ def test_the_oracle_finds_what_the_verifier_refuses() -> None:
             for turn in range(5):
                 PlanRun(plan, turn).run()
         except OverwrittenError:
-            found += 1
-    assert found > 20
+            count += 1
+    assert count > 20

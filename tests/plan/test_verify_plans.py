@@ -255,7 +255,7 @@ def test_collectives_of_different_groups_can_wait_in_a_circle() -> None:
     """Ranks 0, 1, 2 meet in pairs; each takes its two meetings in an order that closes a circle."""
 
     def plans(orders: dict[int, list[tuple[int, int]]]) -> Plans:
-        found = {}
+        plans = {}
         for rank, pairs in orders.items():
             build = PlanBuilder(rank, world_size=3)
             build.communicators = tuple(
@@ -275,9 +275,9 @@ def test_collectives_of_different_groups_can_wait_in_a_circle() -> None:
                     CollectiveSpec(Primitive.ALL_REDUCE, at, Reduction.SUM),
                     stream=Stream.COLLECTIVE,
                 )
-            found[rank] = build.build()
-            verify_plan(found[rank])
-        return found
+            plans[rank] = build.build()
+            verify_plan(plans[rank])
+        return plans
 
     verify_plans(plans({0: [(0, 1), (0, 2)], 1: [(0, 1), (1, 2)], 2: [(0, 2), (1, 2)]}))
     with pytest.raises(DeadlockError) as caught:

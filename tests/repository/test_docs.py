@@ -23,9 +23,9 @@ PASSES = (ROOT / "docs/passes.md").read_text()
 
 def section(command: str) -> str:
     """What docs/commands.md says about a command."""
-    found = re.search(rf"^## `plancompiler {command}[ `].*?(?=^## |\Z)", COMMANDS, re.M | re.S)
-    assert found is not None, command
-    return found[0]
+    section = re.search(rf"^## `plancompiler {command}[ `].*?(?=^## |\Z)", COMMANDS, re.M | re.S)
+    assert section is not None, command
+    return section[0]
 
 
 @pytest.mark.processes

@@ -209,11 +209,11 @@ def test_a_malformed_body_is_refused_or_is_an_object(kind: str, data: st.DataObj
             case "cut":
                 del body[max(position, 1) :]
     try:
-        found = wire.from_bytes(sealed(whole, bytes(body)))
+        actual = wire.from_bytes(sealed(whole, bytes(body)))
     except WireFormatError:
         return
-    assert type(found) is type(wire.sample)
-    repr(found)  # whole enough to be shown
+    assert type(actual) is type(wire.sample)
+    repr(actual)  # whole enough to be shown
 
 
 @given(body=st.binary(max_size=300))
@@ -222,10 +222,10 @@ def test_a_random_body_is_refused_or_is_an_object(body: bytes) -> None:
     for wire in WIRES.values():
         data = sealed(wire.to_bytes(wire.sample), body)
         try:
-            found = wire.from_bytes(data)
+            actual = wire.from_bytes(data)
         except WireFormatError:
             continue
-        assert isinstance(found, (Job, BoxingTaskGraph, RankSlice, Plan))
+        assert isinstance(actual, (Job, BoxingTaskGraph, RankSlice, Plan))
 
 
 def _job_with_runs(runs: list[tuple[int, int, int]], mesh: list[int]) -> bytes:
@@ -279,9 +279,9 @@ def test_large_placements_are_short() -> None:
 def test_any_rank_list_survives(ranks: list[int]) -> None:
     mesh = Placement("cpu", ranks)
     value = Value("x", (8,), DType.FLOAT32, mesh)
-    found = job_from_bytes(job_to_bytes(Job("j", (Op("x", "input", (), (value,), (), mesh),))))
-    assert found.ops[0].placement == mesh
-    assert found.ops[0].outputs[0].placement == mesh
+    actual = job_from_bytes(job_to_bytes(Job("j", (Op("x", "input", (), (value,), (), mesh),))))
+    assert actual.ops[0].placement == mesh
+    assert actual.ops[0].outputs[0].placement == mesh
 
 
 SCALARS = st.one_of(
@@ -300,8 +300,8 @@ SCALARS = st.one_of(
 def test_attributes_keep_their_types(attrs: dict[str, Any]) -> None:
     op = Op("x", "fill", (), (), tuple(sorted(attrs.items())), MESH)
     twins = Op("y", "fill", (), (), (("a", 1), ("b", 1.0), ("c", True), ("d", -0.0)), MESH)
-    found = job_from_bytes(job_to_bytes(Job("j", (op, twins))))
-    assert [repr(each.attrs) for each in found.ops] == [repr(op.attrs), repr(twins.attrs)]
+    actual = job_from_bytes(job_to_bytes(Job("j", (op, twins))))
+    assert [repr(each.attrs) for each in actual.ops] == [repr(op.attrs), repr(twins.attrs)]
 
 
 @pytest.mark.parametrize("value", [1 << 63, None, 1j, (1, (2,)), [1], b"x", "\ud800"])
@@ -314,8 +314,11 @@ def test_a_plan_keeps_values_that_differ_in_placement_only() -> None:
     first = Value("x", (8,), DType.FLOAT32, MESH)
     second = Value("x", (8,), DType.FLOAT32, Placement("cpu", [3]))
     job = Job("j", (Op("a", "x", (first, second), (), (), MESH, NdSbp.of(["B", "B"])),))
-    found = job_from_bytes(job_to_bytes(job))
-    assert [value.placement for value in found.ops[0].inputs] == [first.placement, second.placement]
+    actual = job_from_bytes(job_to_bytes(job))
+    assert [value.placement for value in actual.ops[0].inputs] == [
+        first.placement,
+        second.placement,
+    ]
 
 
 def _plan_with(edit: Callable[[plan_pb2.Plan], object]) -> bytes:

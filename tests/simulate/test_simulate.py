@@ -189,24 +189,24 @@ def simulation(request: pytest.FixtureRequest) -> Simulation:
 
 
 def by_task(simulation: Simulation) -> dict[int, list[Action]]:
-    found: dict[int, list[Action]] = {}
+    by_task: dict[int, list[Action]] = {}
     for action in simulation.actions:
-        found.setdefault(action.task.id, []).append(action)
-    return found
+        by_task.setdefault(action.task.id, []).append(action)
+    return by_task
 
 
 @pytest.mark.slow
 def test_every_task_runs_once_a_slot(simulation: Simulation) -> None:
-    found = by_task(simulation)
+    actual = by_task(simulation)
     for plan in simulation.plans.values():
         for task in plan.tasks:
-            assert [(action.step, action.microbatch) for action in found.pop(task.id)] == [
+            assert [(action.step, action.microbatch) for action in actual.pop(task.id)] == [
                 (step, slot.microbatch)
                 for step in range(STEPS)
                 for slot in plan.slots
                 if slot.segment == task.segment
             ]
-    assert not found
+    assert not actual
 
 
 def test_streams_run_one_task_at_a_time_in_plan_order(simulation: Simulation) -> None:
@@ -224,11 +224,11 @@ def test_streams_run_one_task_at_a_time_in_plan_order(simulation: Simulation) ->
 
 def versions(register: RegisterDesc, actions: list[Action]) -> list[list[Action]]:
     """The actions of one task on each version of a register, in order."""
-    found: dict[tuple[int, int], list[Action]] = {}
+    versions: dict[tuple[int, int], list[Action]] = {}
     for action in actions:
         key = action.step, action.microbatch if register.per_microbatch else 0
-        found.setdefault(key, []).append(action)
-    return [found[key] for key in sorted(found)]
+        versions.setdefault(key, []).append(action)
+    return [versions[key] for key in sorted(versions)]
 
 
 def test_tasks_begin_after_what_they_read_and_slots_are_free(simulation: Simulation) -> None:

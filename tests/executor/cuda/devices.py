@@ -347,7 +347,7 @@ class HostCommunicator:
         place = 0
         for kind, _, target, how, peer in calls:
             if kind is CallKind.RECEIVE:
-                found = sent[peer].popleft()
+                actual = sent[peer].popleft()
             elif kind is CallKind.SEND:
                 continue
             else:
@@ -357,21 +357,21 @@ class HostCommunicator:
                 assert {(call[2], call[3]) for call in of_all} == {(how, peer)}
                 sources = [call[1] for call in of_all]
                 if kind is CallKind.BROADCAST:
-                    found = sources[peer]
+                    actual = sources[peer]
                 elif kind is CallKind.ALL_GATHER:
-                    found = np.concatenate([each.reshape(-1) for each in sources])
+                    actual = np.concatenate([each.reshape(-1) for each in sources])
                 else:
-                    found = sources[0].copy()
+                    actual = sources[0].copy()
                     for each in sources[1:]:
-                        UFUNCS[how](found, each, out=found)
+                        UFUNCS[how](actual, each, out=actual)
                     if kind is CallKind.REDUCE_SCATTER:
                         size = target.size
-                        found = found.reshape(-1)[own * size : (own + 1) * size]
+                        actual = actual.reshape(-1)[own * size : (own + 1) * size]
                     if kind is CallKind.REDUCE and peer != own:
                         continue
             assert target.flags.c_contiguous
-            assert found.size == target.size
-            np.copyto(target.host, found.reshape(target.shape))
+            assert actual.size == target.size
+            np.copyto(target.host, actual.reshape(target.shape))
 
     def check(self):
         pass

@@ -69,11 +69,11 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
     flags = property(lambda self: SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
     T = property(lambda self: self._view(self.host.T))
 
-    def _view(self, found: Any) -> Any:
+    def _view(self, view: Any) -> Any:
         """What a method gives, which may share this array's memory."""
-        if isinstance(found, np.ndarray) and np.may_share_memory(found, self.host):
-            return StrictArray(found, self if self.base is None else self.base)
-        return _device(found)
+        if isinstance(view, np.ndarray) and np.may_share_memory(view, self.host):
+            return StrictArray(view, self if self.base is None else self.base)
+        return _device(view)
 
     @property
     def data(self) -> SimpleNamespace:
@@ -127,8 +127,8 @@ class StrictArray(np.lib.mixins.NDArrayOperatorsMixin):
             _refuse_overlap(*args[:2])
         if name == "concatenate" and {"out", "dtype"} <= kwargs.keys():
             raise TypeError("concatenate() only takes `out` or `dtype`")
-        found = func(*map(_host, args), **{key: _host(each) for key, each in kwargs.items()})
-        return _device(found)
+        result = func(*map(_host, args), **{key: _host(each) for key, each in kwargs.items()})
+        return _device(result)
 
     def __getitem__(self, index: Any) -> StrictArray:
         return self._view(self.host[_index(index)])

@@ -103,9 +103,9 @@ def test_each_stream_of_a_device_has_a_row(layout, tmp_path):
         sends = {task.name for task in timeline.tasks if ":send to rank" in task.name}
         assert bool(sends) == ("pp" in layout)
         for name in sends:
-            found = [event for event in events if event["name"] == name]
-            assert len(found) == 3
-            assert {event["tid"] for event in found} == {named[_stream_of(timeline, name)]}
+            results = [event for event in events if event["name"] == name]
+            assert len(results) == 3
+            assert {event["tid"] for event in results} == {named[_stream_of(timeline, name)]}
     if "tp" in layout:
         check_collectives(timelines)
     assert len(plans) == 2
@@ -129,10 +129,10 @@ def check_collectives(timelines):
 def test_recording_changes_no_result():
     job = moved(gpt())
     plans = compile_plans(job, 1).plans
-    found = []
+    results = []
     for record in (False, True):
         with Recording() as recording:
             folder = recording.folder if record else None
             with LocalWorld(plans, devices={0: LateDevice(1)}, record=folder) as world:
-                found.append([float(each["loss"]) for each in world.run(STEPS)])
-    np.testing.assert_array_equal(*found)
+                results.append([float(each["loss"]) for each in world.run(STEPS)])
+    np.testing.assert_array_equal(*results)

@@ -55,23 +55,23 @@ class OnDevices:
         return value
 
     def context(self, ranks, on_compute_stream=True):
-        found = self._inner.context(tuple(ranks), on_compute_stream, "cuda")
-        key = "adapted", id(found)
-        return self._space.__dict__.setdefault(key, OnDevices(found, self._space))
+        context = self._inner.context(tuple(ranks), on_compute_stream, "cuda")
+        key = "adapted", id(context)
+        return self._space.__dict__.setdefault(key, OnDevices(context, self._space))
 
     def group(self):
         return Grouped(self, self._inner.group())
 
     def __getattr__(self, name):
-        found = getattr(self._inner, name)
-        if not callable(found):
-            return found
+        actual = getattr(self._inner, name)
+        if not callable(actual):
+            return actual
 
         def call(*args):
             taken = [self._put(each) for each in args]
             if name == "partial_recv" and not args[0].dtype.isnative:
                 taken[0] = args[0]  # no device has such arrays: it is the host's
-            return self._get(found(*taken), list(zip(args, taken, strict=True)))
+            return self._get(actual(*taken), list(zip(args, taken, strict=True)))
 
         return call
 
@@ -179,9 +179,9 @@ def test_operations_beside_computation_wait_for_what_they_read_and_are_waited_fo
             ("launch", "beside"),
             ("record", "beside"),
         ]
-        found = work.wait()
+        actual = work.wait()
         assert device.log[-1] == ("wait", "current")
-        return get(found)
+        return get(actual)
 
     assert spawn_on_devices(rank, 2, make=Logged) == [[2.0, 4.0]] * 2
 
@@ -227,15 +227,15 @@ class Hanging(EagerDevice):
             event.recorded += 1
 
     def communicator(self, *args):
-        found = super().communicator(*args)
-        abort = found.abort
+        communicator = super().communicator(*args)
+        abort = communicator.abort
 
         def aborting():
             self.aborted.set()
             abort()
 
-        found.abort = aborting
-        return found
+        communicator.abort = aborting
+        return communicator
 
 
 def test_what_a_device_does_not_end_ends_by_its_deadline():
@@ -246,10 +246,10 @@ def test_what_a_device_does_not_end_ends_by_its_deadline():
         world.comm.deadline = 0.2
         device = world.space("cuda").device
         device.hangs = world.rank == 1
-        found = group.all_reduce(put(1))
+        actual = group.all_reduce(put(1))
         assert device.aborted.wait(30)
         with pytest.raises(PlanCompilerError) as caught:
-            get(found)
+            get(actual)
         with pytest.raises(PlanCompilerError):
             group.all_reduce(put(1))
         raise caught.value
@@ -271,8 +271,8 @@ class Stuck(EagerDevice):
         self.stuck = False
 
     def communicator(self, *args):
-        found = super().communicator(*args)
-        abort, group_end = found.abort, found.group_end
+        communicator = super().communicator(*args)
+        abort, group_end = communicator.abort, communicator.group_end
         aborted = threading.Event()
 
         def aborting():
@@ -285,8 +285,8 @@ class Stuck(EagerDevice):
                 raise TransportError("NCCL's groupEnd failed")
             group_end()
 
-        found.abort, found.group_end = aborting, ending
-        return found
+        communicator.abort, communicator.group_end = aborting, ending
+        return communicator
 
 
 def test_a_host_that_nccl_does_not_let_go_is_freed_by_the_deadline():
@@ -321,10 +321,10 @@ def test_a_device_that_fails_is_found_and_said():
         space = world.space("cuda")
         space.watch.drain()
         space.device.broken = world.rank == 1
-        found = group.all_reduce(put(1))
+        actual = group.all_reduce(put(1))
         if world.rank == 1:
             space.watch.drain()
-            get(found)
+            get(actual)
         group.barrier()
 
     with pytest.raises(DeviceError, match=r"has failed before all_reduce.*IllegalAddress"):

@@ -58,9 +58,9 @@ def test_every_op_gives_the_hosts_results(dtype, tmp_path):
         inputs = [device.arrays.asarray(each) for each in sample.inputs]
         outputs = [device.arrays.zeros(each.shape, each.dtype) for each in expected]
         device.kernel(definition, dtypes)(context, inputs, outputs)
-        for found, right in zip(outputs, expected, strict=True):
+        for actual, right in zip(outputs, expected, strict=True):
             np.testing.assert_allclose(
-                device.arrays.asnumpy(found).astype(float),
+                device.arrays.asnumpy(actual).astype(float),
                 right.astype(float),
                 max(BOUNDS[dtype], 1e-6),
                 max(BOUNDS[dtype], 1e-6),
@@ -118,9 +118,9 @@ def test_variables_go_to_the_device_and_back(monkeypatch):
     monkeypatch.setattr(memory, "PASSAGE_BYTES", 256)
     plans = compile_plans(moved(gpt()), 1).plans
     on_host = compile_plans(gpt(), 1).plans
-    with LocalWorld(plans) as found, LocalWorld(on_host) as expected:
+    with LocalWorld(plans) as opened, LocalWorld(on_host) as expected:
         for name, value in expected.variables(0).items():
-            np.testing.assert_array_equal(found.variables(0)[name], value, err_msg=name)
+            np.testing.assert_array_equal(opened.variables(0)[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32], ids=str)
@@ -134,10 +134,10 @@ def test_stacks_of_matrices(dtype):
     for left in (lambda x: x, lambda x: x.swapaxes(1, 2)):
         given = left(device.arrays.asarray(a)), device.arrays.asarray(b)
         assert gemm_of(*given, device.arrays.empty_like(given[1])) is not None
-        found = device.arrays.asnumpy(product(context, *given)).astype(np.float32)
+        actual = device.arrays.asnumpy(product(context, *given)).astype(np.float32)
         right = np.matmul(left(a).astype(np.float32), b.astype(np.float32))
         bound = 1e-5 if dtype is DType.FLOAT32 else 4e-2
-        np.testing.assert_allclose(found, right, bound, bound)
+        np.testing.assert_allclose(actual, right, bound, bound)
 
 
 @several
@@ -162,8 +162,8 @@ def test_nccl_collectives(extra):
                 device.launch(stream, lambda work=work: work(0))
                 device.record(event, stream)
                 device.synchronize(event)
-                found = device.arrays.asnumpy(target)
-                np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=str(spec))
+                actual = device.arrays.asnumpy(target)
+                np.testing.assert_allclose(actual, expected, rtol=1e-6, err_msg=str(spec))
             communicator.close()
         except BaseException as error:
             failures.append(error)

@@ -30,19 +30,19 @@ WITHOUT_A_LINE = {
 
 def calls(folder, dtype):
     """Samples of fused programs and of all ops that can be in one, as programs of one op."""
-    found = []
+    calls = []
     for sample in samples(folder, dtype):
         names = {str(array.dtype) for array in sample.inputs}
         if not sample.inputs or not names <= C_TYPES.keys():
             continue
         if sample.kind == KIND:
-            found.append((sample.inputs, sample.attrs["program"]))
+            calls.append((sample.inputs, sample.attrs["program"]))
         elif op_def(sample.kind).elementwise:
             attrs = f" {json.dumps(sample.attrs)}" if sample.attrs else ""
             numbers = ",".join(map(str, range(len(sample.inputs))))
             inputs = tuple(map(np.copy, np.broadcast_arrays(*sample.inputs)))
-            found.append((inputs, (f"{sample.kind} {numbers}{attrs}",)))
-    return found
+            calls.append((inputs, (f"{sample.kind} {numbers}{attrs}",)))
+    return calls
 
 
 @pytest.mark.processes

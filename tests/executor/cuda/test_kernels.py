@@ -53,8 +53,8 @@ def run_on(arrays, sample, kernel=None):
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_every_op_gives_the_hosts_results(calls, dtype):
     for sample in calls[dtype]:
-        found, expected = run_on(StrictNamespace(), sample)
-        for got, right in zip(found, expected, strict=True):
+        actual, expected = run_on(StrictNamespace(), sample)
+        for got, right in zip(actual, expected, strict=True):
             np.testing.assert_allclose(
                 got.astype(float),
                 right.astype(float),

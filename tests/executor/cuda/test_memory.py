@@ -18,11 +18,11 @@ def test_variables_go_there_and_back_in_pieces(passage, monkeypatch):
     monkeypatch.setattr(memory, "PASSAGE_BYTES", passage)
     plans, on_host = (compile_plans(job, 1).plans for job in (moved(gpt()), gpt()))
     with (
-        LocalWorld(plans, devices={0: LateDevice()}) as found,
+        LocalWorld(plans, devices={0: LateDevice()}) as opened,
         LocalWorld(on_host) as expected,
     ):
         values = expected.variables(0)
-        read = found.variables(0)
+        read = opened.variables(0)
         assert read.keys() == values.keys()
         for name, value in values.items():
             np.testing.assert_array_equal(read[name], value, err_msg=name)

@@ -89,8 +89,8 @@ def opened():
 
 
 def array(size, dtype=np.float32):
-    found = StrictArray(np.zeros(size, dtype))
-    return found, found.data.ptr
+    array = StrictArray(np.zeros(size, dtype))
+    return array, array.data.ptr
 
 
 def test_each_call_says_what_it_should():

@@ -30,29 +30,29 @@ def dependencies(tasks, counts):
 
 
 def test_a_reader_on_another_stream_waits_for_the_writer():
-    found = dependencies([DependentTask("a", (), (1,)), DependentTask("b", (1,), ())], {1: 1})
-    assert found.before(0, 0) == []
-    made = found.after(0, 0)
-    assert found.before(1, 0) == [made]
+    actual = dependencies([DependentTask("a", (), (1,)), DependentTask("b", (1,), ())], {1: 1})
+    assert actual.before(0, 0) == []
+    made = actual.after(0, 0)
+    assert actual.before(1, 0) == [made]
 
 
 def test_a_writer_waits_for_the_last_readers_of_the_slot_it_fills():
     tasks = [DependentTask("a", (), (1,)), DependentTask("b", (1,), ())]
-    found = dependencies(tasks, {1: 2})
+    actual = dependencies(tasks, {1: 2})
     read = []
     for version in range(2):
-        assert found.before(0, version) == []
-        found.after(0, version)
-        found.before(1, version)
-        read.append(found.after(1, version))
-    assert found.before(0, 2) == [read[0]]
+        assert actual.before(0, version) == []
+        actual.after(0, version)
+        actual.before(1, version)
+        read.append(actual.after(1, version))
+    assert actual.before(0, 2) == [read[0]]
 
 
 def test_one_stream_needs_no_events():
-    found = dependencies([DependentTask("a", (), (1,)), DependentTask("a", (1,), ())], {1: 1})
-    assert not found.concerns(0)
-    assert found.after(0, 0) is None
-    assert found.before(1, 0) == []
+    actual = dependencies([DependentTask("a", (), (1,)), DependentTask("a", (1,), ())], {1: 1})
+    assert not actual.concerns(0)
+    assert actual.after(0, 0) is None
+    assert actual.before(1, 0) == []
 
 
 def test_what_an_earlier_wait_implies_is_left_out():
@@ -62,14 +62,14 @@ def test_what_an_earlier_wait_implies_is_left_out():
         DependentTask("c", (2,), ()),
         DependentTask("c", (1,), ()),
     ]
-    found = dependencies(tasks, {1: 1, 2: 1})
+    actual = dependencies(tasks, {1: 1, 2: 1})
     events = []
     for task in range(3):
-        events.append(found.before(task, 0))
-        found.after(task, 0)
+        events.append(actual.before(task, 0))
+        actual.after(task, 0)
     assert [len(each) for each in events] == [0, 1, 1]
     # Stream c waited for b, which had waited for a.
-    assert found.before(3, 0) == []
+    assert actual.before(3, 0) == []
 
 
 def test_a_launch_order_is_plan_order_with_sends():

@@ -50,10 +50,10 @@ def test_a_product_is_one_call(dtype, left, right, sizes):
     a = LAYOUTS[left](numbers((count, m, k), kind))
     b = LAYOUTS[right](numbers((count, k, n), kind, 1))
     cuda = HostCuda()
-    found = product(on_device(cuda), StrictArray(a), StrictArray(b))
+    actual = product(on_device(cuda), StrictArray(a), StrictArray(b))
     assert cuda.calls == [(str(kind), compute)]
     right_one = np.matmul(a.astype(np.float64), b.astype(np.float64))
-    np.testing.assert_allclose(found.host.astype(np.float64), right_one, bound, bound)
+    np.testing.assert_allclose(actual.host.astype(np.float64), right_one, bound, bound)
 
 
 def test_tf32_is_asked_for_by_cupys_variable(monkeypatch):
@@ -119,9 +119,9 @@ def test_attention_multiplies_through_it(dtype, tmp_path):
         if len(cuda.calls) > before:
             seen.add(sample.kind)
         bound = 2e-2 if dtype == "float16" else 1e-4
-        for found, right in zip(outputs, expected, strict=True):
+        for actual, right in zip(outputs, expected, strict=True):
             np.testing.assert_allclose(
-                found.host.astype(float), right.astype(float), bound, bound, err_msg=str(sample)
+                actual.host.astype(float), right.astype(float), bound, bound, err_msg=str(sample)
             )
     assert seen == {"attention", "attention_grad"}
     assert all(name == dtype for name, _ in cuda.calls)

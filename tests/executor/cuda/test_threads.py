@@ -50,24 +50,24 @@ class Communicator:
 
 
 def calling_back(device: Hanging) -> Callable[[], None]:
-    found = Completions(device, "plancompiler-completions-0", lambda error: None)
-    found.after(device.event(), lambda: None)
+    completions = Completions(device, "plancompiler-completions-0", lambda error: None)
+    completions.after(device.event(), lambda: None)
     device.entered.get(timeout=30)
-    return partial(found.close, SECONDS)
+    return partial(completions.close, SECONDS)
 
 
 def watching(device: Hanging) -> Callable[[], None]:
-    found = LaunchWatch(device, "plancompiler-launched-0")
-    found.add(LaunchedGroup([], Communicator(device), 30.0, lambda error: None, device.event()))
+    watch = LaunchWatch(device, "plancompiler-launched-0")
+    watch.add(LaunchedGroup([], Communicator(device), 30.0, lambda error: None, device.event()))
     device.entered.get(timeout=30)
-    return found.close
+    return watch.close
 
 
 def aborting(device: Hanging) -> Callable[[], None]:
-    found = RankDevice(device, 0)
-    found.communicators.append(Communicator(device))
-    found.abort(AbortedError("another rank failed"))
-    return found.close
+    device_of_rank = RankDevice(device, 0)
+    device_of_rank.communicators.append(Communicator(device))
+    device_of_rank.abort(AbortedError("another rank failed"))
+    return device_of_rank.close
 
 
 def joining(device: Hanging) -> Callable[[], None]:
