@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import threadpoolctl
 
 from plancompiler.blas import numba_choice
 from plancompiler.cache import keys
@@ -30,6 +31,15 @@ def no_compiled_loops() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(numba_choice.VARIABLE, "0")
         numba_choice.numba_version.cache_clear()
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_blas_thread() -> Iterator[None]:
+    """Test processes run beside each other, and ranks are threads: more BLAS threads than cores
+    wait for each other in loops, which took nine times the work on the small arrays of tests.
+    """
+    with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
         yield
 
 
