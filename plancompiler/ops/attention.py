@@ -25,12 +25,6 @@ from plancompiler.ops import row_loops
 from plancompiler.ops.attention_formula import attention_formula, gradient_formula, mask_formula
 from plancompiler.ops.attention_tiles import Tiles, causal_diagonal
 from plancompiler.ops.attributes import Attribute, Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
@@ -51,6 +45,8 @@ from plancompiler.ops.registry import (
 )
 from plancompiler.ops.rule import Signature
 
+_QUERY = "query F b h t d, key F b g s d, value F b g s e"
+_GRADIENT = f"{_QUERY}, result F b h t e, normaliser f b h t, dresult F b h t e"
 _ATTRS = (
     Attribute("causal", False),
     Float("scale"),
@@ -62,21 +58,7 @@ _ATTRS = (
 def check_attention(kind: str, inputs: Types, attrs: AttrMap) -> tuple[TensorType, TensorType]:
     """Checks queries, keys and values; the types of the result and of the normalisers."""
     query, key, value = inputs[:3]
-    for tensor in inputs:
-        expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, (*inputs[:4], *inputs[5:]))
-    for tensor, name in ((query, "queries"), (key, "keys"), (value, "values")):
-        if len(tensor.shape) != 4:
-            raise ShapeError(
-                f"{kind} needs {name} with four axes",
-                got=tensor.shape,
-                expected="[batch, heads, length, features]",
-            )
     (batch, heads, length, width), (_, shared, keys, _) = query.shape, key.shape
-    expect_shape(kind, key, (batch, shared, keys, width), "keys (batch and features of queries)")
-    expect_shape(
-        kind, value, (batch, shared, keys, value.shape[3]), "values (like the keys but features)"
-    )
     if not shared or heads % shared:
         raise ShapeError(
             f"{kind} needs a multiple of the heads of keys as heads of queries",
@@ -119,24 +101,13 @@ def _check_mask(kind: str, mask: TensorType, scores: tuple[int, ...]) -> None:
         )
 
 
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    return _check("attention", inputs, attrs, 3)
-
-
-def _check_grad(kind: str, inputs: Types, attrs: AttrMap) -> None:
-    result, normalisers = _check(kind, inputs, attrs, 6)
-    expect_shape(kind, inputs[3], result.shape, "result")
-    expect_shape(kind, inputs[4], normalisers.shape, "normalisers")
-    expect_shape(kind, inputs[5], result.shape, "gradient")
-
-
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check_grad("attention_grad", inputs, attrs)
+    _check("attention_grad", inputs, attrs, 6)
     return inputs[:3]
 
 
 def _mask_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check_grad("attention_mask_grad", inputs, attrs)
+    _check("attention_mask_grad", inputs, attrs, 6)
     return inputs[6:]
 
 
@@ -404,9 +375,9 @@ _extra, _legal = split_by_groups(3, 2)
 register(
     OpDef(
         "attention",
-        infer=_infer,
+        infer=lambda inputs, attrs: _check("attention", inputs, attrs, 3),
+        operands=f"{_QUERY}, mask? F -> result F, normaliser A",
         rule=_rule(3, "Y, L"),
-        inputs=(3, 4),
         attrs=_ATTRS,
         kernel=in_float32(contiguous(_kernel)),
         gradient=unless_first(_gradient, attention_formula),
@@ -428,8 +399,8 @@ register(
     OpDef(
         "attention_grad",
         infer=_grad_infer,
+        operands=f"{_GRADIENT}, mask? F -> dquery F, dkey F, dvalue F",
         rule=_rule(6, "Q, K, V"),
-        inputs=(6, 7),
         attrs=_ATTRS,
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(gradient_formula),
@@ -446,8 +417,8 @@ register(
     OpDef(
         "attention_mask_grad",
         infer=_mask_grad_infer,
+        operands=f"{_GRADIENT}, mask F -> dmask F",
         rule=_rule(6, "M"),
-        inputs=7,
         attrs=_ATTRS,
         kernel=in_float32(contiguous(_mask_grad_kernel)),
         gradient=by_formula(mask_formula),

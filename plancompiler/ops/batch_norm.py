@@ -19,16 +19,8 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Float
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_accumulated,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula
-from plancompiler.ops.gradient import expand_to
+from plancompiler.ops.gradient import by_op, expand_to
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -43,33 +35,20 @@ from plancompiler.ops.registry import (
     register,
 )
 
-_STATISTICS = ("mean", "variance", "gradient of the variance")
 
-
-def _check(kind: str, inputs: Types, *names: str) -> TensorType:
-    """Checks x and one number per channel for each of `names`; returns the type of statistics.
-
-    Those made have at least float32: a variance may leave the range of 16 bits where what is
-    normalised by it does not.
+def _statistic(inputs: Types, attrs: AttrMap) -> Types:
+    """One number per channel, in at least float32: a variance may leave the range of 16 bits where
+    what is normalised by it does not.
     """
-    x = inputs[0]
-    for tensor in inputs:
-        expect_dtype(kind, tensor, FLOATS)
-    expect_ndim(kind, x, 2)
-    same = [x, *inputs[1 + len(names) :]]
-    for tensor, name in zip(inputs[1:], names, strict=False):
-        expect_shape(kind, tensor, x.shape[1:2], f"{name} (one per channel)")
-        if name in _STATISTICS:
-            expect_accumulated(kind, tensor, x.dtype, name)
-        else:
-            same.append(tensor)
-    expect_same_dtype(kind, tuple(same))
-    return TensorType(x.shape[1:2], x.dtype.accumulator)
+    shape = inputs[0].shape
+    if shape[0] * element_count(shape[2:]) == 0:
+        raise ShapeError("statistics of no elements have no value", got=shape)
+    return (TensorType(shape[1:2], inputs[0].dtype.accumulator),)
 
 
-def _elements(kind: str, x: TensorType) -> None:
-    if x.shape[0] * element_count(x.shape[2:]) == 0:
-        raise ShapeError(f"{kind} over no elements has no value", got=x.shape)
+def _variance_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
+    _statistic(inputs, attrs)
+    return inputs[:2]
 
 
 def _rule(pattern: str) -> Rule:
@@ -119,12 +98,6 @@ def _shared_count(context: KernelContext) -> float:
 # --- the mean -------------------------------------------------------------------------------------
 
 
-def _mean_infer(inputs: Types, attrs: AttrMap) -> Types:
-    mean = _check("channel_mean", inputs)
-    _elements("channel_mean", inputs[0])
-    return (mean,)
-
-
 def _mean_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (out,) = outputs
     total = np.zeros(out.shape, np.float64)
@@ -142,9 +115,9 @@ def _mean_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Ten
 register(
     OpDef(
         "channel_mean",
-        infer=_mean_infer,
+        infer=_statistic,
+        operands="x F n c ... -> mean A",
         rule=_rule("X -> c"),
-        inputs=1,
         kernel=in_float32(contiguous(_mean_kernel)),
         gradient=_mean_gradient,
         linear=((0,),),
@@ -159,12 +132,6 @@ register(
 # --- the variance ---------------------------------------------------------------------------------
 
 
-def _variance_infer(inputs: Types, attrs: AttrMap) -> Types:
-    variance = _check("channel_variance", inputs, "mean")
-    _elements("channel_variance", inputs[0])
-    return (variance,)
-
-
 def _variance_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x, mean), (out,) = inputs, outputs
     total = np.zeros(out.shape, np.float64)
@@ -174,19 +141,6 @@ def _variance_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
         np.multiply(work, work, out=work)
         np.add(total, np.add.reduce(work, axis=(0, 2)), out=total)
     np.multiply(total, _shared_count(context), out=out, casting="same_kind")
-
-
-def _variance_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    dx, dmean = apply("channel_variance_grad", *inputs, grads[0])
-    return dx, dmean
-
-
-def _variance_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("channel_variance_grad", inputs, "mean", "gradient of the variance")
-    _elements("channel_variance_grad", inputs[0])
-    return inputs[:2]
 
 
 def _variance_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -209,11 +163,11 @@ def _variance_grad_formula(attrs: AttrMap, x: Any, mean: Any, dvariance: Any) ->
 register(
     OpDef(
         "channel_variance",
-        infer=_variance_infer,
+        infer=_statistic,
+        operands="x F n c ..., mean A c -> variance A",
         rule=_rule("X, c -> c"),
-        inputs=2,
         kernel=in_float32(contiguous(_variance_kernel)),
-        gradient=_variance_gradient,
+        gradient=by_op("channel_variance", "channel_variance_grad"),
         flops=3,
         portable=False,
         doc="(x [n, c, ...], mean [c]) -> the mean of (x - mean)² of each channel: [c].",
@@ -223,8 +177,8 @@ register(
     OpDef(
         "channel_variance_grad",
         infer=_variance_grad_infer,
+        operands="x F n c ..., mean A c, dvariance A c -> dx F, dmean A",
         rule=_rule("X, c, c -> X, c"),
-        inputs=3,
         kernel=in_float32(contiguous(_variance_grad_kernel)),
         gradient=by_formula(_variance_grad_formula),
         flops=3,
@@ -237,11 +191,6 @@ register(
 
 
 # --- normalisation by given statistics ------------------------------------------------------------
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("batch_norm", inputs, "mean", "variance", "gamma", "beta")
-    return inputs[:1]
 
 
 def _rstd(variance: Array, eps: float) -> Array:
@@ -257,17 +206,6 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         np.subtract(seen, centre, out=made)
         np.multiply(made, factor, out=made)
         np.add(made, shift, out=made)
-
-
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    passed: tuple[Any, ...] = apply("batch_norm_grad", *inputs[:4], grads[0], **attrs)
-    return passed
-
-
-def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("batch_norm_grad", inputs, "mean", "variance", "gamma")
-    expect_shape("batch_norm_grad", inputs[4], inputs[0].shape, "gradient")
-    return *inputs[:4], inputs[3]
 
 
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -304,12 +242,11 @@ def _grad_formula(
 register(
     OpDef(
         "batch_norm",
-        infer=_infer,
+        infer="x F n c ..., mean A c, variance A c, gamma F c, beta F c -> y F n c ...",
         rule=_rule("X, c, c, c, c -> X"),
-        inputs=5,
         attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
+        gradient=by_op("batch_norm", "batch_norm_grad"),
         flops=3,
         inplace=((0, 0),),
         doc="(x [n, c, ...], mean, variance, gamma, beta) -> (x - mean) / sqrt(variance + eps) * "
@@ -319,9 +256,10 @@ register(
 register(
     OpDef(
         "batch_norm_grad",
-        infer=_grad_infer,
+        infer=lambda inputs, attrs: (*inputs[:4], inputs[3]),
+        operands="x F n c ..., mean A c, variance A c, gamma F c, dy F n c ... -> "
+        "dx F, dmean A, dvariance A, dgamma F, dbeta F",
         rule=_rule("X, c, c, c, X -> X, c, c, c, c"),
-        inputs=5,
         attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),

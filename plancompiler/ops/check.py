@@ -5,12 +5,14 @@ The errors name the op kind; whoever records the op adds its name and the user's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from plancompiler.errors import AttributeValueError, DTypeError, ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
-from plancompiler.ops.registry import AttrMap, Types
+
+Types = tuple[TensorType, ...]
 
 FLOATS = frozenset(dtype for dtype in DType if dtype.is_floating)
 INTEGERS = frozenset(dtype for dtype in DType if dtype.is_integer)
@@ -24,7 +26,7 @@ def describe(inputs: Iterable[TensorType]) -> str:
     return ", ".join(map(str, inputs)) or "no inputs"
 
 
-def same_types(inputs: Types, attrs: AttrMap) -> Types:
+def same_types(inputs: Types, attrs: Mapping[str, Any]) -> Types:
     """The shape rule of ops whose outputs have the types of the inputs."""
     return inputs
 
@@ -65,11 +67,6 @@ def expect_same_dtype(kind: str, inputs: Types) -> DType:
             hint="convert one of them with cast",
         )
     return dtype
-
-
-def expect_accumulated(kind: str, tensor: TensorType, dtype: DType, what: str) -> None:
-    """A tensor holds what was added up of numbers of a dtype: in that, or in its accumulator."""
-    expect_dtype(kind, tensor, frozenset({dtype, dtype.accumulator}), what)
 
 
 def expect_shape(kind: str, tensor: TensorType, shape: tuple[int, ...], what: str) -> None:

@@ -19,12 +19,9 @@ from plancompiler.ir.shard import Range
 from plancompiler.ops import random
 from plancompiler.ops.attributes import Int, Ints
 from plancompiler.ops.check import (
-    FLOATS,
-    INTEGERS,
-    expect_dtype,
-    expect_ndim,
     expect_shape,
 )
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.loss import check_labels
 from plancompiler.ops.registry import (
     Array,
@@ -32,9 +29,7 @@ from plancompiler.ops.registry import (
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
-    apply,
     register,
 )
 from plancompiler.ops.rule import NdSignature, Signature, operand_line
@@ -81,9 +76,7 @@ def distinct_labels(flat: Array, counts: Sequence[int], ignored: int) -> tuple[A
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "class_center_sample"
-    _, sizes = _shards(kind, attrs)
-    expect_dtype(kind, inputs[0], INTEGERS, "labels")
+    _, sizes = _shards("class_center_sample", attrs)
     return TensorType((sum(sizes),), DType.INT64), TensorType(inputs[0].shape, DType.INT64)
 
 
@@ -167,8 +160,8 @@ register(
     OpDef(
         "class_center_sample",
         infer=_infer,
+        operands="labels i -> sampled int64, remapped int64",
         rule=_rule,
-        inputs=1,
         attrs=(
             Ints("counts"),
             Ints("sizes"),
@@ -220,9 +213,6 @@ def _rows_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "class_center_rows"
     counts, sizes = _shards(kind, attrs)
     weight, sampled = inputs
-    expect_dtype(kind, weight, FLOATS, "weight")
-    expect_dtype(kind, sampled, INTEGERS, "sample")
-    expect_ndim(kind, weight, 1, "weight")
     if weight.shape[0] != sum(counts):
         raise ShapeError(
             f"{kind} needs one row per class", got=weight.shape, expected=f"{sum(counts)} rows"
@@ -243,19 +233,11 @@ def _rows_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         out[inside] = weight[rows[inside]]
 
 
-def _rows_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return apply("class_center_rows_grad", inputs[1], grads[0], **attrs), None
-
-
 def _rows_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "class_center_rows_grad"
     counts, sizes = _shards(kind, attrs)
     sampled, drows = inputs
-    expect_dtype(kind, sampled, INTEGERS, "sample")
-    expect_dtype(kind, drows, FLOATS, "gradient")
     expect_shape(kind, sampled, (sum(sizes),), "sample")
-    expect_ndim(kind, drows, 1, "gradient")
-    expect_shape(kind, drows, (sum(sizes), *drows.shape[1:]), "gradient")
     return (TensorType((sum(counts), *drows.shape[1:]), drows.dtype),)
 
 
@@ -272,23 +254,18 @@ def _rows_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
         np.add.at(out, chosen, values)
 
 
-def _rows_grad_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return None, apply("class_center_rows", grads[0], inputs[0], **attrs)
-
-
 register(
     OpDef(
         "class_center_rows",
         infer=_rows_infer,
+        operands="weight F, sampled i -> rows F",
         rule="c ..., s -> s ...",
         attrs=(
             Ints("counts"),
             Ints("sizes"),
         ),
         kernel=_rows_kernel,
-        gradient=_rows_gradient,
+        gradient=by_op("class_center_rows", "class_center_rows_grad"),
         linear=((0,),),
         extra=_aligned,
         legal=shards_stay_whole,
@@ -302,13 +279,14 @@ register(
     OpDef(
         "class_center_rows_grad",
         infer=_rows_grad_infer,
+        operands="sampled i, drows F -> dweight F",
         rule="s, s ... -> c ...",
         attrs=(
             Ints("counts"),
             Ints("sizes"),
         ),
         kernel=_rows_grad_kernel,
-        gradient=_rows_grad_gradient,
+        gradient=by_op("class_center_rows_grad", "class_center_rows"),
         linear=((1,),),
         extra=_aligned,
         legal=shards_stay_whole,

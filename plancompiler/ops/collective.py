@@ -11,9 +11,7 @@ from plancompiler.ir.value import Value, current_tracer
 from plancompiler.ops.attributes import Int
 from plancompiler.ops.kernel import copy_unless_shared
 from plancompiler.ops.registry import (
-    Arrays,
     AttrMap,
-    KernelContext,
     OpDef,
     Tensors,
     Types,
@@ -97,10 +95,6 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs
 
 
-def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    copy_unless_shared(inputs[0], outputs[0])
-
-
 def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     along, split = attrs["along"], attrs["split"]
     where = None if along < 0 else along
@@ -118,7 +112,7 @@ register(
             Int("along", -1, least=-1),
             Int("split", -1, least=-1),
         ),
-        kernel=_kernel,
+        kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
         gradient=_gradient,
         linear=((0,),),
         extra=keeps_extremes,

@@ -22,11 +22,6 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ops import depthwise
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Int, Ints
-from plancompiler.ops.check import (
-    NUMBERS,
-    expect_dtype,
-    expect_same_dtype,
-)
 from plancompiler.ops.groups import GroupCount, group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
@@ -49,18 +44,6 @@ from plancompiler.ops.window import WINDOW_ATTRS, Window, box, window_attributes
 _SPATIAL = {1: "[n, c, length]", 2: "[n, c, height, width]", 3: "[n, c, depth, height, width]"}
 _COLUMN_BLOCKS = 8
 """Pieces' worth of bytes in the buffer of columns: products gain by width more than by cache."""
-
-
-def _check(kind: str, inputs: Types, ndim: int, names: tuple[str, str]) -> None:
-    for tensor, name in zip(inputs, names, strict=True):
-        expect_dtype(kind, tensor, NUMBERS, name)
-        if len(tensor.shape) != ndim + 2:
-            raise ShapeError(
-                f"{kind} needs another number of axes on its {name}",
-                got=tensor.shape,
-                expected=f"{ndim + 2} axes" + (f" {_SPATIAL[ndim]}" if name == "input" else ""),
-            )
-    expect_same_dtype(kind, inputs)
 
 
 def _pass_on(attrs: AttrMap, **more: Any) -> dict[str, Any]:
@@ -100,7 +83,6 @@ def _pieces(images: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, tup
 
 def _conv_infer(kind: str, ndim: int) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        _check(kind, inputs, ndim, ("input", "weight"))
         x, weight = inputs
         groups = attrs["groups"]
         _divide(kind, "output channels", weight.shape[0], groups)
@@ -169,15 +151,8 @@ def _convolve(context: KernelContext, window: Window, x: Array, weight: Array, o
 
 def _transpose_infer(kind: str, ndim: int) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        _check(kind, inputs, ndim, ("input", "weight"))
         x, weight = inputs
         groups = attrs["groups"]
-        if x.shape[1] != weight.shape[0]:
-            raise ShapeError(
-                f"the channels of {kind} do not fit its weight",
-                got=f"{x.shape[1]} channels and weight {weight.shape}",
-                expected=f"{weight.shape[0]} channels",
-            )
         _divide(kind, "input channels", weight.shape[0], groups)
         window = window_of(kind, attrs, weight.shape[2:])
         more = attrs["output_padding"]
@@ -248,7 +223,6 @@ def _convolve_transposed(
 
 def _weight_infer(kind: str, ndim: int) -> Infer:
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        _check(kind, inputs, ndim, ("input", "gradient"))
         x, dy = inputs
         groups = attrs["groups"]
         _divide(kind, "channels", x.shape[1], groups)
@@ -401,26 +375,18 @@ def _weight_gradient(kind: str) -> Gradient:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def _conv_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    return 2 * element_count(outputs[0].shape) * prod(inputs[1].shape[1:])
-
-
-def _transpose_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    return 2 * element_count(inputs[0].shape) * prod(inputs[1].shape[1:])
-
-
-def _weight_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
-    return 2 * element_count(inputs[1].shape) * prod(outputs[0].shape[1:])
-
-
 def _register(ndim: int) -> None:
     kind = f"conv{ndim}d"
     extra, legal = group_split(_group_count, (1, 0), (1,))
     attrs = (*window_attributes(ndim), Int("groups", 1, least=1))
+    space, windows, kernel = (
+        " ".join(f"{name}{axis}" for axis in range(ndim)) for name in ("s", "t", "k")
+    )
     register(
         OpDef(
             kind,
             infer=_conv_infer(kind, ndim),
+            operands=f"x N n c {space}, weight N o i {kernel} -> y N",
             rule=_rule(
                 ndim,
                 _group_count,
@@ -428,14 +394,15 @@ def _register(ndim: int) -> None:
                 "n [c] s, [o] [i] k -> n [o] t",
                 "n g s, g [i] k -> n g t",
             ),
-            inputs=2,
             attrs=attrs,
             kernel=in_float32(contiguous(_conv_kernel(kind))),
             gradient=_conv_gradient(kind),
             linear=((0,), (1,)),
             extra=extra,
             legal=legal,
-            flops=_conv_flops,
+            flops=lambda inputs, outputs, attrs: (
+                2 * element_count(outputs[0].shape) * prod(inputs[1].shape[1:])
+            ),
             precision="low",
             doc=f"x {_SPATIAL[ndim]} and weight [o, c / groups, *kernel] -> [n, o, *windows]: the "
             "sum over channels and window of x times weight. Spatial axes stay whole.",
@@ -445,6 +412,7 @@ def _register(ndim: int) -> None:
         OpDef(
             f"{kind}_transpose",
             infer=_transpose_infer(f"{kind}_transpose", ndim),
+            operands=f"x N n i {windows}, weight N i o {kernel} -> y N",
             rule=_rule(
                 ndim,
                 _group_count,
@@ -452,14 +420,15 @@ def _register(ndim: int) -> None:
                 "n [i] t, [i] [c] k -> n [o] s",
                 "n g t, g [c] k -> n g s",
             ),
-            inputs=2,
             attrs=(*attrs, Ints("output_padding", (0,) * ndim)),
             kernel=in_float32(contiguous(_transpose_kernel(kind))),
             gradient=_transpose_gradient(kind),
             linear=((0,), (1,)),
             extra=extra,
             legal=legal,
-            flops=_transpose_flops,
+            flops=lambda inputs, outputs, attrs: (
+                2 * element_count(inputs[0].shape) * prod(inputs[1].shape[1:])
+            ),
             precision="low",
             portable=ndim > 1,
             doc=f"The transposed {kind}: x [n, i, *windows] and weight [i, o / groups, *kernel] -> "
@@ -472,6 +441,7 @@ def _register(ndim: int) -> None:
         OpDef(
             f"{kind}_weight_grad",
             infer=_weight_infer(f"{kind}_weight_grad", ndim),
+            operands=f"x N n c {space}, dy N n o {windows} -> dweight N",
             rule=_rule(
                 ndim,
                 _weight_group_count,
@@ -479,14 +449,15 @@ def _register(ndim: int) -> None:
                 "n [c] s, n [o] t -> [o] [i] k",
                 "n g s, n g t -> g [i] k",
             ),
-            inputs=2,
             attrs=(*attrs, Ints("kernel")),
             kernel=in_float32(contiguous(_weight_kernel(kind))),
             gradient=_weight_gradient(kind),
             linear=((0,), (1,)),
             extra=extra,
             legal=legal,
-            flops=_weight_flops,
+            flops=lambda inputs, outputs, attrs: (
+                2 * element_count(inputs[1].shape) * prod(outputs[0].shape[1:])
+            ),
             precision="low",
             doc=f"The gradient of {kind} by its weight: (x, dy) -> dweight.",
         )

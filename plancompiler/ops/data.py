@@ -12,7 +12,6 @@ from math import prod
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, DataError
-from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import region_index, region_shape
 from plancompiler.ops import random
@@ -127,11 +126,6 @@ STORED_TOKENS = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
 """What a file of tokens may hold; sequences are handed out as int64."""
 
 
-def _tokens_infer(inputs: Types, attrs: AttrMap) -> Types:
-    batch, length = attrs["batch"], attrs["length"]
-    return (TensorType((batch, length), DType.INT64),)
-
-
 def _tokens_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs = context.attrs
     length = attrs["length"]
@@ -154,7 +148,7 @@ def _tokens_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
 register(
     OpDef(
         "token_batch",
-        infer=_tokens_infer,
+        infer="-> tokens int64 batch length",
         rule="-> ...",
         attrs=(
             Text("path"),

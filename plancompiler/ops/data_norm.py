@@ -15,22 +15,14 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import Range, balanced_range
 from plancompiler.ops.attributes import Bool, Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import blocks, in_float32, scratch
 from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
-    apply,
     register,
 )
 from plancompiler.ops.rule import Signature
@@ -40,15 +32,10 @@ from plancompiler.ops.shards import cut_together, shards_stay_whole
 
 
 def _decayed_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "decayed_sum_update"
     if attrs["decay"] > 1.0:
         raise AttributeValueError(
             "attribute 'decay' has a wrong value", got=attrs["decay"], expected="at most 1"
         )
-    for tensor in inputs:
-        expect_dtype(kind, tensor, FLOATS)
-    expect_shape(kind, inputs[1], inputs[0].shape, "summand")
-    expect_same_dtype(kind, inputs)
     return inputs[:1]
 
 
@@ -67,6 +54,7 @@ register(
     OpDef(
         "decayed_sum_update",
         infer=_decayed_infer,
+        operands="state F, summand F -> state F",
         rule="..., ... -> ...",
         attrs=(Float("decay", least=0.0),),
         kernel=in_float32(_decayed_kernel),
@@ -102,8 +90,6 @@ def _expect_rows(kind: str, shape: tuple[int, ...], rows: int, groups: int) -> N
 def _sums_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "group_sums"
     (x,) = inputs
-    expect_dtype(kind, x, FLOATS)
-    expect_ndim(kind, x, 1)
     groups = attrs["groups"]
     _expect_rows(kind, x.shape, x.shape[0], groups)
     return (TensorType((groups, *x.shape[1:]), x.dtype),)
@@ -120,15 +106,9 @@ def _sums_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         np.multiply(total, factor, out=out[number, ...], casting="same_kind")
 
 
-def _sums_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (apply("group_rows", grads[0], rows=inputs[0].shape[0], mean=attrs["mean"]),)
-
-
 def _rows_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "group_rows"
     (state,) = inputs
-    expect_dtype(kind, state, FLOATS)
-    expect_ndim(kind, state, 1)
     if state.shape[0] == 0:
         raise ShapeError(f"{kind} needs at least one group", got=state.shape)
     rows = attrs["rows"]
@@ -146,10 +126,6 @@ def _rows_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         np.multiply(state[number], 1.0 / size if mean else 1.0, out=out[start:stop, ...])
 
 
-def _rows_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (apply("group_sums", grads[0], groups=inputs[0].shape[0], mean=attrs["mean"]),)
-
-
 def _a_group_each(
     inputs: Types, outputs: Types, attrs: AttrMap, parts: int
 ) -> tuple[Signature, ...]:
@@ -162,13 +138,14 @@ register(
     OpDef(
         "group_sums",
         infer=_sums_infer,
+        operands="x F rows ... -> sums F",
         rule="n ... -> g ...",
         attrs=(
             Int("groups", least=1),
             Bool("mean"),
         ),
         kernel=in_float32(_sums_kernel),
-        gradient=_sums_gradient,
+        gradient=by_op("group_sums", "group_rows"),
         linear=((0,),),
         extra=_a_group_each,
         legal=shards_stay_whole,
@@ -181,13 +158,14 @@ register(
     OpDef(
         "group_rows",
         infer=_rows_infer,
+        operands="dsums F groups ... -> dx F",
         rule="g ... -> n ...",
         attrs=(
             Int("rows", least=0),
             Bool("mean"),
         ),
         kernel=in_float32(_rows_kernel),
-        gradient=_rows_gradient,
+        gradient=by_op("group_rows", "group_sums"),
         linear=((0,),),
         extra=_a_group_each,
         legal=shards_stay_whole,

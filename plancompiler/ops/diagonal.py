@@ -13,11 +13,7 @@ import numpy as np
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Dtype, Int
-from plancompiler.ops.check import (
-    ANY,
-    expect_dtype,
-    expect_ndim,
-)
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
@@ -62,8 +58,6 @@ def _diagonal_of(matrices: Array, rows: slice, columns: slice) -> Array:
 
 
 def _diagonal_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("diagonal", inputs[0], ANY)
-    expect_ndim("diagonal", inputs[0], 2)
     *batch, rows, columns = inputs[0].shape
     length = _length(rows, columns, attrs["offset"])
     return (TensorType((*batch, length), inputs[0].dtype),)
@@ -78,21 +72,15 @@ def _diagonal_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     np.copyto(outputs[0][..., local[2]], _diagonal_of(inputs[0], *local[:2]))
 
 
-def _diagonal_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    rows, columns = inputs[0].shape[-2:]
-    return (apply("diag_embed", grads[0], rows=rows, columns=columns, offset=attrs["offset"]),)
-
-
 register(
     OpDef(
         "diagonal",
         infer=_diagonal_infer,
+        operands="x X ... rows columns -> y X",
         rule="... m n -> ... d",
         attrs=(Int("offset"),),
         kernel=_diagonal_kernel,
-        gradient=_diagonal_gradient,
+        gradient=by_op("diagonal", "diag_embed"),
         linear=((0,),),
         extra=keeps_extremes,
         flops=0,
@@ -103,7 +91,6 @@ register(
 
 
 def _diag_embed_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_ndim("diag_embed", inputs[0], 1)
     rows, columns = attrs["rows"], attrs["columns"]
     *batch, length = inputs[0].shape
     fits = _length(rows, columns, attrs["offset"])
@@ -124,16 +111,11 @@ def _diag_embed_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) 
     np.copyto(_diagonal_of(outputs[0], *local[:2]), inputs[0][..., local[2]])
 
 
-def _diag_embed_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return (apply("diagonal", grads[0], offset=attrs["offset"]),)
-
-
 register(
     OpDef(
         "diag_embed",
         infer=_diag_embed_infer,
+        operands="dy X ... length -> dx X",
         rule="... d -> ... m n",
         attrs=(
             Int("rows", least=0),
@@ -141,7 +123,7 @@ register(
             Int("offset"),
         ),
         kernel=_diag_embed_kernel,
-        gradient=_diag_embed_gradient,
+        gradient=by_op("diag_embed", "diagonal"),
         linear=((0,),),
         extra=keeps_extremes,
         flops=0,
@@ -155,10 +137,6 @@ register(
 
 def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None:
     """`outside(column - row, k)` says which elements become zero."""
-
-    def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_ndim(kind, inputs[0], 2)
-        return inputs
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         box = context.output_regions[0][-2:]
@@ -178,7 +156,7 @@ def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None
     register(
         OpDef(
             kind,
-            infer=infer,
+            infer="x X ... m n -> y X ... m n",
             rule="... -> ...",
             attrs=(Int("diagonal"),),
             kernel=kernel,
@@ -199,11 +177,6 @@ _register_triangle("triu", np.less, "Matrices with zeros below diagonal `diagona
 # --- eye ------------------------------------------------------------------------------------------
 
 
-def _eye_infer(inputs: Types, attrs: AttrMap) -> Types:
-    rows, columns = attrs["rows"], attrs["columns"]
-    return (TensorType((rows, columns), attrs["dtype"]),)
-
-
 def _eye_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     rows, columns = context.output_regions[0]
     offset = context.attrs["offset"]
@@ -216,8 +189,8 @@ def _eye_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
 register(
     OpDef(
         "eye",
-        infer=_eye_infer,
-        rule="-> m n",
+        infer="-> y dtype",
+        rule="-> rows columns",
         attrs=(
             Int("rows", least=0),
             Int("columns", least=0),

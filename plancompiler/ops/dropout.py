@@ -10,19 +10,12 @@ import numpy as np
 from plancompiler.ir.shard import Region
 from plancompiler.ops import random
 from plancompiler.ops.attributes import Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-)
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
     Arrays,
-    AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
-    Types,
     apply,
     register,
 )
@@ -30,11 +23,6 @@ from plancompiler.ops.registry import (
 _LANES = 2
 """Elements of the last axis that share one 64-bit word: each takes 32 bits of it."""
 _WORDS_AT_ONCE = 1 << 15
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("dropout", inputs[0], FLOATS)
-    return inputs
 
 
 class Mask:
@@ -123,21 +111,17 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         np.multiply(piece, keep, out=piece)
 
 
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (apply("dropout", grads[0], **attrs),)
-
-
 register(
     OpDef(
         "dropout",
-        infer=_infer,
+        infer="x F -> y F",
         rule="... -> ...",
         attrs=(
             Float("rate", least=0.0, below=1.0),
             Int("key"),
         ),
         kernel=contiguous(_kernel),
-        gradient=_gradient,
+        gradient=lambda attrs, inputs, outputs, grads: (apply("dropout", grads[0], **attrs),),
         linear=((0,),),
         inplace=((0, 0),),
         precision="following",

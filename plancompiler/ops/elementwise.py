@@ -18,7 +18,6 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ops.attributes import Bool, Dtype, Number
 from plancompiler.ops.check import (
-    ANY,
     FLOATS,
     NUMBERS,
     SIGNED,
@@ -603,19 +602,6 @@ _register_scalar(
 # --- cast -----------------------------------------------------------------------------------------
 
 
-def _cast_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("cast", inputs[0], ANY)
-    return (TensorType(inputs[0].shape, attrs["dtype"]),)
-
-
-def _cast_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    np.copyto(outputs[0], inputs[0], casting="unsafe")
-
-
-def _cast_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (grads[0].cast(inputs[0].dtype) if inputs[0].dtype.is_floating else None,)
-
-
 def _casts_linearly(inputs: Types, attrs: AttrMap) -> bool:
     # To an integer or a truth value the parts would be cut off one by one.
     return inputs[0].dtype.is_floating and attrs["dtype"].is_floating
@@ -624,12 +610,13 @@ def _casts_linearly(inputs: Types, attrs: AttrMap) -> bool:
 register(
     OpDef(
         "cast",
-        infer=_cast_infer,
+        infer="x X -> y dtype",
         rule=UNARY_RULE,
-        inputs=1,
         attrs=(Dtype("dtype"),),
-        kernel=_cast_kernel,
-        gradient=_cast_gradient,
+        kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0], casting="unsafe"),
+        gradient=lambda attrs, inputs, outputs, grads: (
+            (grads[0].cast(inputs[0].dtype) if inputs[0].dtype.is_floating else None,)
+        ),
         linear=((0,),),
         linear_if=_casts_linearly,
         inplace=((0, 0),),

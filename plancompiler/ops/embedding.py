@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from plancompiler.errors import ExecutionError, ShapeError
-from plancompiler.ir.op import TensorType
+from plancompiler.errors import ExecutionError
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Int
-from plancompiler.ops.check import (
-    FLOATS,
-    INTEGERS,
-    expect_dtype,
-    expect_shape,
-)
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32
 from plancompiler.ops.registry import (
     Array,
     Arrays,
-    AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
-    Types,
-    apply,
     register,
 )
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    table, ids = inputs
-    expect_dtype("embedding", table, FLOATS, "table")
-    expect_dtype("embedding", ids, INTEGERS, "ids")
-    if len(table.shape) != 2:
-        raise ShapeError(
-            "an embedding table has two axes, vocabulary and features", got=table.shape
-        )
-    return (TensorType((*ids.shape, table.shape[1]), table.dtype),)
 
 
 def _local_ids(ids: Array, vocabulary: int, low: int, high: int) -> tuple[Array, Array | None]:
@@ -67,34 +46,19 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         out[inside] = table[rows[inside]]
 
 
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    table, ids = inputs
-    return apply("embedding_grad", ids, grads[0], vocabulary=table.shape[0]), None
-
-
 register(
     OpDef(
         "embedding",
-        infer=_infer,
+        infer="table F vocabulary d, ids i ... -> y F ... d",
         rule="v d, ... -> ... d",
         kernel=contiguous(_kernel),
-        gradient=_gradient,
+        gradient=by_op("embedding", "embedding_grad"),
         linear=((0,),),
         flops=0,
         doc="(table [v, d], ids [...]) -> [..., d]. With the vocabulary split each device adds the "
         "rows that it holds, so the result is partial.",
     )
 )
-
-
-def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    ids, dy = inputs
-    expect_dtype("embedding_grad", ids, INTEGERS, "ids")
-    expect_dtype("embedding_grad", dy, FLOATS, "gradient")
-    expect_shape("embedding_grad", dy, (*ids.shape, *dy.shape[-1:]), "gradient")
-    if not dy.shape:
-        raise ShapeError("embedding_grad needs a gradient with a feature axis", got=dy.shape)
-    return (TensorType((attrs["vocabulary"], dy.shape[-1]), dy.dtype),)
 
 
 def add_rows(out: Array, rows: Array, values: Array, inside: Array | None = None) -> None:
@@ -131,18 +95,14 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     add_rows(out, rows, gradient, inside)
 
 
-def _grad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return None, apply("embedding", grads[0], inputs[0])
-
-
 register(
     OpDef(
         "embedding_grad",
-        infer=_grad_infer,
-        rule="..., ... d -> v d",
+        infer="ids i, dy F -> dtable F",
+        rule="..., ... d -> vocabulary d",
         attrs=(Int("vocabulary", least=0),),
         kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=_grad_gradient,
+        gradient=by_op("embedding_grad", "embedding"),
         linear=((1,),),
         flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
         doc="(ids [...], dy [..., d]) -> the gradient of the table [vocabulary, d].",

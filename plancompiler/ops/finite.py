@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Reduction
-from plancompiler.ops.check import FLOATS, expect_dtype
 from plancompiler.ops.kernel import blocks
-from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import Arrays, KernelContext, OpDef, register
 from plancompiler.ops.rule import operand_line
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("found_inf", inputs[0], FLOATS)
-    return (TensorType((), DType.FLOAT32),)
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -23,16 +15,11 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     outputs[0].fill(0.0 if finite else 1.0)
 
 
-def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    return f"{operand_line(len(inputs[0].shape))} -> ..."
-
-
 register(
     OpDef(
         "found_inf",
-        infer=_infer,
-        rule=_rule,
-        inputs=1,
+        infer="x F -> found float32 ()",
+        rule=lambda inputs, outputs, attrs: f"{operand_line(len(inputs[0].shape))} -> ...",
         kernel=_kernel,
         reduction=Reduction.MAX,
         flops=1,

@@ -109,10 +109,6 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
 # --- sharding -------------------------------------------------------------------------------------
 
 
-def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    return f"{', '.join('...' for _ in inputs)} -> ..."
-
-
 def _extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
     """Partials that pass through every instruction that they reach."""
     types, program = _types(inputs, attrs), _program(attrs)
@@ -181,7 +177,7 @@ register(
     OpDef(
         KIND,
         infer=_infer,
-        rule=_rule,
+        rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ...",
         attrs=(Attribute("program"),),
         kernel=_kernel,
         extra=_extra,

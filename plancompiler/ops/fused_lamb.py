@@ -11,14 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import PARTIAL_SUM, Partial
 from plancompiler.ops.attributes import Float, Int, Ints
 from plancompiler.ops.check import (
     FLOATS,
     expect_dtype,
-    expect_same_dtype,
     expect_shape,
 )
 from plancompiler.ops.kernel import blocks, copy_unless_shared, in_float32, scratch
@@ -37,14 +35,6 @@ from plancompiler.ops.rule import NdSignature, Signature
 # --- gradients of several steps -------------------------------------------------------------------
 
 
-def _sum_infer(inputs: Types, attrs: AttrMap) -> Types:
-    for tensor in inputs:
-        expect_dtype("gradient_sum_update", tensor, FLOATS)
-    expect_same_dtype("gradient_sum_update", inputs)
-    expect_shape("gradient_sum_update", inputs[1], inputs[0].shape, "gradient")
-    return inputs[:1]
-
-
 def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (total, gradient), (out,) = inputs, outputs
     if context.step % context.attrs["every"] == 0:
@@ -56,7 +46,7 @@ def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
 register(
     OpDef(
         "gradient_sum_update",
-        infer=_sum_infer,
+        infer="sum F, gradient F -> sum F",
         rule="..., ... -> ...",
         attrs=(Int("every", least=1),),
         kernel=_sum_kernel,
@@ -147,16 +137,6 @@ register(
 # --- one decision for all -------------------------------------------------------------------------
 
 
-def _control_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "lamb_control"
-    total, count = inputs
-    expect_dtype(kind, total, FLOATS, "sum of squares")
-    expect_dtype(kind, count, frozenset({DType.INT32}), "count")
-    for tensor, name in ((total, "sum of squares"), (count, "count")):
-        expect_shape(kind, tensor, (), name)
-    return total, total, count
-
-
 def _control_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs = context.attrs
     total, count = float(inputs[0]), int(inputs[1])
@@ -172,7 +152,7 @@ def _control_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
 register(
     OpDef(
         "lamb_control",
-        infer=_control_infer,
+        infer="squares F (), count int32 () -> factor F (), skipped F (), count int32 ()",
         rule="..., ... -> ..., ..., ...",
         attrs=(
             Int("every", least=1),
@@ -219,12 +199,8 @@ def _segments(context: KernelContext) -> list[tuple[int, slice]]:
 
 
 def _square_sums_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "segment_square_sums"
-    for flat in inputs:
-        expect_dtype(kind, flat, FLOATS)
-    dtype = expect_same_dtype(kind, inputs)
-    sizes = _check_flat(attrs, inputs, kind)
-    return (TensorType((2, len(sizes)), DType.FLOAT32 if dtype.is_half else dtype),)
+    sizes = _check_flat(attrs, inputs, "segment_square_sums")
+    return (TensorType((2, len(sizes)), inputs[0].dtype.accumulator),)
 
 
 def _square_sums_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -239,6 +215,7 @@ register(
     OpDef(
         "segment_square_sums",
         infer=_square_sums_infer,
+        operands="first F, second F -> sums A",
         rule="a, a -> [two] [n]",
         attrs=(Ints("sizes"),),
         kernel=_square_sums_kernel,
@@ -252,14 +229,8 @@ register(
 
 def _flat_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "flat_lamb_update"
-    w, u, sums, rate, skipped = inputs
-    for tensor in inputs:
-        expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, (w, u))
-    sizes = _check_flat(attrs, (w, u), kind)
-    expect_shape(kind, sums, (2, len(sizes)), "sums of squares")
-    expect_shape(kind, rate, (), "learning rate")
-    expect_shape(kind, skipped, (), "skipped")
+    sizes = _check_flat(attrs, inputs[:2], kind)
+    expect_shape(kind, inputs[2], (2, len(sizes)), "sums of squares")
     return inputs[:1]
 
 
@@ -281,6 +252,7 @@ register(
     OpDef(
         "flat_lamb_update",
         infer=_flat_infer,
+        operands="w F, u F, sums f, rate f (), skipped f () -> w F",
         rule="a, a, [two] [n], ..., ... -> a",
         attrs=(Ints("sizes"),),
         kernel=in_float32(_flat_kernel),

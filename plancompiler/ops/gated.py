@@ -6,37 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_same_dtype,
-    expect_shape,
-)
+from plancompiler.ops.elementwise_program import kernel_of
 from plancompiler.ops.formula import by_formula
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import blocks, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
-    Infer,
     KernelContext,
     OpDef,
-    Tensors,
-    Types,
-    apply,
     register,
 )
-
-
-def _infer_of(kind: str, results: int) -> Infer:
-    def infer(inputs: Types, attrs: AttrMap) -> Types:
-        for tensor in inputs:
-            expect_dtype(kind, tensor, FLOATS)
-            expect_shape(kind, tensor, inputs[0].shape, "inputs")
-        expect_same_dtype(kind, inputs)
-        return inputs[:results]
-
-    return infer
 
 
 def _sigmoid(x: Array, out: Array) -> None:
@@ -47,12 +28,8 @@ def _sigmoid(x: Array, out: Array) -> None:
     np.add(out, 0.5, out=out)
 
 
-def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    for gate, up, out in blocks(*inputs, *outputs):
-        work = scratch(context, "work", gate.shape, gate.dtype)
-        _sigmoid(gate, work)
-        np.multiply(work, gate, out=work)
-        np.multiply(work, up, out=out)
+def _formula(attrs: AttrMap, gate: Any, up: Any) -> Any:
+    return gate.sigmoid() * gate * up
 
 
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -78,18 +55,15 @@ def _grad_formula(attrs: AttrMap, gate: Any, up: Any, dy: Any) -> tuple[Any, Any
     return dy * up * (unit + (1.0 - unit) * value), dy * value
 
 
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    passed: tuple[Any, ...] = apply("swiglu_grad", *inputs, grads[0])
-    return passed
-
-
 register(
     OpDef(
         "swiglu",
-        infer=_infer_of("swiglu", 1),
+        infer="gate F, up F -> y F",
         rule="..., ... -> ...",
-        kernel=in_float32(_kernel),
-        gradient=_gradient,
+        takes_bfloat16=True,
+        kernel=kernel_of(_formula),
+        formula=_formula,
+        gradient=by_op("swiglu", "swiglu_grad"),
         linear=((1,),),
         flops=6,
         inplace=((0, 0), (0, 1)),
@@ -101,7 +75,7 @@ register(
 register(
     OpDef(
         "swiglu_grad",
-        infer=_infer_of("swiglu_grad", 2),
+        infer="gate F, up F, dy F -> dgate F, dup F",
         rule="..., ..., ... -> ..., ...",
         kernel=in_float32(_grad_kernel),
         gradient=by_formula(_grad_formula),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from plancompiler.errors import GradientError
-from plancompiler.ops.registry import AttrMap, Gradient, Tensors, apply
+from plancompiler.ops.operands import Operand
+from plancompiler.ops.registry import AttrMap, Gradient, Tensors, apply, op_def
 
 
 def reduce_to(grad: Any, shape: tuple[int, ...]) -> Any:
@@ -59,6 +61,48 @@ def accumulated(gradient: Gradient) -> Gradient:
         ]
 
     return widely
+
+
+def by_op(kind: str, back: str) -> Gradient:
+    """The gradient of an op as another op, which takes and gives by name what the first one has.
+
+    The gradient of `x` is `dx`, and that of `dx` is `ddx` or `x`. An attribute that the op lacks is
+    the extent of that name among its operands.
+    """
+
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+        definition = op_def(back)
+        ours, theirs = op_def(kind).line, definition.line
+        assert ours is not None
+        assert theirs is not None
+        known = {
+            **{
+                name: grad
+                for each, grad in zip(ours.outputs, grads, strict=True)
+                for name in _names(each)
+            },
+            **{each.name: tensor for each, tensor in zip(ours.outputs, outputs, strict=True)},
+            **{each.name: tensor for each, tensor in zip(ours.inputs, inputs, strict=False)},
+        }
+        given = [known[each.name] for each in theirs.inputs if each.name in known]
+        _, extents = ours.check(kind, tuple(inputs), attrs)
+        names = [each.name for each in definition.attrs if each.name in extents]
+        made = apply(back, *given, **{name: extents[name][0] for name in names})
+        results = made if isinstance(made, tuple) else (made,)
+        passed = {each.name: grad for each, grad in zip(theirs.outputs, results, strict=True)}
+        return [
+            next((passed[name] for name in _names(each) if name in passed), None)
+            for each, _ in zip(ours.inputs, inputs, strict=False)
+        ]
+
+    return gradient
+
+
+def _names(operand: Operand) -> Iterator[str]:
+    """What the gradient of an operand is called: that of `dx` is `ddx`, or `x` of a linear op."""
+    yield f"d{operand.name}"
+    if operand.name.startswith("d"):
+        yield operand.name[1:]
 
 
 def nothing(like: Any) -> Any:

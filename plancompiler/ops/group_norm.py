@@ -16,15 +16,8 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_accumulated,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula, unless_first
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
@@ -33,46 +26,31 @@ from plancompiler.ops.registry import (
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
     apply,
     register,
 )
 
 
-def _check(kind: str, inputs: Types, attrs: AttrMap) -> TensorType:
-    """Checks x and gamma; returns the type of the statistics."""
-    x, gamma = inputs[0], inputs[1]
-    for tensor in inputs:
-        expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs[:2])
-    expect_ndim(kind, x, 2)
-    groups = attrs["groups"]
-    if x.shape[1] % groups or element_count(x.shape[1:]) == 0:
+def _check(inputs: Types, attrs: AttrMap) -> None:
+    shape, groups = inputs[0].shape, attrs["groups"]
+    if shape[1] % groups or element_count(shape[1:]) == 0:
         raise ShapeError(
-            f"{kind} needs channels that its groups divide, and elements in each group",
-            got=f"{x.shape} in {groups} groups",
+            "group normalisation needs channels that its groups divide, and elements in each group",
+            got=f"{shape} in {groups} groups",
         )
-    expect_shape(kind, gamma, x.shape[1:2], "gamma (one per channel)")
-    return TensorType((x.shape[0], groups), x.dtype.accumulator)
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    statistics = _check("group_norm", inputs, attrs)
-    expect_same_dtype("group_norm", inputs)
-    expect_shape("group_norm", inputs[2], inputs[0].shape[1:2], "beta (one per channel)")
-    return inputs[0], statistics, statistics
+    _check(inputs, attrs)
+    x = inputs[0]
+    statistics = TensorType((x.shape[0], attrs["groups"]), x.dtype.accumulator)
+    return x, statistics, statistics
 
 
 def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    x, gamma, mean, rstd, dy = inputs
-    statistics = _check("group_norm_grad", inputs, attrs)
-    expect_same_dtype("group_norm_grad", (x, dy))
-    for tensor, name in ((mean, "mean"), (rstd, "rstd")):
-        expect_accumulated("group_norm_grad", tensor, x.dtype, name)
-        expect_shape("group_norm_grad", tensor, statistics.shape, name)
-    expect_shape("group_norm_grad", dy, x.shape, "gradient")
-    return x, gamma, gamma
+    _check(inputs, attrs)
+    return inputs[0], inputs[1], inputs[1]
 
 
 class _Layout:
@@ -161,13 +139,6 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         np.multiply(made, scale, out=made)
 
 
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    (x, gamma, _), (_, mean, rstd) = inputs, outputs
-    given = (x, gamma, mean, rstd, grads[0])
-    dx, dgamma, dbeta = apply("group_norm_grad", *given, groups=attrs["groups"])
-    return dx, dgamma, dbeta
-
-
 def _wide(x: Any, attrs: AttrMap) -> Any:
     """x [n, c, ...] as [n, groups, elements of a group]."""
     count, groups = x.shape[0], attrs["groups"]
@@ -228,14 +199,14 @@ register(
     OpDef(
         "group_norm",
         infer=_infer,
+        operands="x F n c ..., gamma F c, beta F c -> y F, mean A, rstd A",
         rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, C -> X, T, T"),
-        inputs=3,
         attrs=(
             Int("groups", least=1),
             Float("eps", least=0.0),
         ),
         kernel=in_float32(contiguous(_kernel)),
-        gradient=unless_first(_gradient, _formula),
+        gradient=unless_first(by_op("group_norm", "group_norm_grad"), _formula),
         extra=_extra,
         legal=_legal,
         flops=7,
@@ -249,8 +220,9 @@ register(
     OpDef(
         "group_norm_grad",
         infer=_grad_infer,
+        operands="x F n c ..., gamma F c, mean A n groups, rstd A n groups, dy F n c ... -> "
+        "dx F, dgamma F, dbeta F",
         rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, T, T, X -> X, C, C"),
-        inputs=5,
         attrs=(Int("groups", least=1),),
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),

@@ -13,12 +13,6 @@ import numpy as np
 
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous
 from plancompiler.ops.registry import (
@@ -41,10 +35,7 @@ _OTHERS = 2
 
 def _split_infer(inputs: Types, attrs: AttrMap) -> Types:
     product = inputs[0]
-    for tensor in inputs:
-        expect_dtype("split_qkv", tensor, FLOATS)
-    expect_same_dtype("split_qkv", inputs)
-    if len(product.shape) != 5 or product.shape[3] <= _OTHERS:
+    if product.shape[3] <= _OTHERS:
         raise ShapeError(
             "split_qkv needs a product with groups of heads",
             got=product.shape,
@@ -52,28 +43,14 @@ def _split_infer(inputs: Types, attrs: AttrMap) -> Types:
             "keys, one of values, and at least one of queries",
         )
     batch, length, groups, heads, width = product.shape
-    for bias in inputs[1:]:
-        expect_shape("split_qkv", bias, (groups, heads, width), "bias")
     queries = TensorType((batch, groups * (heads - _OTHERS), length, width), product.dtype)
     keys = TensorType((batch, groups, length, width), product.dtype)
     return queries, keys, keys
 
 
 def _join_infer(inputs: Types, attrs: AttrMap) -> Types:
-    query, key, value = inputs
-    for tensor in inputs:
-        expect_dtype("join_qkv", tensor, FLOATS)
-    expect_same_dtype("join_qkv", inputs)
-    if len(query.shape) != 4:
-        raise ShapeError(
-            "join_qkv needs queries with four axes",
-            got=query.shape,
-            expected="[batch, heads, length, features]",
-        )
-    batch, heads, length, width = query.shape
-    groups = key.shape[1] if len(key.shape) == 4 else 0
-    expect_shape("join_qkv", key, (batch, groups, length, width), "keys (like the queries)")
-    expect_shape("join_qkv", value, key.shape, "values (like the keys)")
+    query, key, _ = inputs
+    (batch, heads, length, width), groups = query.shape, key.shape[1]
     if not groups or heads % groups:
         raise ShapeError(
             "join_qkv needs a multiple of the heads of keys as heads of queries",
@@ -161,8 +138,8 @@ register(
     OpDef(
         "split_qkv",
         infer=_split_infer,
+        operands="product F b t g p d, bias? F g p d -> query F, key F, value F",
         rule=_split_rule,
-        inputs=(1, 2),
         kernel=contiguous(_split_kernel),
         gradient=_split_gradient,
         extra=_extra,
@@ -177,8 +154,8 @@ register(
     OpDef(
         "join_qkv",
         infer=_join_infer,
+        operands="query F b h t d, key F b g t d, value F b g t d -> product F",
         rule=_join_rule,
-        inputs=3,
         kernel=contiguous(_join_kernel),
         gradient=_join_gradient,
         linear=((0, 1, 2),),

@@ -12,20 +12,16 @@ from math import prod
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
-from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import BROADCAST, PARTIAL_SUM, Partial, Reduction, Split
 from plancompiler.ops.attributes import Axis, Dtype, Int, Text
 from plancompiler.ops.check import (
-    ANY,
-    INTEGERS,
     NUMBERS,
     expect_dtype,
-    expect_same_dtype,
     expect_shape,
 )
 from plancompiler.ops.embedding import add_rows
-from plancompiler.ops.gradient import masked
+from plancompiler.ops.gradient import by_op, masked
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
 from plancompiler.ops.registry import (
     Array,
@@ -89,11 +85,8 @@ def _expect_outside(kind: str, axis: int, x: tuple[int, ...], other: TensorType)
 
 
 def _take_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "take_along_axis"
     x, indices = inputs
-    expect_dtype(kind, x, ANY)
-    expect_dtype(kind, indices, INTEGERS, "indices")
-    _expect_outside(kind, attrs["axis"], x.shape, indices)
+    _expect_outside("take_along_axis", attrs["axis"], x.shape, indices)
     return (TensorType(indices.shape, x.dtype),)
 
 
@@ -129,8 +122,8 @@ register(
     OpDef(
         "take_along_axis",
         infer=_take_infer,
+        operands="x X, indices i -> y X",
         rule=_take_rule,
-        inputs=2,
         attrs=(Axis(),),
         kernel=_take_kernel,
         gradient=_take_gradient,
@@ -145,13 +138,7 @@ register(
 
 
 def _take_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "take_along_axis_grad"
-    indices, dy = inputs
-    expect_dtype(kind, indices, INTEGERS, "indices")
-    expect_dtype(kind, dy, NUMBERS, "gradient")
-    expect_shape(kind, dy, indices.shape, "gradient")
-    axis = attrs["axis"]
-    extent = attrs["extent"]
+    dy, axis, extent = inputs[1], attrs["axis"], attrs["extent"]
     return (TensorType((*dy.shape[:axis], extent, *dy.shape[axis + 1 :]), dy.dtype),)
 
 
@@ -195,24 +182,18 @@ def _take_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
     _add_at(out, flat, values)
 
 
-def _take_grad_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return None, apply("take_along_axis", grads[0], inputs[0], axis=attrs["axis"])
-
-
 register(
     OpDef(
         "take_along_axis_grad",
         infer=_take_grad_infer,
+        operands="indices i ..., dy N ... -> dx N",
         rule=_take_grad_rule,
-        inputs=2,
         attrs=(
             Axis(),
             Int("extent", least=0),
         ),
         kernel=in_float32(contiguous(_take_grad_kernel)),
-        gradient=_take_grad_gradient,
+        gradient=by_op("take_along_axis_grad", "take_along_axis"),
         linear=((1,),),
         portable=False,
         doc="(indices, dy) -> zeros with `extent` elements along `axis` and dy added at the "
@@ -228,12 +209,9 @@ MODES = ("set", "add")
 
 def _put_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "put_along_axis"
-    x, indices, updates = inputs
-    mode = attrs["mode"]
-    expect_dtype(kind, x, ANY if mode == "set" else NUMBERS)
-    expect_dtype(kind, indices, INTEGERS, "indices")
-    expect_same_dtype(kind, (x, updates))
-    expect_shape(kind, updates, indices.shape, "updates")
+    x, indices, _ = inputs
+    if attrs["mode"] == "add":
+        expect_dtype(kind, x, NUMBERS)
     _expect_outside(kind, attrs["axis"], x.shape, indices)
     return (x,)
 
@@ -296,8 +274,8 @@ register(
     OpDef(
         "put_along_axis",
         infer=_put_infer,
+        operands="x X, indices i ..., updates X ... -> y X",
         rule=_put_rule,
-        inputs=3,
         attrs=(
             Axis(),
             Text("mode", among=MODES),
@@ -318,16 +296,7 @@ register(
 
 
 def _select_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "index_select"
     x, indices = inputs
-    expect_dtype(kind, x, ANY)
-    expect_dtype(kind, indices, INTEGERS, "indices")
-    if len(indices.shape) != 1:
-        raise ShapeError(
-            "index_select needs indices with one axis",
-            got=indices.shape,
-            hint="take_along_axis takes indices with as many axes as its input",
-        )
     axis = attrs["axis"]
     return (TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
 
@@ -361,8 +330,8 @@ register(
     OpDef(
         "index_select",
         infer=_select_infer,
+        operands="x X, indices i i -> y X",
         rule=_select_rule,
-        inputs=2,
         attrs=(Axis(),),
         kernel=contiguous(_select_kernel),
         gradient=_select_gradient,
@@ -377,8 +346,6 @@ register(
 def _select_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     kind = "index_select_grad"
     indices, dy = inputs
-    expect_dtype(kind, indices, INTEGERS, "indices")
-    expect_dtype(kind, dy, NUMBERS, "gradient")
     axis = attrs["axis"]
     expect_shape(kind, indices, dy.shape[axis : axis + 1], "indices")
     extent = attrs["extent"]
@@ -402,24 +369,18 @@ def _select_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays)
     add_rows(rows, places, values, inside)
 
 
-def _select_grad_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return None, apply("index_select", grads[0], inputs[0], axis=attrs["axis"])
-
-
 register(
     OpDef(
         "index_select_grad",
         infer=_select_grad_infer,
+        operands="indices i, dy N -> dx N",
         rule=_select_grad_rule,
-        inputs=2,
         attrs=(
             Axis(of=1),
             Int("extent", least=0),
         ),
         kernel=in_float32(_select_grad_kernel),
-        gradient=_select_grad_gradient,
+        gradient=by_op("index_select_grad", "index_select"),
         linear=((1,),),
         flops=lambda inputs, outputs, attrs: prod(inputs[1].shape),
         portable=False,
@@ -430,12 +391,6 @@ register(
 
 
 # --- one_hot and bincount -------------------------------------------------------------------------
-
-
-def _one_hot_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("one_hot", inputs[0], INTEGERS, "ids")
-    classes = attrs["classes"]
-    return (TensorType((*inputs[0].shape, classes), attrs["dtype"]),)
 
 
 def _one_hot_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -452,8 +407,8 @@ def _one_hot_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
 register(
     OpDef(
         "one_hot",
-        infer=_one_hot_infer,
-        rule="... -> ... c",
+        infer="ids i -> y dtype",
+        rule="... -> ... classes",
         attrs=(
             Int("classes", least=0),
             Dtype("dtype"),
@@ -463,11 +418,6 @@ register(
         doc="ids [...] -> [..., classes]: 1 at each id, zeros elsewhere.",
     )
 )
-
-
-def _bincount_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("bincount", inputs[0], INTEGERS, "ids")
-    return (TensorType((attrs["classes"],), DType.INT64),)
 
 
 def _bincount_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -481,8 +431,8 @@ def _bincount_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
 register(
     OpDef(
         "bincount",
-        infer=_bincount_infer,
-        rule="... -> c",
+        infer="ids i -> y int64",
+        rule="... -> classes",
         attrs=(Int("classes", least=0),),
         kernel=_bincount_kernel,
         flops=lambda inputs, outputs, attrs: prod(inputs[0].shape),

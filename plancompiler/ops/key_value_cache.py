@@ -10,43 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
-from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attention import attend, attention_line, check_attention, heads_of_keys
 from plancompiler.ops.attention_tiles import LOWER_RIGHT, Tiles
 from plancompiler.ops.attributes import Float
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
-from plancompiler.ops.rotary import POSITIONS
-
-
-def check_position(kind: str, position: TensorType) -> None:
-    """A position is a whole number: a scalar tensor."""
-    expect_dtype(kind, position, POSITIONS, "position")
-    expect_shape(kind, position, (), "position")
 
 
 def _update_infer(inputs: Types, attrs: AttrMap) -> Types:
-    cache, new, position = inputs
-    expect_dtype("cache_update", cache, FLOATS)
-    expect_same_dtype("cache_update", (cache, new))
-    check_position("cache_update", position)
-    if len(cache.shape) != 4:
-        raise ShapeError(
-            "cache_update needs a cache with four axes",
-            got=cache.shape,
-            expected="[batch, heads, capacity, features]",
-        )
-    batch, heads, capacity, width = cache.shape
-    length = new.shape[2] if len(new.shape) == 4 else 0
-    expect_shape("cache_update", new, (batch, heads, length, width), "new entries (like the cache)")
+    capacity, length = inputs[0].shape[2], inputs[1].shape[2]
     if length > capacity:
         raise ShapeError(
             "a cache has no room for so many tokens", got=length, expected=f"at most {capacity}"
@@ -78,6 +52,7 @@ register(
     OpDef(
         "cache_update",
         infer=_update_infer,
+        operands="cache F b h s d, new F b h t d, position p () -> cache F",
         rule="b h [s] d, b h [t] d, ... -> b h [s] d",
         kernel=_update_kernel,
         flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
@@ -89,11 +64,9 @@ register(
 
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "cached_attention"
     # All new tokens are in the cache.
-    attended, _ = check_attention(kind, inputs[:3], {**attrs, "causal": LOWER_RIGHT})
-    check_position(kind, inputs[3])
-    return (attended,)
+    kind = "cached_attention"
+    return check_attention(kind, inputs, {**attrs, "causal": LOWER_RIGHT})[:1]
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -112,8 +85,8 @@ register(
     OpDef(
         "cached_attention",
         infer=_infer,
+        operands="query F b h t d, key F b g s d, value F b g s e, position p () -> y F",
         rule=lambda inputs, outputs, attrs: attention_line(inputs, "Q, K, V, ... -> Y"),
-        inputs=4,
         attrs=(Float("scale"),),
         kernel=in_float32(contiguous(_kernel)),
         extra=_extra,

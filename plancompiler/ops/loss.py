@@ -11,16 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import ExecutionError, ShapeError
-from plancompiler.ir.op import TensorType
+from plancompiler.errors import ExecutionError
 from plancompiler.ops.attributes import Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    INTEGERS,
-    expect_dtype,
-    expect_ndim,
-    expect_shape,
-)
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous
 from plancompiler.ops.pointwise import register_pointwise
 from plancompiler.ops.registry import (
@@ -29,8 +22,6 @@ from plancompiler.ops.registry import (
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
-    Types,
     apply,
     register,
 )
@@ -184,36 +175,12 @@ def own_rows(
     return rows, flat[rows] - low
 
 
-def _nll_infer(inputs: Types, attrs: AttrMap) -> Types:
-    logs, labels = inputs
-    expect_dtype("nll_loss", logs, FLOATS, "log-probabilities")
-    expect_dtype("nll_loss", labels, INTEGERS, "labels")
-    expect_ndim("nll_loss", logs, 1, "log-probabilities")
-    expect_shape("nll_loss", labels, logs.shape[:-1], "labels (one per row)")
-    if logs.shape[-1] == 0:
-        raise ShapeError("nll_loss needs at least one class", got=logs.shape)
-    return (TensorType(labels.shape, logs.dtype),)
-
-
 def _nll_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (logs, labels), (out,) = inputs, outputs
     count, held = context.input_shapes[0][-1], context.input_regions[0][-1]
     rows, classes = own_rows("nll_loss", labels, context.attrs, count, held)
     out.fill(0)
     out.reshape(-1)[rows] = -logs.reshape(labels.size, logs.shape[-1])[rows, classes]
-
-
-def _nll_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    logs, labels = inputs
-    return apply("nll_loss_grad", labels, grads[0], **attrs, classes=logs.shape[-1]), None
-
-
-def _nll_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    labels, dloss = inputs
-    expect_dtype("nll_loss_grad", labels, INTEGERS, "labels")
-    expect_dtype("nll_loss_grad", dloss, FLOATS, "gradient")
-    expect_shape("nll_loss_grad", dloss, labels.shape, "gradient")
-    return (TensorType((*labels.shape, attrs["classes"]), dloss.dtype),)
 
 
 def _nll_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -224,21 +191,14 @@ def _nll_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     out.reshape(labels.size, out.shape[-1])[rows, classes] = -dloss.reshape(-1)[rows]
 
 
-def _nll_grad_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    shared = {name: value for name, value in attrs.items() if name != "classes"}
-    return None, apply("nll_loss", grads[0], inputs[0], **shared)
-
-
 register(
     OpDef(
         "nll_loss",
-        infer=_nll_infer,
+        infer="logs F! ... classes, labels i ... -> loss F ...",
         rule="... v, ... -> ...",
         attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=contiguous(_nll_kernel),
-        gradient=_nll_gradient,
+        gradient=by_op("nll_loss", "nll_loss_grad"),
         linear=((0,),),
         flops=0,
         doc="Minus each row of log-probabilities at its label; zero where the label is "
@@ -248,14 +208,14 @@ register(
 register(
     OpDef(
         "nll_loss_grad",
-        infer=_nll_grad_infer,
-        rule="..., ... -> ... v",
+        infer="labels i, dloss F -> dlogs F",
+        rule="..., ... -> ... classes",
         attrs=(
             Int("ignore_index", IGNORE_INDEX),
             Int("classes", least=1),
         ),
         kernel=contiguous(_nll_grad_kernel),
-        gradient=_nll_grad_gradient,
+        gradient=by_op("nll_loss_grad", "nll_loss"),
         linear=((1,),),
         flops=0,
         doc="The gradient of nll_loss: (labels, dloss) -> dlog-probabilities [..., classes].",

@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plancompiler.ir.dtype import DType
 from plancompiler.ops import (  # noqa: F401  # they register the updates
     data_norm,
     optimizer,
     optimizer_steps,
 )
 from plancompiler.ops.attributes import Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_shape,
-)
 from plancompiler.ops.kernel import copy_unless_shared
 from plancompiler.ops.registry import (
     Arrays,
@@ -48,16 +42,18 @@ def guarded_kind(kind: str) -> str | None:
 def _register_guarded(plain: OpDef) -> None:
     kind = f"guarded_{plain.kind}"
 
-    def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_dtype(kind, inputs[-1], FLOATS, "found_inf")
-        expect_shape(kind, inputs[-1], (), "found_inf")
-        return plain.infer(inputs[:-1], attrs)
+    def guarded(line: str) -> str:
+        return line.replace(" ->", ", found_inf f () ->")
 
+    infer = plain.infer
     register(
         replace(
             plain,
             kind=kind,
-            infer=infer,
+            infer=guarded(infer)
+            if isinstance(infer, str)
+            else lambda inputs, attrs: infer(inputs[:-1], attrs),
+            operands=guarded(plain.operands),
             rule=_guarded_rule(plain.rule),
             inputs=tuple(count + 1 for count in plain.input_counts or ()),
             kernel=_guarded_kernel(plain),
@@ -105,16 +101,6 @@ for _kind in SKIPPABLE:
 # --- the scale ------------------------------------------------------------------------------------
 
 
-def _scale_infer(inputs: Types, attrs: AttrMap) -> Types:
-    scale, steps, broken = inputs
-    expect_dtype("loss_scale_update", scale, FLOATS, "scale")
-    expect_dtype("loss_scale_update", steps, frozenset({DType.INT32}), "good steps")
-    expect_dtype("loss_scale_update", broken, FLOATS, "found_inf")
-    for tensor, name in ((scale, "scale"), (steps, "good steps"), (broken, "found_inf")):
-        expect_shape("loss_scale_update", tensor, (), name)
-    return scale, steps
-
-
 def _scale_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     scale, good = float(inputs[0]), int(inputs[1]) + 1
     factor = context.attrs["factor"]
@@ -129,7 +115,7 @@ def _scale_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
 register(
     OpDef(
         "loss_scale_update",
-        infer=_scale_infer,
+        infer="scale F (), steps int32 (), found_inf f () -> scale F (), steps int32 ()",
         rule="..., ..., ... -> ..., ...",
         attrs=(
             Int("interval", least=1),

@@ -10,17 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import AttributeValueError, ShapeError
+from plancompiler.errors import AttributeValueError
 from plancompiler.ops.attributes import Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    INTEGERS,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32
 from plancompiler.ops.loss import own_rows
 from plancompiler.ops.registry import (
@@ -29,7 +22,6 @@ from plancompiler.ops.registry import (
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
     apply,
     register,
@@ -51,18 +43,8 @@ def _margins(attrs: AttrMap) -> tuple[float, float, float, float]:
     return margins
 
 
-def _infer(kind: str, inputs: Types, attrs: AttrMap) -> Types:
+def _infer(inputs: Types, attrs: AttrMap) -> Types:
     _margins(attrs)
-    cosines, labels, *grads = inputs
-    expect_dtype(kind, cosines, FLOATS, "cosines")
-    expect_dtype(kind, labels, INTEGERS, "labels")
-    expect_ndim(kind, cosines, 1, "cosines")
-    expect_shape(kind, labels, cosines.shape[:-1], "labels (one per row of the cosines)")
-    if cosines.shape[-1] == 0:
-        raise ShapeError(f"{kind} needs at least one class", got=cosines.shape)
-    for grad in grads:
-        expect_shape(kind, grad, cosines.shape, "gradient")
-    expect_same_dtype(kind, (cosines, *grads))
     return inputs[:1]
 
 
@@ -82,10 +64,6 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         x = np.cos(np.arccos(np.clip(x, -NEAR_ONE, NEAR_ONE)) * first + second)
     np.multiply(cosines, scale, out=out)
     out.reshape(labels.size, width)[rows, columns] = (x - third) * scale
-
-
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return apply("margin_logits_grad", inputs[0], inputs[1], grads[0], **attrs), None
 
 
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -123,11 +101,12 @@ def _grad_formula(attrs: AttrMap, cosines: Any, labels: Any, dy: Any) -> Any:
 register(
     OpDef(
         "margin_logits",
-        infer=lambda inputs, attrs: _infer("margin_logits", inputs, attrs),
+        infer=_infer,
+        operands="cosines F!, labels i -> y F",
         rule="... v, ... -> ... v",
         attrs=_ATTRS,
         kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
+        gradient=by_op("margin_logits", "margin_logits_grad"),
         flops=1,
         inplace=((0, 0),),
         portable=False,
@@ -139,7 +118,8 @@ register(
 register(
     OpDef(
         "margin_logits_grad",
-        infer=lambda inputs, attrs: _infer("margin_logits_grad", inputs, attrs),
+        infer=_infer,
+        operands="cosines F!, labels i, dy F -> dcosines F",
         rule="... v, ..., ... v -> ... v",
         attrs=_ATTRS,
         kernel=in_float32(contiguous(_grad_kernel)),

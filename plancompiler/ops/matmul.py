@@ -17,7 +17,6 @@ from plancompiler.ops.check import (
     expect_dtype,
     expect_ndim,
     expect_same_dtype,
-    expect_shape,
 )
 from plancompiler.ops.gradient import reduce_to
 from plancompiler.ops.kernel import Direct, in_float32, rows_of, with_direct
@@ -146,16 +145,6 @@ register(
 )
 
 
-def _contract_infer(inputs: Types, attrs: AttrMap) -> Types:
-    a, b = inputs
-    for tensor in inputs:
-        expect_dtype("contract_leading", tensor, NUMBERS)
-        expect_ndim("contract_leading", tensor, 2)
-    dtype = expect_same_dtype("contract_leading", inputs)
-    expect_shape("contract_leading", b, (*a.shape[:-1], b.shape[-1]), "second input")
-    return (TensorType((a.shape[-1], b.shape[-1]), dtype),)
-
-
 def _contract_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
     if any(len(shape) != 2 for shape in context.input_shapes):
         return None
@@ -179,7 +168,7 @@ def _contract_gradient(
 register(
     OpDef(
         "contract_leading",
-        infer=_contract_infer,
+        infer="a N ... r i, b N ... r j -> c N i j",
         rule="... i, ... j -> i j",
         kernel=in_float32(_contract_kernel),
         gradient=_contract_gradient,

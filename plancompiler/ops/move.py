@@ -21,9 +21,7 @@ from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import PARTIAL_SUM, Partial, Reduction
 from plancompiler.ir.shard import Region
 from plancompiler.ops.attributes import Axes, Ints, Number, Shape
-from plancompiler.ops.check import (
-    expect_same_dtype,
-)
+from plancompiler.ops.check import same_types
 from plancompiler.ops.elementwise import check_scalar
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
@@ -132,29 +130,23 @@ def moving_kernel(maps: Maps, fill: Callable[[AttrMap], Any] = lambda attrs: 0) 
 # --- flip -----------------------------------------------------------------------------------------
 
 
-def _flip_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return inputs
-
-
 def _flip_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     shape = context.input_shapes[0]
     last = {axis: shape[axis] - 1 for axis in context.attrs["axes"]}
     return {axis: lambda index, end=end: end - index for axis, end in last.items()}  # type: ignore[misc]  # the default binds the loop's value
 
 
-def _flip_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (apply("flip", grads[0], axes=attrs["axes"]),)
-
-
 register(
     OpDef(
         "flip",
-        infer=_flip_infer,
+        infer=same_types,
         rule=moving_rule(lambda inputs, outputs, attrs: attrs["axes"]),
         inputs=1,
         attrs=(Axes(),),
         kernel=moving_kernel(_flip_maps),
-        gradient=_flip_gradient,
+        gradient=lambda attrs, inputs, outputs, grads: (
+            apply("flip", grads[0], axes=attrs["axes"]),
+        ),
         linear=((0,),),
         extra=keeps_extremes,
         flops=0,
@@ -372,10 +364,6 @@ def _strided_shape(attrs: AttrMap, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(len(range(*bounds)) for bounds in _strided(attrs, shape))
 
 
-def _strided_slice_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return (TensorType(_strided_shape(attrs, inputs[0].shape), inputs[0].dtype),)
-
-
 def _cut(inputs: Types, outputs: Types, attrs: AttrMap) -> Sequence[int]:
     pairs = zip(inputs[0].shape, outputs[0].shape, strict=True)
     return [axis for axis, (before, after) in enumerate(pairs) if before != after]
@@ -393,16 +381,12 @@ def _strided_slice_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     }
 
 
-def _strided_slice_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return (apply("strided_slice_grad", grads[0], shape=inputs[0].shape, **attrs),)
-
-
 register(
     OpDef(
         "strided_slice",
-        infer=_strided_slice_infer,
+        infer=lambda inputs, attrs: (
+            (TensorType(_strided_shape(attrs, inputs[0].shape), inputs[0].dtype),)
+        ),
         rule=moving_rule(_cut),
         inputs=1,
         attrs=(
@@ -411,7 +395,9 @@ register(
             Ints("steps"),
         ),
         kernel=moving_kernel(_strided_slice_maps),
-        gradient=_strided_slice_gradient,
+        gradient=lambda attrs, inputs, outputs, grads: (
+            (apply("strided_slice_grad", grads[0], shape=inputs[0].shape, **attrs),)
+        ),
         linear=((0,),),
         extra=keeps_extremes,
         flops=0,
@@ -483,7 +469,6 @@ register(
 
 
 def _slice_scatter_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_same_dtype("slice_scatter", inputs)
     expected = _strided_shape(attrs, inputs[0].shape)
     if inputs[1].shape != expected:
         raise ShapeError(
@@ -501,15 +486,6 @@ def _slice_scatter_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     x = " ".join(f"a{axis}" for axis in axes) or "..."
     value = " ".join(f"[v{axis}]" if axis in own else f"a{axis}" for axis in axes) or "..."
     return f"{x}, {value} -> {x}"
-
-
-def _slice_scatter_extra(
-    inputs: Types, outputs: Types, attrs: AttrMap, parts: int
-) -> tuple[Signature, ...]:
-    return tuple(
-        Signature((Partial(reduction),) * 2, (Partial(reduction),))
-        for reduction in (Reduction.MAX, Reduction.MIN)
-    )
 
 
 def _written_box(context: KernelContext) -> tuple[_Index, _Index]:
@@ -556,8 +532,8 @@ register(
     OpDef(
         "slice_scatter",
         infer=_slice_scatter_infer,
+        operands="x X, value X -> y X",
         rule=_slice_scatter_rule,
-        inputs=2,
         attrs=(
             Ints("starts"),
             Ints("stops"),
@@ -566,7 +542,10 @@ register(
         kernel=_slice_scatter_kernel,
         gradient=_slice_scatter_gradient,
         linear=((0, 1),),
-        extra=_slice_scatter_extra,
+        extra=lambda inputs, outputs, attrs, parts: tuple(
+            Signature((Partial(reduction),) * 2, (Partial(reduction),))
+            for reduction in (Reduction.MAX, Reduction.MIN)
+        ),
         flops=0,
         inplace=((0, 0),),
         precision="following",

@@ -6,20 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import ShapeError
-from plancompiler.ir.op import TensorType
 from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Float
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_accumulated,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula, unless_first
-from plancompiler.ops.gradient import reduce_to
+from plancompiler.ops.gradient import by_op, reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.numba_loops import row_loop
 from plancompiler.ops.registry import (
@@ -27,34 +17,9 @@ from plancompiler.ops.registry import (
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
-    Types,
     apply,
     register,
 )
-
-
-def _check(kind: str, inputs: Types) -> TensorType:
-    """Checks x and gamma; returns the type of the statistics. To compute with a mean of 16 bits
-    would lose what is near it.
-    """
-    x, gamma = inputs[0], inputs[1]
-    for tensor in inputs:
-        expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs[:2])
-    expect_ndim(kind, x, 1)
-    if x.shape[-1] == 0:
-        raise ShapeError(f"{kind} over an empty axis has no value", got=x.shape)
-    expect_shape(kind, gamma, x.shape[-1:], "gamma")
-    return TensorType((*x.shape[:-1], 1), x.dtype.accumulator)
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    x, _, beta = inputs
-    statistics = _check("layer_norm", inputs)
-    expect_same_dtype("layer_norm", inputs)
-    expect_shape("layer_norm", beta, x.shape[-1:], "beta")
-    return x, statistics, statistics
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -82,17 +47,6 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         np.multiply(y, rstd, out=y)
         np.multiply(y, gamma, out=y)
         np.add(y, beta, out=y)
-
-
-def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    x, gamma, mean, rstd, dy = inputs
-    statistics = _check("layer_norm_grad", inputs)
-    expect_same_dtype("layer_norm_grad", (x, dy))
-    for tensor, name in ((mean, "mean"), (rstd, "rstd")):
-        expect_accumulated("layer_norm_grad", tensor, x.dtype, name)
-        expect_shape("layer_norm_grad", tensor, statistics.shape, name)
-    expect_shape("layer_norm_grad", dy, x.shape, "gradient")
-    return x, gamma, gamma
 
 
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -125,12 +79,6 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         np.multiply(dx, rstd, out=dx)
 
 
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    (x, gamma, _), (_, mean, rstd) = inputs, outputs
-    dx, dgamma, dbeta = apply("layer_norm_grad", x, gamma, mean, rstd, grads[0])
-    return dx, dgamma, dbeta
-
-
 def _formula(attrs: AttrMap, x: Any, gamma: Any, beta: Any) -> tuple[Any, ...]:
     mean = x.mean(-1, keepdims=True)
     centred = x - mean
@@ -150,11 +98,11 @@ def _grad_formula(
 register(
     OpDef(
         "layer_norm",
-        infer=_infer,
+        infer="x F!, gamma F, beta F -> y F, mean A, rstd A",
         rule="... [d], [d], [d] -> ... [d], ... 1, ... 1",
         attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_kernel)),
-        gradient=unless_first(_gradient, _formula),
+        gradient=unless_first(by_op("layer_norm", "layer_norm_grad"), _formula),
         flops=7,
         inplace=((0, 0),),
         doc="(x, gamma, beta) -> (y, mean, 1 / standard deviation) over the last axis, which stays "
@@ -164,7 +112,7 @@ register(
 register(
     OpDef(
         "layer_norm_grad",
-        infer=_grad_infer,
+        infer="x F!, gamma F, mean A, rstd A, dy F -> dx F, dgamma F, dbeta F",
         rule="... [d], [d], ... 1, ... 1, ... [d] -> ... [d], [d], [d]",
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),

@@ -12,26 +12,9 @@ import numpy as np
 
 from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Bool, Float
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.kernel import blocks, copy_unless_shared, once, scratch
 from plancompiler.ops.numba_loops import row_loop
-from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
-
-
-def _check(kind: str, inputs: Types) -> None:
-    """Variable, gradient and state of one type, and a scalar learning rate at the end."""
-    *tensors, rate = inputs
-    for tensor in tensors:
-        expect_dtype(kind, tensor, FLOATS)
-        expect_shape(kind, tensor, tensors[0].shape, "gradient and state")
-    expect_same_dtype(kind, tuple(tensors))
-    expect_dtype(kind, rate, FLOATS, "learning rate")
-    expect_shape(kind, rate, (), "learning rate")
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, register
 
 
 def _with_decay(context: KernelContext, w: Array, g: Array, scale: float, decay: float) -> Array:
@@ -52,11 +35,6 @@ def _with_decay(context: KernelContext, w: Array, g: Array, scale: float, decay:
 # --- stochastic gradient descent ------------------------------------------------------------------
 
 
-def _sgd_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("sgd_update", inputs)
-    return inputs[:1]
-
-
 def _sgd_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     *tensors, rate_tensor = inputs
     rate = float(rate_tensor)
@@ -75,7 +53,7 @@ def _sgd_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
 register(
     OpDef(
         "sgd_update",
-        infer=_sgd_infer,
+        infer="w F, g F, rate f () -> w F",
         rule="..., ..., ... -> ...",
         attrs=(
             Float("weight_decay", 0.0, least=0.0),
@@ -91,11 +69,6 @@ register(
 
 
 # --- momentum -------------------------------------------------------------------------------------
-
-
-def _momentum_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("momentum_update", inputs)
-    return inputs[0], inputs[2]
 
 
 def _momentum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -122,7 +95,7 @@ def _momentum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
 register(
     OpDef(
         "momentum_update",
-        infer=_momentum_infer,
+        infer="w F, g F, m F, rate f () -> w F, m F",
         rule="..., ..., ..., ... -> ..., ...",
         attrs=(
             Float("momentum", least=0.0),
@@ -142,11 +115,6 @@ register(
 
 
 # --- Adam -----------------------------------------------------------------------------------------
-
-
-def _adam_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("adam_update", inputs)
-    return inputs[0], inputs[2], inputs[3]
 
 
 def _adam_numbers(attrs: AttrMap) -> tuple[float, float, float, float, bool, float]:
@@ -205,7 +173,7 @@ def _adam_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 register(
     OpDef(
         "adam_update",
-        infer=_adam_infer,
+        infer="w F, g F, m F, v F, rate f () -> w F, m F, v F",
         rule="..., ..., ..., ..., ... -> ..., ..., ...",
         attrs=(
             Float("beta1", least=0.0, below=1.0),

@@ -14,17 +14,8 @@ import math
 import numpy as np
 
 from plancompiler.errors import AttributeValueError
-from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Bool, Float
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.kernel import blocks, contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -37,17 +28,6 @@ from plancompiler.ops.registry import (
 )
 
 
-def _check(kind: str, inputs: Types, tensors: int) -> None:
-    """Tensors of one type, and floating scalars after them."""
-    for tensor in inputs[:tensors]:
-        expect_dtype(kind, tensor, FLOATS)
-        expect_shape(kind, tensor, inputs[0].shape, "gradient and state")
-    expect_same_dtype(kind, inputs[:tensors])
-    for tensor in inputs[tensors:]:
-        expect_dtype(kind, tensor, FLOATS, "scalar")
-        expect_shape(kind, tensor, (), "scalar")
-
-
 def _betas(attrs: AttrMap) -> tuple[float, float]:
     return (
         attrs["beta1"],
@@ -56,12 +36,6 @@ def _betas(attrs: AttrMap) -> tuple[float, float]:
 
 
 # --- Lion -----------------------------------------------------------------------------------------
-
-
-def _lion_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("lion_update", inputs, 3)
-    _betas(attrs)
-    return inputs[0], inputs[2]
 
 
 def _lion_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -87,7 +61,7 @@ def _lion_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 register(
     OpDef(
         "lion_update",
-        infer=_lion_infer,
+        infer="w F, g F, m F, rate f () -> w F, m F",
         rule="..., ..., ..., ... -> ..., ...",
         attrs=(
             Float("beta1", least=0.0, below=1.0),
@@ -108,7 +82,6 @@ register(
 
 
 def _average_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("moving_average_update", inputs, 2)
     decay, power = attrs["decay"], attrs["power"]
     if (decay is None) == (power is None):
         raise AttributeValueError(
@@ -133,6 +106,7 @@ register(
     OpDef(
         "moving_average_update",
         infer=_average_infer,
+        operands="state F, value F -> state F",
         rule="..., ... -> ...",
         attrs=(
             Float("decay", None, least=0.0, below=1.0),
@@ -149,20 +123,6 @@ register(
 
 
 # --- LAMB -----------------------------------------------------------------------------------------
-
-
-def _direction_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("lamb_direction", inputs[:4], 4)
-    for tensor, name in zip(inputs[4:], ("factor", "count"), strict=False):
-        wanted = FLOATS if name == "factor" else frozenset({DType.INT32})
-        expect_dtype("lamb_direction", tensor, wanted, name)
-        expect_shape("lamb_direction", tensor, (), name)
-    _betas(attrs)
-    return inputs[0], inputs[2], inputs[3]
-
-
-def _direction_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    return f"{', '.join('...' for _ in inputs)} -> ..., ..., ..."
 
 
 def _direction_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -196,11 +156,6 @@ def _direction_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
             np.add(u, work, out=u)
 
 
-def _lamb_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("lamb_update", inputs, 2)
-    return inputs[:1]
-
-
 def _step_along(context: KernelContext, rate: float, inputs: Arrays, outputs: Arrays) -> None:
     """w - rate * u."""
     for w, u, out in blocks(*inputs[:2], *outputs):
@@ -218,9 +173,10 @@ def _lamb_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 register(
     OpDef(
         "lamb_direction",
-        infer=_direction_infer,
-        rule=_direction_rule,
         inputs=(4, 6),
+        infer="w F ..., g F ..., m F ..., v F ..., factor? f (), count? int32 () -> "
+        "u F ..., m F ..., v F ...",
+        rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ..., ..., ...",
         attrs=(
             Float("beta1", least=0.0, below=1.0),
             Float("beta2", least=0.0, below=1.0),
@@ -241,7 +197,7 @@ register(
 register(
     OpDef(
         "lamb_update",
-        infer=_lamb_infer,
+        infer="w F, u F, size f (), length f (), rate f () -> w F",
         rule="..., ..., ..., ..., ... -> ...",
         kernel=_lamb_kernel,
         flops=2,
@@ -256,16 +212,6 @@ register(
 # --- Adafactor ------------------------------------------------------------------------------------
 
 
-def _moments_infer(inputs: Types, attrs: AttrMap) -> Types:
-    (g,) = inputs
-    expect_dtype("adafactor_moments", g, FLOATS)
-    expect_ndim("adafactor_moments", g, 2)
-    return (
-        TensorType(g.shape[:-1], g.dtype),
-        TensorType((*g.shape[:-2], g.shape[-1]), g.dtype),
-    )
-
-
 def _moments_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (g,), (rows, columns) = inputs, outputs
     height, width = context.input_shapes[0][-2:]
@@ -276,18 +222,6 @@ def _moments_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     np.add.reduce(squares, axis=-2, out=columns)
     np.multiply(rows, 1.0 / max(width, 1), out=rows)
     np.multiply(columns, 1.0 / max(height, 1), out=columns)
-
-
-def _factored_infer(inputs: Types, attrs: AttrMap) -> Types:
-    for tensor in inputs:
-        expect_dtype("adafactor_direction", tensor, FLOATS)
-    expect_same_dtype("adafactor_direction", inputs)
-    g, rows, columns, total = inputs
-    expect_ndim("adafactor_direction", g, 2)
-    expect_shape("adafactor_direction", rows, g.shape[:-1], "row moments")
-    expect_shape("adafactor_direction", columns, (*g.shape[:-2], g.shape[-1]), "column moments")
-    expect_shape("adafactor_direction", total, g.shape[:-2], "sum of the row moments")
-    return inputs[:1]
 
 
 def _factored_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -304,11 +238,6 @@ def _inverse_root(moments: Array) -> Array:
     roots: Array = np.zeros_like(moments)
     np.divide(1.0, np.sqrt(moments), out=roots, where=moments > 0)
     return roots
-
-
-def _adafactor_infer(inputs: Types, attrs: AttrMap) -> Types:
-    _check("adafactor_update", inputs, 2)
-    return inputs[:1]
 
 
 def _adafactor_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -329,7 +258,7 @@ def _adafactor_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
 register(
     OpDef(
         "adafactor_moments",
-        infer=_moments_infer,
+        infer="g F -> rows F, columns F",
         rule="... r c -> ... r, ... c",
         attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_moments_kernel)),
@@ -341,7 +270,7 @@ register(
 register(
     OpDef(
         "adafactor_direction",
-        infer=_factored_infer,
+        infer="g F, rows F, columns F, total F -> u F",
         rule="... r c, ... r, ... c, ... -> ... r c",
         kernel=in_float32(_factored_kernel),
         linear=((0,),),
@@ -355,7 +284,7 @@ register(
 register(
     OpDef(
         "adafactor_update",
-        infer=_adafactor_infer,
+        infer="w F, u F, size f (), length f (), rate f () -> w F",
         rule="..., ..., ..., ..., ... -> ...",
         attrs=(
             Float("clip", least=1e-30),

@@ -12,24 +12,16 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Axis, Bool, Int
-from plancompiler.ops.check import (
-    NUMBERS,
-    expect_dtype,
-)
-from plancompiler.ops.gradient import only_first
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
-    Gradient,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
-    apply,
     register,
 )
-from plancompiler.ops.scan import axis_rule
+from plancompiler.ops.scan import at_indices, axis_rule
 
 _PARTITION_FROM = 256
 """Rows from this length on are partitioned before the few greatest are sorted."""
@@ -83,34 +75,12 @@ def _first_of_order(x: Array, count: int, descending: bool) -> Array:
     return np.take_along_axis(candidates, order, axis=-1)
 
 
-def _scatter_gradient(kind: str) -> Gradient:
-    """What each value's gradient adds at the value's index (the second output)."""
-
-    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        axis = attrs["axis"]
-        extent = inputs[0].shape[axis]
-        grad = only_first(kind, grads)
-        return (apply("take_along_axis_grad", outputs[1], grad, axis=axis, extent=extent),)
-
-    return gradient
-
-
 def _sort_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     extent = inputs[0].shape[attrs["axis"]]
     return element_count(inputs[0].shape) * max(1, extent.bit_length())
 
 
 # --- sort and argsort -----------------------------------------------------------------------------
-
-
-def _sort_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("sort", inputs[0], NUMBERS)
-    return inputs[0], TensorType(inputs[0].shape, DType.INT64)
-
-
-def _argsort_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("argsort", inputs[0], NUMBERS)
-    return (TensorType(inputs[0].shape, DType.INT64),)
 
 
 def _sort_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -130,12 +100,11 @@ def _argsort_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
 register(
     OpDef(
         "sort",
-        infer=_sort_infer,
+        infer="x N ... -> values N ..., indices int64 ...",
         rule=axis_rule,
-        inputs=1,
         attrs=(Axis(), Bool("descending", False)),
         kernel=_sort_kernel,
-        gradient=_scatter_gradient("sort"),
+        gradient=at_indices("sort"),
         flops=_sort_flops,
         portable=False,
         doc="The elements in order along an axis, and the int64 index that each had.",
@@ -144,9 +113,8 @@ register(
 register(
     OpDef(
         "argsort",
-        infer=_argsort_infer,
+        infer="x N ... -> indices int64 ...",
         rule=axis_rule,
-        inputs=1,
         attrs=(Axis(), Bool("descending", False)),
         kernel=_argsort_kernel,
         flops=_sort_flops,
@@ -159,7 +127,6 @@ register(
 
 
 def _topk_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("topk", inputs[0], NUMBERS)
     shape = inputs[0].shape
     axis = attrs["axis"]
     count = attrs["k"]
@@ -186,15 +153,15 @@ register(
     OpDef(
         "topk",
         infer=_topk_infer,
+        operands="x N -> values N, indices int64",
         rule=axis_rule,
-        inputs=1,
         attrs=(
             Axis(),
             Int("k", least=0),
             Bool("largest", True),
         ),
         kernel=_topk_kernel,
-        gradient=_scatter_gradient("topk"),
+        gradient=at_indices("topk"),
         flops=1,
         portable=False,
         doc="The k greatest elements along an axis (the least where `largest` is False), the first "

@@ -10,24 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from plancompiler.ops.attributes import Attribute, complete
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.elementwise_program import kernel_of
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.registry import (
     AttrMap,
     Formula,
     Gradient,
-    Infer,
     Kernel,
     OpDef,
     Precision,
     Tensors,
-    Types,
     apply,
     register,
 )
@@ -86,7 +78,7 @@ def register_pointwise(
         register(
             OpDef(
                 name,
-                infer=_infer_of(name),
+                infer=", ".join(f"x{each} F" for each in range(inputs)) + " -> y F",
                 attrs=schema,
                 rule=f"{', '.join(['...'] * inputs)} -> ...",
                 takes_bfloat16=given is None,
@@ -108,14 +100,3 @@ def register_pointwise(
     takes = "(y, dy)" if of_output else takes
     define(kind, count, kernel, formula, gradient)
     define(grad_kind, count + 1, grad_kernel, grad_formula, by_formula(grad_formula))
-
-
-def _infer_of(kind: str) -> Infer:
-    def infer(inputs: Types, attrs: AttrMap) -> Types:
-        for tensor in inputs:
-            expect_dtype(kind, tensor, FLOATS)
-            expect_shape(kind, tensor, inputs[0].shape, "further inputs")
-        expect_same_dtype(kind, inputs)
-        return inputs[:1]
-
-    return infer

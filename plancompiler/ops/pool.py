@@ -19,19 +19,14 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Bool, Ints
 from plancompiler.ops.check import (
-    FLOATS,
-    NUMBERS,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
     expect_shape,
 )
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
-    Gradient,
     KernelContext,
     OpDef,
     Tensors,
@@ -98,10 +93,6 @@ def _register_max(ndim: int) -> None:
 
     def output_type(name: str, inputs: Types, attrs: AttrMap) -> TensorType:
         x = inputs[0]
-        for tensor in inputs:
-            expect_dtype(name, tensor, NUMBERS)
-        expect_same_dtype(name, inputs)
-        expect_ndim(name, x, ndim)
         spatial = _window(name, attrs, ndim).output_shape(name, x.shape[x_axis(x) :])
         return TensorType((*x.shape[: x_axis(x)], *spatial), x.dtype)
 
@@ -122,7 +113,6 @@ def _register_max(ndim: int) -> None:
     def grad_infer(inputs: Types, attrs: AttrMap) -> Types:
         made = output_type(grad_kind, inputs, attrs)
         expect_shape(grad_kind, inputs[1], made.shape, "pooled input")
-        expect_shape(grad_kind, inputs[2], made.shape, "gradient")
         return (inputs[0],)
 
     def winners(context: KernelContext, x: Array, y: Array) -> Iterator[tuple[Index, Index, Array]]:
@@ -143,18 +133,9 @@ def _register_max(ndim: int) -> None:
             for target, source, chosen in winners(context, x, y):
                 dx[source] += dy[target] * chosen
 
-    def other(kind: str) -> Gradient:
-        """Both are linear in their last input: each is the other's transpose."""
-
-        def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-            return None, None, apply(kind, *inputs[:2], grads[0], **attrs)
-
-        return gradient
-
     def pick_infer(inputs: Types, attrs: AttrMap) -> Types:
         made = output_type(pick_kind, inputs, attrs)
         expect_shape(pick_kind, inputs[1], made.shape, "pooled input")
-        expect_shape(pick_kind, inputs[2], inputs[0].shape, "elements")
         return (made,)
 
     def pick_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -162,9 +143,6 @@ def _register_max(ndim: int) -> None:
             out.fill(0)
             for target, source, chosen in winners(context, x, y):
                 out[target] += values[source] * chosen
-
-    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        return (apply(grad_kind, inputs[0], outputs[0], grads[0], **attrs),)
 
     def extra(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
         whole = Partial(Reduction.MAX)
@@ -174,10 +152,11 @@ def _register_max(ndim: int) -> None:
         OpDef(
             kind,
             infer=infer,
+            operands="x N -> y N",
             rule=_line(ndim, "s>t"),
             attrs=attrs,
             kernel=contiguous(kernel),
-            gradient=gradient,
+            gradient=by_op(kind, grad_kind),
             extra=extra,
             flops=_pool_flops,
             doc=f"The greatest element of each window over the last {ndim} axes; padding never "
@@ -188,10 +167,11 @@ def _register_max(ndim: int) -> None:
         OpDef(
             grad_kind,
             infer=grad_infer,
+            operands="x N, y N, dy N -> dx N",
             rule=_line(ndim, "stt>s"),
             attrs=attrs,
             kernel=in_float32(contiguous(grad_kernel)),
-            gradient=other(pick_kind),
+            gradient=by_op(grad_kind, pick_kind),
             linear=((2,),),
             flops=_grad_flops,
             doc=f"The gradient of {kind}: (x, y, dy) -> dx, to the first greatest element of each "
@@ -202,10 +182,11 @@ def _register_max(ndim: int) -> None:
         OpDef(
             pick_kind,
             infer=pick_infer,
+            operands="x N, y N, ddx N -> ddy N",
             rule=_line(ndim, "sts>t"),
             attrs=attrs,
             kernel=in_float32(contiguous(pick_kernel)),
-            gradient=other(grad_kind),
+            gradient=by_op(pick_kind, grad_kind),
             linear=((2,),),
             flops=_pool_flops,
             doc=f"What {kind}_grad is transposed: (x, y, elements like x) -> the element of each "
@@ -227,19 +208,13 @@ def _counts(window: Window, spatial: Sequence[int], windows: Sequence[int], padd
     return counts
 
 
-def _average_shape(kind: str, inputs: Types, attrs: AttrMap, ndim: int) -> Window:
-    expect_dtype(kind, inputs[0], FLOATS)
-    expect_ndim(kind, inputs[0], ndim)
-    return _window(kind, attrs, ndim)
-
-
 def _register_average(ndim: int) -> None:
     kind = f"avg_pool{ndim}d"
     grad_kind = f"{kind}_grad"
     attrs = (Ints("kernel"), *window_attributes(ndim), Bool("count_padding", True))
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
-        window = _average_shape(kind, inputs, attrs, ndim)
+        window = _window(kind, attrs, ndim)
         shape = inputs[0].shape
         spatial = window.output_shape(kind, shape[len(shape) - ndim :])
         return (TensorType((*shape[: len(shape) - ndim], *spatial), inputs[0].dtype),)
@@ -267,7 +242,7 @@ def _register_average(ndim: int) -> None:
         return (apply(grad_kind, grads[0], **attrs, size=spatial),)
 
     def grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-        window = _average_shape(grad_kind, inputs, attrs, ndim)
+        window = _window(grad_kind, attrs, ndim)
         size, (dy,) = attrs["size"], inputs
         leading = len(dy.shape) - ndim
         if len(size) != ndim or window.output_shape(grad_kind, size) != dy.shape[leading:]:
@@ -287,14 +262,11 @@ def _register_average(ndim: int) -> None:
                 part = dx[box(slice(None), *source)]
                 np.add(part, share[box(slice(None), *target)], out=part)
 
-    def grad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        shared = {name: value for name, value in attrs.items() if name != "size"}
-        return (apply(kind, grads[0], **shared),)
-
     register(
         OpDef(
             kind,
             infer=infer,
+            operands="x F -> y F",
             rule=_line(ndim, "s>t"),
             attrs=attrs,
             kernel=in_float32(contiguous(kernel)),
@@ -310,10 +282,11 @@ def _register_average(ndim: int) -> None:
         OpDef(
             grad_kind,
             infer=grad_infer,
+            operands="dy F -> dx F",
             rule=_line(ndim, "t>s"),
             attrs=(*attrs, Ints("size")),
             kernel=in_float32(contiguous(grad_kernel)),
-            gradient=grad_gradient,
+            gradient=by_op(grad_kind, kind),
             linear=((0,),),
             flops=_grad_flops,
             portable=False,
@@ -354,8 +327,6 @@ def _register_adaptive(ndim: int) -> None:
     grad_kind = f"{kind}_grad"
 
     def resized(name: str, inputs: Types, attrs: AttrMap) -> Types:
-        expect_dtype(name, inputs[0], FLOATS)
-        expect_ndim(name, inputs[0], ndim)
         size, shape = attrs["size"], inputs[0].shape
         leading = len(shape) - ndim
         if len(size) != ndim or min(size) < 1 or 0 in shape[leading:]:
@@ -384,6 +355,7 @@ def _register_adaptive(ndim: int) -> None:
         OpDef(
             kind,
             infer=lambda inputs, attrs: resized(kind, inputs, attrs),
+            operands="x F -> y F",
             rule=_line(ndim, "s>t"),
             attrs=(Ints("size"),),
             kernel=in_float32(kernel),
@@ -399,6 +371,7 @@ def _register_adaptive(ndim: int) -> None:
         OpDef(
             grad_kind,
             infer=lambda inputs, attrs: resized(grad_kind, inputs, attrs),
+            operands="x F -> y F",
             rule=_line(ndim, "t>s"),
             attrs=(Ints("size"),),
             kernel=in_float32(grad_kernel),

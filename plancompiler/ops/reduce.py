@@ -133,10 +133,6 @@ def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
     np.add.reduce(x, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-def _sum_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (expand_to(kept_axes(grads[0], attrs, inputs[0]), inputs[0].shape),)
-
-
 register(
     OpDef(
         "sum",
@@ -145,7 +141,9 @@ register(
         inputs=1,
         attrs=REDUCED,
         kernel=in_float32(_sum_kernel),
-        gradient=_sum_gradient,
+        gradient=lambda attrs, inputs, outputs, grads: (
+            (expand_to(kept_axes(grads[0], attrs, inputs[0]), inputs[0].shape),)
+        ),
         linear=((0,),),
         linear_if=keeps_dtype,
         flops=1,

@@ -18,6 +18,7 @@ from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.sbp import NdSbp, Reduction
 from plancompiler.ir.shard import Region, element_count
 from plancompiler.ops.attributes import Attribute, Recorded, check_attributes, complete
+from plancompiler.ops.operands import Operands, parse_operands
 from plancompiler.ops.rule import (
     NdSignature,
     Signature,
@@ -151,15 +152,18 @@ class OpDef:
     """The one definition of an op."""
 
     kind: str
-    infer: Infer
+    infer: Infer | str
+    """The shape rule; or the line of `operands`, from which it follows."""
     rule: str | Rule
     kernel: Kernel
     gradient: Gradient | None = None
     attrs: tuple[Attribute, ...] = ()
     """The attributes that the op may have."""
+    operands: str = ""
+    """Names, dtypes and shapes of operands (`ops.operands`), checked before `infer` is asked."""
     inputs: int | Sequence[int] | None = None
-    """How many inputs the op has, or may have; None where `rule` is a text, which says it, or where
-    `infer` checks it."""
+    """How many inputs the op has, or may have; None where `operands` or a `rule` that is a text
+    says it, or where `infer` checks it."""
     linear: tuple[tuple[int, ...], ...] = ()
     """Sets of inputs in which the op is linear together: `((0, 1),)` for add, `((0,), (1,))` for
     matmul."""
@@ -220,8 +224,18 @@ class OpDef:
     doc: str = ""
 
     @property
+    def line(self) -> Operands | None:
+        """What is said of the operands."""
+        line = self.infer if isinstance(self.infer, str) else self.operands
+        if not line:
+            return None
+        return parse_operands(line, self.rule if isinstance(self.rule, str) else None)
+
+    @property
     def input_counts(self) -> Sequence[int] | None:
         """How many inputs the op may have; None where `infer` checks it."""
+        if self.inputs is None and self.line is not None:
+            return self.line.counts
         if self.inputs is None and isinstance(self.rule, str):
             return (len(parse_rule_line(self.rule)[0]),)
         return (self.inputs,) if isinstance(self.inputs, int) else self.inputs
@@ -242,7 +256,14 @@ class OpDef:
                 else " or ".join(map(str, accepted)),
             )
         check_attributes(self.kind, self.attrs, attrs, inputs)
-        return self.infer(inputs, self.complete(attrs))
+        named = self.complete(attrs)
+        line = self.line
+        if callable(self.infer):
+            if line is not None:
+                line.check(self.kind, inputs, named)
+            return self.infer(inputs, named)
+        assert line is not None
+        return line.results(self.kind, inputs, named)
 
     def gradients(
         self,

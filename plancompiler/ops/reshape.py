@@ -19,11 +19,8 @@ from plancompiler.ir.sbp import Split
 from plancompiler.ops.attributes import Ints
 from plancompiler.ops.kernel import copy_unless_shared
 from plancompiler.ops.registry import (
-    Arrays,
     AttrMap,
-    KernelContext,
     OpDef,
-    Tensors,
     Types,
     register,
 )
@@ -134,14 +131,6 @@ def _legal(
     return True
 
 
-def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    copy_unless_shared(inputs[0].reshape(outputs[0].shape), outputs[0])
-
-
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (grads[0].reshape(inputs[0].shape),)
-
-
 register(
     OpDef(
         "reshape",
@@ -149,8 +138,10 @@ register(
         rule=_rule,
         inputs=1,
         attrs=(Ints("shape"),),
-        kernel=_kernel,
-        gradient=_gradient,
+        kernel=lambda context, inputs, outputs: copy_unless_shared(
+            inputs[0].reshape(outputs[0].shape), outputs[0]
+        ),
+        gradient=lambda attrs, inputs, outputs, grads: (grads[0].reshape(inputs[0].shape),),
         linear=((0,),),
         extra=_extra,
         legal=_legal,

@@ -6,13 +6,6 @@ import numpy as np
 
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.dropout import Mask, stream_of
 from plancompiler.ops.kernel import contiguous, of_box, rows_of, scratch
 from plancompiler.ops.registry import (
@@ -27,17 +20,6 @@ from plancompiler.ops.registry import (
 )
 
 _KIND = "bias_dropout_residual"
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    for tensor in inputs:
-        expect_dtype(_KIND, tensor, FLOATS)
-    expect_same_dtype(_KIND, inputs)
-    expect_ndim(_KIND, inputs[0], 1)
-    expect_shape(_KIND, inputs[1], inputs[0].shape, "residual")
-    for bias in inputs[2:]:
-        expect_shape(_KIND, bias, inputs[0].shape[-1:], "bias")
-    return inputs[:1]
 
 
 def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
@@ -83,9 +65,8 @@ def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors)
 register(
     OpDef(
         _KIND,
-        infer=_infer,
+        infer="x F ... d, residual F ... d, bias? F d -> y F ... d",
         rule=_rule,
-        inputs=(2, 3),
         attrs=(
             Float("rate", 0.0, least=0.0, below=1.0),
             Int("key", 0),

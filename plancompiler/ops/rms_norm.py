@@ -6,19 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import ShapeError
-from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Float
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_accumulated,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula, unless_first
-from plancompiler.ops.gradient import reduce_to
+from plancompiler.ops.gradient import by_op, reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -26,28 +16,9 @@ from plancompiler.ops.registry import (
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
-    Types,
     apply,
     register,
 )
-
-
-def _check(kind: str, inputs: Types) -> TensorType:
-    """Checks x and gamma; returns the type of the statistics."""
-    x, gamma = inputs[0], inputs[1]
-    for tensor in inputs:
-        expect_dtype(kind, tensor, FLOATS)
-    expect_same_dtype(kind, inputs[:2])
-    expect_ndim(kind, x, 1)
-    if x.shape[-1] == 0:
-        raise ShapeError(f"{kind} over an empty axis has no value", got=x.shape)
-    expect_shape(kind, gamma, x.shape[-1:], "gamma")
-    return TensorType((*x.shape[:-1], 1), x.dtype.accumulator)
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    return inputs[0], _check("rms_norm", inputs)
 
 
 def _average(context: KernelContext, width: int, dtype: np.dtype[Any]) -> Array:
@@ -73,12 +44,6 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         np.multiply(y, gamma, out=y)
 
 
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    x, gamma = inputs
-    dx, dgamma = apply("rms_norm_grad", x, gamma, outputs[1], grads[0])
-    return dx, dgamma
-
-
 def _formula(attrs: AttrMap, x: Any, gamma: Any) -> tuple[Any, Any]:
     square = (x * x).mean(-1, keepdims=True)
     rstd = apply("rsqrt", square + attrs["eps"])
@@ -89,16 +54,6 @@ def _grad_formula(attrs: AttrMap, x: Any, gamma: Any, rstd: Any, dy: Any) -> tup
     unit, pulled = x * rstd, dy * gamma
     dx = (pulled - unit * (pulled * unit).mean(-1, keepdims=True)) * rstd
     return dx, reduce_to(dy * unit, gamma.shape)
-
-
-def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    x, gamma, rstd, dy = inputs
-    statistics = _check("rms_norm_grad", inputs)
-    expect_same_dtype("rms_norm_grad", (x, dy))
-    expect_accumulated("rms_norm_grad", rstd, x.dtype, "rstd")
-    expect_shape("rms_norm_grad", rstd, statistics.shape, "rstd")
-    expect_shape("rms_norm_grad", dy, x.shape, "gradient")
-    return x, gamma
 
 
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -124,11 +79,11 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 register(
     OpDef(
         "rms_norm",
-        infer=_infer,
+        infer="x F!, gamma F -> y F, rstd A",
         rule="... [d], [d] -> ... [d], ... 1",
         attrs=(Float("eps", least=0.0),),
         kernel=in_float32(contiguous(_kernel)),
-        gradient=unless_first(_gradient, _formula),
+        gradient=unless_first(by_op("rms_norm", "rms_norm_grad"), _formula),
         flops=4,
         inplace=((0, 0),),
         doc="(x, gamma) -> (x / sqrt(mean x² + eps) * gamma, 1 / root mean square) over the last "
@@ -138,7 +93,7 @@ register(
 register(
     OpDef(
         "rms_norm_grad",
-        infer=_grad_infer,
+        infer="x F!, gamma F, rstd A, dy F -> dx F, dgamma F",
         rule="... [d], [d], ... 1, ... [d] -> ... [d], [d]",
         kernel=in_float32(contiguous(_grad_kernel)),
         gradient=by_formula(_grad_formula),

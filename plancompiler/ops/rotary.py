@@ -7,16 +7,9 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import ShapeError
-from plancompiler.ir.dtype import DType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Bool, Float, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    expect_dtype,
-    expect_ndim,
-    expect_shape,
-)
 from plancompiler.ops.kernel import contiguous, in_float32, of_box, scratch
 from plancompiler.ops.registry import (
     Array,
@@ -30,17 +23,9 @@ from plancompiler.ops.registry import (
     register,
 )
 
-POSITIONS = frozenset({DType.INT32, DType.INT64})
-"""Dtypes of positions."""
-
 
 def _infer(inputs: Types, attrs: AttrMap) -> Types:
     x = inputs[0]
-    for position in inputs[1:]:
-        expect_dtype("rotary_embedding", position, POSITIONS, "position")
-        expect_shape("rotary_embedding", position, (), "position")
-    expect_dtype("rotary_embedding", x, FLOATS)
-    expect_ndim("rotary_embedding", x, 2)
     if x.shape[-1] % 2:
         raise ShapeError(
             "rotary_embedding turns pairs of features", got=x.shape, expected="an even last axis"
@@ -109,8 +94,8 @@ register(
     OpDef(
         "rotary_embedding",
         infer=_infer,
+        operands="x F ... t d, position? p () -> y F",
         rule=_rule,
-        inputs=(1, 2),
         attrs=(
             Float("base", least=1.0),
             Int("offset", 0),

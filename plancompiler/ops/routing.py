@@ -12,41 +12,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from plancompiler.errors import ExecutionError, ShapeError
-from plancompiler.ir.op import TensorType
+from plancompiler.errors import ExecutionError
 from plancompiler.ops.attributes import Int, Text
-from plancompiler.ops.check import (
-    ANY,
-    INTEGERS,
-    expect_dtype,
-    expect_ndim,
-)
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
-    apply,
     register,
 )
 
 OVERFLOW = ("error", "drop")
 """What becomes of rows beyond an expert's capacity, by the attribute `overflow`."""
-
-
-def _check(kind: str, inputs: Types) -> None:
-    rows, counts = inputs
-    expect_dtype(kind, rows, ANY)
-    expect_dtype(kind, counts, INTEGERS, "counts")
-    if len(counts.shape) != 2 or counts.shape[0] != rows.shape[0]:
-        raise ShapeError(
-            f"{kind} needs a count for each group and expert",
-            got=f"counts of shape {counts.shape} beside {rows.shape}",
-            expected=f"({rows.shape[0]}, experts)",
-        )
 
 
 def _runs(
@@ -82,15 +62,6 @@ def _runs(
 # --- pack_rows ------------------------------------------------------------------------------------
 
 
-def _pack_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "pack_rows"
-    expect_ndim(kind, inputs[0], 2, "rows [groups, rows, ...]")
-    _check(kind, inputs)
-    rows, counts = inputs
-    shape = (*counts.shape, attrs["capacity"], *rows.shape[2:])
-    return (TensorType(shape, rows.dtype),)
-
-
 def _pack_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     rest = " ".join(f"a{axis}" for axis in range(2, len(inputs[0].shape)))
     return f"g [r] {rest}, g [k] -> g e [c] {rest}"
@@ -104,22 +75,15 @@ def _pack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         out[group, expert, :count] = rows[group, first : first + count]
 
 
-def _pack_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    rows, counts = inputs
-    overflow = attrs["overflow"]
-    unpacked = apply("unpack_rows", grads[0], counts, rows=rows.shape[1], overflow=overflow)
-    return unpacked, None
-
-
 register(
     OpDef(
         "pack_rows",
-        infer=_pack_infer,
+        infer="x X groups rows ..., counts i groups experts -> "
+        "packed X groups experts capacity ...",
         rule=_pack_rule,
-        inputs=2,
         attrs=(Int("capacity", least=0), Text("overflow", "error", among=OVERFLOW)),
         kernel=_pack_kernel,
-        gradient=_pack_gradient,
+        gradient=by_op("pack_rows", "unpack_rows"),
         linear=((0,),),
         flops=0,
         takes_bfloat16=True,
@@ -132,21 +96,6 @@ register(
 
 
 # --- unpack_rows ----------------------------------------------------------------------------------
-
-
-def _unpack_infer(inputs: Types, attrs: AttrMap) -> Types:
-    kind = "unpack_rows"
-    expect_ndim(kind, inputs[0], 3, "packed rows [groups, experts, capacity, ...]")
-    _check(kind, inputs)
-    packed, counts = inputs
-    if packed.shape[:2] != counts.shape:
-        raise ShapeError(
-            f"{kind} needs a count for each group and expert",
-            got=f"counts of shape {counts.shape} beside {packed.shape}",
-            expected=packed.shape[:2],
-        )
-    shape = (packed.shape[0], attrs["rows"], *packed.shape[3:])
-    return (TensorType(shape, packed.dtype),)
 
 
 def _unpack_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
@@ -162,22 +111,15 @@ def _unpack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
         out[group, first : first + count] = packed[group, expert, :count]
 
 
-def _unpack_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    packed, counts = inputs
-    overflow = attrs["overflow"]
-    repacked = apply("pack_rows", grads[0], counts, capacity=packed.shape[2], overflow=overflow)
-    return repacked, None
-
-
 register(
     OpDef(
         "unpack_rows",
-        infer=_unpack_infer,
+        infer="dpacked X groups experts capacity ..., counts i groups experts -> "
+        "dx X groups rows ...",
         rule=_unpack_rule,
-        inputs=2,
         attrs=(Int("rows", least=0), Text("overflow", "error", among=OVERFLOW)),
         kernel=_unpack_kernel,
-        gradient=_unpack_gradient,
+        gradient=by_op("unpack_rows", "pack_rows"),
         linear=((0,),),
         flops=0,
         takes_bfloat16=True,

@@ -28,10 +28,6 @@ from plancompiler.ops.registry import (
 from plancompiler.ops.rule import operand_line
 
 
-def _rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    return f"-> {operand_line(len(outputs[0].shape))}"
-
-
 def _words(context: KernelContext) -> random.Words:
     """A random word per element of this device's box."""
     start = random.stream(context.seed, context.attrs["key"], context.step)
@@ -57,7 +53,7 @@ def _register(
         OpDef(
             kind,
             infer=infer,
-            rule=_rule,
+            rule=lambda inputs, outputs, attrs: f"-> {operand_line(len(outputs[0].shape))}",
             inputs=0,
             attrs=(
                 Shape(),

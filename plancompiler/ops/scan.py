@@ -6,25 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Axis, Bool
-from plancompiler.ops.check import (
-    ANY,
-    FLOATS,
-    NUMBERS,
-    expect_dtype,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula
-from plancompiler.ops.gradient import only_first
+from plancompiler.ops.gradient import by_op, only_first
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import keeps_dtype, total_dtype
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
+    Gradient,
     KernelContext,
     OpDef,
     Tensors,
@@ -43,6 +35,18 @@ def axis_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"{', '.join([line] * len(inputs))} -> {', '.join([line] * len(outputs))}"
 
 
+def at_indices(kind: str) -> Gradient:
+    """What each value's gradient adds at the value's index (the second output)."""
+
+    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+        axis = attrs["axis"]
+        extent = inputs[0].shape[axis]
+        grad = only_first(kind, grads)
+        return (apply("take_along_axis_grad", outputs[1], grad, axis=axis, extent=extent),)
+
+    return gradient
+
+
 def _reversed(array: Array, axis: int, reverse: bool) -> Array:
     return np.flip(array, axis) if reverse else array
 
@@ -50,8 +54,7 @@ def _reversed(array: Array, axis: int, reverse: bool) -> Array:
 # --- cumsum ---------------------------------------------------------------------------------------
 
 
-def _cumsum_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("cumsum", inputs[0], ANY)
+def _total_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType(inputs[0].shape, total_dtype(inputs[0].dtype)),)
 
 
@@ -70,7 +73,7 @@ def _cumsum_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: T
 register(
     OpDef(
         "cumsum",
-        infer=_cumsum_infer,
+        infer=_total_infer,
         rule=axis_rule,
         inputs=1,
         attrs=(
@@ -90,25 +93,9 @@ register(
 # --- cumprod --------------------------------------------------------------------------------------
 
 
-def _cumprod_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("cumprod", inputs[0], ANY)
-    return (TensorType(inputs[0].shape, total_dtype(inputs[0].dtype)),)
-
-
 def _cumprod_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     axis = context.attrs["axis"]
     np.multiply.accumulate(inputs[0], axis=axis, dtype=outputs[0].dtype, out=outputs[0])
-
-
-def _cumprod_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (apply("cumprod_grad", inputs[0], grads[0], axis=attrs["axis"]),)
-
-
-def _cumprod_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("cumprod_grad", inputs[0], FLOATS)
-    expect_same_dtype("cumprod_grad", inputs)
-    expect_shape("cumprod_grad", inputs[1], inputs[0].shape, "gradient")
-    return inputs[:1]
 
 
 def _sum_of_rest(x: Array, dy: Array, zero: Array | None = None) -> Array:
@@ -163,12 +150,12 @@ def _cumprod_grad_formula(attrs: AttrMap, x: Any, dy: Any) -> Any:
 register(
     OpDef(
         "cumprod",
-        infer=_cumprod_infer,
+        infer=_total_infer,
+        operands="x X -> y X",
         rule=axis_rule,
-        inputs=1,
         attrs=(Axis(),),
         kernel=in_float32(_cumprod_kernel),
-        gradient=_cumprod_gradient,
+        gradient=by_op("cumprod", "cumprod_grad"),
         doc="The product of all elements up to each along an axis, in the dtype of the input; of "
         "whole numbers and bool in int64.",
     )
@@ -176,9 +163,8 @@ register(
 register(
     OpDef(
         "cumprod_grad",
-        infer=_cumprod_grad_infer,
+        infer="x F ..., dy F ... -> dx F ...",
         rule=axis_rule,
-        inputs=2,
         attrs=(Axis(),),
         kernel=in_float32(_cumprod_grad_kernel),
         gradient=by_formula(_cumprod_grad_formula),
@@ -193,10 +179,6 @@ register(
 
 
 def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
-    def infer(inputs: Types, attrs: AttrMap) -> Types:
-        expect_dtype(kind, inputs[0], NUMBERS)
-        return inputs[0], TensorType(inputs[0].shape, DType.INT64)
-
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         axis = context.attrs["axis"]
         x, values, indices = (np.moveaxis(array, axis, -1) for array in (*inputs, *outputs))
@@ -206,21 +188,14 @@ def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
         np.multiply(np.equal(x, values), places, out=indices)
         np.maximum.accumulate(indices, axis=-1, out=indices)
 
-    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        axis = attrs["axis"]
-        extent = inputs[0].shape[axis]
-        grad = only_first(kind, grads)
-        return (apply("take_along_axis_grad", outputs[1], grad, axis=axis, extent=extent),)
-
     register(
         OpDef(
             kind,
-            infer=infer,
+            infer="x N ... -> values N ..., indices int64 ...",
             rule=axis_rule,
-            inputs=1,
             attrs=(Axis(),),
             kernel=kernel,
-            gradient=gradient,
+            gradient=at_indices(kind),
             portable=False,
             doc=f"The {what} of all elements up to each along an axis, and its latest index.",
         )

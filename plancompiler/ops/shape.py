@@ -92,10 +92,6 @@ def _transpose_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"{operand_line(len(axes))} -> {permuted}"
 
 
-def _transpose_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    np.copyto(outputs[0], inputs[0].transpose(context.attrs["axes"]))
-
-
 def _transpose_gradient(
     attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
 ) -> Tensors:
@@ -111,7 +107,9 @@ register(
         rule=_transpose_rule,
         inputs=1,
         attrs=(Ints("axes"),),
-        kernel=_transpose_kernel,
+        kernel=lambda context, inputs, outputs: np.copyto(
+            outputs[0], inputs[0].transpose(context.attrs["axes"])
+        ),
         gradient=_transpose_gradient,
         linear=((0,),),
         extra=keeps_extremes,
@@ -138,22 +136,14 @@ def _expand_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType(shape, inputs[0].dtype),)
 
 
-def _expand_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    np.copyto(outputs[0], inputs[0])
-
-
-def _expand_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (reduce_to(grads[0], inputs[0].shape),)
-
-
 register(
     OpDef(
         "expand_to",
         infer=_expand_infer,
         rule="... -> ...",
         attrs=(Shape(),),
-        kernel=_expand_kernel,
-        gradient=_expand_gradient,
+        kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0]),
+        gradient=lambda attrs, inputs, outputs, grads: (reduce_to(grads[0], inputs[0].shape),),
         linear=((0,),),
         extra=keeps_extremes,
         flops=0,
@@ -189,16 +179,6 @@ def _concat_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"{', '.join([line] * len(inputs))} -> {line}"
 
 
-def _concat_extra(
-    inputs: Types, outputs: Types, attrs: AttrMap, parts: int
-) -> tuple[Signature, ...]:
-    return (Signature((PARTIAL_SUM,) * len(inputs), (PARTIAL_SUM,)),)
-
-
-def _concat_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    np.concatenate(inputs, axis=context.attrs["axis"], out=outputs[0])
-
-
 def _concat_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     shape = outputs[0].shape
     axis = attrs["axis"]
@@ -219,9 +199,13 @@ register(
         rule=_concat_rule,
         inputs=AT_LEAST_ONE,
         attrs=(Axis(),),
-        kernel=_concat_kernel,
+        kernel=lambda context, inputs, outputs: np.concatenate(
+            inputs, axis=context.attrs["axis"], out=outputs[0]
+        ),
         gradient=_concat_gradient,
-        extra=_concat_extra,
+        extra=lambda inputs, outputs, attrs, parts: (
+            Signature((PARTIAL_SUM,) * len(inputs), (PARTIAL_SUM,)),
+        ),
         flops=0,
         takes_bfloat16=True,
         precision="following",
@@ -281,10 +265,6 @@ def _slice_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
     np.copyto(outputs[0], inputs[0][window])
 
 
-def _slice_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (apply("slice_grad", grads[0], shape=inputs[0].shape, starts=attrs["starts"]),)
-
-
 def _slice_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     shape, starts = attrs["shape"], attrs["starts"]
     small = inputs[0].shape
@@ -324,7 +304,9 @@ register(
             Ints("stops"),
         ),
         kernel=_slice_kernel,
-        gradient=_slice_gradient,
+        gradient=lambda attrs, inputs, outputs, grads: (
+            (apply("slice_grad", grads[0], shape=inputs[0].shape, starts=attrs["starts"]),)
+        ),
         linear=((0,),),
         extra=keeps_extremes,
         flops=0,

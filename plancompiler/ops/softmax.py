@@ -8,30 +8,19 @@ from typing import Any
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
-from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Axis, Int
-from plancompiler.ops.check import (
-    FLOATS,
-    INTEGERS,
-    expect_accumulated,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula
+from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.numba_loops import row_loop
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
-    Infer,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
     apply,
     register,
@@ -71,18 +60,11 @@ def _row_max(rows: Array) -> Array:
     return greatest
 
 
-def _axis_infer(kind: str) -> Infer:
-    def infer(inputs: Types, attrs: AttrMap) -> Types:
-        shape = inputs[0].shape
-        for tensor in inputs:
-            expect_dtype(kind, tensor, FLOATS)
-            expect_shape(kind, tensor, shape, "inputs")
-        expect_same_dtype(kind, inputs)
-        if shape and shape[attrs["axis"]] == 0:
-            raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
-        return (inputs[0],)
-
-    return infer
+def _axis_infer(inputs: Types, attrs: AttrMap) -> Types:
+    shape = inputs[0].shape
+    if shape[attrs["axis"]] == 0:
+        raise ShapeError("softmax over an empty axis has no value", got=shape)
+    return inputs[:1]
 
 
 def _axis_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
@@ -143,25 +125,15 @@ def _log_softmax_grad_formula(attrs: AttrMap, y: Any, dy: Any) -> Any:
     return dy - y.exp() * dy.sum(attrs["axis"], keepdims=True)
 
 
-def _softmax_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return (apply("softmax_grad", outputs[0], grads[0], **attrs),)
-
-
-def _log_softmax_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return (apply("log_softmax_grad", outputs[0], grads[0], **attrs),)
-
-
 register(
     OpDef(
         "softmax",
-        infer=_axis_infer("softmax"),
+        infer=_axis_infer,
+        operands="x F -> y F",
         rule=_axis_rule,
-        inputs=1,
         attrs=(Axis(),),
         kernel=in_float32(_softmax_kernel),
-        gradient=_softmax_gradient,
+        gradient=by_op("softmax", "softmax_grad"),
         flops=_flops,
         inplace=((0, 0),),
         doc="exp(x) over its sum along an axis.",
@@ -170,9 +142,9 @@ register(
 register(
     OpDef(
         "softmax_grad",
-        infer=_axis_infer("softmax_grad"),
+        infer=_axis_infer,
+        operands="y F ..., dy F ... -> dx F",
         rule=_axis_rule,
-        inputs=2,
         attrs=(Axis(),),
         kernel=in_float32(_softmax_grad_kernel),
         gradient=by_formula(_softmax_grad_formula),
@@ -185,12 +157,12 @@ register(
 register(
     OpDef(
         "log_softmax",
-        infer=_axis_infer("log_softmax"),
+        infer=_axis_infer,
+        operands="x F -> y F",
         rule=_axis_rule,
-        inputs=1,
         attrs=(Axis(),),
         kernel=in_float32(_log_softmax_kernel),
-        gradient=_log_softmax_gradient,
+        gradient=by_op("log_softmax", "log_softmax_grad"),
         flops=_flops,
         inplace=((0, 0),),
         doc="The logarithm of softmax along an axis.",
@@ -199,9 +171,9 @@ register(
 register(
     OpDef(
         "log_softmax_grad",
-        infer=_axis_infer("log_softmax_grad"),
+        infer=_axis_infer,
+        operands="y F ..., dy F ... -> dx F",
         rule=_axis_rule,
-        inputs=2,
         attrs=(Axis(),),
         kernel=in_float32(_log_softmax_grad_kernel),
         gradient=by_formula(_log_softmax_grad_formula),
@@ -217,29 +189,6 @@ register(
 
 IGNORE_INDEX = -100
 """The label of examples that do not count, unless the attribute `ignore_index` says otherwise."""
-
-
-def _check_classes(kind: str, inputs: Types) -> TensorType:
-    logits, labels = inputs[0], inputs[1]
-    expect_dtype(kind, logits, FLOATS, "logits")
-    expect_dtype(kind, labels, INTEGERS, "labels")
-    expect_ndim(kind, logits, 1, "logits")
-    expect_shape(kind, labels, logits.shape[:-1], "labels (one per row of the logits)")
-    if logits.shape[-1] == 0:
-        raise ShapeError(f"{kind} needs at least one class", got=logits.shape)
-    # Losses are added up: those of many rows leave the range of 16 bits.
-    return TensorType(logits.shape[:-1], logits.dtype.accumulator)
-
-
-def _cross_entropy_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return (_check_classes("cross_entropy", inputs),)
-
-
-def _cross_entropy_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    loss = _check_classes("cross_entropy_grad", inputs)
-    expect_accumulated("cross_entropy_grad", inputs[2], inputs[0].dtype, "gradient")
-    expect_shape("cross_entropy_grad", inputs[2], loss.shape, "gradient")
-    return (inputs[0],)
 
 
 def _labels(context: KernelContext, labels: Array, classes: int) -> tuple[Array, Array | None]:
@@ -295,20 +244,14 @@ def _cross_entropy_grad_formula(attrs: AttrMap, logits: Any, labels: Any, dloss:
     return apply("log_softmax_grad", logits.log_softmax(), dlogs, axis=logits.ndim - 1)
 
 
-def _cross_entropy_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return apply("cross_entropy_grad", inputs[0], inputs[1], grads[0], **attrs), None
-
-
 register(
     OpDef(
         "cross_entropy",
-        infer=_cross_entropy_infer,
+        infer="logits F!, labels i -> loss A",
         rule="... [v], ... -> ...",
         attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_cross_entropy_kernel)),
-        gradient=_cross_entropy_gradient,
+        gradient=by_op("cross_entropy", "cross_entropy_grad"),
         flops=_flops,
         doc="Minus the log-softmax of each row of logits at its label, in at least float32; zero "
         "where the label is `ignore_index`.",
@@ -317,7 +260,7 @@ register(
 register(
     OpDef(
         "cross_entropy_grad",
-        infer=_cross_entropy_grad_infer,
+        infer="logits F!, labels i, dloss A -> dlogits F",
         rule="... [v], ..., ... -> ... [v]",
         attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_cross_entropy_grad_kernel)),

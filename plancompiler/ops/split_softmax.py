@@ -9,24 +9,11 @@ through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import ShapeError
-from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Int
-from plancompiler.ops.check import (
-    ANY,
-    FLOATS,
-    INTEGERS,
-    expect_accumulated,
-    expect_dtype,
-    expect_ndim,
-    expect_same_dtype,
-    expect_shape,
-)
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.kernel import (
@@ -44,7 +31,6 @@ from plancompiler.ops.registry import (
     KernelContext,
     OpDef,
     Tensors,
-    Types,
     apply,
     register,
     stops,
@@ -54,21 +40,12 @@ from plancompiler.ops.softmax import IGNORE_INDEX
 # --- stop_gradient --------------------------------------------------------------------------------
 
 
-def _stop_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("stop_gradient", inputs[0], ANY)
-    return inputs
-
-
-def _stop_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    copy_unless_shared(inputs[0], outputs[0])
-
-
 register(
     OpDef(
         "stop_gradient",
-        infer=_stop_infer,
+        infer="x X -> y X",
         rule="... -> ...",
-        kernel=_stop_kernel,
+        kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
         gradient=stops,
         linear=((0,),),
         flops=0,
@@ -81,30 +58,6 @@ register(
 
 
 # --- sums over classes ----------------------------------------------------------------------------
-
-
-def _check(kind: str, inputs: Types, names: Sequence[str]) -> TensorType:
-    """Checks logits, labels, and one number per row for each of `names`: the shift, and what is of
-    the type that is returned, in which sums over many classes fit.
-    """
-    logits, labels, *rows = inputs
-    expect_dtype(kind, logits, FLOATS, "logits")
-    expect_dtype(kind, labels, INTEGERS, "labels")
-    expect_ndim(kind, logits, 1, "logits")
-    expect_shape(kind, labels, logits.shape[:-1], "labels (one per row of the logits)")
-    if logits.shape[-1] == 0:
-        raise ShapeError(f"{kind} needs at least one class", got=logits.shape)
-    for tensor, name in zip(rows, names, strict=True):
-        expect_shape(kind, tensor, labels.shape, f"{name} (one per row of the logits)")
-    expect_same_dtype(kind, (logits, *rows[:1]))
-    for tensor, name in zip(rows[1:], names[1:], strict=True):
-        expect_accumulated(kind, tensor, logits.dtype, name)
-    return TensorType(labels.shape, logits.dtype.accumulator)
-
-
-def _infer(inputs: Types, attrs: AttrMap) -> Types:
-    sums = _check("class_sums", inputs, ("shift",))
-    return sums, sums
 
 
 def _rows(context: KernelContext, labels: Array) -> tuple[Array, Array]:
@@ -153,12 +106,6 @@ def _grad_formula(
     return powers * dtotal.reshape(column) + own
 
 
-def _grad_infer(inputs: Types, attrs: AttrMap) -> Types:
-    names = ("shift", "gradient of the sum", "gradient of the target")
-    _check("class_sums_grad", inputs, names)
-    return inputs[:1]
-
-
 def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     logits, labels, shift, dtotal, dtarget = inputs
     width = logits.shape[-1]
@@ -177,7 +124,7 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 register(
     OpDef(
         "class_sums",
-        infer=_infer,
+        infer="logits F!, labels i, shift F -> total A, target A",
         rule="... v, ..., ... -> ..., ...",
         attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_kernel)),
@@ -192,7 +139,7 @@ register(
 register(
     OpDef(
         "class_sums_grad",
-        infer=_grad_infer,
+        infer="logits F!, labels i, shift F, dtotal A, dtarget A -> dlogits F",
         rule="... v, ..., ..., ..., ... -> ... v",
         attrs=(Int("ignore_index", IGNORE_INDEX),),
         kernel=in_float32(contiguous(_grad_kernel)),

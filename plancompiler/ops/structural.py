@@ -32,7 +32,6 @@ from plancompiler.ops.registry import (
     AttrMap,
     KernelContext,
     OpDef,
-    Tensors,
     Types,
     register,
 )
@@ -62,10 +61,6 @@ def _declared(attrs: AttrMap) -> TensorType:
 # --- input, variable, output, redistribute --------------------------------------------------------
 
 
-def _input_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return (_declared(attrs),)
-
-
 def _input_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """Copies this device's shard of the fed value, which the runner puts into `state["value"]`."""
     value = context.state.get("value")
@@ -77,9 +72,8 @@ def _input_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
 register(
     OpDef(
         "input",
-        infer=_input_infer,
+        infer="-> x dtype shape",
         rule=_whole_rule,
-        inputs=0,
         attrs=(
             Text("name"),
             Shape(),
@@ -140,10 +134,6 @@ register(
 )
 
 
-def _output_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return ()
-
-
 def _output_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     """Checks the value where the output must be finite; the runner reports it."""
     value = inputs[0]
@@ -160,9 +150,8 @@ def _output_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
 register(
     OpDef(
         "output",
-        infer=_output_infer,
+        infer="x X ->",
         rule=_whole_rule,
-        inputs=1,
         attrs=(
             Text("name"),
             Bool("finite", False),
@@ -175,32 +164,19 @@ register(
 )
 
 
-def _redistribute_infer(inputs: Types, attrs: AttrMap) -> Types:
-    return inputs
-
-
-def _redistribute_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    copy_unless_shared(inputs[0], outputs[0])
-
-
-def _redistribute_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return (grads[0].redistribute(placement=inputs[0].placement),)
-
-
 register(
     OpDef(
         "redistribute",
-        infer=_redistribute_infer,
+        infer="x X ... -> y X ...",
         rule=_whole_rule,
-        inputs=1,
         attrs=(
             Text("late", ""),
             Text("along", ""),
         ),
-        kernel=_redistribute_kernel,
-        gradient=_redistribute_gradient,
+        kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
+        gradient=lambda attrs, inputs, outputs, grads: (
+            grads[0].redistribute(placement=inputs[0].placement),
+        ),
         flops=0,
         view=((0, 0),),
         precision="following",
@@ -264,10 +240,6 @@ def _fill_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (tensor,)
 
 
-def _fill_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    outputs[0].fill(context.attrs["value"])
-
-
 register(
     OpDef(
         "fill",
@@ -279,16 +251,11 @@ register(
             Dtype("dtype"),
             Number("value"),
         ),
-        kernel=_fill_kernel,
+        kernel=lambda context, inputs, outputs: outputs[0].fill(context.attrs["value"]),
         flops=0,
         doc="A tensor full of one number.",
     )
 )
-
-
-def _causal_mask_infer(inputs: Types, attrs: AttrMap) -> Types:
-    size = attrs["size"]
-    return (TensorType((size, size), DType.BOOL),)
 
 
 def _causal_mask_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -299,9 +266,8 @@ def _causal_mask_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays)
 register(
     OpDef(
         "causal_mask",
-        infer=_causal_mask_infer,
+        infer="-> mask bool size size",
         rule=_free_rule,
-        inputs=0,
         attrs=(Int("size", least=0),),
         kernel=_causal_mask_kernel,
         flops=0,

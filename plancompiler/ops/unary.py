@@ -13,7 +13,6 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ops.attributes import Bool, Float, Number
 from plancompiler.ops.check import (
@@ -254,10 +253,6 @@ def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs
 
 
-def _clip_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    np.clip(inputs[0], context.attrs["low"], context.attrs["high"], out=outputs[0])
-
-
 def _clip_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
     (x,) = inputs
     if attrs["edges"]:
@@ -281,7 +276,9 @@ register(
             Number("high", None),
             Bool("edges", True),
         ),
-        kernel=_clip_kernel,
+        kernel=lambda context, inputs, outputs: np.clip(
+            inputs[0], context.attrs["low"], context.attrs["high"], out=outputs[0]
+        ),
         gradient=_clip_gradient,
         extra=monotone,
         inplace=((0, 0),),
@@ -301,11 +298,6 @@ def _replacements(attrs: AttrMap, dtype: np.dtype[Any]) -> tuple[float, float, f
     return attrs["nan"], largest if high is None else high, -largest if low is None else low
 
 
-def _nan_to_num_infer(inputs: Types, attrs: AttrMap) -> Types:
-    expect_dtype("nan_to_num", inputs[0], FLOATS)
-    return (TensorType(inputs[0].shape, inputs[0].dtype),)
-
-
 def _nan_to_num_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     nan, positive, negative = _replacements(context.attrs, inputs[0].dtype)
     for x, y in blocks(*inputs, *outputs):
@@ -323,25 +315,20 @@ def _nan_to_num_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) 
         np.copyto(y, nan, where=unknown)
 
 
-def _nan_to_num_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    return (masked(grads[0], apply("isfinite", inputs[0])),)
-
-
 register(
     OpDef(
         "nan_to_num",
-        infer=_nan_to_num_infer,
+        infer="x F -> y F",
         rule=UNARY_RULE,
-        inputs=1,
         attrs=(
             Float("nan", 0.0),
             Float("posinf", None),
             Float("neginf", None),
         ),
         kernel=_nan_to_num_kernel,
-        gradient=_nan_to_num_gradient,
+        gradient=lambda attrs, inputs, outputs, grads: (
+            masked(grads[0], apply("isfinite", inputs[0])),
+        ),
         inplace=((0, 0),),
         takes_bfloat16=True,
         elementwise=True,

@@ -34,22 +34,17 @@ def _masked_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType(shape, inputs[0].dtype),)
 
 
-def _masked_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    keep_where(inputs[0], inputs[1], outputs[0])
-
-
-def _masked_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    return reduce_to(masked(grads[0], inputs[1]), inputs[0].shape), None
-
-
 register(
     OpDef(
         "masked",
         infer=_masked_infer,
         rule=BINARY_RULE,
         inputs=2,
-        kernel=_masked_kernel,
-        gradient=_masked_gradient,
+        kernel=lambda context, inputs, outputs: keep_where(inputs[0], inputs[1], outputs[0]),
+        gradient=lambda attrs, inputs, outputs, grads: (
+            reduce_to(masked(grads[0], inputs[1]), inputs[0].shape),
+            None,
+        ),
         linear=((0,),),
         inplace=((0, 0),),
         takes_bfloat16=True,
