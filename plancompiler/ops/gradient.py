@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from plancompiler.errors import GradientError
-from plancompiler.ops.operands import Operand
 from plancompiler.ops.registry import AttrMap, Gradient, Tensors, apply, op_def
 
 
@@ -76,11 +74,9 @@ def by_op(kind: str, back: str) -> Gradient:
         assert ours is not None
         assert theirs is not None
         known = {
-            **{
-                name: grad
-                for each, grad in zip(ours.outputs, grads, strict=True)
-                for name in _names(each)
-            },
+            **{f"d{each.name}": grad for each, grad in zip(ours.outputs, grads, strict=True)},
+            # Only of linear ops the gradient of `dx` is `x`; others have an input of this name.
+            **{each.name[1:]: grad for each, grad in zip(ours.outputs, grads, strict=True)},
             **{each.name: tensor for each, tensor in zip(ours.outputs, outputs, strict=True)},
             **{each.name: tensor for each, tensor in zip(ours.inputs, inputs, strict=False)},
         }
@@ -89,20 +85,15 @@ def by_op(kind: str, back: str) -> Gradient:
         names = [each.name for each in definition.attrs if each.name in extents]
         made = apply(back, *given, **{name: extents[name][0] for name in names})
         results = made if isinstance(made, tuple) else (made,)
-        passed = {each.name: grad for each, grad in zip(theirs.outputs, results, strict=True)}
-        return [
-            next((passed[name] for name in _names(each) if name in passed), None)
-            for each, _ in zip(ours.inputs, inputs, strict=False)
-        ]
+        # `dx` is what is passed back to `ddx`, where there is one, rather than to `x`.
+        of = {
+            **{f"d{each.name}": each.name for each in ours.inputs},
+            **{each.name[1:]: each.name for each in ours.inputs if each.name.startswith("d")},
+        }
+        passed = {of[each.name]: grad for each, grad in zip(theirs.outputs, results, strict=True)}
+        return [passed.get(each.name) for each, _ in zip(ours.inputs, inputs, strict=False)]
 
     return gradient
-
-
-def _names(operand: Operand) -> Iterator[str]:
-    """What the gradient of an operand is called: that of `dx` is `ddx`, or `x` of a linear op."""
-    yield f"d{operand.name}"
-    if operand.name.startswith("d"):
-        yield operand.name[1:]
 
 
 def nothing(like: Any) -> Any:
