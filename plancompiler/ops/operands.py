@@ -78,7 +78,7 @@ class Operands:
     def counts(self) -> Sequence[int]:
         """How many inputs there may be."""
         optional = sum(operand.optional for operand in self.inputs)
-        return range(len(self.inputs) - optional, len(self.inputs) + 1)
+        return tuple(range(len(self.inputs) - optional, len(self.inputs) + 1))
 
     def check(
         self, kind: str, inputs: Types, attrs: Mapping[str, Any]
