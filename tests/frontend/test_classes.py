@@ -442,7 +442,7 @@ BAD = {
     "labels of another shape": (
         lambda: pc.c_softmax_with_cross_entropy(a(1, 3), labels_of(1, 2)),
         ShapeError,
-        "axes on its labels",
+        "another shape for its labels",
     ),
     "labels that are numbers": (
         lambda: pc.c_softmax_with_cross_entropy(a(2, 3), a(2)),
