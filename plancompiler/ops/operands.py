@@ -136,8 +136,8 @@ def _fit(
         )
     wanted: tuple[int, ...] = ()
     for word in words:
-        found = shape[len(wanted) : len(wanted) + (spread if word == "..." else 1)]
-        wanted += extents.setdefault(word, found)
+        seen = shape[len(wanted) : len(wanted) + (spread if word == "..." else 1)]
+        wanted += extents.setdefault(word, seen)
     expect_shape(kind, tensor, wanted, operand.name)
     if operand.filled and shape[-1] == 0:
         raise ShapeError(f"{kind} over an empty axis has no value", got=shape)
