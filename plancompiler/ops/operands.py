@@ -91,8 +91,8 @@ class Operands:
         for operand, tensor in pairs:
             expect_dtype(kind, tensor, operand.accepted(inputs), operand.name)
             if operand.dtype in _KINDS:
-                alike = tuple(each for one, each in pairs if one.dtype == operand.dtype)
-                dtypes[operand.dtype] = expect_same_dtype(kind, alike)
+                same = tuple(each for one, each in pairs if one.dtype == operand.dtype)
+                dtypes[operand.dtype] = expect_same_dtype(kind, same)
         extents: dict[str, tuple[Any, ...]]
         extents = {"1": (1,), **{name: (value,) for name, value in attrs.items()}}
         extents["shape"] = attrs.get("shape", ())
