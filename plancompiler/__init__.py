@@ -82,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(importlib.import_module(f"{__name__}.public"))})
+    return dir(importlib.import_module(f"{__name__}.public"))

@@ -1,9 +1,12 @@
-# Sourced by the scripts: makes .venv where it is missing and installs this project into it.
+# Sourced by the scripts: makes an environment if there is none and installs this project into it.
 #
-#     install_project EXTRA     EXTRA is empty or the name of an extra, such as `test`
+#     install_project EXTRA     EXTRA is empty or names extras, such as `test` or `test,jit`
 #
-# An installation is repeated only when pyproject.toml differs from the copy that the last one left
-# inside .venv. The last line of a failed step is what went wrong; the caller stops there (set -e).
+# The environment is the folder $venv, by default .venv. An installation is repeated only when
+# pyproject.toml differs from the copy that the last one left in that folder. The last line of a
+# failed step says what went wrong; the caller stops there (set -e).
+
+venv=.venv
 
 step() { printf '\n== %s\n' "$*" >&2; }
 
@@ -23,18 +26,18 @@ find_python() {
 
 install_project() {
     local extra=$1 stamp python
-    if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-        step "Make .venv"
+    if ! "$venv"/bin/python -m pip --version >/dev/null 2>&1; then
+        step "Make $venv"
         python=$(find_python)
-        "$python" -m venv --clear .venv
+        "$python" -m venv --clear "$venv"
     fi
-    stamp=.venv/installed${extra:+-$extra}.toml
+    stamp=$venv/installed${extra:+-$extra}.toml
     if ! cmp -s pyproject.toml "$stamp"; then
         step "Install plancompiler${extra:+ with the $extra extra}"
-        .venv/bin/python -m pip install -qq --disable-pip-version-check -e ".${extra:+[$extra]}"
+        "$venv"/bin/python -m pip install -qq --disable-pip-version-check -e ".${extra:+[$extra]}"
         cp pyproject.toml "$stamp"
-        cp pyproject.toml .venv/installed.toml
+        cp pyproject.toml "$venv/installed.toml"
     fi
     # Where Python may not write bytecode by itself, each program would compile everything anew.
-    .venv/bin/python -m compileall -q plancompiler executor master worker >/dev/null || true
+    "$venv"/bin/python -m compileall -q plancompiler executor master worker >/dev/null || true
 }

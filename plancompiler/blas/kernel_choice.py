@@ -6,9 +6,9 @@ one. For two families of CPUs its pick is not the fastest (float32 products, one
     AMD Zen 5  Haswell  125 GFLOP/s, where SkylakeX gives 230: AVX-512 units are 512 bits wide
     AMD Zen 4  SkylakeX  97 GFLOP/s, where Haswell gives 106: they are 256 bits wide
 
-The choice is made when NumPy is imported, by whomever, if plancompiler was imported before. Where
-NumPy is loaded already its set stays as it is; worker processes that this process starts are given
-the same (`blas.loaded_library`).
+The choice is made when NumPy is imported, by any module, if plancompiler was imported before. If
+NumPy is already loaded, its kernel set does not change; worker processes that this process starts
+are given the same set (`blas.loaded_library`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether loops over elements are compiled by numba, which the extra `jit` installs.
 
-They are where it is installed, unless PLANCOMPILER_JIT=0. Nothing is imported to find out.
+They are compiled if numba is installed, unless PLANCOMPILER_JIT=0. This module does not import it.
 """
 
 from __future__ import annotations

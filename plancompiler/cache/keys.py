@@ -1,7 +1,8 @@
 """Keys of the plan cache: digests of everything that a plan depends on.
 
-A plan is a function of the job, the number of ranks, this package and the versions of what it
-computes with; of custom ops also of their code. What cannot be known is not cached.
+A plan is a function of the job, the number of ranks, this package, the versions of the libraries
+that it computes with, and the code of custom ops. If any of these cannot be determined, the plan is
+not cached.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from plancompiler.plan.job_serde import job_to_bytes
 
 PACKAGE = Path(__file__).resolve().parent.parent
 COMPILER_PACKAGES = ("boxing", "cache", "ir", "lower", "ops", "passes", "plan", "proto")
-"""Whose code makes plans: `lower`, all that it may import, and what writes plans down."""
+"""The packages whose code makes plans: `lower`, all that it may import, and the serialisation."""
 DISTRIBUTIONS = ("plancompiler", "networkx", "numpy")
-"""Whose versions count: paths between layouts are found with the one, constants are computed with
-the other."""
+"""Libraries whose versions are part of the key: NetworkX finds the paths between layouts, and NumPy
+computes constants."""
 LOADED = time.time()
 """Sources that changed later may not be what this process runs."""
 

@@ -1,7 +1,8 @@
-"""What the plan cache holds: the slices of a job, and the plans that ranks made of slices.
+"""The content of the plan cache: the slices of a job, and the plans that ranks made of slices.
 
-The slices are kept by the job, a plan by its slice and rank. So a worker that knows nothing but its
-slice finds its plan, and a rank whose slice an edit of the job leaves alone keeps its plan.
+The key of slices is the job, and the key of a plan is its slice and rank. So a worker, which has
+only its slice, finds its plan, and an edit of the job that does not change a rank's slice does not
+change the key of its plan.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class JobSlices:
 
 
 class PlanCache:
-    """Slices and plans in a store. What is damaged is as if it were not there."""
+    """Slices and plans in a store. A damaged entry counts as missing."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -1,1 +1,1 @@
-"""What client, master and workers share: their messages, the wire form of those, gRPC settings."""
+"""Code that client, master and workers share: messages, their wire form, and gRPC settings."""

@@ -38,7 +38,7 @@ from plancompiler.proto.cluster_pb2_grpc import SignInStub
 MAX_MESSAGE_BYTES = 4 << 20
 """Of one gRPC message, either way; anything larger goes in chunks."""
 _PROBE_SECONDS = time_limits.PROBE
-"""How long it may take to find out why TLS does not come about."""
+"""How long the check of why a TLS connection fails may take."""
 CALL_SECONDS = time_limits.CALL
 """Deadline of a call that is not a stream."""
 SILENCE_SECONDS = time_limits.SILENCE
@@ -47,13 +47,13 @@ TRANSFER_SERVICE = "plancompiler.proto.Transfer"
 FETCH_METHOD = "Fetch"
 """Called without generated code, so that chunks stay serialised."""
 SESSION_KEY = "plancompiler-session-bin"
-"""The metadata by which a call shows whose it is."""
+"""The metadata with which a call shows its session."""
 _CODES: dict[type[PlanCompilerError], grpc.StatusCode] = {
     SecurityError: grpc.StatusCode.PERMISSION_DENIED,
     LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _OTHERS = grpc.StatusCode.FAILED_PRECONDITION
-"""How calls end by errors, for callers that know no reports."""
+"""The gRPC status of each error, for callers that do not read reports."""
 _REPORT_KEY = "plancompiler-report-bin"
 
 _log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ SHORTEST_SILENCE = time_limits.SHORTEST_SILENCE
 
 
 def silence_options(seconds: float) -> list[tuple[str, int]]:
-    """End a connection whose other side answers nothing for so many seconds, at least
-    SHORTEST_SILENCE. gRPC answers in threads of its own: a process whose interpreter is held
-    answers, one that is stopped does not.
+    """Options that end a connection whose other side answers no ping for so many seconds, at
+    least SHORTEST_SILENCE. gRPC answers in threads of its own, so a process whose interpreter is
+    held answers, and a stopped process does not.
     """
     milliseconds = max(seconds, SHORTEST_SILENCE) * 1000
     # A ping goes out when nothing came between two looks, so up to two intervals after the last
@@ -228,9 +228,9 @@ def _sign_in(channel: grpc.Channel, address: str, credential: Credential) -> byt
         expected = credential.proof(b"master", nonce, answer.nonce)
         if not hmac.compare_digest(answer.proof, expected):
             raise SecurityError(
-                f"whoever listens at {address} is not the master that this token is of",
+                f"the process that listens at {address} is not the master of this token",
                 got="a wrong proof",
-                hint="somebody else may have taken the master's port",
+                hint="another program may have taken the master's port",
             )
         proof = credential.proof(b"caller", nonce, answer.nonce)
         request = pb.ProveRequest(nonce=nonce, key=key, challenge=answer.nonce, proof=proof)
@@ -329,7 +329,7 @@ def _unreachable(address: str, got: str) -> MasterUnreachableError:
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: PlanCompilerError) -> NoReturn:
     """End a call with an error that `call_error` on the other side turns into itself.
 
-    Who may not do something, or not so much of it, is logged.
+    Calls that are refused for security or for a limit are logged.
     """
     level = logging.WARNING if isinstance(error, (SecurityError, LimitError)) else logging.INFO
     _log.log(level, "refused a call of %s: %s", context.peer(), error)
@@ -357,7 +357,7 @@ def call_error(error: grpc.RpcError, address: str) -> PlanCompilerError:
             return MasterUnreachableError(
                 f"the master at {address} answers nothing any longer",
                 got=details,
-                hint="look at its process: stopped, or on a host that is cut off",
+                hint="check whether its process is stopped, or its host is cut off",
             )
         return _unreachable(address, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -1,7 +1,7 @@
-"""Messages that say what they are: each carries an xxh3 of its content and of its place in its
-stream, so that one that was damaged, repeated or lost on its way is noticed where it arrives.
+"""Messages with checksums: each carries an xxh3 of its content and of its place in its stream, so
+that the receiver notices a message that was damaged, repeated or lost on its way.
 
-TCP's checksum has 16 bits, and whatever forwards a connection makes a new one.
+TCP's checksum has only 16 bits, and a proxy that forwards a connection computes a new one.
 """
 
 from __future__ import annotations

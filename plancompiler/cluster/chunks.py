@@ -1,12 +1,12 @@
-"""Large things on the wire: bytes in bounded, compressed chunks, and arrays as bytes.
+"""Transfers of large data: bytes in bounded, compressed chunks, and arrays as bytes.
 
-The first chunk of a transfer announces its sizes, so that the receiver refuses what is too large
-before it takes memory, and their xxh3, with which it compares what came. Nothing is allocated on
-the word of an announcement: memory grows with the bytes that have come, to at most `_AHEAD` times
-as many, also that of what they unpack to, and `UploadBudget` bounds that of all transfers together.
-What is sent to many receivers is a `Parcel`: compressed, cut and serialised once. A transfer that
-broke off goes on from the bytes that have arrived. Arrays travel in the safetensors format, which
-holds data only.
+The first chunk of a transfer announces its sizes and the xxh3 of its bytes. The receiver refuses a
+size that is too large before it takes memory, and checks the xxh3 at the end. An announcement alone
+allocates nothing: memory grows with the bytes that have arrived, to at most `_AHEAD` times as many,
+and so does memory for decompressed bytes; `UploadBudget` bounds the memory of all transfers
+together. Data for many receivers is a `Parcel`, which is compressed, cut and serialised once. A
+transfer that is interrupted resumes after the bytes that have arrived. Arrays travel in the
+safetensors format, which holds only data.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Reservation:
         """Hold more; LimitError where that is too much."""
         budget = self._budget
         with budget.lock:
-            if self._closed:  # whoever still unpacks does it for nobody
+            if self._closed:  # the transfer was released while it was being decompressed
                 return
             if budget.held + nbytes > budget.limit:
                 raise LimitError(

@@ -16,7 +16,7 @@ _FACTS = Columns(CrossRankFact, ranks=Ragged(PLAIN, "rank"))
 
 
 def facts_to_bytes(facts: Sequence[CrossRankFact]) -> bytes:
-    """What a rank believes about registers that cross ranks."""
+    """The facts of a rank's plan about registers that cross ranks."""
     message = pb.Facts()
     _FACTS.write(message, facts)
     return message.SerializeToString()

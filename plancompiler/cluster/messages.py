@@ -1,4 +1,4 @@
-"""What client, master and workers tell each other, as frozen data.
+"""The messages of client, master and workers, as frozen data.
 
 `cluster.serde` gives these their wire form; the state machines of master and worker know only
 these.
@@ -52,11 +52,11 @@ class JobRequest:
     save_every: int = 0
     """Steps between checkpoints in `save` before the end; 0: none."""
     deadline: float = 0.0
-    """Seconds that a rank may stand still while others wait for it; 0: the workers' own."""
+    """Seconds that a rank may make no progress while others wait for it; 0: the workers' own."""
     record: bool = False
     """Whether workers record timelines, for the client at the end. Not of an open job."""
     anomaly: bool = False
-    """Whether every op is checked, so that the first is named that makes what is not finite."""
+    """Whether every op is checked, so that an error names the first with a non-finite value."""
     restored: tuple[str, ...] = ()
     """The job's variables, where the checkpoint to start from may hold no others."""
 
@@ -82,7 +82,7 @@ class Register:
     is_loopback: bool = False
     """Whether `peer_address` is one."""
     deadline: float = 0.0
-    """Seconds that a rank may stand still in jobs that do not say it; 0: the default."""
+    """Seconds that a rank may make no progress, in jobs that do not set it; 0: the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Heartbeat:
     cpu_seconds: float = 0.0
     """CPU time that the worker's process has used."""
     gets_on: bool = False
-    """Whether it gets on without its processor: it waits for its disk, or transfers."""
+    """Whether it makes progress without its processor: it waits for its disk, or transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class RankCompiled:
     cached: bool = False
     """Whether the rank compiled nothing."""
     kernels: str = ""
-    """What it computes with (`numeric_kernels`); empty where it computes nothing."""
+    """Its numeric kernels (`numeric_kernels`); empty for a rank without tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A rank has let go of a job and can take the next."""
+    """A rank has released a job and can take the next."""
 
     job_id: int
 
@@ -277,7 +277,7 @@ class Prepare:
     save: str = ""
     """A checkpoint directory that must be writable."""
     deadline: float = 0.0
-    """Seconds that a rank may stand still while others wait for it; 0: the worker's own."""
+    """Seconds that a rank may make no progress while others wait for it; 0: the worker's own."""
     record: bool = False
     """Record a timeline."""
     open: bool = False
@@ -345,14 +345,14 @@ class SendTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job is over: let go of it."""
+    """The job is over: release it."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The job is over before its time: stop and let go of it."""
+    """The job is over before its end: stop and release it."""
 
     job_id: int
     error: ErrorReport

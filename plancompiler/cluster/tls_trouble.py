@@ -1,4 +1,4 @@
-"""Why a TLS connection does not come about, on either side of it.
+"""Why a TLS connection fails, on either side of it.
 
 gRPC tells a client only that there is no connection, and writes what a server met to standard error
 in its own words. So a client that cannot connect tries again with Python's `ssl`, which says why;
@@ -33,10 +33,10 @@ _FLIGHTS = 4
 def tls_trouble(
     address: str, files: tuple[Path, Path, Path] | None, seconds: float
 ) -> SecurityError | None:
-    """What is wrong between this side and a master that both can be reached and do not connect.
+    """The error that explains why no TLS connection to a reachable master is made; None if TLS is
+    not the reason.
 
-    `files` are those of the authority, one's certificate and its key; None for no TLS. None where
-    TLS is not what keeps them apart.
+    `files` are those of the authority, this side's certificate and its key; None for no TLS.
     """
     host, port = split_address(address)
     try:
@@ -151,7 +151,7 @@ def _bad_certificate(whose: str, error: ssl.SSLCertVerificationError, use: str) 
         what = f"may not be used for {use}"
         hint = f"have one made whose extendedKeyUsage holds {use}, or that has none"
     elif error.verify_code in _OUT_OF_DATE:
-        what, hint = "has expired or does not hold yet", "have a new one made; check the clocks"
+        what, hint = "has expired or is not valid yet", "have a new one made; check the clocks"
     return SecurityError(f"{whose} {what}", got=error.verify_message, hint=hint)
 
 

@@ -1,5 +1,6 @@
-"""Whether ranks call the same: with `PLANCOMPILER_COMM_CHECK=1` they compare every op, and all that
-must be equal, before it is used. The first difference is named with its rank and its line.
+"""The check that all ranks make the same calls: with `PLANCOMPILER_COMM_CHECK=1` they compare every
+op, and everything else that must be equal, before it is used. The error for the first difference
+names each rank and its source line.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
 Said = Mapping[str, object]
-"""What a rank says of a call: by what it is, a text or a number."""
+"""What a rank reports of a call: name of the fact → a text or a number."""
 
 
 def compare(world: AnyWorld, ranks: tuple[int, ...], call: str, said: Said) -> None:
-    """Raise a TransportError on all of these ranks unless all of them call this, and say the same.
+    """Raise a TransportError on all of these ranks unless all of them report the same facts.
 
-    They call it together; a rank that is none of them does nothing.
+    The ranks call it together; on any other rank it does nothing.
     """
     if len(ranks) == 1 or world.rank not in ranks:
         return
@@ -50,19 +51,19 @@ def compare(world: AnyWorld, ranks: tuple[int, ...], call: str, said: Said) -> N
                         for place, each in ((0, ranks[0]), (ranks.index(rank), rank))
                     ),
                     expected="the same on all ranks",
-                    hint="all ranks run one program: let nothing in it depend on the rank but the "
+                    hint="all ranks run one program: nothing may depend on the rank except the "
                     "parts given to pc.from_local",
                 )
 
 
 def gathered(group: CommContext, own: Array) -> list[Array]:
-    """What all members give: rows of numbers of one dtype, in any length."""
+    """The rows of numbers of all members; rows may have any length, and have one dtype."""
     sizes = group.all_gather(np.array([len(own)], np.int64))
     return np.split(group.all_gather(own), sizes.cumsum()[:-1])
 
 
 def compare_value(world: AnyWorld, array: Array, placement: Placement, call: str) -> None:
-    """The same for an array that all ranks of a placement give alike."""
+    """Compare an array that must be equal on all ranks of a placement."""
     if world.rank in placement:
         compare(world, placement.rank_list, call, _described(array))
 
@@ -70,7 +71,7 @@ def compare_value(world: AnyWorld, array: Array, placement: Placement, call: str
 def compare_copies(
     world: AnyWorld, array: Array, placement: Placement, sbp: NdSbp, call: str
 ) -> None:
-    """The same for this rank's part of a tensor: ranks that hold the same part give the same."""
+    """Compare this rank's part of a tensor with those of the ranks that hold the same part."""
     if world.rank not in placement:
         return
     copied = [axis for axis, entry in enumerate(sbp) if isinstance(entry, Broadcast)]
@@ -85,7 +86,7 @@ def compare_op(
     attrs: Mapping[str, AttrValue],
     placement: Placement | None,
 ) -> None:
-    """The same for an op that is about to run."""
+    """Compare an op that is about to run."""
     where: Any = inputs[0].placement if placement is None and inputs else placement
     if isinstance(where, Placement) and world.rank in where:
         said: dict[str, object] = {
@@ -100,7 +101,7 @@ def compare_op(
 
 
 def compare_change(world: AnyWorld, source: TensorSpec, target: TensorSpec) -> None:
-    """The same for a change of layout."""
+    """Compare a change of layout that is about to run."""
     ranks = {*source.placement.rank_list, *target.placement.rank_list}
     compare(world, tuple(sorted(ranks)), "redistribute", {"source": source, "target": target})
 

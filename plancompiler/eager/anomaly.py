@@ -1,7 +1,7 @@
-"""`detect_anomaly()`: eager ops that say when they make the first value that is not finite.
+"""`detect_anomaly()`: eager ops that report the first value that is not finite.
 
-Plans made inside check what they make, forward and backward. Ops outside run as ever: plans and
-prepared ops are others inside of the block, and those from before come back when it ends.
+Plans made inside the block check their results, forward and backward. Ops outside are not affected:
+the block has plans and prepared ops of its own, and the earlier ones are used again when it ends.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _QUIET = partial(np.errstate, all="ignore")
 
 @contextmanager
 def detect_anomaly() -> Iterator[None]:
-    """Check what every op inside makes, and every gradient of an op that ran inside.
+    """Check the results of every op inside, and every gradient of an op that ran inside.
 
-    NonFiniteError for the first that makes an infinite value, or one that is no number, out of
-    inputs that are better: it names the op, the source line (of the forward op, for a gradient) and
-    the rank. Compiled functions are compiled anew, with the same checks. For tensors on CPUs.
+    The first op that makes an infinite value or a NaN from finite inputs raises a NonFiniteError,
+    which names the op, its source line (for a gradient, that of the forward op) and the rank.
+    Compiled functions are compiled once more, with the same checks. For tensors on CPUs.
     """
     world = current_world()
     if world.mode.traces:
@@ -103,7 +103,7 @@ class CheckedPlan(OpPlan):
         others: Sequence[Array] = (),
         line: SourceLine | None = None,
     ) -> Iterator[list[Array]]:
-        """Check what the block has added to the list, unless inputs or others are no better."""
+        """Check what the block has added to the list, unless earlier values were not finite."""
         made: list[Array] = []
         before = state_of((*inputs, *others))
         with _QUIET():
@@ -118,7 +118,7 @@ class CheckedPlan(OpPlan):
 
 
 class CheckMode(RunMode):
-    """Ops check what they make, and changes of layout what a reduction makes."""
+    """Ops check their results, and changes of layout check the results of reductions."""
 
     plan_class = CheckedPlan
     prepares = False

@@ -30,7 +30,7 @@ def tensor(
     dtype: DType | str | None = None,
     requires_grad: bool = False,
 ) -> DistTensor:
-    """A tensor of a whole value, which every rank gives alike (default: broadcast).
+    """A tensor of a whole value, which must be equal on all ranks (default: broadcast).
 
     Each rank keeps its part. Python numbers become float32 or int64. Nothing is exchanged.
     """
@@ -67,11 +67,11 @@ def from_local(
 ) -> DistTensor:
     """A tensor of this rank's own part (default: each rank holds the whole value).
 
-    Global extents along split axes are those of `shape`, else the parts must all be as large as
-    this one. With `check` the parts' shapes and dtypes are compared across ranks, and extents
-    summed; ranks that hold the same part, as all do of a broadcast value, must give the same
-    numbers: TransportError. The parts of a split are balanced: see `pc.Placement`. ShapeError for a
-    part that has another shape than its rank must hold.
+    `shape` is the global shape; without it, the parts of all ranks must have the same shape. With
+    `check` the parts' shapes and dtypes are compared across ranks, and their extents are summed
+    along split axes; ranks that hold the same part, such as all ranks of a broadcast value, must
+    pass the same numbers, else a TransportError is raised. The parts of a split are balanced: see
+    `pc.Placement`. ShapeError for a part whose shape is not the one that its rank must hold.
     """
     world = current_world()
     known = None

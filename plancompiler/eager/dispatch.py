@@ -1,8 +1,8 @@
-"""Dispatch: from an op on specs to what this rank does, worked out once and kept.
+"""Dispatch: the plan of an op on tensors of given specs, made once and then looked up.
 
-The key is all that a plan depends on: kind, attributes, and the inputs' specs. A hit is one
-look-up; nothing is inferred. A miss infers types, prices the op's signatures as the compiler does,
-and prepares the inputs' changes of layout and the context of the local kernel.
+The key holds everything that a plan depends on: kind, attributes, and the inputs' specs. A hit is
+one look-up, which infers nothing. A miss infers types, compares the costs of the op's signatures as
+the compiler does, and prepares the inputs' changes of layout and the context of the local kernel.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from plancompiler.ops.rule import NdSignature
 logger = logging.getLogger("plancompiler.eager")
 
 PLANS = 1 << 14
-"""Plans that a mode keeps; it starts anew when there are more."""
+"""The number of plans that a mode keeps; it drops all when there would be more."""
 
 _MOVING = (Primitive.ALL_GATHER, Primitive.ALL_TO_ALL)
 
 
 class RunMode(Mode[DistTensor]):
-    """Ops run when they are called; also the plans that other modes make in their own way."""
+    """The mode in which ops run when they are called; other modes override how plans are made."""
 
     plan_class: type[OpPlan] = OpPlan
     prepares = True
-    """Whether a plan may become one function, which does nothing but run it."""
+    """Whether a plan may be turned into one function that only runs it."""
 
     def __init__(self, world: WorldState[DistTensor]) -> None:
         self.world = world

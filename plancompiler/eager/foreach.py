@@ -1,4 +1,4 @@
-"""Updates of many small tensors as one: a step of an optimizer costs calls, not elements."""
+"""Updates of many small tensors as one, because their cost is that of calls, not of elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plancompiler.eager.tensor import DistTensor
 from plancompiler.ir import AttrValue
 
 SMALL = 4096
-"""Elements: up to here, copying a tensor to others and back costs less than its own calls."""
+"""The number of elements up to which copying a tensor costs less than calls of its own."""
 
 Row = Sequence[DistTensor]
 """The inputs of one update."""
@@ -22,7 +22,7 @@ def update_all(
 ) -> None:
     """Run an elementwise op that changes its inputs, on many rows of inputs.
 
-    In a row, all inputs have one shape and lie alike, but for numbers that all rows share.
+    In a row, all inputs have one shape and layout, except for numbers that all rows share.
     """
     plans: dict[object, OpPlan] = {}
     groups: dict[object, tuple[OpPlan, list[Row]]] = {}

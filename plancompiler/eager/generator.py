@@ -1,4 +1,4 @@
-"""Random state: which stream of counter-based numbers the next random op reads."""
+"""Random state, which determines the counter-based random numbers of the next random op."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ logger = logging.getLogger("plancompiler.eager")
 class Generator:
     """The state of eager random ops: a seed, a step, and the number of the next draw in the step.
 
-    An element's number follows from these and its index in the global tensor, so that a draw is the
-    same on every layout, provided that all ranks make the same draws. A traced job with this seed
-    draws the same in its step `step`, if it has as many random ops as are called here in a step.
+    The random number of an element depends only on these and on its index in the global tensor, so
+    a draw is the same in every layout, provided that all ranks make the same draws. A traced job
+    with this seed draws the same numbers in its step `step`, if it has as many random ops as are
+    called here in a step.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -24,24 +25,24 @@ class Generator:
         self.step = 0
         self.number = 0
         self._given: set[object] = set()
-        """Who gave data since the step was chosen."""
+        """The data sources that have given a batch since the step was chosen."""
         self._warned = False
 
     def next_number(self) -> int:
-        """The number of a draw; each is given once per step."""
+        """The number of the next draw; each number is used once per step."""
         number, self.number = self.number, self.number + 1
         return number
 
     def start_step(self, step: int) -> None:
-        """Draw what step `step` of a traced job draws: numbers count from 0 again."""
+        """Draw the numbers of step `step` of a traced job: draws are counted from 0 again."""
         self.step, self.number = _whole("step", step), 0
         self._given.clear()
 
     def note_data(self, source: object) -> None:
-        """Know that a source of data gives the batch of this step.
+        """Note that a data source gives the batch of this step.
 
-        Warns the first time that one gives it again: a loop that never says which step it is at
-        sees one batch only.
+        The first time that a source gives the same batch again, a warning is logged: a loop that
+        never calls `start_step` gets the same batch every time.
         """
         if source not in self._given:
             self._given.add(source)
@@ -62,7 +63,7 @@ class Generator:
         """Continue from a saved state. UsageError for what is none."""
         if not isinstance(state, Mapping) or set(state) != {"seed", "step", "number"}:
             raise UsageError(
-                "not the state of a generator",
+                "this is not the state of a generator",
                 got=", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state),
                 expected="seed, step, number",
             )

@@ -1,9 +1,8 @@
 """Gradient programs: an op's gradient function, run once without numbers, as a list of local steps.
 
-What a gradient function does depends on attributes, shapes and layouts only, as it does when a job
-is traced. So it is run once per combination; afterwards the walk back runs the kernels that lead to
-the gradients somebody needs, and no others. A value that several steps want in another layout is
-changed once.
+What a gradient function does depends only on attributes, shapes and layouts, as it does when a job
+is traced. So it is run once per combination; afterwards, backward runs only the kernels that
+lead to gradients that are needed. The layout of a value that several steps need is changed once.
 """
 
 from __future__ import annotations

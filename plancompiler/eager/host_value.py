@@ -1,4 +1,4 @@
-"""A tensor as what Python and NumPy take for numbers; `DistTensor.numpy` reads it."""
+"""Conversions of a tensor to Python numbers; `DistTensor.numpy` reads the value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plancompiler.ops.registry import Array
 
 
 class HostValue(SpecTensor):
-    """Mixin: the value of a tensor of one element, and what a tensor is not."""
+    """Mixin: the value of a tensor of one element, and errors for conversions that do not exist."""
 
     __slots__ = ()
 
@@ -26,10 +26,10 @@ class HostValue(SpecTensor):
         """The value of a tensor of one element as a Python number: a collective."""
         if np.prod(self.shape) != 1:
             raise ShapeError(
-                "only a tensor of one element is a number",
+                "only a tensor of one element can be read as a number",
                 source=user_line(),
                 got=self.shape,
-                hint="numpy() gives all elements; reduce first for one",
+                hint="numpy() returns all elements; reduce the tensor to get one",
             )
         number: Scalar = self.numpy().reshape(()).item()
         return number
@@ -37,7 +37,7 @@ class HostValue(SpecTensor):
     def __bool__(self) -> bool:
         if np.prod(self.shape) != 1:
             raise ShapeError(
-                "a tensor that has not one element has no truth value",
+                "a tensor has no truth value unless it has exactly one element",
                 source=user_line(),
                 got=f"shape {self.shape}",
                 hint="choose by data with pc.where, ask pc.all(x) or pc.any(x), or tell tensors "
@@ -60,14 +60,14 @@ class HostValue(SpecTensor):
 
     def __array__(self, *args: object, **kwargs: object) -> Array:
         raise UsageError(
-            "a DistTensor does not become an array by itself",
+            "a DistTensor is not converted to an array implicitly",
             source=user_line(),
             hint="call .numpy() for the whole value or .to_local() for this rank's part",
         )
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
-            "a DistTensor cannot be pickled: it is a part of what all ranks hold",
+            "a DistTensor cannot be pickled: this rank holds only a part of it",
             source=user_line(),
             got=str(self.spec),
             hint="pc.eager.save(folder, state) writes the parts of all ranks",

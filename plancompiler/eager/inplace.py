@@ -1,7 +1,8 @@
 """Changes in place: a tensor keeps its identity and layout, and takes another value.
 
-Where a gradient is wanted, the tensor goes on as the result of the op that made the new value: what
-it was before stays on the tape under a name of its own. What cannot be recorded rightly is refused.
+If a gradient is wanted, the tensor becomes, on the tape, the result of the op that made the new
+value; the old value stays on the tape as a tensor of its own. A change that cannot be recorded
+correctly raises an error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from plancompiler.ops.registry import apply
 from plancompiler.ops.view import view_of
 
 _OWN_REFERENCES = 2
-"""To an array that only its tensor holds: the tensor's, and that of who counts."""
+"""References to an array that only its tensor holds: the tensor's, and the counting function's."""
 
 
 def change(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: str) -> DistTensor:
@@ -47,7 +48,7 @@ def copy(tensor: DistTensor, value: DistTensor) -> DistTensor:
     check_tensor("copy_", value)
     if not value.spec.same_but_layout(tensor.spec):
         raise InplaceError(
-            "a tensor can take the value of one of its own shape, dtype and placement only",
+            "a tensor can take only the value of a tensor of the same shape, dtype and placement",
             source=user_line(),
             got=str(value.spec),
             expected=str(tensor.spec),
@@ -171,8 +172,8 @@ class _Change:
             )
         ):
             raise InplaceError(
-                "a tensor that shares its memory cannot take a value that wants a gradient: the "
-                "others would not know of the gradient",
+                "a tensor that shares its memory cannot take a value that requires a gradient: the "
+                "tensors that share it would not be part of the gradient",
                 source=user_line(),
                 got=str(spec),
                 hint="use the out-of-place form, or `with pc.no_grad():`",
@@ -180,7 +181,7 @@ class _Change:
         return value
 
     def keep_past(self, values: Tensors) -> None:
-        """Let what was recorded on the way to these values have read what is changed as it was."""
+        """Let the ops that were recorded for these values keep the changed tensors' old values."""
         if not self.inner and not (
             self.lineage and any(value.node is not None for value in values)
         ):
@@ -189,7 +190,7 @@ class _Change:
         _read_before(values, self.as_before, node.number if isinstance(node, Node) else 0)
 
     def as_before(self, tensor: DistTensor) -> DistTensor:
-        """What a tensor was before the change: another one, if that changes it."""
+        """The tensor with its value before the change; itself, if the change does not affect it."""
         if tensor is self.tensor:
             return self.before
         root = self.tensor.root
@@ -198,7 +199,7 @@ class _Change:
         return tensor
 
     def settle(self) -> None:
-        """Give what the tape keeps of the tensor memory of its own, before others change that."""
+        """Copy the memory that the tape keeps of the tensor, before it is changed."""
         if self.lineage and not self.inner and self.before is not self.tensor:
             self.before.local = self.mode.own_local(self.before)
         self.past.settle()

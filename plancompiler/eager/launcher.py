@@ -34,12 +34,12 @@ def init(
     Rank and size are read from the variables of `plancompiler launch`, torchrun-like launchers,
     MPI and Slurm; without any, the world has one rank. `transport` is "host" (the default: all
     processes on one host, shared memory), "grpc" or "mpi"; see docs/communicators.md.
-    `start_deadline` (seconds) holds for meeting the others. In every later wait they may stand
-    still for `deadline` seconds: by default 30 without any work of theirs, and 300 where
-    their work cannot be seen from here, over gRPC and MPI. Raises UsageError for variables that
-    make no sense and after `world.close()`, DeadlineError where others do not come, and
-    MixedKernelsError where others compute with other kernels of NumPy or its BLAS; with
-    `allow_mixed_kernels` (by default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning.
+    `start_deadline` (seconds) bounds the wait for the other ranks to join. In every later wait,
+    `deadline` (seconds) bounds how long another rank may make no progress: by default 30, and 300
+    for ranks whose work cannot be seen from here, over gRPC and MPI. Raises UsageError for
+    inconsistent variables and after `world.close()`, DeadlineError if other ranks do not join, and
+    MixedKernelsError if they compute with other kernels of NumPy or its BLAS; with
+    `allow_mixed_kernels` (by default PLANCOMPILER_ALLOW_MIXED_KERNELS) this is only a warning.
     """
     world = process_world()
     if world is not None and world.closed:
@@ -77,8 +77,8 @@ def init(
 
 
 def _compare_kernels(link: WorldLink, size: int, allowed: bool | None) -> None:
-    """All ranks tell all others what they compute with. A rendezvous of its own leaves the world's
-    communicators and their records to the program."""
+    """All ranks compare their numeric kernels. They use a rendezvous of their own, so that the
+    world's communicators and their records are left to the program."""
     rendezvous = link.rendezvous(tuple(range(size)), "kernels")
     label = "comparing kernels in pc.init()"
     text = np.frombuffer(numeric_kernels().encode(), np.uint8)

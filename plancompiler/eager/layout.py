@@ -42,7 +42,7 @@ def _in_turn(changes: tuple[Change, ...], target: TensorSpec, array: Array) -> A
         array = change(array)
     if array.shape != target.local_shape:
         raise ShapeError(
-            "other ranks hold other parts of a tensor than this one was told",
+            "the parts of a tensor on other ranks do not match its global shape on this rank",
             source=user_line(),
             rank=target.world.rank,
             got=array.shape,

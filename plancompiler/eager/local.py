@@ -1,9 +1,8 @@
 """Between a tensor of many ranks and the parts that they hold, with gradients.
 
-A part is a tensor on a placement of this rank alone, so that ops on it run here and exchange
-nothing. All ranks' parts together make one program, whose loss is what is made of the joined
-results. So where a value is broadcast, every rank's use of it counts: its gradient is the sum over
-the ranks, on each of them.
+A part is a tensor on a placement of this rank alone, so ops on it run on this rank and exchange
+nothing. The parts of all ranks are one program, whose loss is computed from the joined results. So
+every rank's use of a broadcast value counts: on every rank, its gradient is the sum over the ranks.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _SUM = Partial(Reduction.SUM)
 def local_part(tensor: DistTensor) -> DistTensor:
     """This rank's part of a tensor as a tensor of this rank alone, on the tape and sharing memory.
 
-    The gradient of a split part is a part of the gradient. That of a broadcast value is the sum of
-    what the ranks' parts get, the same on every rank. Raises GradientError for a partial value that
-    wants a gradient (its parts are not determined: redistribute it first), PlacementError on a rank
-    outside.
+    The gradient of a part of a split tensor is a part of the gradient. The gradient of a broadcast
+    value is the sum of the gradients of all ranks' parts, on every rank. Raises GradientError for a
+    partial value that requires a gradient (its summands are not determined by its value:
+    redistribute it first), and PlacementError on a rank outside of the placement.
     """
     spec, world = tensor.spec, tensor.spec.world
     _refuse_tracing(world)
@@ -65,12 +64,12 @@ def join_parts(
     sbp: SbpLike | None = None,
     shape: Sequence[int] | None = None,
 ) -> DistTensor:
-    """A tensor of the parts that the ranks of `placement` give, each a tensor of its rank alone.
+    """A tensor of the parts of all ranks of `placement`, each a tensor of its rank alone.
 
-    The inverse of `local_part`. Global extents along split axes are sums over the ranks, whatever
-    their parts' sizes, unless `shape` gives them; a rank outside must be given `shape`, and its
-    part does not matter. Of a broadcast value all ranks give the same, and the gradient goes to
-    one of them. ShapeError where the parts are not those of a balanced split.
+    The inverse of `local_part`. `shape` is the global shape; without it, global extents along split
+    axes are the sums of the parts' extents. A rank outside of the placement must pass `shape`, and
+    its part is ignored. For a broadcast value all ranks pass the same part, and the gradient goes
+    to one of them. ShapeError if the parts are not those of a balanced split.
     """
     world = part.spec.world
     _refuse_tracing(world)
@@ -106,10 +105,10 @@ def local_map(
 ) -> Any:
     """`function` of this rank's parts, its results joined to tensors in the layout `sbp`.
 
-    `tensors` are DistTensors of one placement, None, or anything else, which is handed on. The
-    function gets and gives tensors of this rank alone; uneven and empty parts are parts like any
-    other. `sbp` is one layout, or a list of one per result where the function gives a tuple. A rank
-    outside of the placement does not call the function, and needs `shape` to know the result's.
+    `tensors` are DistTensors of one placement, None, or other values, which are passed unchanged.
+    The function takes and returns tensors of this rank alone; their parts may be uneven or empty.
+    `sbp` is one layout, or a list of one layout per result if the function returns a tuple. A rank
+    outside of the placement does not call the function, and needs `shape`, the result's shape.
     """
     given = [each for each in tensors if isinstance(each, DistTensor)]
     if not given:

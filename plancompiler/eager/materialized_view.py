@@ -1,9 +1,9 @@
 """Views that cannot share memory: copies of a part of their base that are kept up to date.
 
-A slice along an axis that is split, or a reshape that moves elements between ranks, has its
-elements on other ranks than the base has them. Such a view holds a copy. It is made again when it
-is read after its base was changed, and a change of the view is written into the base at once. Both
-may exchange data between the ranks, which all come there in the order of the program.
+The elements of a slice along a split axis, or of a reshape that moves elements between ranks, lie
+on other ranks than the same elements of the base. Such a view holds a copy. The copy is made again
+when it is read after a change of its base, and a change of the view is written into the base at
+once. Both may exchange data between the ranks, and all ranks do so in the order of the program.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class MaterializedView(DistTensor):
 
 
 def write(source: DistTensor, value: DistTensor, plan: Any) -> None:
-    """Write what a view has become into what it is a view of, by the plan that made the view."""
+    """Write a changed view into the tensor that it is a view of, by the plan that made the view."""
     if plan is not None and view_of(plan.kind).cuts:
         scatter = _scatter_plan(source, value, plan)
         if scatter.moves[0] is None and scatter.outputs[0] is source.spec:

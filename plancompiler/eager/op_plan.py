@@ -42,7 +42,7 @@ class OpPlan:
         self.kept = tuple(
             wanted if got.sbp.has_partial else got for got, wanted in zip(inputs, used, strict=True)
         )
-        """The inputs as their gradients see them: partial ones as they were reduced for the op."""
+        """The inputs for gradient functions: partial ones as they were reduced for the op."""
         self.outputs = outputs
         self.moves: tuple[Change | None, ...] = tuple(
             None if got is wanted else world.mode.move(got, wanted)
@@ -55,7 +55,7 @@ class OpPlan:
             )
             if move is not None and kept is not got
         )
-        """Which inputs their gradients see reduced, as what, and how they become it."""
+        """Inputs that gradient functions get reduced: place, spec, and change of layout."""
         self.definition = definition
         self.mutates = definition.mutates
         self.recorded = (
@@ -70,7 +70,7 @@ class OpPlan:
         self.alias: Change | None = None
         """What gives a view of the input in place of the output."""
         self.any_order = True
-        """Whether it does so however the input lies in memory."""
+        """Whether it does so for any memory order of the input."""
         self.strided = False
         """Whether that view is not in row-major order."""
         single = len(inputs) == len(outputs) == 1
@@ -101,7 +101,7 @@ class OpPlan:
         """Whether it runs here, on inputs that lie as its kernel takes them."""
         on_host = outputs[0].space is HOST
         self.joinable = self.still and on_host
-        """Whether several updates are worth to be run as one."""
+        """Whether running several updates as one saves time."""
         self.direct = (
             direct_kernel(
                 self.kernel,

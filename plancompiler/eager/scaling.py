@@ -1,4 +1,4 @@
-"""Loss scaling: float16 gradients kept in range, and steps whose gradients overflow left out."""
+"""Loss scaling: keeps float16 gradients in range, and skips steps whose gradients overflow."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class LossScale:
         """Continue from a saved state. UsageError for what is none."""
         if not isinstance(state, Mapping) or set(state) != {"scale", "good_steps"}:
             raise UsageError(
-                "not the state of a loss scale",
+                "this is not the state of a loss scale",
                 source=user_line(),
                 got=", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state),
                 expected="scale, good_steps",

@@ -1,4 +1,4 @@
-"""What holds within a block or from now on: recording, implicit broadcast, seeds, the generator."""
+"""Settings of a block or of the whole program: recording, implicit broadcast, seeds, generator."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def grad(
     for each in (output, *several):
         if not isinstance(each, DistTensor):
             raise UsageError(
-                "gradients are those of a tensor by tensors",
+                "gradients are taken of a tensor with respect to tensors",
                 op="grad",
                 source=user_line(),
                 got=type(each).__name__,

@@ -20,8 +20,8 @@ def spawn(
 ) -> list[Any]:
     """Run `function(*args)` as `ranks` ranks, each a thread; returns what they return, by rank.
 
-    Where one raises, the others are woken and end, and its error is raised here. `deadline`
-    (seconds) holds for every wait of a rank for others: so long they may stand still.
+    If one raises, the others are woken and end, and its error is raised here. `deadline` (seconds)
+    bounds, in every wait, how long the other ranks may make no progress.
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UsageError("spawn needs a number of ranks", got=repr(ranks), expected="1 or more")

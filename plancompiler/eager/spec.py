@@ -1,7 +1,7 @@
-"""`TensorSpec`: all that is known of an eager tensor besides its numbers, and what specs ask of the
-world that they belong to: its state, and the mode in which it carries out ops.
+"""`TensorSpec`, the description of an eager tensor without its numbers, and the interfaces of the
+world that specs belong to: `WorldState`, its state, and `Mode`, the way in which it executes ops.
 
-Tensors are defined above: `Mode` and `WorldState` are generic in their class.
+This module does not know the class of tensors: `Mode` and `WorldState` are generic in it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TensorSpec:
 
 
 class SpecTensor(TensorOperators):
-    """Mixin: what a tensor, with numbers or without, says of itself by its spec."""
+    """Mixin: the attributes of a tensor, with numbers or without, that its spec holds."""
 
     __slots__ = ()
 
@@ -214,16 +214,16 @@ class Mode(ABC, Generic[Tensor]):
         """What changes tensors of one spec to those of another; kept by its key where it can be."""
 
     def check_numbers(self) -> None:
-        """Refuse to read the numbers of tensors while there are none."""
+        """Raise a TracingError if tensors have no numbers, because a function is traced."""
 
     def check_reach(self, number: float, kind: str) -> None:
-        """Refuse to walk back to what was recorded out of reach."""
+        """Raise an error if backward would reach an op that was recorded outside of the trace."""
 
     def touched(self, leaf: Hashable, *, reading: bool) -> None:
-        """The gradient that a leaf holds is about to be looked at or changed."""
+        """Note that the gradient of a leaf is about to be read or changed."""
 
     def note(self, tensor: Tensor) -> Tensor:
-        """Know of a tensor that shares what stands for the numbers of another."""
+        """Note a new tensor that shares its numbers (or the symbol for them) with another."""
         return tensor
 
     def made(self, tensor: Tensor) -> bool:

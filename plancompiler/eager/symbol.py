@@ -1,4 +1,4 @@
-"""`Symbol`: stands where a tensor's numbers would be, while a function is compiled and after."""
+"""`Symbol`: takes the place of a tensor's numbers while a function is compiled, and afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plancompiler.ir.source import user_line
 
 
 def no_numbers() -> TracingError:
-    """The error of who asks for numbers while there are none."""
+    """The error for reading numbers while a function is compiled."""
     return TracingError(
         "the numbers of a tensor are not known while a function is compiled",
         source=user_line(),
@@ -21,10 +21,10 @@ def no_numbers() -> TracingError:
 
 
 class Symbol:
-    """A value of the job in place of an array. Whoever takes it for an array gets a TracingError.
+    """A value of the job in place of an array. Using it as an array raises a TracingError.
 
-    When the function has been traced it only says where it was made: a tensor that somebody has
-    kept stands for a value of every call, and has no numbers of its own.
+    After the function has been traced, the symbol only says where it was made: a tensor that the
+    program has kept represents a value of every call, and has no numbers of its own.
     """
 
     __slots__ = ("leaked", "seen", "value", "view")
@@ -48,12 +48,12 @@ class Symbol:
             del self.value, self.view, self.seen
 
     def error(self) -> TracingError:
-        """The error of who asks for the numbers."""
+        """The error for reading the numbers."""
         if self.leaked is None:
             return no_numbers()
         name, source = self.leaked
         return TracingError(
-            "a tensor of a compiled function was used after the function was traced: it stands for "
+            "a tensor of a compiled function was used after the function was traced: it represents "
             "a value of every call and has no numbers of its own",
             source=user_line(),
             got=f"a tensor made in {name!r} at {source}",

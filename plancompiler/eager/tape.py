@@ -1,4 +1,4 @@
-"""The walk back along the tape, from a result to what it was made of."""
+"""Backward: the walk along the tape from a result to the tensors that it was computed from."""
 
 from __future__ import annotations
 

@@ -115,6 +115,31 @@ def record(output: DistTensor, op: Recorded, source: DistTensor) -> None:
 
 Run = Callable[..., "DistTensor"]
 """A prepared op."""
+_INTERNAL = frozenset(
+    {
+        "by",
+        "changed",
+        "follow",
+        "held",
+        "lineage",
+        "local",
+        "more",
+        "moved",
+        "node",
+        "of",
+        "own",
+        "packed",
+        "part",
+        "renamed",
+        "root",
+        "slot",
+        "source",
+        "spec",
+        "view_of",
+        "written",
+    }
+)
+"""Attributes and methods of tensors, and of views that hold a copy, that only this package uses."""
 
 
 def _operator(kind: str) -> Callable[[DistTensor, Any], DistTensor]:
@@ -134,7 +159,8 @@ class DistTensor(InPlaceForms, HostValue):
     """A tensor of which each rank of `placement` holds its part as `sbp` says.
 
     Made by `pc.tensor`, `DistTensor.from_local` and by ops. All ranks of a placement run the same
-    calls in the same order. A rank outside holds an empty part and takes part in nothing.
+    calls in the same order. A rank outside of the placement holds an empty part and computes
+    nothing; reading numbers raises an error there.
 
     `numpy()`, `item()` and `bool()` are collectives: they give the whole value on every rank of the
     placement.
@@ -146,11 +172,11 @@ class DistTensor(InPlaceForms, HostValue):
     local: Array
     """This rank's part; others may share its memory."""
     node: Node | Leaf | None
-    """Where the tape reaches it; None where no gradient is wanted."""
+    """The op on the tape that made it, or its leaf; None if it requires no gradient."""
     slot: int
     """Which output of its node it is."""
     more: dict[str, Any] | None
-    """What few tensors have: the tensor whose memory this one shares, and what was reduced."""
+    """Data that few tensors have: the base of a view, and the reduced form of a partial value."""
 
     def __init__(self, spec: TensorSpec, local: Array) -> None:
         self.spec = spec
@@ -160,6 +186,9 @@ class DistTensor(InPlaceForms, HostValue):
 
     from_local: ClassVar[Callable[..., DistTensor]]
     """See `creation.from_local`, which sets it."""
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     # --- what it is -----------------------------------------------------------------------------
 
@@ -392,7 +421,7 @@ class DistTensor(InPlaceForms, HostValue):
         return 0 if root.more is None else int(root.more.get("changed", 0))
 
     def written(self) -> None:
-        """Note that the memory was changed: what the tape kept of it does not hold any more."""
+        """Note that the memory was changed, so that what the tape kept of it is no longer valid."""
         more = self.more
         root = self if more is None else more.get("base", self)
         world = self.spec.world
@@ -408,8 +437,8 @@ class DistTensor(InPlaceForms, HostValue):
             _make_stale(root)
 
     def view_of(self, source: DistTensor, by: Any = None) -> None:
-        """Note of what this tensor is a view, and by which plan of an op; None where it is the same
-        tensor once more.
+        """Note that this tensor is a view of another one, and the plan of the op that made it; None
+        for a second object of the same tensor.
         """
         more = source.more
         if more is None or "base" not in more:
@@ -465,8 +494,8 @@ class DistTensor(InPlaceForms, HostValue):
         return True
 
     def own(self) -> None:
-        """Have memory of its own, before it is written or viewed: a reduced value is kept by the
-        partial tensor that it came from, too.
+        """Copy the memory if it is shared, before it is written or viewed: a partial tensor shares
+        its reduced value with the tensor that was made by the reduction.
         """
         more = self.more
         if more is not None and more.pop("shared", False):
@@ -497,7 +526,7 @@ class DistTensor(InPlaceForms, HostValue):
         return self.spec.world.source(self.placement, kind, attrs)
 
     def coerced(self, kind: str, value: object) -> DistTensor:
-        """An operand as a tensor beside this one: arrays only if the user has allowed it."""
+        """An operand as a tensor on this placement; arrays only inside `implicit_broadcast`."""
         if isinstance(value, DistTensor):
             return value
         world = self.spec.world

@@ -1,9 +1,9 @@
-"""Eager code recorded instead of run: what `pc.compile` makes jobs of.
+"""The mode that records eager ops in a job instead of running them, for `pc.compile`.
 
-While a function is traced, the eager path itself runs: dispatch, tape, gradients, optimizers. Only
-the world's mode differs. Where a kernel or a change of layout would run, an op is recorded, and the
-tensor that comes out holds a `Symbol` where its numbers would be. Tensors that exist already become
-variables of the job when an op first reads them.
+While a function is traced, the eager code itself runs: dispatch, tape, gradients, optimizers. Only
+the world's mode differs. Instead of running a kernel or a change of layout, the mode records an op,
+and the resulting tensor holds a `Symbol` in place of its numbers. A tensor that existed before
+becomes a variable of the job when an op first reads it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Capture:
     def __init__(self, tensor: DistTensor, spec: TensorSpec, first: Value, name: str) -> None:
         self.tensor = tensor
         self.node = tensor.node
-        """Its place on the tape, outside of the function."""
+        """Where the tape outside of the function reaches the tensor."""
         self.leaf: Leaf | None = None
         """Set where the tensor is what a leaf's gradient was when the function was called."""
         self.spec = spec
@@ -106,7 +106,7 @@ class TraceMode(RunMode):
         self._at = (world.generator.seed, world.generator.step)
         self._began = world.clock
         self._views: dict[int, list[ReferenceType[DistTensor]]] = {}
-        """The views that the function has made of what somebody's numbers stand for, by its id."""
+        """The views that the function has made of a symbol's tensor, by the symbol's id."""
         self._locals: list[Any] = []
         """Keeps apart the numbers of what has views."""
         self._drawn: set[int] = set()
@@ -142,7 +142,7 @@ class TraceMode(RunMode):
             world.step, world.recording, world.forced, world.implicit_broadcast = clean
 
     def _leave_behind(self) -> None:
-        """Let tensors that somebody keeps say what they are, and hold nothing of the trace."""
+        """Detach kept tensors from the trace; they only know where they were made."""
         for reference in self._made:
             tensor = reference()
             if tensor is not None:

@@ -1,4 +1,4 @@
-"""What carries data between the processes of an SPMD program: shared memory, gRPC or MPI."""
+"""The transports between the processes of an SPMD program: shared memory, gRPC or MPI."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from plancompiler.limits.time_limits import DEADLINE, UNSEEN_DEADLINE
 
 TRANSPORTS = ("host", "grpc", "mpi")
 SECRET = TOKEN
-"""What `plancompiler launch` gives all its ranks; on several hosts the user does."""
+"""The secret of a run: `plancompiler launch` makes it; for several hosts the user has to."""
 
 LINGER_SECONDS = time_limits.LINGER
 """How long a rank that is done listens for the goodbyes of others, whose streams would break."""
@@ -49,10 +49,10 @@ def open_world(
     start_deadline: float,
     environment: Mapping[str, str],
 ) -> WorldLink:
-    """This rank's way to the others.
+    """This rank's connection to the others.
 
-    UsageError for a transport or variables that make no sense, SecurityError for an address that
-    others could reach without TLS.
+    UsageError for an unknown transport or inconsistent variables, SecurityError for an address that
+    other machines could reach without TLS.
     """
     name = transport or environment.get(TRANSPORT) or "host"
     rank, size = launched.rank, launched.size

@@ -1,9 +1,9 @@
 """Views: which ops make a view of their input, how it shares memory, and how it is written.
 
-Whether the result of an op is a view is a fact of the whole tensor, as in NumPy and PyTorch, and
-the same in every layout. A view shares memory where every rank finds its part of the result in its
-own part of the input: axes that are cut must not be split, and nothing may have to move. Where that
-is not so, the view is a copy that is kept up to date (see `materialized_view`).
+Whether the result of an op is a view depends on the whole tensor, as in NumPy and PyTorch, and is
+the same in every layout. A view shares memory if every rank finds its part of the result in its own
+part of the input, which means that the view cuts no split axis and moves no elements between ranks.
+Otherwise the view is a copy that is kept up to date (see `materialized_view`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank exchanges, for looking at and for tests: `with pc.comm_trace() as t:`."""
+"""`with pc.comm_trace() as t:` lists the collectives of a rank, for inspection and tests."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class World(WorldState[DistTensor]):
         self.anomaly = False
         """Whether ops check what they make; see `anomaly`."""
         self.attachments: dict[object, object] = {}
-        """What the frontend remembers per world, by a key of its own."""
+        """State that the frontend keeps per world, by a key of its own."""
         self.closers: list[Callable[[], None]] = []
         """Called when the world closes."""
         self.parts: dict[object, TensorSpec] = {}
@@ -55,11 +55,11 @@ class World(WorldState[DistTensor]):
 
     @property
     def closed(self) -> bool:
-        """Whether it has let go of the communicators."""
+        """Whether the world is closed and has released its communicators."""
         return self._comm is not None and self._comm.closed
 
     def close(self) -> None:
-        """Let go of the communicators, and of what runs on them."""
+        """Close the communicators, and end what runs on them."""
         for closer in tuple(self.closers):
             closer()
         if self._comm is not None:
@@ -82,13 +82,13 @@ class World(WorldState[DistTensor]):
         return DistTensor(spec, spec.put(array[region_index(spec.region)]))
 
     def array_for(self, value: object, placement: Placement) -> Array:
-        """What a user gives as numbers for a placement: an array of the host, or of the device."""
+        """The user's numbers as an array for a placement, on the host or on its device."""
         if not hasattr(value, "__cuda_array_interface__"):
             try:
                 array = np.asarray(value)
             except ValueError:
                 raise ShapeError(
-                    "lists of different lengths are no array",
+                    "lists of different lengths do not make an array",
                     source=user_line(),
                     got=type(value).__name__,
                     expected="lists of one length along each axis",

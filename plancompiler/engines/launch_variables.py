@@ -47,7 +47,7 @@ def world_variables(rank: int, size: int, local_rank: int, local_size: int) -> d
 
 @dataclass(frozen=True, slots=True)
 class LaunchVariables:
-    """What one launcher calls what it tells."""
+    """The environment variables of one launcher."""
 
     name: str
     rank: str
@@ -128,7 +128,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_launcher(environment: Mapping[str, str]) -> Launched:
-    """What the first launcher that speaks says. UsageError where that makes no sense."""
+    """The values of the first launcher that has set variables. UsageError for inconsistent ones."""
     for launcher in LAUNCHERS:
         named = [name for name in (launcher.rank, launcher.size) if name in environment]
         if len(named) == 2:
@@ -148,7 +148,7 @@ def _read(environment: Mapping[str, str], launcher: LaunchVariables) -> Launched
     rank, size = (_number(environment, name, launcher) for name in (launcher.rank, launcher.size))
     if not 0 <= rank < size:
         raise UsageError(
-            f"{launcher.name} says a rank outside its world",
+            f"{launcher.name} has set a rank outside its world",
             got=f"{launcher.rank}={rank}, {launcher.size}={size}",
             expected=f"{launcher.rank} from 0 to {launcher.size} - 1",
         )
@@ -157,14 +157,14 @@ def _read(environment: Mapping[str, str], launcher: LaunchVariables) -> Launched
         local = _number(environment, launcher.local_size, launcher)
         if not 0 < local <= size:
             raise UsageError(
-                f"{launcher.name} says more ranks on this host than there are",
+                f"{launcher.name} has set more ranks on this host than there are ranks",
                 got=f"{launcher.local_size}={local}, {launcher.size}={size}",
                 expected=f"{launcher.local_size} from 1 to {launcher.size}",
             )
     missing = [name for name in launcher.rendezvous if not environment.get(name)]
     if missing and local is not None and local < size:
         raise UsageError(
-            f"{launcher.name} does not say where the ranks of several hosts meet",
+            f"{launcher.name} has not set where the ranks of several hosts meet",
             got=f"no {' and no '.join(missing)}, {launcher.local_size}={local}, "
             f"{launcher.size}={size}",
             expected=f"{' and '.join(launcher.rendezvous)}, the same on all hosts",
@@ -180,7 +180,7 @@ def _number(environment: Mapping[str, str], name: str, launcher: LaunchVariables
         return int(environment[name])
     except ValueError:
         raise UsageError(
-            f"a variable of {launcher.name} is no whole number",
+            f"a variable of {launcher.name} is not a whole number",
             got=f"{name}={environment[name]}",
         ) from None
 

@@ -1,1 +1,1 @@
-"""What packages ask of others above them; the package root fills it in."""
+"""Functions of higher packages that lower packages call; the package root sets them."""

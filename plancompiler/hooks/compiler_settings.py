@@ -1,7 +1,7 @@
 """How to reach the class of all settings of the compiler.
 
-A job carries its settings to wherever it is compiled, and lies below the passes that declare them.
-The package root says how to reach the class that holds the options of all of them.
+A job holds the compiler's settings, but its package is below that of the passes that declare them.
+So the package root registers a function that returns the class with the options of all passes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def _not_set() -> Any:
-    raise RuntimeError("the package root has not said how to reach the compiler's settings")
+    raise RuntimeError("the package root has not registered the compiler's settings")
 
 
 _known: Callable[[], Any] = _not_set
 
 
 def set_compiler_settings(known: Callable[[], Any]) -> None:
-    """Say what returns the class."""
+    """Register the function that returns the class."""
     global _known
     _known = known
 

@@ -1,7 +1,7 @@
-"""How to reach what runs ops at once, outside of all jobs.
+"""How to reach the eager world, which runs ops outside of jobs.
 
-Layers and optimizers work in jobs and on eager tensors, and lie below both. The package root says
-how to reach the eager world.
+Layers and optimizers work in jobs and on eager tensors, but their package is below that of eager
+tensors. So the package root registers a function that returns the eager world.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def _not_set() -> Any:
-    raise RuntimeError("the package root has not said how to reach the eager world")
+    raise RuntimeError("the package root has not registered the eager world")
 
 
 _current: Callable[[], Any] = _not_set
 
 
 def set_eager_world(current: Callable[[], Any]) -> None:
-    """Say what returns the current eager world."""
+    """Register the function that returns the current eager world."""
     global _current
     _current = current
 
 
 def eager_world() -> Any:
-    """What runs ops at once: the eager world, which has `add` as a job's builder does."""
+    """The current eager world, which has a method `add` as a job's builder has."""
     return _current()

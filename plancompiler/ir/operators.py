@@ -49,6 +49,8 @@ _OF_TRUTHS = {
     "minimum": "bitwise_and",
 }
 """What arithmetic on two tensors of truth values is, as in NumPy."""
+_INTERNAL = frozenset({"beside", "coerced", "counted_as"})
+"""Names of methods that only tensor classes use."""
 _NO_NUMBERS = "OSUMmVc"
 """Kinds of NumPy's dtypes that are no real numbers."""
 
@@ -78,6 +80,11 @@ class TensorOperators:
 
     shape: tuple[int, ...]
     dtype: DType
+
+    def __dir__(self) -> list[str]:
+        """What users may use: no internal names, such as those with one underscore in front."""
+        names = (name for name in super().__dir__() if name not in _INTERNAL)
+        return [name for name in names if name.startswith("__") or not name.startswith("_")]
 
     @abstractmethod
     def _apply(

@@ -1,8 +1,8 @@
-"""`compile(function)`: eager code as a plan: traced once per kind of arguments, then run as a job.
+"""`compile(function)`: traces eager code once per kind of arguments, and runs it as a plan.
 
-Tensors that the function reads, given or not, are variables of the job, which the plan reads and
-changes where they lie (see `compiled_variables`). What the function returns comes back as tensors.
-Every rank makes the same job, and the plan of its own part of it.
+All tensors that the function reads, arguments or not, are variables of the job. The plan reads and
+changes them in their own memory if it can (see `compiled_variables`). The results of the function
+are returned as tensors. Every rank makes the same job, and the plan of its own part of it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def compile(function: Callable[..., Any]) -> Compiled:  # noqa: A001  # the name users know
     """The same function of DistTensors, run as a compiled plan; also a decorator.
 
-    On the first call with arguments of a kind the function is traced into a job, which is compiled:
-    each rank makes its own plan and runs it with the others. Later calls look the plan up by shape,
-    dtype, placement, SBP and `requires_grad` of tensors and the value of everything else among the
-    arguments, by plain numbers, texts, tensors and modules that the function itself names from
-    around it, and by whether ops are being recorded. What the function reads from other objects is
-    looked at when it is traced. The result is what the function returns, with the same numbers up
-    to rounding: partial values come back reduced.
+    The first call with arguments of a kind traces the function into a job and compiles it: each
+    rank makes its own plan and runs it together with the others. Later calls look up the plan by
+    the shape, dtype, placement, SBP and `requires_grad` of tensor arguments and the value of all
+    other arguments; by the plain numbers, strings, tensors and modules that the function itself
+    refers to from its enclosing scope; and by whether ops are being recorded. What the function
+    reads from other objects is read only while it is traced. The results are those of the function,
+    with the same numbers up to rounding, except that partial values are reduced.
 
-    Tensors, parameters and optimizer states that the function changes in place are changed after
-    every call, gradients that `backward` leaves are left in the same tensors, and random ops
-    draw from the world's generator as they would eagerly. Results are recorded on the tape as one
-    op, whose gradient is a plan that makes them again; functions that change tensors must
-    differentiate inside. TracingError where the function needs numbers while it is traced
-    (`numpy()`, `item()`, `if tensor:`). All ranks of its placements call it together.
+    Every call changes the tensors, parameters and optimizer states that the function changes in
+    place, and leaves the gradients of its `backward` in the same tensors. Random ops draw from the
+    world's generator as they do eagerly. The tape records the results like those of one op, whose
+    gradient is a plan that computes the results again; a function that changes tensors must
+    differentiate inside. TracingError if the function needs numbers while it is traced (`numpy()`,
+    `item()`, `if tensor:`). All ranks of its placements call it together.
     """
     return Compiled(function)
 
@@ -116,12 +116,12 @@ class Compiled:
         return self if instance is None else MethodType(self, instance)
 
     def programs(self) -> list[Job]:
-        """The jobs made so far in this world, oldest first; for looking at."""
+        """The jobs made so far in this world, oldest first; for inspection."""
         by_signature = self._programs.get(current_world(), {})
         return [program.job for known in by_signature.values() for program in known]
 
     def close(self) -> None:
-        """Forget all programs of this world and free their memory; later calls compile anew."""
+        """Drop all programs of this world and free their memory; later calls compile again."""
         world = current_world()
         with self._lock:
             by_signature = self._programs.pop(world, {})
@@ -152,7 +152,7 @@ def _key(value: Any, tensors: list[DistTensor]) -> object:
         return value, _modes(value)
     if isinstance(value, np.ndarray):
         raise UsageError(
-            "an array cannot be given to a compiled function",
+            "an array cannot be an argument of a compiled function",
             source=user_line(),
             got=f"{value.dtype} of shape {value.shape}",
             hint="make it a tensor with pc.tensor(array, placement, sbp)",
@@ -161,7 +161,7 @@ def _key(value: Any, tensors: list[DistTensor]) -> object:
         hash(value)
     except TypeError:
         raise UsageError(
-            "an argument of a compiled function can be neither compared nor looked into",
+            "an argument of a compiled function can neither be hashed nor taken apart",
             source=user_line(),
             got=kind.__name__,
             expected="tensors, plain values, lists, tuples and dicts of them, or hashable objects",
@@ -182,7 +182,7 @@ def _shown(value: Any) -> str:
 
 
 def _place(value: DistTensor, tensors: Tensors) -> int:
-    """Which of these a tensor is: one that is there twice is one variable."""
+    """The position of a tensor among these; a tensor that occurs twice is one variable."""
     local = value.local
     for at, each in enumerate(tensors):
         if each is value or each.local is local:
@@ -204,7 +204,7 @@ def _modes(module: Module) -> tuple[bool, ...]:
 
 
 def _surrounding(value: Any, given: Tensors) -> object:
-    """What a program depends on of something around the function, beside what it is given."""
+    """What a program depends on of a variable of the function's enclosing scope."""
     if isinstance(value, DistTensor):
         return id(value), value.spec, value.requires_grad, _place(value, given)
     if isinstance(value, Module):
@@ -253,7 +253,7 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _limit(programs: _ByKind) -> None:
-    """Let go of the oldest programs when there are too many; all ranks do it in the same call."""
+    """Drop the oldest programs when there are too many; all ranks do it in the same call."""
     while sum(map(len, programs.values())) > PROGRAMS:
         key = next(iter(programs))
         for program in programs.pop(key):

@@ -33,7 +33,7 @@ from plancompiler.plan.plan import ComputeSpec
 
 @dataclass(slots=True)
 class Draws:
-    """What eager ops would read of the world's state in one call."""
+    """The state of the world that eager ops would read in one call."""
 
     seed: int = 0
     """The generator's seed, step, and the number of its next draw."""
@@ -109,12 +109,12 @@ class CompiledRun:
         return () if self._runtime is None else self._runtime.movable
 
     def place(self, arrays: Mapping[str, Array | None]) -> None:
-        """Let variables lie in these arrays from now on; see `Runtime.place`."""
+        """Use these arrays as the memory of variables from now on; see `Runtime.place`."""
         if self._runtime is not None:
             self._runtime.place(arrays)
 
     def step(self, draws: Draws) -> None:
-        """Run one step on what the variables hold; nothing on a rank that the job does not need."""
+        """Run one step on the values of the variables; on a rank without work, do nothing."""
         runtime = self._runtime
         if runtime is None:
             return
@@ -184,7 +184,7 @@ _hubs: WeakValueDictionary[bytes, LocalHub] = WeakValueDictionary()
 _hubs_lock = threading.Lock()
 _TOKEN = 16
 _process = os.urandom(_TOKEN)
-"""Tells this process apart from those of others that have its number."""
+"""A text that distinguishes this process from other processes with the same number."""
 
 
 def _meet(world: World, group: CommContext, job: Job) -> Link:

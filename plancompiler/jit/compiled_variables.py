@@ -1,9 +1,10 @@
-"""Where the variables of a plan lie: in the memory of the tensors that they are, where that can be.
+"""The memory of a plan's variables: that of their tensors if possible, else the plan's own.
 
-Nothing of what lies so is copied in a call, however many plans use the tensor. Other variables have
-a place in the plan's own memory, and are copied there before a run and, where the function changes
-them, back after it: what peers read (they map that memory, or have it sent), partial values (they
-are reduced first), and tensors that are others in every call.
+A variable that lies in the memory of its tensor is never copied, however many plans use the tensor.
+Other variables lie in the plan's own memory: they are copied there before a run and, if the
+function changes them, back after it. These are variables that other ranks read (which map that
+memory, or receive it), partial values (which are reduced first), and arguments that are another
+tensor in every call.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from plancompiler.jit.compiled_run import CompiledRun
 from plancompiler.ops.registry import Array
 
 PATIENCE = 3
-"""In how many calls in a row a tensor's memory may be another than in the call before; from then on
-it is copied. One is enough for arguments, which lie in the plan's memory until one comes twice.
+"""After how many calls in a row with changing memory a tensor is copied from then on. One is enough
+for arguments, which lie in the plan's memory until the same tensor is passed twice.
 """
 
 
@@ -91,10 +92,10 @@ class Variable:
 
 
 class _Loan:
-    """A tensor's array while a plan works on its memory: the only reference to it from there.
+    """A tensor's array while a plan works on its memory: the plan's only reference to the array.
 
-    All that the plan has are arrays over the loan. So who asks whether others share the memory, by
-    the references to the array, can leave out the plans: as many as the world has lent it to.
+    The plan itself has only arrays over the loan. So `inplace.holds_alone`, which counts references
+    to the array, can subtract those of plans: as many as the world has lent the array to.
     """
 
     __slots__ = ("__array_interface__", "array")
@@ -205,7 +206,7 @@ class Variables:
             np.copyto(shards[place.variable.name], tensor.part(place.variable.spec))
 
     def leave(self) -> None:
-        """Give the tensors what the run has made of them."""
+        """Give the tensors their new values after a run."""
         for place, tensor in self._copied:
             if place.variable.changed:
                 spec, array = place.variable.spec, self._run.shards[place.variable.name]
@@ -214,7 +215,7 @@ class Variables:
                 np.copyto(tensor.local, array)
 
     def close(self) -> None:
-        """Let go of the memory of all tensors."""
+        """Return the memory of all tensors."""
         for _, place in self._places:
             place.let_go()
 

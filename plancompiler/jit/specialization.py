@@ -270,7 +270,7 @@ class Specialization:
             if leaf.after is not None:
                 leaf.now(tensors).grad = leaf.after(tensors, made)
         if recorded:
-            # What will be refused needs to keep nothing.
+            # A backward that will raise an error needs no kept values.
             kept = ((), {}, ()) if self._changes else (args, kwargs or {}, tensors)
             call = _Call(self, *kept, state)
             results = [made[name] for name in self._recorded()]
@@ -283,8 +283,8 @@ class Specialization:
         return [each.name for each in self._results.values() if each.recorded]
 
     def gradients(self, call: _Call, wanting: Tensors, grads: Grads) -> Grads:
-        """Gradients by these tensors, from those of the results: a plan that makes the results
-        again and walks back from them.
+        """Gradients of these tensors, from those of the results: a plan that computes the results
+        again and then their gradients.
         """
         if self._changes:
             raise GradientError(
@@ -334,7 +334,7 @@ class Specialization:
             return backward(roots, wanting)
 
         function.__name__ = f"{self.name}_gradients"
-        # Seen from inside, every tensor that was there before is where the tape ends.
+        # Inside the function, the tape ends at every tensor that existed before the call.
         nodes = [tensor.node for tensor in wanting]
         for tensor in wanting:
             if isinstance(tensor.node, Node):

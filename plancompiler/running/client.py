@@ -77,17 +77,17 @@ Folder = str | PathLike[str]
 _TRANSFER_SECONDS = time_limits.TRANSFER
 
 _REQUESTS = 2
-"""Requests for steps that `RemoteSession.run` has under way."""
+"""Requests for steps that `RemoteSession.run` keeps in progress."""
 
 
 class Client(Closing):
     """A connection to a master.
 
-    `timeout` (seconds) bounds the wait for its first answer, and later how long it may answer no
-    ping (at least 2 s): MasterUnreachableError. None is for a master in this process, which stands
-    still when its client does. `token_file` holds the secret to show, by default that of a master
-    of the same user on this machine; SecurityError where there is none or the master does not know
-    it. Use it as a context manager, or close it.
+    `timeout` (seconds) bounds the wait for the master's first answer, and later how long it may
+    answer no ping (at least 2 s); then a MasterUnreachableError is raised. None is for a master in
+    this process, which stops when its client does. `token_file` holds the secret of this client, by
+    default that of a master of the same user on this machine; SecurityError if there is no secret
+    or the master does not know it. Use the client as a context manager, or close it.
     """
 
     def __init__(
@@ -124,18 +124,18 @@ class Client(Closing):
     ) -> Handle:
         """Queue a job that reads its own data, for `steps` steps.
 
-        `restore` and `save` are checkpoint folders on the workers' host, to start from and to write
-        at the end; with `save_every` also after each so many steps, while steps go on. What a
-        checkpoint holds and the job does not have is an error unless `strict_restore` is False.
-        Without `cache`, or where a mode is named, everything is compiled, and kept nowhere.
-        `deadline` (seconds) is how long a rank may stand still while others wait for it, by default
-        as the workers were told. `record` records for `Handle.timelines`. With `anomaly` every op
-        is checked, and a NonFiniteError names the first that makes a value that is not finite
-        (slow, for debugging; of ranks on CPUs only). A NonFiniteError ends the job; checkpoints
-        that it has written before stay. Learning rates that are functions are evaluated here, for
-        all steps, and with `restore` the number of the first one is read here too. Raises FeedError
-        for a job with inputs, RankError for one that does not fit the cluster. The job goes on if
-        the client goes away.
+        `restore` and `save` are checkpoint folders on the workers' host: the job starts from the
+        first and writes the second at the end, and with `save_every` also after every so many
+        steps, while steps go on. A variable of the checkpoint that the job does not have is an
+        error unless `strict_restore` is False. Without `cache`, or with a `mode`, everything is
+        compiled, and the plan cache is neither read nor written. `deadline` (seconds) is how long a
+        rank may make no progress while others wait for it; by default the workers' option holds.
+        `record` records timelines for `Handle.timelines`. With `anomaly` every op is checked, and a
+        NonFiniteError names the first op that makes a value that is not finite (slow, for
+        debugging; only on CPUs). A NonFiniteError ends the job; its earlier checkpoints stay.
+        Learning rates that are functions are evaluated here, for all steps; with `restore`, the
+        number of the first step is read here too. Raises FeedError for a job with inputs, RankError
+        for a job that does not fit the cluster. The job runs on if the client ends.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
@@ -181,9 +181,8 @@ class Client(Closing):
     ) -> RemoteSession:
         """Compile a job and prepare it on all ranks, to be run step by step.
 
-        Returns when the first step can run; raises what went wrong. The job ends with the session.
-        Without `cache`, or where a mode is named, everything is compiled, and kept nowhere.
-        `strict_restore`, `deadline` and `anomaly` as for `submit`.
+        Returns when the first step can run, or raises the job's error. The job ends with the
+        session. The other arguments are those of `submit`.
         """
         job = as_job(job)
         request = JobRequest(
@@ -283,7 +282,7 @@ class Handle(WatchedJob):
         return timelines_from_bytes(self._recorded)
 
     def close(self) -> None:
-        """Follow the job no longer; it goes on."""
+        """Stop following the job, which runs on."""
         self._stop_watching()
 
 
@@ -353,8 +352,8 @@ class RemoteSession(WatchedJob):
     def run(self, steps: int) -> Iterator[dict[str, Array]]:
         """Run steps that need no feeds, a second or two ahead of the reader; their outputs.
 
-        Where a value is not finite, the NonFiniteError comes when the ranks have done what they
-        were ahead, so that all are at the same step.
+        If a value is not finite, the NonFiniteError is raised when the ranks have completed the
+        steps that they were ahead, so that all are at the same step.
         """
         steps = whole_number("the number of steps", steps)
         if steps < 0:
@@ -386,8 +385,8 @@ class RemoteSession(WatchedJob):
     def save(self, directory: Folder, *, wait: bool = True) -> None:
         """Write a checkpoint into a folder on the workers' host.
 
-        Without `wait` it returns when the ranks have copied the values; they write them while
-        steps go on. The next save and `close` wait for that; the job fails where it cannot be done.
+        Without `wait` it returns when the ranks have copied the values; they write the copies while
+        steps go on. The next save and `close` wait for that; the job fails if writing fails.
         """
         request = Sent()(
             pb.SaveRequest(job_id=self.job_id, directory=_folder(directory), background=not wait)
@@ -406,7 +405,7 @@ class RemoteSession(WatchedJob):
             raise self._first_cause(call_error(error, self._address)) from error
 
     def close(self) -> None:
-        """Let the ranks go. Safe to call again."""
+        """End the job and release its ranks. Safe to call again."""
         if self._closed:
             return
         self._closed = True
@@ -453,7 +452,7 @@ class RemoteSession(WatchedJob):
     def _steps_until(self, request: _Asked) -> Iterator[dict[str, Array]]:
         """Outputs of a request's steps, until it is done.
 
-        Those of requests before it whose reader has stopped early are nobody's.
+        Outputs of earlier requests whose reader has stopped early are dropped.
         """
         while (event := self._next_event()) is not None:
             if isinstance(event, StepDone):
@@ -481,7 +480,7 @@ class RemoteSession(WatchedJob):
             raise self._request_error from error
 
     def _first_cause(self, error: PlanCompilerError) -> PlanCompilerError:
-        """Why the job ended where that is why a request failed."""
+        """The job's error, if the job's end made a request fail."""
         return error if self._error is None else self._error
 
     def _check_open(self) -> None:

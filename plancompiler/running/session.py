@@ -72,7 +72,7 @@ class RunningRanks(Protocol):
     rates: SessionRates
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
-        """Run one step; global outputs by name. A FeedError leaves the world as it was."""
+        """Run one step; global outputs by name. After a FeedError, more steps can follow."""
 
     def run(self, steps: int) -> Sequence[Mapping[str, Array]]:
         """Run steps that need no feeds; the outputs of each. A FeedError as for `step`."""
@@ -81,7 +81,7 @@ class RunningRanks(Protocol):
         """Write a checkpoint; without `wait` return once the values are copied."""
 
     def check_saved(self) -> None:
-        """Raise what a checkpoint failed with that nobody waited for."""
+        """Raise the error of a background checkpoint that has failed."""
 
     def variables(self) -> dict[str, Array]:
         """Global variables by name."""
@@ -133,16 +133,16 @@ def run(
     process per rank, which share memory). `mode` is one of the four compile modes; by default the
     environment's PLANCOMPILER_COMPILE_MODE, else `rank_per_iter` with threads and
     `rank_per_process` with processes. `restore` is a checkpoint folder of any layout and number of
-    ranks, whose bytes are held against their digests unless `check_restore` is False; what it holds
-    and the job does not have is an error unless `strict_restore` is False. `allow_ops`
-    names the top-level modules from which worker processes may import custom ops; they find them
-    where this process does. `trace` names a file: when the session closes, the timeline of the run
-    is written to it as a Chrome trace (JSON), for Perfetto or chrome://tracing. `record` records
-    without a file, for `Session.timelines`. Plans of an unchanged job come from the plan cache;
-    without `cache`, or where a mode is named, everything is compiled, and kept nowhere. `deadline`
-    (seconds) is how long a rank may stand still while others wait for it; then a DeadlineError
-    names it. With `anomaly` every op on CPUs is checked in every step: the NonFiniteError of the
-    one that makes the first value that is infinite or no number names it, its source line and its
+    ranks. Its bytes are checked against their digests unless `check_restore` is False; a variable
+    of the checkpoint that the job does not have is an error unless `strict_restore` is False.
+    `allow_ops` names the top-level modules from which worker processes may import custom ops; they
+    find them where this process does. `trace` names a file: when the session closes, the timeline
+    of the run is written to it as a Chrome trace (JSON), for Perfetto or chrome://tracing. `record`
+    records without a file, for `Session.timelines`. Plans of an unchanged job come from the plan
+    cache; without `cache`, or with a `mode`, everything is compiled, and the cache is neither read
+    nor written. `deadline` (seconds) is how long a rank may make no progress while others wait for
+    it; then a DeadlineError names it. With `anomaly` every op on CPUs is checked in every step: a
+    NonFiniteError names the first op that makes an infinite value or a NaN, its source line and its
     rank (slow; for debugging). While a session is open, BLAS uses one thread per rank unless the
     environment says otherwise. Use the session as a context manager, or close it.
     """
@@ -239,10 +239,10 @@ class Session:
 
         Feeds are global arrays of exactly the input's shape and dtype. A FeedError names an input
         that is missing, unknown or does not fit; the session can go on after it. After a
-        NonFiniteError the session makes no more steps, and raises the same error where it is asked
-        for any, but `save` and `variables` work until it is closed: they give what all ranks have
-        after the failing step (of `run`: after the steps that ran with it), or, of a session with
-        `anomaly`, what they had before it. After any other error the session is closed.
+        NonFiniteError the session raises the same error for every further step, but `save` and
+        `variables` work until it is closed: they give the variables after the failing step (with
+        `run`, after the steps that ran ahead with it) or, in a session with `anomaly`, before the
+        failing step. After any other error the session is closed.
         """
         with self._turn:
             world = self._open()
@@ -258,8 +258,8 @@ class Session:
         """Run `steps` steps of a job that reads its own data; each step's outputs by name.
 
         `save` is a folder for a checkpoint at the end, and with `save_every` after each so many
-        steps too, written while steps go on (see `save`). A CheckpointError says at once where the
-        folder cannot be written.
+        steps too, written while steps go on (see `save`). A folder that cannot be written raises a
+        CheckpointError at once.
 
         Ranks run ahead of the reader for about a tenth of a second, so a reader that stops early
         may find more steps done than it has seen. After an error the session is closed, except
@@ -315,8 +315,8 @@ class Session:
         """Write the variables as safetensors shards with an index, loadable on any layout.
 
         Without `wait` it returns as soon as the values are copied, and they are written while
-        steps go on. The next save and `close` wait for that. A CheckpointError is raised by the
-        next call on the session where it could not be done.
+        steps go on. The next save and `close` wait for that. If writing fails, the next call on the
+        session raises a CheckpointError.
         """
         path = folder_path("the folder of a checkpoint", folder)
         with self._turn:
@@ -328,7 +328,7 @@ class Session:
             return self._open().variables()
 
     def timelines(self) -> tuple[Timeline, ...]:
-        """What each rank did and when, so far; of an open session with `trace` or `record`."""
+        """What each rank did and when, so far; for an open session with `trace` or `record`."""
         with self._turn:
             self._open()
             if self._recording is None:
@@ -340,8 +340,8 @@ class Session:
     def close(self) -> None:
         """Stop every rank and everything that was started for them. Safe to call again.
 
-        Waits until a checkpoint is written that was begun with `save(..., wait=False)`; raises
-        CheckpointError, with everything stopped, where it could not be.
+        Waits until a checkpoint that was begun with `save(..., wait=False)` is written; if that
+        fails, everything is stopped and a CheckpointError is raised.
         """
         world, self._world = self._world, None
         if world is not None:
@@ -364,7 +364,7 @@ class Session:
             raise
 
     def _abandon(self) -> None:
-        """Close after a failure, which counts more than what closing finds."""
+        """Close after a failure, whose error is raised rather than errors of closing."""
         try:
             self.close()
         except PlanCompilerError as error:
@@ -403,7 +403,7 @@ _open_worlds: set[RunningRanks] = set()
 
 
 def _close_open_worlds() -> None:
-    """Let a program end that has not closed its sessions."""
+    """Close the sessions that a program has left open, so that it can end."""
     for world in list(_open_worlds):
         try:
             world.close()

@@ -1,4 +1,4 @@
-"""Which learning rates the steps of a session have: those of its job, until others are set."""
+"""The learning rates of a session's steps: those of its job, until others are set."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_LISTED = 1_000_000
 
 
 def with_listed_rates(job: Job, first: int, steps: int) -> Job:
-    """A job that does `steps` steps from `first` on by itself: its rates that are functions of the
-    user's are evaluated here, and it has their values.
+    """The job for `steps` steps from `first` on that run without the client: rates that are the
+    user's functions are evaluated here, and replaced by their values.
     """
     if steps > _MOST_LISTED:
         raise UsageError(
@@ -45,8 +45,8 @@ def with_listed_rates(job: Job, first: int, steps: int) -> Job:
 class SessionRates:
     """The learning rates of a job's optimizers over the steps of a session.
 
-    Rates that a job computes itself are left to it. What was set, and what is a function of the
-    user's, is evaluated here, and fed. `first_step` gives the number of the first step.
+    A job computes its own schedules itself. Rates that were set, and rates that are the user's
+    functions, are evaluated here and fed. `first_step` returns the number of the first step.
     """
 
     def __init__(self, job: Job, first_step: Callable[[], int]) -> None:

@@ -8,9 +8,9 @@ from plancompiler.errors import ClusterError
 
 
 class StepCount:
-    """Counts a job's steps as their outputs come: each once, in order, none without an output.
+    """Counts a job's steps as their outputs arrive: each once, in order, with all its outputs.
 
-    `names` are the outputs of a step; a job without any says nothing of its steps.
+    `names` are the outputs of a step; the steps of a job without outputs are not counted.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -39,10 +39,10 @@ class StepCount:
             self._next += count
 
     def expect(self, count: int) -> None:
-        """So many steps are said to be done."""
+        """The master reports that so many steps are done."""
         if self._names and self.count != count:
             raise ClusterError(
-                "the job has done another number of steps than it was asked for, or outputs were "
+                "not as many steps arrived as were requested: outputs were "
                 "lost or repeated on their way",
                 got=f"outputs of {self.count} steps",
                 expected=f"{count} steps",

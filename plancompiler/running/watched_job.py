@@ -40,9 +40,9 @@ from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.step_count import StepCount
 
 OnPhase = Callable[[JobPhase, float], None]
-"""Takes a phase that a job entered and the seconds since its submission."""
+"""Called with each phase that a job enters, and the seconds since its submission."""
 OnWaiting = Callable[[Waiting], None]
-"""Takes which ranks a job waits for: at once, and every few seconds while it does."""
+"""Called with the ranks that a job waits for: at once, and then every few seconds."""
 
 _log = logging.getLogger(__name__)
 

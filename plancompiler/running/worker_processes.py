@@ -1,4 +1,4 @@
-"""Worker processes on this machine, one per rank, that never outlive whoever started them."""
+"""Worker processes on this machine, one per rank, which end when the starting process ends."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def _folders_of(module: str) -> list[Path]:
 class WorkerProcesses:
     """`plancompiler worker` for each of `count` ranks of the master at `address`.
 
-    Each worker holds the reading end of a pipe from this process and stops when that ends, so a
-    worker stops even where this process is killed. It has its own process group, so that Ctrl-C in
-    a terminal reaches it through this process only.
+    Each worker holds the reading end of a pipe from this process and stops when the pipe closes, so
+    it stops even if this process is killed. It has its own process group, so that Ctrl-C in a
+    terminal reaches it only through this process.
 
     Workers may import custom ops of the top-level modules `allow_ops`, which they find where this
     process does. They record timelines in the folder `record`. `deadline` is theirs (see
@@ -91,7 +91,7 @@ class WorkerProcesses:
         deadline: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        # They do what their user asks for, as this process would.
+        # They access files with the rights of this process's user, without further restriction.
         self._options = ["--any-path"]
         self._options += [word for module in allow_ops for word in ("--allow-ops", module)]
         if record is not None:
@@ -132,8 +132,8 @@ class WorkerProcesses:
         return [child.pid for child in self._children]
 
     def check(self) -> None:
-        """Raise WorkerLostError where one has ended, with what it said, or where one has been
-        stopped by a signal for some time.
+        """Raise WorkerLostError if a worker has ended, with its last output, or if a signal has
+        stopped it for some time.
         """
         for rank, child in enumerate(self._children):
             code = child.poll()
@@ -147,7 +147,7 @@ class WorkerProcesses:
         status = self._watch.look(self.pids)
         if status is not None:
             raise WorkerLostError(
-                "a worker process does not run",
+                "a worker process has been stopped",
                 rank=self.pids.index(status.pid),
                 got=status.stopped_text,
                 expected="all workers running",
@@ -156,7 +156,7 @@ class WorkerProcesses:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Log what ended workers have said when the block fails."""
+        """Log the last output of ended workers if the block fails."""
         try:
             yield
         except Exception:

@@ -329,7 +329,7 @@ def test_variables_alone(program: Path, variables: dict[str, str]) -> None:
     [
         ({"RANK": "2", "WORLD_SIZE": "2"}, "outside its world.*RANK=2, WORLD_SIZE=2"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "outside its world"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "two"}, "no whole number.*PMI_SIZE=two"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "two"}, "not a whole number.*PMI_SIZE=two"),
         ({"RANK": "1"}, "RANK and not WORLD_SIZE"),
         ({"WORLD_SIZE": "4"}, "WORLD_SIZE and not RANK"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "Open MPI has set OMPI_COMM_WORLD_RANK and not"),

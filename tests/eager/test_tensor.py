@@ -126,7 +126,7 @@ def test_parts_that_disagree_are_found():
         number = pc.eager.current_world().rank
         pc.from_local(np.ones(3 + number), PAIR, "S(0)").numpy()
 
-    with pytest.raises(ShapeError, match="other ranks hold other parts"):
+    with pytest.raises(ShapeError, match="do not match its global shape"):
         on_pair(uneven)
 
 
