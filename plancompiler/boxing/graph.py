@@ -105,18 +105,23 @@ class PlacedOp:
 
 
 @dataclass(frozen=True)
-class BoxingTaskGraph:
-    """All families at boxing edges, and the numbered ops."""
+class PlacedGraph:
+    """Families at boxing edges, and numbered ops: of all ranks, or what one rank needs."""
 
     job_name: str
     seed: int
     world_size: int
     ops: tuple[PlacedOp, ...]
-    """All ops in global order."""
+    """In global order."""
     families: tuple[TaskFamily, ...]
     """Transport families, and the compute families at both ends of boxing edges, in global order.
     """
     pipeline: Pipeline | None = None
+
+
+@dataclass(frozen=True)
+class BoxingTaskGraph(PlacedGraph):
+    """All families at boxing edges, and all ops."""
 
     @cached_property
     def family_by_number(self) -> dict[int, TaskFamily]:
@@ -124,16 +129,9 @@ class BoxingTaskGraph:
 
 
 @dataclass(frozen=True)
-class RankSlice:
+class RankSlice(PlacedGraph):
     """What one rank must know to rebuild its own task graph.
 
     It holds the ops and families with a member on the rank and, for every register that crosses
     ranks, its producer and all its CopyCommNet consumers.
     """
-
-    job_name: str
-    seed: int
-    world_size: int
-    ops: tuple[PlacedOp, ...]
-    families: tuple[TaskFamily, ...]
-    pipeline: Pipeline | None = None

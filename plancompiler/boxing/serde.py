@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from plancompiler.boxing.graph import (
     BoxingTaskGraph,
     FamilyOutput,
+    PlacedGraph,
     PlacedOp,
     RankSlice,
     TaskFamily,
@@ -53,6 +54,8 @@ from plancompiler.ir.wire_ops import read_ops, write_ops
 from plancompiler.ops.rule import NdSignature
 from plancompiler.proto import boxing_task_graph_pb2 as graph_pb2
 
+Graph = TypeVar("Graph", bound=PlacedGraph)
+_Message = graph_pb2.BoxingTaskGraph | graph_pb2.RankSlice
 _PLACED = Columns(
     PlacedOp,
     "op_",
@@ -87,41 +90,39 @@ _TRANSFERS = Columns(
 
 def graph_to_bytes(graph: BoxingTaskGraph) -> bytes:
     """A boxing task graph as a frame of the wire format."""
-    message = graph_pb2.BoxingTaskGraph()
-    with writing(MessageKind.BOXING_TASK_GRAPH):
-        _write(message.body, graph)
-    return seal(MessageKind.BOXING_TASK_GRAPH, message)
+    return _to_bytes(MessageKind.BOXING_TASK_GRAPH, graph_pb2.BoxingTaskGraph(), graph)
 
 
 def graph_from_bytes(data: bytes) -> BoxingTaskGraph:
     """The boxing task graph in a frame; anything else is a WireFormatError."""
     message = graph_pb2.BoxingTaskGraph()
-    unseal(MessageKind.BOXING_TASK_GRAPH, data, message)
-    with reading(MessageKind.BOXING_TASK_GRAPH):
-        body = message.body
-        ops, families, pipeline = _read(body, len(data))
-        return BoxingTaskGraph(body.job_name, body.seed, body.world_size, ops, families, pipeline)
+    return _from_bytes(MessageKind.BOXING_TASK_GRAPH, message, BoxingTaskGraph, data)
 
 
 def slice_to_bytes(rank_slice: RankSlice) -> bytes:
     """A rank's slice as a frame of the wire format."""
-    message = graph_pb2.RankSlice()
-    with writing(MessageKind.RANK_SLICE):
-        _write(message.body, rank_slice)
-    return seal(MessageKind.RANK_SLICE, message)
+    return _to_bytes(MessageKind.RANK_SLICE, graph_pb2.RankSlice(), rank_slice)
 
 
 def slice_from_bytes(data: bytes) -> RankSlice:
     """The slice in a frame; anything else is a WireFormatError."""
-    message = graph_pb2.RankSlice()
-    unseal(MessageKind.RANK_SLICE, data, message)
-    with reading(MessageKind.RANK_SLICE):
+    return _from_bytes(MessageKind.RANK_SLICE, graph_pb2.RankSlice(), RankSlice, data)
+
+
+def _to_bytes(kind: MessageKind, message: _Message, graph: PlacedGraph) -> bytes:
+    with writing(kind):
+        _write(message.body, graph)
+    return seal(kind, message)
+
+
+def _from_bytes(kind: MessageKind, message: _Message, cls: type[Graph], data: bytes) -> Graph:
+    unseal(kind, data, message)
+    with reading(kind):
         body = message.body
-        ops, families, pipeline = _read(body, len(data))
-        return RankSlice(body.job_name, body.seed, body.world_size, ops, families, pipeline)
+        return cls(body.job_name, body.seed, body.world_size, *_read(body, len(data)))
 
 
-def _write(body: graph_pb2.PlacedGraph, graph: BoxingTaskGraph | RankSlice) -> None:
+def _write(body: graph_pb2.PlacedGraph, graph: PlacedGraph) -> None:
     body.job_name = graph.job_name
     body.seed = graph.seed
     body.world_size = graph.world_size
@@ -142,7 +143,7 @@ def _write(body: graph_pb2.PlacedGraph, graph: BoxingTaskGraph | RankSlice) -> N
 def _write_pipeline(
     body: graph_pb2.PlacedGraph,
     tables: TableWriter,
-    graph: BoxingTaskGraph | RankSlice,
+    graph: PlacedGraph,
     pipeline: Pipeline,
 ) -> None:
     body.schedule = pipeline.schedule
@@ -175,12 +176,9 @@ def _read_pipeline(body: graph_pb2.PlacedGraph) -> Pipeline | None:
 
 
 def _read_micros(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[Micro | None]:
-    counts = [
-        count for pair in zip(body.micro_inputs, body.micro_outputs, strict=True) for count in pair
-    ]
     sbps = [sbp.entries[0] for sbp in pick(tables.sbps, body.micro_sbp[:])]
-    operands = split(sbps, counts)
-    places = build(Micro, body.micro_segment[:], operands[::2], operands[1::2])
+    operands = _operands(sbps, body.micro_inputs, body.micro_outputs)
+    places = build(Micro, body.micro_segment[:], *operands)
     return pick_optional(places, body.op_micro[:])
 
 
@@ -234,13 +232,16 @@ def _check_segments(
 
 
 def _read_signatures(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[NdSignature]:
-    counts = [
-        count
-        for pair in zip(body.signature_inputs, body.signature_outputs, strict=True)
-        for count in pair
-    ]
-    operands = split(pick(tables.sbps, body.signature_sbp[:]), counts)
-    return build(NdSignature, operands[::2], operands[1::2])
+    sbps = pick(tables.sbps, body.signature_sbp[:])
+    return build(NdSignature, *_operands(sbps, body.signature_inputs, body.signature_outputs))
+
+
+def _operands(
+    sbps: Sequence[Any], inputs: Sequence[int], outputs: Sequence[int]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Inputs and outputs of each of so many of them, which lie one after another."""
+    found = split(sbps, [count for pair in zip(inputs, outputs, strict=True) for count in pair])
+    return found[::2], found[1::2]
 
 
 def _read_families(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[TaskFamily]:

@@ -12,8 +12,8 @@ from itertools import pairwise
 from plancompiler.boxing.graph import (
     BoxingTaskGraph,
     FamilyOutput,
+    PlacedGraph,
     PlacedOp,
-    RankSlice,
     TaskFamily,
     Transfer,
 )
@@ -32,7 +32,7 @@ _ALONG_AXES = frozenset(Primitive) - {Primitive.EXCHANGE, Primitive.COPY}
 Shape = tuple[int, ...]
 
 
-def verify_boxing_graph(graph: BoxingTaskGraph | RankSlice) -> None:
+def verify_boxing_graph(graph: PlacedGraph) -> None:
     """Raise VerifyError, naming the op or family, where a graph or slice does not hold together.
 
     A slice need not hold the ancestors of families that are not its rank's; which registers a rank
@@ -42,7 +42,7 @@ def verify_boxing_graph(graph: BoxingTaskGraph | RankSlice) -> None:
 
 
 class _Verifier:
-    def __init__(self, graph: BoxingTaskGraph | RankSlice) -> None:
+    def __init__(self, graph: PlacedGraph) -> None:
         self._graph = graph
         self._whole = isinstance(graph, BoxingTaskGraph)
         self._families = {family.number: family for family in graph.families}

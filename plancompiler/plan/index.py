@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from plancompiler.errors import VerifyError
 from plancompiler.ir.task import format_id, rank_of
 from plancompiler.plan.order import StepOrder
 from plancompiler.plan.plan import Plan, RegisterDesc, RemoteRegister, Stream, Task
 
+Spec = TypeVar("Spec")
 STREAMS = tuple(Stream)
 COMPUTE = STREAMS.index(Stream.COMPUTE)
 DATA = STREAMS.index(Stream.DATA)
@@ -165,6 +167,12 @@ class PlanIndex:
                 groups.setdefault(first, []).append(register)
         return groups
 
+    def tasks_with(self, kind: type[Spec]) -> Iterator[tuple[Task, Spec]]:
+        """Tasks whose spec is of a kind, with it."""
+        for task in self.plan.tasks:
+            if isinstance(task.spec, kind):
+                yield task, task.spec
+
     def register_name(self, register: int) -> str:
         """`%name` with its id."""
         desc: RegisterDesc | RemoteRegister | None = self.plan.register_by_id.get(
@@ -186,16 +194,16 @@ class PlanIndex:
     def broken(
         self,
         what: str,
+        where: Task | RegisterDesc | RemoteRegister | None = None,
         *,
-        task: Task | None = None,
-        register: RegisterDesc | RemoteRegister | None = None,
         got: object,
         expected: object,
         error: type[VerifyError] = VerifyError,
     ) -> VerifyError:
         """The error for a broken rule at a task or register, with what lies around it."""
-        if task is None and register is not None:
-            task = self.plan.task_by_id.get(register.producer)
+        task = where
+        if not isinstance(task, Task | None):
+            task = self.plan.task_by_id.get(task.producer)
         around = "" if task is None else f" (around it: {self.neighbours(task)})"
         return error(
             f"the plan breaks the rule {self.rule!r}: {what}{around}",

@@ -27,7 +27,7 @@ def check_sizes(index: PlanIndex) -> None:
         if min(register.shape, default=0) < 0 or register.nbytes not in (needed, aligned):
             raise index.broken(
                 f"register {register.name!r} has other bytes than its shape needs",
-                register=register,
+                register,
                 got=f"{register.nbytes} bytes",
                 expected=f"{needed} bytes for {register.dtype}{format_shape(register.shape)}",
             )
@@ -36,7 +36,7 @@ def check_sizes(index: PlanIndex) -> None:
         if register.offset < 0 or register.offset % ALIGNMENT or end > block.nbytes:
             raise index.broken(
                 f"register {register.name!r} does not lie inside its block, aligned",
-                register=register,
+                register,
                 got=f"bytes {register.offset} to {end} of block {register.block}",
                 expected=f"a multiple of {ALIGNMENT} and at most {block.nbytes} bytes",
             )
@@ -57,7 +57,7 @@ def check_aliased_inputs(index: PlanIndex) -> None:
             if register.is_view:
                 raise index.broken(
                     f"register {register.name!r} is a view of no register",
-                    register=register,
+                    register,
                     got="inplace_of -1",
                     expected="the register whose bytes it shows",
                 )
@@ -68,7 +68,7 @@ def check_aliased_inputs(index: PlanIndex) -> None:
             raise index.broken(
                 f"register {register.name!r} takes the memory of a register that its producer "
                 "does not read",
-                register=register,
+                register,
                 got=index.register_name(register.inplace_of),
                 expected=f"one of the inputs {format_ids(task.inputs)}",
             )
@@ -76,7 +76,7 @@ def check_aliased_inputs(index: PlanIndex) -> None:
             raise index.broken(
                 f"register {register.name!r} has other bytes than {old.name!r}, whose memory it "
                 "takes",
-                register=register,
+                register,
                 got=f"{extent_text(register)}, {register.register_count} slots",
                 expected=f"{extent_text(old)}, {old.register_count} slots",
             )
@@ -86,7 +86,7 @@ def check_aliased_inputs(index: PlanIndex) -> None:
             raise index.broken(
                 f"register {register.name!r} takes the memory of {old.name!r}, which has versions "
                 "at other times",
-                register=register,
+                register,
                 got=f"{_rate(register)} on {_rate(old)}, made once per "
                 f"{'micro-batch' if index.is_repeated(task) else 'step'}",
                 expected="as many versions of both as the task makes",
@@ -130,7 +130,7 @@ def _check_versions(index: PlanIndex, root: RegisterDesc, members: list[Register
                 raise index.broken(
                     f"register {register.name!r} overwrites a value that "
                     f"{versions[version + 1][0].name!r} has overwritten before",
-                    register=register,
+                    register,
                     got=index.register_name(register.inplace_of),
                     expected=index.register_name(versions[-1][0].id),
                 )
@@ -146,7 +146,7 @@ def _check_versions(index: PlanIndex, root: RegisterDesc, members: list[Register
             raise index.broken(
                 f"{index.place_name(writer)} overwrites {old[0].name!r} while "
                 f"{index.place_name(late)} may still use it",
-                register=register,
+                register,
                 got="no order between the two tasks",
                 expected=f"{index.place_name(late)} done before",
             )
@@ -180,7 +180,7 @@ def _check_next_version(
             raise index.broken(
                 f"{index.place_name(task)} {when} may start while "
                 f"{index.place_name(late)} still uses the bytes of {root.name!r}",
-                register=root,
+                root,
                 got="no order between the two tasks across the step's end"
                 if not root.per_microbatch
                 else "no order between the two tasks across micro-batches",
@@ -192,7 +192,7 @@ def _check_next_version(
         if register is not protected and (away := index.remote_consumers(register)):
             raise index.broken(
                 f"another rank may still read {register.name!r} when the next step writes there",
-                register=register,
+                register,
                 got=f"read by {format_ids(away)}",
                 expected="bytes of its own for a register that other ranks read",
             )
@@ -269,7 +269,7 @@ def check_variables(index: PlanIndex) -> None:
             raise index.broken(
                 f"variable {variable.name!r} "
                 + ("is listed twice" if variable.name in names else "has no register"),
-                register=register,
+                register,
                 got=index.register_name(variable.register),
                 expected="one register of this rank per variable",
             )
@@ -280,7 +280,7 @@ def check_variables(index: PlanIndex) -> None:
         ):
             raise index.broken(
                 f"variable {variable.name!r} is not kept from step to step",
-                register=register,
+                register,
                 got=f"made by {index.task_name(register.producer)}, in a block for "
                 f"{plan.blocks[register.block].purpose}",
                 expected="a task of kind Variable, in a block for variables",
@@ -290,7 +290,7 @@ def check_variables(index: PlanIndex) -> None:
         if task.kind is TaskKind.VARIABLE and not listed.issuperset(task.outputs):
             raise index.broken(
                 f"{task.name!r} is a variable that the plan does not list",
-                task=task,
+                task,
                 got=format_ids(task.outputs),
                 expected="an entry in the plan's variables",
             )
@@ -301,7 +301,7 @@ def _check_shard(index: PlanIndex, variable: VariableDesc, register: RegisterDes
     if rank not in variable.placement or len(variable.sbp) != variable.placement.ndim:
         raise index.broken(
             f"variable {variable.name!r} does not live on this rank",
-            register=register,
+            register,
             got=f"{variable.placement} {variable.sbp}",
             expected=f"a placement with rank {rank} and one SBP per mesh axis",
         )
@@ -313,7 +313,7 @@ def _check_shard(index: PlanIndex, variable: VariableDesc, register: RegisterDes
     ):
         raise index.broken(
             f"variable {variable.name!r} is another box than its layout gives this rank",
-            register=register,
+            register,
             got=f"{register.dtype}{format_shape(register.shape)}, "
             f"box {format_region(variable.region)}",
             expected=f"{variable.dtype}{format_shape(region_shape(region))}, "

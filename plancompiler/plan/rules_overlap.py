@@ -219,7 +219,7 @@ def _overlap(index: PlanIndex, old: _Storage, new: _Storage, *, across: bool) ->
     return index.broken(
         f"registers {old.root.name!r} and {new.root.name!r} are alive at once and share memory: "
         f"{reason}",
-        register=new.root,
+        new.root,
         got=f"{old.root.name!r} at {extent_text(old.root)}, "
         f"{new.root.name!r} at {extent_text(new.root)}",
         expected="bytes that do not overlap",

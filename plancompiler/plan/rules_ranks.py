@@ -42,16 +42,15 @@ class PlansIndex:
         self,
         rank: int,
         what: str,
+        where: Task | RegisterDesc | None = None,
         *,
-        task: Task | None = None,
-        register: RegisterDesc | None = None,
         got: object,
         expected: object,
     ) -> VerifyError:
         """The error for a broken rule, seen from one rank."""
         index = self.ranks[rank]
         index.rule = self.rule
-        return index.broken(what, task=task, register=register, got=got, expected=expected)
+        return index.broken(what, where, got=got, expected=expected)
 
 
 def check_same_job(index: PlansIndex) -> None:
@@ -101,7 +100,7 @@ def check_receives(index: PlansIndex) -> None:
                     rank,
                     f"receive without send: {reader.name!r} reads {remote.name!r}, which rank "
                     f"{home.plan.rank} does not send to it",
-                    task=reader,
+                    reader,
                     got=f"no register {format_id(remote.id)} on rank {home.plan.rank}"
                     if sent is None
                     else f"register {sent.name!r} sent to {format_ids(_away(sent))}",
@@ -113,7 +112,7 @@ def check_receives(index: PlansIndex) -> None:
                 raise index.broken(
                     rank,
                     f"ranks {home.plan.rank} and {rank} disagree about {remote.name!r}",
-                    task=reader,
+                    reader,
                     got=f"rank {rank} has {ours}",
                     expected=f"as rank {home.plan.rank} has it: {theirs}",
                 )
@@ -155,7 +154,7 @@ def check_sends(index: PlansIndex) -> None:
                         rank,
                         f"send without receive: {register.name!r} is sent to rank "
                         f"{other.plan.rank}, where no task receives it",
-                        register=register,
+                        register,
                         got=f"task {format_id(task_id)} {reads}",
                         expected=f"a copy to rank {other.plan.rank} that reads "
                         f"{format_id(register.id)}",
@@ -183,7 +182,7 @@ def check_collective_order(index: PlansIndex) -> None:
                 rank,
                 f"ranks {first} and {rank} run the collectives of ranks "
                 f"{', '.join(map(str, ranks))} in different orders",
-                task=_collective(index.ranks[rank], ranks, at),
+                _collective(index.ranks[rank], ranks, at),
                 got=f"as number {at} rank {rank} runs {_family(index, rank, ranks, mine, at)}",
                 expected=f"{_family(index, first, ranks, theirs, at)}, as rank {first} does",
             )
@@ -261,7 +260,7 @@ def check_same_collectives(index: PlansIndex) -> None:
                 raise index.broken(
                     rank,
                     f"ranks {other} and {rank} disagree about the collective {task.name!r}",
-                    task=task,
+                    task,
                     got=f"rank {rank} runs {terms}",
                     expected=f"{expected}, as rank {other} does in {other_task.name!r}",
                 )
@@ -443,7 +442,7 @@ def _check_read(
                 rank,
                 f"{graph.name(writer)} overwrites {old.name!r} while {graph.name(reader)} may "
                 "still read it",
-                register=register,
+                register,
                 got="no order between the two tasks",
                 expected="the remote reader done before",
             )

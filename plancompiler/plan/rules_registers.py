@@ -60,7 +60,7 @@ def check_references(index: PlanIndex) -> None:
             if key not in known:
                 raise index.broken(
                     f"{task.name!r} reads a register that it cannot read",
-                    task=task,
+                    task,
                     got=index.register_name(key),
                     expected="a register of this rank, or to copy a remote register",
                 )
@@ -68,7 +68,7 @@ def check_references(index: PlanIndex) -> None:
             if key not in registers:
                 raise index.broken(
                     f"{task.name!r} names a register that the plan does not have",
-                    task=task,
+                    task,
                     got=index.register_name(key),
                     expected="a register of this rank",
                 )
@@ -83,14 +83,14 @@ def check_references(index: PlanIndex) -> None:
             if rank_of(task_id) == plan.rank and task_id not in index.position:
                 raise index.broken(
                     f"register {register.name!r} lists a consumer that does not exist",
-                    register=register,
+                    register,
                     got=index.task_name(task_id),
                     expected=f"tasks of rank {plan.rank}",
                 )
         if not -1 <= register.block < len(plan.blocks):
             raise index.broken(
                 f"register {register.name!r} lies in a block that does not exist",
-                register=register,
+                register,
                 got=f"block {register.block}",
                 expected=f"one of {len(plan.blocks)} blocks",
             )
@@ -105,7 +105,7 @@ def check_producers(index: PlanIndex) -> None:
             if other is not task:
                 raise index.broken(
                     f"{other.name!r} and {task.name!r} both make {index.register_name(key)}",
-                    task=task,
+                    task,
                     got="two producers",
                     expected="one producer",
                 )
@@ -114,7 +114,7 @@ def check_producers(index: PlanIndex) -> None:
         if made_by is None or made_by.id != register.producer:
             raise index.broken(
                 f"register {register.name!r} is not made by the task that it names",
-                register=register,
+                register,
                 got="no task" if made_by is None else index.task_name(made_by.id),
                 expected=index.task_name(register.producer),
             )
@@ -124,7 +124,7 @@ def check_producers(index: PlanIndex) -> None:
         ):
             raise index.broken(
                 f"{task.name!r} makes a register twice",
-                task=task,
+                task,
                 got=format_ids((*task.outputs, *task.controls_out)),
                 expected="registers that differ",
             )
@@ -140,7 +140,7 @@ def check_plan_order(index: PlanIndex) -> None:
                 raise index.broken(
                     f"{task.name!r} reads {index.register_name(key)} before "
                     f"{index.task_name(register.producer)} makes it",
-                    task=task,
+                    task,
                     got=f"reader at {place} of plan order, "
                     f"producer at {position[register.producer]}",
                     expected="the producer first",
@@ -173,7 +173,7 @@ def _wrong_consumers(
 ) -> Exception:
     return index.broken(
         f"register {register.name!r} does not list the tasks that read it",
-        register=register,
+        register,
         got=", ".join(map(index.task_name, register.consumers)) or "no consumers",
         expected=", ".join(map(index.task_name, expected)) or "no consumers",
     )
@@ -195,7 +195,7 @@ def check_controls(index: PlanIndex) -> None:
                     raise index.broken(
                         f"{task.name!r} uses {index.register_name(key)} as "
                         f"{'control' if control else 'data'}",
-                        task=task,
+                        task,
                         got=f"block {register.block}",
                         expected="block -1 for control, a memory block for data",
                     )
@@ -211,7 +211,7 @@ def check_sync_ids(index: PlanIndex) -> None:
             raise index.broken(
                 f"register {register.name!r} has a sync id that is not its consumers' greatest "
                 "candidate",
-                register=register,
+                register,
                 got="none" if register.sync_id == -1 else format_id(register.sync_id),
                 expected=f"a register id of {format_id(max(readers))}" if readers else "none",
             )

@@ -242,7 +242,7 @@ def check_rates_across(index: PlansIndex) -> None:
                     rank,
                     f"{task.name!r} reads {register.name!r} of rank {home.plan.rank}, which is "
                     "complete after the last micro-batch",
-                    task=task,
+                    task,
                     got=f"read in segment {str(one.plan.segments[task.segment])!r}",
                     expected="a segment that runs once per step",
                 )

@@ -120,7 +120,7 @@ def check_rates(index: PlanIndex) -> None:
         if plan.schedule and not register.per_microbatch and register.register_count != 1:
             raise index.broken(
                 f"register {register.name!r} has one version per step and several slots",
-                register=register,
+                register,
                 got=f"{register.register_count} slots",
                 expected="1 slot",
             )
@@ -130,7 +130,7 @@ def check_rates(index: PlanIndex) -> None:
             if task is not None and remote.per_microbatch and not index.is_repeated(task):
                 raise index.broken(
                     f"{task.name!r} reads %{remote.name} of another rank",
-                    task=task,
+                    task,
                     got=f"once per step, in segment {str(plan.segments[task.segment])!r}",
                     expected="once per micro-batch",
                 )
@@ -142,7 +142,7 @@ def _wrong_rate(
     verb = "makes" if register.producer == task.id else "reads"
     return index.broken(
         f"{task.name!r} {verb} {index.register_name(register.id)}",
-        task=task,
+        task,
         got=f"{got}, in segment {str(index.plan.segments[task.segment])!r}",
         expected=expected,
     )
@@ -150,10 +150,7 @@ def _wrong_rate(
 
 def check_pieces(index: PlanIndex) -> None:
     """Ops run on equal pieces of their operands, and their boxes are those of the first."""
-    for task in index.plan.tasks:
-        spec = task.spec
-        if not isinstance(spec, ComputeSpec):
-            continue
+    for task, spec in index.tasks_with(ComputeSpec):
         for keys, shapes, regions, pieces in (
             (task.inputs, spec.input_shapes, spec.input_regions, spec.input_pieces),
             (task.outputs, spec.output_shapes, spec.output_regions, spec.output_pieces),
@@ -163,7 +160,7 @@ def check_pieces(index: PlanIndex) -> None:
             if len(pieces) != len(keys) or not index.is_repeated(task):
                 raise index.broken(
                     f"{task.name!r} takes pieces of other operands than it has, or runs only once",
-                    task=task,
+                    task,
                     got=f"{len(pieces)} axes for {len(keys)} operands",
                     expected="an axis each, for what runs once per micro-batch",
                 )
@@ -185,7 +182,7 @@ def _check_piece(
     if not 0 <= axis < len(shape) or shape[axis] % count or made_once:
         raise index.broken(
             f"{task.name!r} takes {index.register_name(key)} in pieces that it does not have",
-            task=task,
+            task,
             got=f"axis {axis} of {format_shape(shape)}",
             expected=f"an axis of {count} equal pieces, of a register with a version for each",
         )
@@ -193,7 +190,7 @@ def _check_piece(
         raise index.broken(
             f"{task.name!r} computes on a box of {index.register_name(key)} that is not in the "
             "first micro-batch",
-            task=task,
+            task,
             got=format_region(tuple(region)),
             expected=f"at most {shape[axis] // count} along axis {axis}",
         )
@@ -214,7 +211,7 @@ def check_segment_ends(index: PlanIndex) -> None:
         if end is None or plan.tasks[end].kind is not TaskKind.STEP_END:
             raise index.broken(
                 f"segment {str(plan.segments[segment])!r} has no end",
-                task=None if end is None else plan.tasks[end],
+                None if end is None else plan.tasks[end],
                 got="no task of the compute stream" if end is None else index.place_name(end),
                 expected="a StepEnd as the last task of the compute stream",
             )
@@ -223,7 +220,7 @@ def check_segment_ends(index: PlanIndex) -> None:
                 raise index.broken(
                     f"the end of segment {str(plan.segments[segment])!r} may come before "
                     f"{index.place_name(tail)} is done",
-                    task=plan.tasks[end],
+                    plan.tasks[end],
                     got="no order between the two tasks",
                     expected=f"{index.place_name(tail)} done before",
                 )
@@ -238,7 +235,7 @@ def check_register_counts(index: PlanIndex) -> None:
         if register.register_count < 1:
             raise index.broken(
                 f"register {register.name!r} has no slot: its producer would wait for one for ever",
-                register=register,
+                register,
                 got=f"{register.register_count} slots",
                 expected="1 slot or more",
             )
@@ -262,7 +259,7 @@ def check_register_counts(index: PlanIndex) -> None:
             raise index.broken(
                 f"register {members[0].name!r} has too few slots: its producer would wait for "
                 f"{latest.name!r}, which runs later",
-                register=members[0],
+                members[0],
                 got=f"{members[0].register_count} slots",
                 expected=f"{needed[key]}, the micro-batches between the start of segment "
                 f"{start!r} and the end of {end!r}",

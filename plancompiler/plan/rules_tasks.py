@@ -46,14 +46,14 @@ def check_specs(index: PlanIndex) -> None:
         if wanted is not None and type(task.spec) is not wanted:
             raise index.broken(
                 f"{task.name!r} has a spec of another kind of task",
-                task=task,
+                task,
                 got=type(task.spec).__name__,
                 expected=f"{wanted.__name__} for {task.kind}",
             )
         if not _register_count_fits(task):
             raise index.broken(
                 f"{task.name!r} has a wrong number of registers",
-                task=task,
+                task,
                 got=f"{len(task.inputs)} inputs and {len(task.outputs)} outputs",
                 expected="one output, and one input but for slices; as many of both for "
                 "collectives",
@@ -71,10 +71,7 @@ def _register_count_fits(task: Task) -> bool:
 def check_boxes(index: PlanIndex) -> None:
     """An op's registers have the shapes of the boxes that it computes on."""
     registers = index.plan.register_by_id
-    for task in index.plan.tasks:
-        spec = task.spec
-        if not isinstance(spec, ComputeSpec):
-            continue
+    for task, spec in index.tasks_with(ComputeSpec):
         for keys, shapes, regions in (
             (task.inputs, spec.input_shapes, spec.input_regions),
             (task.outputs, spec.output_shapes, spec.output_regions),
@@ -82,7 +79,7 @@ def check_boxes(index: PlanIndex) -> None:
             if not len(keys) == len(shapes) == len(regions):
                 raise index.broken(
                     f"{task.name!r} has another number of registers than its op",
-                    task=task,
+                    task,
                     got=f"{len(keys)} registers",
                     expected=f"{len(shapes)} shapes and {len(regions)} boxes",
                 )
@@ -91,7 +88,7 @@ def check_boxes(index: PlanIndex) -> None:
                 if not _is_box(region, shape, register.shape):
                     raise index.broken(
                         f"{task.name!r} computes on a box that {index.register_name(key)} is not",
-                        task=task,
+                        task,
                         got=f"shape {format_shape(register.shape)}",
                         expected=f"box {format_region(region)} of {format_shape(shape)}",
                     )
@@ -119,7 +116,7 @@ def check_communicators(index: PlanIndex) -> None:
         if not 0 <= task.spec.communicator < len(families):
             raise index.broken(
                 f"{task.name!r} uses a communicator that does not exist",
-                task=task,
+                task,
                 got=f"communicator {task.spec.communicator}",
                 expected=f"one of {len(families)}",
             )
@@ -129,7 +126,7 @@ def check_communicators(index: PlanIndex) -> None:
             raise index.broken(
                 f"{other.name!r} and {task.name!r} are collectives of communicator "
                 f"{task.spec.communicator} on different streams",
-                task=task,
+                task,
                 got=f"streams {other.stream} and {task.stream}",
                 expected="one stream for all collectives of a communicator",
             )
@@ -154,14 +151,11 @@ def check_communicators(index: PlanIndex) -> None:
 def check_collectives(index: PlanIndex) -> None:
     """A collective's registers have the shapes that its primitive gives this member."""
     registers, communicators = index.plan.register_by_id, index.plan.communicators
-    for task in index.plan.tasks:
-        spec = task.spec
-        if not isinstance(spec, CollectiveSpec):
-            continue
+    for task, spec in index.tasks_with(CollectiveSpec):
         if (spec.reduction is not None) is not (spec.primitive in _REDUCING):
             raise index.broken(
                 f"{task.name!r} has a reduction where its primitive has none, or lacks one",
-                task=task,
+                task,
                 got=f"{spec.primitive} with reduction {spec.reduction}",
                 expected="a reduction for all_reduce and reduce_scatter only",
             )
@@ -173,7 +167,7 @@ def check_collectives(index: PlanIndex) -> None:
                 continue
             raise index.broken(
                 f"{task.name!r} has registers that do not fit its primitive",
-                task=task,
+                task,
                 got=f"{before.dtype}{format_shape(before.shape)} -> "
                 f"{after.dtype}{format_shape(after.shape)}",
                 expected="axes of the tensor for its primitive"
@@ -227,10 +221,7 @@ def collective_extents(
 def check_slices(index: PlanIndex) -> None:
     """Pieces lie inside their registers; copied pieces cover the output exactly once."""
     registers = index.plan.register_by_id
-    for task in index.plan.tasks:
-        spec = task.spec
-        if not isinstance(spec, SliceSpec):
-            continue
+    for task, spec in index.tasks_with(SliceSpec):
         output = registers[task.outputs[0]]
         for piece in spec.pieces:
             _check_piece(index, task, piece, output)
@@ -242,7 +233,7 @@ def check_slices(index: PlanIndex) -> None:
         if twice is not None or volume != element_count(output.shape):
             raise index.broken(
                 f"the pieces of {task.name!r} do not cover its output exactly once",
-                task=task,
+                task,
                 got=f"{volume} elements"
                 if twice is None
                 else f"{format_region(twice[0])} and {format_region(twice[1])} overlap",
@@ -255,7 +246,7 @@ def _check_piece(index: PlanIndex, task: Task, piece: Piece, output: RegisterDes
     if not 0 <= piece.input < len(task.inputs):
         raise index.broken(
             f"a piece of {task.name!r} comes from an input that the task does not have",
-            task=task,
+            task,
             got=f"input {piece.input}",
             expected=f"one of {len(task.inputs)} inputs",
         )
@@ -268,7 +259,7 @@ def _check_piece(index: PlanIndex, task: Task, piece: Piece, output: RegisterDes
     ):
         raise index.broken(
             f"a piece of {task.name!r} does not fit its registers",
-            task=task,
+            task,
             got=f"{format_region(piece.source)} -> {format_region(piece.target)}",
             expected=f"boxes of one shape inside {source.dtype}{format_shape(source.shape)} and "
             f"{output.dtype}{format_shape(output.shape)}",
@@ -298,10 +289,7 @@ def _overlapping(regions: Sequence[Region]) -> tuple[Region, Region] | None:
 
 def check_copies(index: PlanIndex) -> None:
     """A CopyCommNet reads a box inside the remote register, of its output's shape and dtype."""
-    for task in index.plan.tasks:
-        spec = task.spec
-        if not isinstance(spec, CopySpec):
-            continue
+    for task, spec in index.tasks_with(CopySpec):
         remote = index.plan.remote_register_by_id[task.inputs[0]]
         output = index.plan.register_by_id[task.outputs[0]]
         if (
@@ -311,7 +299,7 @@ def check_copies(index: PlanIndex) -> None:
         ):
             raise index.broken(
                 f"{task.name!r} reads a box that does not fit its registers",
-                task=task,
+                task,
                 got=f"{format_region(spec.region)} into {output.dtype}{format_shape(output.shape)}",
                 expected=f"a box of the output's shape inside "
                 f"{remote.dtype}{format_shape(remote.shape)}",
@@ -331,7 +319,7 @@ def check_outputs(index: PlanIndex) -> None:
         ):
             raise index.broken(
                 f"output {output.name!r} is not what one task of kind Output reads",
-                task=task,
+                task,
                 got=f"{index.register_name(output.register)} of {index.task_name(output.task)}"
                 + (", a second time" if output.name in names else ""),
                 expected="an input of a task of kind Output, and a name of its own",

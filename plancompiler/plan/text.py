@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from plancompiler.ir.job import format_attr, format_name
 from plancompiler.ir.op import Attrs
@@ -109,9 +110,9 @@ class _PlanText:
         registers: list[RegisterDesc | RemoteRegister] = [*plan.registers, *plan.remote_registers]
         self.registers = _labels("%", [(register.id, register.name) for register in registers])
         self.tasks = _labels("", [(task.id, task.name) for task in plan.tasks])
-        self.shapes: dict[tuple[int, ...], str] = {}
-        self.regions: dict[Region, str] = {}
-        self.sbps: dict[NdSbp, str] = {}
+        self.shape = cache(format_shape)
+        self.region = cache(format_region)
+        self.sbp: Callable[[NdSbp], str] = cache(str)
         self.printed: set[int] = set()
         self.parted = bool(plan.schedule) or plan.microbatches != 1
         self.parted |= plan.segments != (WHOLE_STEP,) or plan.slots != (Slot(0, 0),)
@@ -284,24 +285,6 @@ class _PlanText:
 
     def task(self, task: int) -> str:
         return self.tasks.get(task) or format_id(task)
-
-    def shape(self, shape: tuple[int, ...]) -> str:
-        text = self.shapes.get(shape)
-        if text is None:
-            text = self.shapes[shape] = format_shape(shape)
-        return text
-
-    def region(self, region: Region) -> str:
-        text = self.regions.get(region)
-        if text is None:
-            text = self.regions[region] = format_region(region)
-        return text
-
-    def sbp(self, sbp: NdSbp) -> str:
-        text = self.sbps.get(sbp)
-        if text is None:
-            text = self.sbps[sbp] = str(sbp)
-        return text
 
     def attrs(self, attrs: Attrs) -> str:
         return "".join([f" {format_name(key)}={format_attr(value)}" for key, value in attrs])
