@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -115,15 +116,7 @@ class TaskBinder:
         if has_no_work(definition, inputs, outputs):
             return None
         period = len(outputs)
-        context = KernelContext(
-            definition.complete(dict(spec.attrs)),
-            spec.input_shapes,
-            spec.output_shapes,
-            spec.input_regions,
-            spec.output_regions,
-            seed=self._plan.seed,
-            rates=self.rates,
-        )
+        context = self._context(spec)
         kernel = kernel_for(definition, (each.dtype for each in (*inputs[0], *outputs[0])))
         if self.adapt is not None:
             kernel = self.adapt(spec, kernel)
@@ -148,6 +141,18 @@ class TaskBinder:
             kernel(context, readable[slot], outputs[slot])
 
         return run_slot
+
+    def _context(self, spec: ComputeSpec, arrays: Any = np) -> KernelContext:
+        return KernelContext(
+            op_def(spec.kind).complete(dict(spec.attrs)),
+            spec.input_shapes,
+            spec.output_shapes,
+            spec.input_regions,
+            spec.output_regions,
+            seed=self._plan.seed,
+            arrays=arrays,
+            rates=self.rates,
+        )
 
     def _operands(self, task: Task) -> tuple[Rows, Rows]:
         """Inputs and outputs of a task in each of its runs, until their slots repeat."""

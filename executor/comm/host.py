@@ -36,7 +36,6 @@ from plancompiler.executor.comm.peer_failures import (
 from plancompiler.executor.comm.process_link import ProcessLink
 from plancompiler.executor.memory import Buffer, Slots, private_buffer
 from plancompiler.executor.process_status import StoppedProcesses, end_stopped_at_exit
-from plancompiler.ir.shard import Region
 
 YIELDS = 200
 """Rounds in which a waiting rank only yields the processor: peers often come in microseconds."""
@@ -207,9 +206,6 @@ class HostLink(ProcessLink):
             peer = self._peers.get(rank)
             return None if peer is None else peer.slots(region)
         return self._own_slots(region)
-
-    def push(self, rank: int, region: int, slot: int, box: Region, flat: bool = False) -> None:
-        """See `Link.push`."""
 
     # --- connecting to the peers -----------------------------------------------------------------
 

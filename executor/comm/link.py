@@ -161,6 +161,7 @@ class Link(Protocol):
 
     def process_of(self, rank: int) -> int | None:
         """The process of a peer that is another one of this host, once met; else None."""
+        return None
 
     def tell(self, rank: int, note: bytes) -> None:
         """Bring a note to the watcher of a peer, without waiting; it may get lost."""
@@ -180,6 +181,7 @@ class Link(Protocol):
         must stay as it is until a barrier after that one. None where the peer reads this rank's
         memory anyway.
         """
+        return None
 
     def group(self, key: GroupKey) -> Group:
         """The group of this key, always the same object; it was in the publication."""

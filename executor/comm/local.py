@@ -10,11 +10,10 @@ from threading import Condition, Lock
 
 from plancompiler.errors import PlanCompilerError, TransportError
 from plancompiler.executor.actor import Notice
-from plancompiler.executor.comm.link import GroupKey, Publication, Sink, check_groups
+from plancompiler.executor.comm.link import GroupKey, Link, Publication, Sink, check_groups
 from plancompiler.executor.comm.patience import Progress
 from plancompiler.executor.comm.peer_failures import PeerFailures, peers_not_ready
 from plancompiler.executor.memory import Array, Buffer, Slots, private_buffer
-from plancompiler.ir.shard import Region
 
 Published = list[tuple[str, tuple[Array, ...]]]
 
@@ -71,7 +70,7 @@ class LocalGroup:
             if min(of) >= of[member]:
                 counts.condition.notify_all()
                 return
-            deadline = None if hub.is_watched(self.ranks[member]) else self.deadline
+            deadline = None if self.ranks[member] in hub.watchers else self.deadline
             missing = partial(counts.missing, member)
             hub.await_members(counts.condition, self.ranks, missing, label, deadline)
 
@@ -82,10 +81,10 @@ class LocalHub(PeerFailures):
     def __init__(self) -> None:
         super().__init__()
         self._state = Condition(Lock())
-        self._publications: dict[int, Publication] = {}
-        self._sinks: dict[int, Sink] = {}
-        self._watchers: dict[int, Callable[[int, bytes], None]] = {}
-        self._slots: dict[tuple[int, int], Slots] = {}
+        self.publications: dict[int, Publication] = {}
+        self.sinks: dict[int, Sink] = {}
+        self.watchers: dict[int, Callable[[int, bytes], None]] = {}
+        self.slots: dict[tuple[int, int], Slots] = {}
         self._counts: dict[GroupKey, Counts] = {}
         self._clocks: dict[int, int] = {}
         """Rank -> clock of the CPU time that its thread uses."""
@@ -102,7 +101,7 @@ class LocalHub(PeerFailures):
             self.failure = failed_rank, error
             self._state.notify_all()
             groups = list(self._counts.values())
-            sinks = list(self._sinks.items())
+            sinks = list(self.sinks.items())
         for counts in groups:
             counts.wake()
         for rank, sink in sinks:
@@ -112,19 +111,19 @@ class LocalHub(PeerFailures):
     def meet(self, publication: Publication, sink: Sink, slots: dict[int, Slots]) -> None:
         """Make a rank known to the others."""
         with self._state:
-            if publication.rank in self._publications:
+            if publication.rank in self.publications:
                 raise TransportError("a rank was started twice", rank=publication.rank)
             for region, arrays in slots.items():
-                self._slots[publication.rank, region] = arrays
-            self._publications[publication.rank] = publication
-            self._sinks[publication.rank] = sink
+                self.slots[publication.rank, region] = arrays
+            self.publications[publication.rank] = publication
+            self.sinks[publication.rank] = sink
             self._state.notify_all()
 
     def wait_for_peers(self, publication: Publication, deadline: float) -> None:
         """Return when all peers are known and agree about the groups."""
 
         def missing() -> list[int]:
-            return [peer for peer in publication.peers if peer not in self._publications]
+            return [peer for peer in publication.peers if peer not in self.publications]
 
         with self._state:
             end = time.monotonic() + deadline
@@ -134,34 +133,12 @@ class LocalHub(PeerFailures):
         if self.failure is not None:
             raise self.abort_error()
         for peer in publication.peers:
-            check_groups(publication, peer, self._publications[peer].groups)
-
-    def record(self, rank: int, name: str) -> str | None:
-        """A published record."""
-        return self._publications[rank].records.get(name)
-
-    def slots(self, rank: int, region: int) -> Slots | None:
-        """Arrays of a published region."""
-        return self._slots.get((rank, region))
+            check_groups(publication, peer, self.publications[peer].groups)
 
     def counts(self, key: GroupKey) -> Counts:
         """What the members of a group share."""
         with self._state:
             return self._counts.setdefault(key, Counts(key.ranks))
-
-    def deliver(self, notice: Notice) -> None:
-        """Hand a notice to its rank."""
-        sink = self._sinks.get(notice.rank)
-        if sink is not None:
-            sink.notice(notice.kind, notice.register, notice.task)
-
-    def watch(self, rank: int, receive: Callable[[int, bytes], None]) -> None:
-        """Notes to a rank go here."""
-        self._watchers[rank] = receive
-
-    def is_watched(self, rank: int) -> bool:
-        """Whether somebody watches over a rank's waits."""
-        return rank in self._watchers
 
     def watch_thread(self, rank: int) -> None:
         """Let others see whether the calling thread, which is a rank, works."""
@@ -177,12 +154,6 @@ class LocalHub(PeerFailures):
         except OSError:  # the thread has ended
             return None
 
-    def tell(self, sender: int, rank: int, note: bytes) -> None:
-        """Bring a note to a rank's watcher, if it has one."""
-        receive = self._watchers.get(rank)
-        if receive is not None:
-            receive(sender, note)
-
     def leave(self, rank: int) -> None:
         """A rank has closed: free those who wait for it.
 
@@ -190,14 +161,14 @@ class LocalHub(PeerFailures):
         """
         with self._state:
             self.gone.add(rank)
-            self._sinks.pop(rank, None)
-            self._watchers.pop(rank, None)
+            self.sinks.pop(rank, None)
+            self.watchers.pop(rank, None)
             groups = [counts for key, counts in self._counts.items() if rank in key.ranks]
         for counts in groups:
             counts.wake()
 
 
-class LocalLink:
+class LocalLink(Link):
     """One rank's link to the others by way of the hub."""
 
     def __init__(self, hub: LocalHub, rank: int) -> None:
@@ -230,25 +201,21 @@ class LocalLink:
 
     def watch(self, receive: Callable[[int, bytes], None]) -> None:
         """See `Link.watch`."""
-        self.hub.watch(self.rank, receive)
-
-    def process_of(self, rank: int) -> None:
-        """See `Link.process_of`."""
+        self.hub.watchers[self.rank] = receive
 
     def tell(self, rank: int, note: bytes) -> None:
         """See `Link.tell`."""
-        self.hub.tell(self.rank, rank, note)
+        receive = self.hub.watchers.get(rank)
+        if receive is not None:
+            receive(self.rank, note)
 
     def record(self, rank: int, name: str) -> str | None:
         """See `Link.record`."""
-        return self.hub.record(rank, name)
+        return self.hub.publications[rank].records.get(name)
 
     def peer_slots(self, rank: int, region: int) -> Slots | None:
         """See `Link.peer_slots`."""
-        return self.hub.slots(rank, region)
-
-    def push(self, rank: int, region: int, slot: int, box: Region, flat: bool = False) -> None:
-        """See `Link.push`."""
+        return self.hub.slots.get((rank, region))
 
     def group(self, key: GroupKey) -> LocalGroup:
         """See `Link.group`."""
@@ -258,7 +225,9 @@ class LocalLink:
 
     def notify(self, notice: Notice) -> None:
         """See `Link.notify`."""
-        self.hub.deliver(notice)
+        sink = self.hub.sinks.get(notice.rank)
+        if sink is not None:
+            sink.notice(notice.kind, notice.register, notice.task)
 
     def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
         """See `Link.abort`."""

@@ -402,9 +402,6 @@ class MessageLink(ProcessLink):
         packet = host_wire.pack_notice(notice.kind, notice.register, notice.task)
         self._carrier.send(notice.rank, Frame(packet))
 
-    def process_of(self, rank: int) -> None:
-        """See `Link.process_of`: peers are on other hosts."""
-
     def tell(self, rank: int, note: bytes) -> None:
         """See `Link.tell`."""
         if not self._closed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -99,12 +100,7 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
 
 
-_names: dict[np.dtype[np.generic], str] = {}
-
-
+@cache
 def _name(dtype: np.dtype[np.generic]) -> str:
     """A dtype's name; NumPy puts it together anew each time."""
-    known = _names.get(dtype)
-    if known is None:
-        known = _names[dtype] = dtype.name
-    return known
+    return dtype.name

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 
 from plancompiler.errors import PlanCompilerError, WireFormatError
 from plancompiler.executor.comm.host_wire import ABORT, NOTE, NOTICE, unpack_abort, unpack_notice
-from plancompiler.executor.comm.link import MemoryRegion, Sink
+from plancompiler.executor.comm.link import Link, MemoryRegion, Sink
 from plancompiler.executor.comm.peer_failures import PeerFailures
 from plancompiler.executor.memory import Buffer, Slots
 
 
-class ProcessLink(PeerFailures):
+class ProcessLink(PeerFailures, Link):
     """One rank's connection to ranks that are other processes."""
 
     def __init__(self, rank: int) -> None:
@@ -28,10 +27,6 @@ class ProcessLink(PeerFailures):
     def watch(self, receive: Callable[[int, bytes], None]) -> None:
         """See `Link.watch`."""
         self._watcher = receive
-
-    @abstractmethod
-    def abort(self, failed_rank: int, error: PlanCompilerError) -> None:
-        """See `Link.abort`."""
 
     def _own_slots(self, region: int) -> Slots | None:
         own = self._regions.get(region)

@@ -38,7 +38,7 @@ from plancompiler.executor.task import (
 )
 from plancompiler.ir.shard import Region, region_index
 from plancompiler.ir.task import TaskKind, unpack_id
-from plancompiler.ops.registry import Kernel, KernelContext, op_def
+from plancompiler.ops.registry import Kernel, op_def
 from plancompiler.plan.plan import (
     CollectiveSpec,
     ComputeSpec,
@@ -117,6 +117,9 @@ class DeviceBinder(TaskBinder):
             return self._launched(task, self._compute(task, spec))
         return super().bind(task)
 
+    def _stream(self, task: Task) -> DeviceStream:
+        return self._streams[self._order.streams[task.id]]
+
     # --- around the work ------------------------------------------------------------------------
 
     def _dependent(
@@ -124,7 +127,7 @@ class DeviceBinder(TaskBinder):
     ) -> Run | None:
         """`launch` between the waits and the event of the task; `prepare` is for the host alone."""
         place = self._positions[task.id]
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
         if self._clock is not None:
             launch = self._timed(task, launch, self._clock, stream)
         elif launch is None and not self._dependencies.concerns(place):
@@ -163,7 +166,7 @@ class DeviceBinder(TaskBinder):
         """`work` on the task's stream."""
         if work is None:
             return self._dependent(task, None)
-        device, stream = self._device, self._streams[self._order.streams[task.id]]
+        device, stream = self._device, self._stream(task)
         return self._dependent(task, lambda version: device.launch(stream, partial(work, version)))
 
     def _by_host(self, task: Task, work: Run | None) -> Run | None:
@@ -174,7 +177,7 @@ class DeviceBinder(TaskBinder):
             work = self._clock.by_host(task, work)
         place = self._positions[task.id]
         device, dependencies = self._device, self._dependencies
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
 
         def run(version: int) -> None:
             for event in dependencies.before(place, version):
@@ -192,7 +195,7 @@ class DeviceBinder(TaskBinder):
         dependent = self._dependent(task, None)
         device, completions, deadline = self._device, self._completions, self._deadline
         clock = self._clock
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
         last = self._plan.slots[-1]
         per_microbatch = self._plan.segments[task.segment].kind.per_microbatch
         ends_step = task.segment == last.segment
@@ -243,17 +246,7 @@ class DeviceBinder(TaskBinder):
         outputs: list[tuple[DeviceArray, ...]],
     ) -> Launcher:
         """A kernel on arrays by slot."""
-        context = KernelContext(
-            op_def(spec.kind).complete(dict(spec.attrs)),
-            spec.input_shapes,
-            spec.output_shapes,
-            spec.input_regions,
-            spec.output_regions,
-            seed=self._plan.seed,
-            arrays=arrays,
-            rates=self.rates,
-        )
-        regions = self._regions(spec)
+        context, regions = self._context(spec, arrays), self._regions(spec)
         return microbatch_run(kernel, context, inputs, outputs, self._microbatches(task), regions)
 
     def _staged(self, task: Task, spec: ComputeSpec) -> Run | None:
@@ -270,7 +263,7 @@ class DeviceBinder(TaskBinder):
                 kernel = self.adapt(spec, kernel)
             fill = self._run_kernel(task, spec, kernel, np, [()] * depth, staging)
         device = self._device
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
         copied = [device.event() for _ in range(depth)]
 
         def prepare(version: int) -> None:
@@ -293,7 +286,7 @@ class DeviceBinder(TaskBinder):
             return None
         slots = self._memory.slots(task.inputs[0])
         device, completions = self._device, self._completions
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
 
         # As many as steps can be under way, so that a value was delivered before its memory is
         # filled again.
@@ -321,7 +314,7 @@ class DeviceBinder(TaskBinder):
         if source[0].size == 0:
             return None
         device = self._device
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
         upload = self._device_memory.on_device(self._plan.register_by_id[task.outputs[0]])
         copy = device.upload if upload else device.download
 
@@ -343,13 +336,13 @@ class DeviceBinder(TaskBinder):
             sources = [slot[index] for slot in self._memory.slots(task.inputs[0])]
         own = int(send is None)
         bound = DeviceProgram(self._device.arrays, _SEND, own, 2, sources, targets)
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
         return launcher_of([bound], self._communicators[channel], stream)
 
     def _collective(self, task: Task, spec: CollectiveSpec) -> Launcher | None:
         communicator = self._communicators.get(spec.communicator)
         ranks = self._plan.communicators[spec.communicator].ranks
-        stream = self._streams[self._order.streams[task.id]]
+        stream = self._stream(task)
         return bind_collective(
             self._device,
             communicator,

@@ -22,6 +22,14 @@ def whole_number(name: str, value: object) -> int:
     raise UsageError(f"{name} must be a whole number", got=repr(value), expected="an int")
 
 
+def step_count(value: object) -> int:
+    """A number of steps, 0 or more; else a UsageError."""
+    steps = whole_number("the number of steps", value)
+    if steps < 0:
+        raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
+    return steps
+
+
 def save_interval(every: object, folder: object | None) -> int:
     """Steps between checkpoints, 0 for none; else a UsageError. It needs a folder to save in."""
     steps = whole_number("save_every", every)

@@ -55,7 +55,7 @@ from plancompiler.ir.arguments import (
     folder_path,
     positive_number,
     save_interval,
-    whole_number,
+    step_count,
 )
 from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
@@ -137,9 +137,7 @@ class Client(Closing):
         number of the first step is read here too. Raises FeedError for a job with inputs, RankError
         for a job that does not fit the cluster. The job runs on if the client ends.
         """
-        steps = whole_number("the number of steps", steps)
-        if steps < 0:
-            raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
+        steps = step_count(steps)
         every = save_interval(save_every, save)
         job = as_job(job)
         if job.inputs:
@@ -355,9 +353,7 @@ class RemoteSession(WatchedJob):
         If a value is not finite, the NonFiniteError is raised when the ranks have completed the
         steps that they were ahead, so that all are at the same step.
         """
-        steps = whole_number("the number of steps", steps)
-        if steps < 0:
-            raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
+        steps = step_count(steps)
         check_feeds(self._job, {})
         asked: deque[_Asked] = deque()
         begin = time.perf_counter()

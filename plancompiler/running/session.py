@@ -42,7 +42,13 @@ from plancompiler.executor.trace import Recording
 from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
-from plancompiler.ir.arguments import folder_path, positive_number, save_interval, whole_number
+from plancompiler.ir.arguments import (
+    folder_path,
+    positive_number,
+    save_interval,
+    step_count,
+    whole_number,
+)
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.lower.cached import plans_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
@@ -265,9 +271,7 @@ class Session:
         may find more steps done than it has seen. After an error the session is closed, except
         after a NonFiniteError: see `step`.
         """
-        steps = whole_number("the number of steps", steps)
-        if steps < 0:
-            raise UsageError("the number of steps is negative", got=steps, expected="0 or more")
+        steps = step_count(steps)
         every = save_interval(save_every, save)
         folder = None if save is None else folder_path("save", save)
         if folder is not None:
