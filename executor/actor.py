@@ -115,7 +115,6 @@ class StreamActor:
     """
 
     __slots__ = (
-        "_alone",
         "_maxima",
         "_microbatches",
         "_notices",
@@ -124,6 +123,7 @@ class StreamActor:
         "_turn",
         "_turns",
         "_waits",
+        "alone",
         "descriptions",
         "limit",
         "microbatch",
@@ -146,9 +146,10 @@ class StreamActor:
         self._tokens: list[int] = [token.initial for token in self.descriptions]
         self._maxima: list[int] = [token.maximum for token in self.descriptions]
         self._turns: tuple[Turn, ...] = tuple(turns)
-        self._alone = len(self._turns) == 1 and not any(
+        self.alone = len(self._turns) == 1 and not any(
             map(any, (self._turns[0].waits, self._turns[0].notices))
         )
+        """Whether a step is one turn in which no task takes tokens or gives notice."""
         self._microbatches = microbatches
         self.step: int = first_step
         """Step of the head task."""
@@ -196,21 +197,13 @@ class StreamActor:
         notices = self._notices[position]
         position += 1
         if position == self._stop:
-            self._next_turn()
+            self.next_turn()
         else:
             self.position = position
         return notices
 
-    @property
-    def alone(self) -> bool:
-        """Whether a step is one turn in which no task takes tokens or gives notice."""
-        return self._alone
-
-    def finish_step(self) -> None:
-        """All tasks of a step have run, of a stream that is alone: move on."""
-        self._next_turn()
-
-    def _next_turn(self) -> None:
+    def next_turn(self) -> None:
+        """All tasks of the turn have run: move on."""
         following = self._turn + 1
         if following == len(self._turns):
             following = 0

@@ -225,7 +225,7 @@ class StreamRunner:
                     if step >= actor.limit:
                         return
                     run(version)
-            actor.finish_step()
+            actor.next_turn()
 
     def _carry(self, notice: Notice) -> None:
         if notice.stream >= 0:

@@ -95,13 +95,7 @@ class Recorder:
         self._step_cells = 2 * actions
         self._size = _HEAD + self._step_cells * steps
         self._first_step = first_step
-        header = {
-            "job": plan.job,
-            "rank": plan.rank,
-            "first_step": first_step,
-            "tasks": [asdict(label) for label in labels],
-            "registers": [asdict(label) for label in register_labels(plan)],
-        }
+        header = _header(plan.job, plan.rank, first_step, labels, register_labels(plan))
         try:
             self._map = _mapped(folder / f"rank_{plan.rank}.times", self._size * _CELL)
             write_whole(folder / f"rank_{plan.rank}.json", (json.dumps(header).encode(),))
@@ -150,6 +144,22 @@ class Recorder:
         """Let go of the file, once no task runs any more."""
         self._cells.release()
         self._map.close()
+
+
+def _header(
+    job: str,
+    rank: int,
+    first_step: int,
+    tasks: tuple[TaskLabel, ...],
+    registers: tuple[RegisterLabel, ...],
+) -> dict[str, Any]:
+    return {
+        "job": job,
+        "rank": rank,
+        "first_step": first_step,
+        "tasks": list(map(asdict, tasks)),
+        "registers": list(map(asdict, registers)),
+    }
 
 
 def _no_work(version: int) -> None:
@@ -312,12 +322,9 @@ def _labels(header: JsonObject) -> tuple[tuple[TaskLabel, ...], tuple[RegisterLa
 def recorded_bytes(folder: Path, rank: int) -> bytes:
     """What a rank has recorded in a folder so far, for `timelines_from_bytes`."""
     timeline = _read(folder / f"rank_{rank}.json")
-    header = {
-        "job": timeline.job,
-        "rank": timeline.rank,
-        "first_step": timeline.first_step,
-        "tasks": [asdict(label) for label in timeline.tasks],
-        "registers": [asdict(label) for label in timeline.registers],
+    header = _header(
+        timeline.job, timeline.rank, timeline.first_step, timeline.tasks, timeline.registers
+    ) | {
         "cut_short": timeline.cut_short,
         "clock": _clock(),
         # What the clock's readings lack to nanoseconds since 1970.

@@ -20,27 +20,28 @@ Array = Any
 Arrays = Sequence[Array]
 
 
-def _decayed(w: Array, g: Array, scale: float, decay: float) -> Array:
+def _decayed(context: KernelContext, w: Array, g: Array) -> Array:
+    scale, decay = context.attrs["grad_scale"], context.attrs["weight_decay"]
     total = g * scale if scale != 1.0 else g
-    return total + w * decay if decay else total
+    return total + w * decay if decay and not context.attrs.get("decoupled") else total
+
+
+def _averaged(mean: Array, value: Array, share: float, out: Array) -> None:
+    """The moving average of which the mean so far has this share."""
+    np.multiply(mean, share, out=out)
+    np.add(out, value * (1.0 - share), out=out)
 
 
 def _sgd(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (w, g, rate), (w_next,) = inputs, outputs
-    total = _decayed(
-        w,
-        g,
-        context.attrs["grad_scale"],
-        context.attrs["weight_decay"],
-    )
-    np.subtract(w, total * rate, out=w_next)
+    np.subtract(w, _decayed(context, w, g) * rate, out=w_next)
 
 
 def _momentum(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (w, g, m, rate), (w_next, m_next) = inputs, outputs
     attrs = context.attrs
     momentum = attrs["momentum"]
-    total = _decayed(w, g, attrs["grad_scale"], attrs["weight_decay"])
+    total = _decayed(context, w, g)
     np.multiply(m, momentum, out=m_next)
     np.add(m_next, total, out=m_next)
     step = m_next * momentum + total if attrs["nesterov"] else m_next
@@ -52,17 +53,14 @@ def _adam(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs = context.attrs
     beta1, beta2 = attrs["beta1"], attrs["beta2"]
     decay = attrs["weight_decay"]
-    decoupled = attrs["decoupled"]
-    total = _decayed(w, g, attrs["grad_scale"], 0.0 if decoupled else decay)
+    total = _decayed(context, w, g)
     count = context.step + 1
     root = math.sqrt(1.0 - beta2**count)
-    np.multiply(m, beta1, out=m_next)
-    np.add(m_next, total * (1.0 - beta1), out=m_next)
-    np.multiply(v, beta2, out=v_next)
-    np.add(v_next, np.square(total) * (1.0 - beta2), out=v_next)
+    _averaged(m, total, beta1, m_next)
+    _averaged(v, np.square(total), beta2, v_next)
     step = m_next / (np.sqrt(v_next) + attrs["eps"] * root)
     np.multiply(step, rate * (root / (1.0 - beta1**count)), out=step)
-    kept = w * (1.0 - rate * decay) if decay and decoupled else w
+    kept = w * (1.0 - rate * decay) if decay and attrs["decoupled"] else w
     np.subtract(kept, step, out=w_next)
 
 
@@ -71,8 +69,7 @@ def _lion(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     attrs = context.attrs
     beta1, beta2 = attrs["beta1"], attrs["beta2"]
     turn = np.sign(g * (1.0 - beta1) + m * beta1) * rate
-    np.multiply(m, beta2, out=m_next)
-    np.add(m_next, g * (1.0 - beta2), out=m_next)
+    _averaged(m, g, beta2, m_next)
     kept = w * (1.0 - rate * attrs["weight_decay"])
     np.subtract(kept, turn, out=w_next)
 
@@ -93,10 +90,8 @@ def _lamb_direction(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     else:
         root = math.sqrt(1.0 - beta2 ** (context.step + 1))
         factor = root / (1.0 - beta1 ** (context.step + 1))
-    np.multiply(m, beta1, out=m_next)
-    np.add(m_next, g * (1.0 - beta1), out=m_next)
-    np.multiply(v, beta2, out=v_next)
-    np.add(v_next, np.square(g) * (1.0 - beta2), out=v_next)
+    _averaged(m, g, beta1, m_next)
+    _averaged(v, np.square(g), beta2, v_next)
     np.divide(m_next, np.sqrt(v_next) + root * attrs["eps"], out=u)
     np.multiply(u, factor, out=u)
     decay = attrs["weight_decay"]

@@ -9,7 +9,8 @@ range makes its row NaN: to raise an error, the host would have to wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -385,55 +386,31 @@ def _causal_mask(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     np.less_equal(columns, rows[:, None], out=outputs[0])
 
 
-def _arange(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    _once(context, "arange", outputs)
-
-
-def _constant(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    _once(context, "constant", outputs)
-
-
-def _linspace(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    _once(context, "linspace", outputs)
-
-
-def _once(context: KernelContext, kind: str, outputs: Arrays) -> None:
+def _once(kind: str) -> Kernel:
     """What never changes is made on the host the first time, and kept on the device."""
 
-    def made() -> Array:
-        host = [np.empty(array.shape, array.dtype) for array in outputs]
-        plain = KernelContext(
-            context.attrs,
-            context.input_shapes,
-            context.output_shapes,
-            context.input_regions,
-            context.output_regions,
-        )
-        op_def(kind).kernel(plain, (), host)
-        return context.arrays.asarray(host[0])
+    def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+        def made() -> Array:
+            host = [np.empty(array.shape, array.dtype) for array in outputs]
+            op_def(kind).kernel(replace(context, arrays=np, state={}), (), host)
+            return context.arrays.asarray(host[0])
 
-    np.copyto(outputs[0], of_box(context, "made", context.output_regions, made))
+        np.copyto(outputs[0], of_box(context, "made", context.output_regions, made))
+
+    return kernel
 
 
 # --- reductions -----------------------------------------------------------------------------------
 
 
-def _reduction(name: str) -> Kernel:
+def _reduction(name: str, of: Callable[[Array], Array] = lambda x: x) -> Kernel:
     """A kernel that is a method of arrays: `max`, `min`, `all`, `any`."""
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        (x,), (out,) = inputs, outputs
-        axes = context.attrs["axes"]
-        keepdims = context.attrs["keepdims"]
-        np.copyto(out, getattr(x, name)(axis=axes, keepdims=keepdims))
+        axes, keepdims = context.attrs["axes"], context.attrs["keepdims"]
+        np.copyto(outputs[0], getattr(of(inputs[0]), name)(axis=axes, keepdims=keepdims))
 
     return kernel
-
-
-def _abs_max(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    (x,), (out,) = inputs, outputs
-    axes = context.attrs["axes"]
-    np.copyto(out, np.absolute(x).max(axis=axes, keepdims=context.attrs["keepdims"]))
 
 
 def _found_inf(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -441,14 +418,14 @@ def _found_inf(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
 
 
 DEVICE_KERNELS: dict[str, Kernel] = {
-    "abs_max": _abs_max,
+    "abs_max": _reduction("max", np.absolute),
     "all": _reduction("all"),
     "any": _reduction("any"),
-    "arange": _arange,
+    "arange": _once("arange"),
     "attention": contiguous(_attention),
     "attention_grad": contiguous(_attention_grad),
     "causal_mask": _causal_mask,
-    "constant": _constant,
+    "constant": _once("constant"),
     "contract_leading": _contract_leading,
     "cross_entropy": in_float32(contiguous(_cross_entropy)),
     "cross_entropy_grad": in_float32(contiguous(_cross_entropy_grad)),
@@ -456,7 +433,7 @@ DEVICE_KERNELS: dict[str, Kernel] = {
     "embedding": contiguous(_embedding),
     "embedding_grad": in_float32(contiguous(_embedding_grad)),
     "found_inf": _found_inf,
-    "linspace": _linspace,
+    "linspace": _once("linspace"),
     "log_softmax": in_float32(_log_softmax),
     "log_softmax_grad": in_float32(_log_softmax_grad),
     "matmul": _matmul,
