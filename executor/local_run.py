@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TypeVar
 
 from plancompiler.errors import AbortedError, NonFiniteError, PlanCompilerError, RankError
@@ -19,51 +18,12 @@ from plancompiler.executor.finite_check import anomaly_wanted
 from plancompiler.executor.memory import Array
 from plancompiler.executor.runtime import LEAVE_SECONDS, Runtime
 from plancompiler.executor.stream import SIGNAL_CHECK
+from plancompiler.executor.threads import WorkThread, settle
 from plancompiler.ir.closing import Closing
 from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.plan.plan import Plan
 
 T = TypeVar("T")
-_Work = Callable[[], None]
-
-
-class _RankThread:
-    """Does a rank's work, one thing after another.
-
-    A daemon: a task that never ends must not keep the process from ending.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._serve, name=f"plancompiler-rank-{rank}", daemon=True
-        )
-        self._thread.start()
-
-    def submit(self, work: Callable[[Runtime], T], runtime: Runtime) -> Future[T]:
-        """Do this next."""
-        future: Future[T] = Future()
-
-        def do() -> None:
-            try:
-                result = work(runtime)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._work.put(do)
-        return future
-
-    def close(self, seconds: float) -> None:
-        """End, and wait for that no longer than it may take."""
-        self._work.put(None)
-        self._thread.join(seconds)
-
-    def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-            del work  # the last one's error holds the frames of its step
 
 
 class LocalWorld(Closing):
@@ -124,7 +84,7 @@ class LocalWorld(Closing):
         self._closed = False
         self._left = False
         """Whether a rank is left behind in its task."""
-        self._threads = {rank: _RankThread(rank) for rank in self._runtimes}
+        self._threads = {rank: WorkThread(f"plancompiler-rank-{rank}") for rank in self._runtimes}
         try:
             self._on_all(lambda runtime: runtime.prepare())
         except BaseException:
@@ -182,10 +142,10 @@ class LocalWorld(Closing):
         """Do something on all ranks at once; raises the first cause where any fails."""
         futures: list[Future[T]] = []
         try:
-            futures.extend(
-                self._threads[rank].submit(work, runtime)
-                for rank, runtime in self._runtimes.items()
-            )
+            for rank, runtime in self._runtimes.items():
+                future: Future[T] = Future()
+                self._threads[rank].put(partial(settle, future, partial(work, runtime)))
+                futures.append(future)
             while wait(futures, SIGNAL_CHECK).not_done and self._hub.failure is None:
                 pass
         except BaseException:

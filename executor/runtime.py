@@ -24,7 +24,6 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.executor.actor_loader import load_actors
-from plancompiler.executor.backend import Binder
 from plancompiler.executor.comm.link import Group, GroupKey, Link
 from plancompiler.executor.comm.publication import communicator_keys
 from plancompiler.executor.cuda.backend import backend_of
@@ -130,7 +129,7 @@ class Runtime(Closing):
         """When streams are left behind that are in a task since before the failure."""
         self._watchdog: Watchdog | None = None
         self._external_storage: ExternalStorage | None = None
-        self._binder: Binder | None = None
+        self._binder: TaskBinder | None = None
         self._groups: dict[int, Group] = {}
         """Of collective tasks."""
         self._state = threading.RLock()
@@ -168,13 +167,12 @@ class Runtime(Closing):
                 binder = self._backend.binder(
                     memory, self._link, self._feeds, self._on_outputs, self._deadline
                 )
-                if isinstance(binder, TaskBinder):
-                    binder.adapt, binder.rates = self._adapt, self._rates
-                    binder.anomaly = self._anomaly
-                    if self._keep:
-                        binder.on_not_finite = self._output_not_finite
+                binder.adapt, binder.rates = self._adapt, self._rates
+                binder.anomaly = self._anomaly
+                if self._keep:
+                    binder.on_not_finite = self._output_not_finite
                 self._binder = binder
-                notifier = self._backend.notifier(self._link)
+                notify = self._backend.notifier(self._link)
                 self._runners = tuple(
                     StreamRunner(
                         actor,
@@ -182,7 +180,7 @@ class Runtime(Closing):
                         [self._bind(binder, task) for task in tasks],
                         self._queues,
                         index,
-                        notifier,
+                        notify,
                         self,
                         # Which step kernels that were adapted are in is not known ahead.
                         reads_ahead=self._adapt is None,
@@ -229,7 +227,7 @@ class Runtime(Closing):
         """Where the streams stand; for the watchdog."""
         return [runner.sight(self._groups) for runner in self._runners]
 
-    def _bind(self, binder: Binder, task: Task) -> Any:
+    def _bind(self, binder: TaskBinder, task: Task) -> Any:
         try:
             run = binder.bind(task)
         except PlanCompilerError as error:
@@ -358,13 +356,17 @@ class Runtime(Closing):
         except Exception as error:
             self._fail(error, None)
 
+    def _prepared(self) -> Memory:
+        if self._memory is None or self._closed:
+            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        return self._memory
+
     def _check_ready(self, steps: int) -> None:
         if self._failure is not None:
             raise self._raised()
         if self._not_finite is not None:
             raise self._not_finite
-        if self._memory is None or self._closed:
-            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        self._prepared()
         if steps < 0:
             raise UsageError("the number of steps is negative", got=steps)
         for name, waiting in self._feeds.items():
@@ -378,11 +380,10 @@ class Runtime(Closing):
 
     def variables(self, names: Collection[str] | None = None) -> dict[str, Array]:
         """Copies of this rank's shards of variables, by name: of all, or of these; between runs."""
-        if self._memory is None or self._closed:
-            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        memory = self._prepared()
         self._backend.begin()
         return {
-            variable.name: self._memory.read(variable.register)
+            variable.name: memory.read(variable.register)
             for variable in self.plan.variables
             if names is None or variable.name in names
         }
@@ -412,11 +413,9 @@ class Runtime(Closing):
         """The arrays themselves that hold this rank's shards on the CPU, by variable name. They may
         be read and written between runs, when no peer is in the middle of one.
         """
-        if self._memory is None or self._closed:
-            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        memory = self._prepared()
         return {
-            variable.name: self._memory.slots(variable.register)[0]
-            for variable in self.plan.variables
+            variable.name: memory.slots(variable.register)[0] for variable in self.plan.variables
         }
 
     @property
@@ -424,13 +423,12 @@ class Runtime(Closing):
         """Names of the variables that `place` can give other memory: those of the CPU that no peer
         reads.
         """
-        if self._memory is None or self._closed:
-            raise UsageError("a runtime must be prepared and not closed", rank=self.plan.rank)
+        memory = self._prepared()
         if self._backend.plan.device != "cpu":
             return ()
         if self._external_storage is None:
             publication = self._backend.publication(self._first_step)
-            self._external_storage = ExternalStorage(self.plan, self._memory, publication)
+            self._external_storage = ExternalStorage(self.plan, memory, publication)
         return self._external_storage.movable
 
     def place(self, arrays: Mapping[str, Array | None]) -> None:

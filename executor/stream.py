@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -30,13 +30,6 @@ READ_AHEAD = 1
 """Steps past its limit that a stream of data may read while it waits to be told to go on."""
 
 
-class Notifier(Protocol):
-    """Who carries notices to other ranks: a transport."""
-
-    def notify(self, notice: Notice) -> None:
-        """Send a notice to `notice.rank`."""
-
-
 class StreamOwner(Protocol):
     """Who a stream reports to. Called from the stream's thread."""
 
@@ -53,7 +46,7 @@ class StreamRunner:
     A stream of data in its own thread goes on past the limit while slots are free: it reads what
     the next step needs while others still compute, however few steps are asked for at a time. What
     is read follows from the step's number alone, so nothing is lost if that step never comes. A
-    failure there is kept until the step is asked for.
+    failure there is kept until the step is asked for. `notify` tells another rank.
     """
 
     def __init__(
@@ -63,7 +56,7 @@ class StreamRunner:
         runs: Sequence[Run | None],
         queues: Sequence[SimpleQueue[int]],
         index: int,
-        link: Notifier,
+        notify: Callable[[Notice], None],
         owner: StreamOwner,
         reads_ahead: bool = True,
     ) -> None:
@@ -72,7 +65,7 @@ class StreamRunner:
         self._runs = list(runs)
         self._queues = tuple(queues)
         self._queue = queues[index]
-        self._link = link
+        self._notify = notify
         self._owner = owner
         self._closing = False
         self._blocked = False
@@ -231,7 +224,7 @@ class StreamRunner:
         if notice.stream >= 0:
             self._queues[notice.stream].put(notice.token)
         else:
-            self._link.notify(notice)
+            self._notify(notice)
 
     def _wait(self) -> int:
         """The next token. If it never comes, the rank's watchdog or its user ends the run."""

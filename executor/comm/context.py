@@ -61,15 +61,6 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
-class Called(Protocol):
-    """What members must have called alike."""
-
-    call: str
-
-    def header(self) -> str:
-        """What they must have alike besides."""
-
-
 class ContextOwner(Protocol):
     """What a context asks of the manager that made it."""
 
@@ -209,7 +200,7 @@ class CommContext:
                 return operation.rounds(rounds)
             return rounds.round(operation.call, operation.given, take, operation.targets)
 
-        return where.meet((record,), operation, work)
+        return where.meet((record,), operation.call, operation.header, work)
 
     def pair(self, peer: int) -> CommContext:
         """The context of this rank and another one of the group."""
@@ -238,7 +229,8 @@ class CommContext:
     def meet(
         self,
         records: Sequence[CommRecord],
-        called: Called,
+        call: str,
+        header: Callable[[], str],
         work: Callable[[Rounds], Result],
     ) -> Result:
         """Run what meets the other members on this group's rendezvous, and note how it went."""
@@ -254,7 +246,7 @@ class CommContext:
         rounds = _Rounds(self._rendezvous, label, first)
         try:
             if self._check:
-                rounds.compare(called.call, called.header())
+                rounds.compare(call, header())
             result = work(rounds)
         except PlanCompilerError as error:
             self._note_failure(error, records)
@@ -414,10 +406,10 @@ class _Batch:
             ]
 
         call = "group of " + "; ".join(operation.call for operation in operations)
-        called = _Group(call, operations)
         results = self._context.meet(
             [record for _, record, _ in pending],
-            called,
+            call,
+            lambda: "; ".join(operation.header() for operation in operations),
             lambda rounds: rounds.round(call, tuple(given), take, tuple(targets)),
         )
         for (_, _, work), result in zip(pending, results, strict=True):
@@ -441,23 +433,12 @@ class _Batch:
         given = tuple(operation.given[0] for operation in sent)
         by_operation = pair.meet(
             [record for _, record, _ in pending],
-            _Group(call),
+            call,
+            lambda: "",
             lambda rounds: rounds.round(call, given, take),
         )
         for operation, _, work in pending:
             work.end(by_operation.get(id(operation)))
-
-
-class _Group:
-    """What the members of a group of operations must have called alike."""
-
-    def __init__(self, call: str, operations: Sequence[Operation[Any]] = ()) -> None:
-        self.call = call
-        self._operations = operations
-
-    def header(self) -> str:
-        """See `Called.header`."""
-        return "; ".join(operation.header() for operation in self._operations)
 
 
 def _is_simple(operation: Operation[Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -11,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from plancompiler.errors import TransportError, UsageError
 from plancompiler.executor.comm.flight_recorder import CommRecord
 from plancompiler.executor.comm.operations import Operation, Operations
+from plancompiler.executor.threads import WorkThread
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -114,33 +114,22 @@ def world_closed(what: object) -> TransportError:
     )
 
 
-class StreamThread:
+class StreamThread(WorkThread):
     """What a rank's communicator stream runs on: one thread for all its groups, in the order of
     calls. So ranks that call in one order never wait in a circle.
     """
 
     def __init__(self, rank: int) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        super().__init__(f"plancompiler-comm-{rank}")
         self._closed = False
-        # It ends with the process, where nobody closes it.
-        self._thread = threading.Thread(
-            target=self._run, name=f"plancompiler-comm-{rank}", daemon=True
-        )
-        self._thread.start()
 
     def submit(self, task: Callable[[], None], record: CommRecord) -> None:
         """Run a task when those before it are over. TransportError when the world is closed."""
         if self._closed:
             raise world_closed(record).at(op=record.op, source=record.source)
-        self._queue.put(task)
+        self.put(task)
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
         """End, when all tasks are over."""
         self._closed = True
-        self._queue.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (task := self._queue.get()) is not None:
-            task()
+        super().close(seconds)

@@ -100,7 +100,7 @@ class HostRendezvous:
         self._count = 0
         self._must_release = False
         self._world = world
-        self._deadline = world.deadline
+        self.deadline = world.deadline
         self._digest = rendezvous_digest(ranks, stream)
         own = _page(world.mailbox(world.rank), page)
         own[LINE : LINE + len(self._digest)] = np.frombuffer(self._digest, np.uint8)
@@ -111,20 +111,10 @@ class HostRendezvous:
         """This rank's page; with the first operation, those of all members in their order."""
         self._group: HostGroup | None = None
 
-    @property
-    def deadline(self) -> float:
-        """See `Rendezvous.deadline`."""
-        return self._deadline
-
-    @deadline.setter
-    def deadline(self, seconds: float) -> None:
-        self._deadline = seconds
-        if self._group is not None:
-            self._group.deadline = seconds
-
     def _met(self, label: object) -> HostGroup:
         """The barriers of the group. Finds the pages of the others, who may still make them."""
         if self._group is not None:
+            self._group.deadline = self.deadline
             return self._group
         world, (own,) = self._world, self._pages
         pages = []
@@ -145,7 +135,7 @@ class HostRendezvous:
                 for rank, line in zip(self.ranks, lines, strict=True)
                 if rank != world.rank
             ],
-            self._deadline,
+            self.deadline,
         )
         return self._group
 
@@ -164,7 +154,7 @@ class HostRendezvous:
     def _find_page(self, rank: int, label: object) -> Buffer:
         """The same, when the peer has made it."""
         link = self._world.link
-        wait = PeerWait(link, self._deadline)
+        wait = PeerWait(link, self.deadline)
         while True:
             # Whether it has gone is asked before its pages are: they stay when it goes.
             gone = rank in link.gone
@@ -181,7 +171,7 @@ class HostRendezvous:
                     for each in self.ranks
                     if each != self._world.rank and self._page_of(each) is None
                 ]
-                raise missed_barrier(label, self.ranks, missing or [rank], self._deadline)
+                raise missed_barrier(label, self.ranks, missing or [rank], self.deadline)
             # Pages lie in shared memory, which wakes nobody; this happens once per group.
             time.sleep(_POLL_SECONDS)
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ import grpc
 from plancompiler.errors import PlanCompilerError, SecurityError, TransportError
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.messages import Frame, MessageLink, Receiver
-from plancompiler.executor.threads import await_threads
+from plancompiler.executor.threads import await_threads, settle
 from plancompiler.limits import time_limits
 
 SERVICE = "plancompiler.Peers"
@@ -201,14 +202,10 @@ class _StreamThreads(ThreadPoolExecutor):
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in a new thread."""
         future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function(*args, **kwargs))
-            except BaseException as error:  # whoever asks the future is told
-                future.set_exception(error)
-
-        thread = threading.Thread(target=run, name="plancompiler-peer", daemon=True)
+        call = partial(function, *args, **kwargs)
+        thread = threading.Thread(
+            target=settle, args=(future, call), name="plancompiler-peer", daemon=True
+        )
         thread.start()
         self.running = (*(each for each in self.running if each.is_alive()), thread)
         return future

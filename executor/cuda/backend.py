@@ -10,7 +10,7 @@ from pathlib import Path
 
 from plancompiler.errors import ExecutionError, PlanCompilerError
 from plancompiler.executor.actor import ARRIVED, Notice
-from plancompiler.executor.backend import Backend, Feeds, HostBackend
+from plancompiler.executor.backend import Backend, Feeds
 from plancompiler.executor.comm.link import Link, Publication
 from plancompiler.executor.cuda.bootstrap import Bootstrap, bootstrap_of, make_communicators
 from plancompiler.executor.cuda.clock import DeviceClock
@@ -21,7 +21,6 @@ from plancompiler.executor.cuda.memory import DeviceMemory
 from plancompiler.executor.cuda.order import launch_order
 from plancompiler.executor.cuda.task import DeviceBinder
 from plancompiler.executor.memory import Memory
-from plancompiler.executor.stream import Notifier
 from plancompiler.executor.task import OnOutput, Run
 from plancompiler.executor.threads import await_threads
 from plancompiler.executor.trace import Recorder
@@ -41,11 +40,11 @@ def backend_of(
     decides. `failed` is called with failures of work that was launched before.
     """
     if plan.device == "cpu":
-        return HostBackend(plan)
+        return Backend(plan)
     return DeviceBackend(plan, device, failed)
 
 
-class DeviceBackend:
+class DeviceBackend(Backend):
     """One device's rank: a launching thread (the caller's), and one that calls back."""
 
     def __init__(
@@ -55,7 +54,7 @@ class DeviceBackend:
         self._failed = failed
         self._order = launch_order(plan)
         self._given = plan
-        self.plan = self._order.plan
+        super().__init__(self._order.plan)
         self._device: Device | None = None
         self._memory: DeviceMemory | None = None
         self._bootstrap: Bootstrap | None = None
@@ -135,11 +134,11 @@ class DeviceBackend:
         )
         return self._binder
 
-    def notifier(self, link: Link) -> Notifier:
+    def notifier(self, link: Link) -> Callable[[Notice], None]:
         """See `Backend.notifier`."""
-        return _DeviceNotifier(self, link)
+        return partial(self._notify, link)
 
-    def notify(self, link: Link, notice: Notice) -> None:
+    def _notify(self, link: Link, notice: Notice) -> None:
         """Tell another rank of a register: that it arrived, when the device has made it."""
         binder, completions = self._binder, self._completions
         event = None if binder is None else binder.last_event
@@ -175,15 +174,3 @@ class DeviceBackend:
                 self._memory.unpin()
         self._binder = None
         self._memory = None
-
-
-class _DeviceNotifier:
-    """Tells other ranks of registers when the device has made them."""
-
-    def __init__(self, backend: DeviceBackend, link: Link) -> None:
-        self._backend = backend
-        self._link = link
-
-    def notify(self, notice: Notice) -> None:
-        """See `Link.notify`."""
-        self._backend.notify(self._link, notice)

@@ -209,16 +209,6 @@ class DeviceProgram:
         self._source: Side = None
         self._target: Side = None
 
-    @property
-    def packs(self) -> bool:
-        """Whether the input is packed."""
-        return self._send is not None and bool(self._send.moves)
-
-    @property
-    def unpacks(self) -> bool:
-        """Whether the output is unpacked."""
-        return self._receive is not None and bool(self._receive.moves)
-
     def begin(self, version: int) -> None:
         """Bring the input where NCCL reads it."""
         self._source = self._sources[version % len(self._sources)]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from plancompiler.errors import PlanCompilerError, TransportError
-from plancompiler.executor.comm.context import Called, CommContext, CommStream, ContextOwner
+from plancompiler.executor.comm.context import CommContext, CommStream, ContextOwner
 from plancompiler.executor.comm.deferred import DeferredCalls, StreamThread, Work
 from plancompiler.executor.comm.flight_recorder import LAUNCHED, CommRecord
 from plancompiler.executor.comm.operations import (
@@ -86,7 +86,8 @@ class DeviceContext(CommContext):
     def meet(
         self,
         records: Sequence[CommRecord],
-        called: Called,
+        call: str,
+        header: Callable[[], str],
         work: Callable[[Rounds], Result],
     ) -> Result:
         """See `CommContext.meet`."""
@@ -99,7 +100,7 @@ class DeviceContext(CommContext):
 
         self._records = records
         try:
-            result = super().meet(records, called, joined)
+            result = super().meet(records, call, header, joined)
         except BaseException as error:
             if self._launched is not None:
                 self._space.watch.drop(self._launched)

@@ -122,7 +122,8 @@ def kinds(spec, source, target, members, own=0):
     arrays = StrictNamespace()
     values = [[arrays.empty(shape, np.float32)] for shape in (source, target)]
     bound = DeviceProgram(arrays, program_of(spec), own, members, *values, DType.FLOAT32)
-    return [call.kind for call in bound.calls], bound.packs, bound.unpacks
+    packs, unpacks = (bool(side.moves) for side in (bound._send, bound._receive))
+    return [call.kind for call in bound.calls], packs, unpacks
 
 
 def test_equal_parts_along_the_first_axis_are_one_call_without_packing():
