@@ -358,7 +358,8 @@ class _FamilyBuilder:
         if plan.exchange is None:
             return made
         if op.kind == "variable" and self._families[made.family].kind is TaskKind.VARIABLE:
-            made = self._copy(op, value, made)
+            # Readers on other ranks must not see the variable being updated.
+            made = self._copied(op, value, made, TaskKind.BOXING_IDENTITY, "copy")
         exchange = plan.exchange
         source, device = exchange.src_placement.device_type, placement.device_type
         transfer = Transfer(
@@ -414,12 +415,13 @@ class _FamilyBuilder:
             op,
         )
 
-    def _copy(self, op: Op, value: Value, made: FamilyOutput) -> FamilyOutput:
-        """A copy of a variable for readers on other ranks, which must not see it being updated."""
+    def _copied(
+        self, op: Op, value: Value, made: FamilyOutput, kind: TaskKind, name: str
+    ) -> FamilyOutput:
         layout = self._families[made.family].outputs[made.slot]
         return self._transport_family(
-            TaskKind.BOXING_IDENTITY,
-            f"{value.name}:copy",
+            kind,
+            f"{value.name}:{name}",
             op.placement,
             (made,),
             layout,
@@ -438,14 +440,8 @@ class _FamilyBuilder:
         layout = self._families[made.family].outputs[made.slot]
         shared = (value.name, HOST, layout.sbp)
         if shared not in self._in_host_memory:
-            self._in_host_memory[shared] = self._transport_family(
-                TaskKind.COPY_HD,
-                f"{value.name}:to host",
-                op.placement,
-                (made,),
-                layout,
-                Transfer(primitive=Primitive.COPY, src_sbp=layout.sbp),
-                op,
+            self._in_host_memory[shared] = self._copied(
+                op, value, made, TaskKind.COPY_HD, "to host"
             )
         return self._in_host_memory[shared]
 

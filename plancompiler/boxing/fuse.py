@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from plancompiler.boxing.graph import BoxingTaskGraph, FamilyOutput, PlacedOp, TaskFamily
 from plancompiler.ir.settings import Settings, option
@@ -20,6 +21,7 @@ from plancompiler.ir.task import SLOT_BITS, Primitive
 MAX_MEMBERS = (1 << SLOT_BITS) - 8
 """Members of a bucket: each is a slot of the fused task, and a few slots are reserved."""
 
+Entry = TypeVar("Entry", PlacedOp, TaskFamily)
 FUSE_BYTES = 32 << 20
 _FUSED = (Primitive.ALL_REDUCE, Primitive.REDUCE_SCATTER)
 
@@ -68,7 +70,7 @@ def fuse_reductions(
         for family in graph.families
         if family.number not in gone
     )
-    ops = tuple(_redirected_op(placed, moved) for placed in graph.ops)
+    ops = tuple(_redirected(placed, moved) for placed in graph.ops)
     saved = sum(len(bucket) - 1 for bucket in buckets)
     return (
         replace(graph, ops=ops, families=families),
@@ -93,7 +95,7 @@ def _buckets(graph: BoxingTaskGraph, fuse_bytes: int) -> Iterator[list[TaskFamil
                 del member_of[member.number]
             yield bucket
 
-    for entry in _in_order(graph):
+    for entry in graph.in_order():
         for source in entry.inputs:
             key = member_of.get(source.family)
             if key is not None:
@@ -113,18 +115,6 @@ def _buckets(graph: BoxingTaskGraph, fuse_bytes: int) -> Iterator[list[TaskFamil
         member_of[entry.number] = key
     for key in list(open_buckets):
         yield from close(key)
-
-
-def _in_order(graph: BoxingTaskGraph) -> list[PlacedOp | TaskFamily]:
-    """Ops and transport families along the global order."""
-    numbered: list[tuple[int, PlacedOp | TaskFamily]] = [
-        (placed.family, placed) for placed in graph.ops
-    ]
-    numbered += [
-        (family.number, family) for family in graph.families if family.transfer is not None
-    ]
-    numbered.sort(key=lambda pair: pair[0])
-    return [entry for _, entry in numbered]
 
 
 def _bucket_key(family: TaskFamily) -> object:
@@ -152,13 +142,7 @@ def _fuse(bucket: list[TaskFamily]) -> TaskFamily:
     )
 
 
-def _redirected(family: TaskFamily, moved: dict[FamilyOutput, FamilyOutput]) -> TaskFamily:
-    if not any(source in moved for source in family.inputs):
-        return family
-    return replace(family, inputs=tuple(moved.get(source, source) for source in family.inputs))
-
-
-def _redirected_op(placed: PlacedOp, moved: dict[FamilyOutput, FamilyOutput]) -> PlacedOp:
-    if not any(source in moved for source in placed.inputs):
-        return placed
-    return replace(placed, inputs=tuple(moved.get(source, source) for source in placed.inputs))
+def _redirected(entry: Entry, moved: dict[FamilyOutput, FamilyOutput]) -> Entry:
+    if not any(source in moved for source in entry.inputs):
+        return entry
+    return replace(entry, inputs=tuple(moved.get(source, source) for source in entry.inputs))

@@ -118,6 +118,14 @@ class PlacedGraph:
     """
     pipeline: Pipeline | None = None
 
+    def in_order(self) -> list[PlacedOp | TaskFamily]:
+        """Ops and transport families in global order."""
+        transport = (family for family in self.families if family.transfer is not None)
+        return sorted(
+            [*self.ops, *transport],
+            key=lambda entry: entry.family if isinstance(entry, PlacedOp) else entry.number,
+        )
+
 
 @dataclass(frozen=True)
 class BoxingTaskGraph(PlacedGraph):

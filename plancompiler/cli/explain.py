@@ -16,11 +16,13 @@ from plancompiler.boxing.fuse import fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.report import boxing_costs
+from plancompiler.boxing.slices import slice_for_rank
 from plancompiler.cli.output import format_bytes, print_result, print_table
 from plancompiler.ir import Job
 from plancompiler.ir.pipeline import Pipeline, SegmentKind
 from plancompiler.ir.task import TaskKind
-from plancompiler.lower.compile import compile_rank, slice_for_rank, with_chosen_regions
+from plancompiler.lower.compile import with_chosen_regions
+from plancompiler.lower.rank import compile_rank
 from plancompiler.passes import config_of, each_pass
 from plancompiler.plan.plan import Plan
 from plancompiler.simulate import simulate, slot_cost

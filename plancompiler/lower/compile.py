@@ -23,7 +23,7 @@ from plancompiler.boxing.fuse import fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.serde import graph_to_bytes, slices_by_rank
-from plancompiler.boxing.slices import Slicer, slice_for_rank
+from plancompiler.boxing.slices import Slicer
 from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.ir import Job
@@ -46,18 +46,6 @@ from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.text import format_plan
 from plancompiler.plan.verify import verify_plan, verify_plans
-
-__all__ = [
-    "MODES",
-    "Compilation",
-    "build_graph",
-    "compile_plans",
-    "compile_rank",
-    "is_mode_chosen",
-    "resolve_mode",
-    "slice_for_rank",
-    "with_chosen_regions",
-]
 
 MODES = ("naive", "rank_per_thread", "rank_per_iter", "rank_per_process")
 MODE_VARIABLE = "PLANCOMPILER_COMPILE_MODE"

@@ -15,7 +15,7 @@ from plancompiler.lower.offsets import PlacedTasks, place_storage
 from plancompiler.lower.order import STREAMS, OrderedTasks, order_tasks
 from plancompiler.lower.rank_task_graph import RankTaskGraph
 from plancompiler.lower.storage import assign_storage
-from plancompiler.plan.plan import Communicator, OutputDesc, Plan, RegisterDesc, Task, VariableDesc
+from plancompiler.plan.plan import Plan, RegisterDesc, Task
 
 
 def emit_plan(graph: RankTaskGraph) -> Plan:
@@ -46,23 +46,9 @@ def write_plan(placed: PlacedTasks) -> Plan:
         registers=_registers(placed, waiting),
         remote_registers=graph.remote_registers,
         blocks=placed.blocks,
-        communicators=tuple(
-            Communicator(ranks, families) for ranks, families in graph.communicators
-        ),
-        variables=tuple(
-            VariableDesc(
-                name=variable.name,
-                register=variable.register,
-                shape=variable.shape,
-                dtype=variable.dtype,
-                placement=variable.placement,
-                sbp=variable.sbp,
-                region=variable.region,
-                attrs=variable.op.op.attrs,
-            )
-            for variable in graph.variables
-        ),
-        outputs=tuple(OutputDesc(name, task, register) for name, task, register in graph.outputs),
+        communicators=graph.communicators,
+        variables=graph.variables,
+        outputs=graph.outputs,
         peak_live_bytes=placed.peak_live_bytes,
         schedule=parts.schedule,
         microbatches=parts.microbatches,

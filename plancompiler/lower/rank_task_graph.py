@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from plancompiler.boxing.graph import PlacedOp, RankSlice
-from plancompiler.ir import DType, NdSbp, Placement, SourceLine
-from plancompiler.ir.shard import Region
+from plancompiler.boxing.graph import RankSlice
+from plancompiler.ir import DType, NdSbp, SourceLine
 from plancompiler.ir.task import TaskKind
-from plancompiler.plan.plan import RemoteRegister, TaskSpec
+from plancompiler.plan.plan import Communicator, OutputDesc, RemoteRegister, TaskSpec, VariableDesc
 
 HOST = "cpu"
 """Device type of host memory."""
@@ -53,20 +52,6 @@ class RankRegister(NamedTuple):
     """Device type of the memory that it lies in."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankVariable:
-    """A variable's shard on the rank."""
-
-    name: str
-    register: int
-    shape: tuple[int, ...]
-    dtype: DType
-    placement: Placement
-    sbp: NdSbp
-    region: Region
-    op: PlacedOp
-
-
 @dataclass(frozen=True)
 class RankTaskGraph:
     """All tasks of one rank in global order, with their registers."""
@@ -78,8 +63,6 @@ class RankTaskGraph:
     consumers: Mapping[int, tuple[int, ...]]
     """Register → tasks of this rank that read it, in order; left out where there are none."""
     remote_registers: tuple[RemoteRegister, ...]
-    communicators: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """(ranks, family numbers in order) per group of ranks that runs collectives."""
-    variables: tuple[RankVariable, ...]
-    outputs: tuple[tuple[str, int, int], ...]
-    """(name, task id, register id) of the values that this rank reports."""
+    communicators: tuple[Communicator, ...]
+    variables: tuple[VariableDesc, ...]
+    outputs: tuple[OutputDesc, ...]

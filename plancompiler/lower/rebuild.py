@@ -27,7 +27,6 @@ from plancompiler.ir import (
     Placement,
     Reduction,
     Sbp,
-    SourceLine,
     Split,
     Value,
 )
@@ -53,17 +52,19 @@ from plancompiler.lower.rank_task_graph import (
     RankRegister,
     RankTask,
     RankTaskGraph,
-    RankVariable,
 )
 from plancompiler.ops.registry import op_def
 from plancompiler.plan.plan import (
     CollectiveSpec,
+    Communicator,
     ComputeSpec,
     CopySpec,
+    OutputDesc,
     Piece,
     RemoteRegister,
     SliceSpec,
     TaskSpec,
+    VariableDesc,
 )
 
 CANDIDATE_SLOT = 1
@@ -126,19 +127,10 @@ def build_rank_task_graph(
 ) -> RankTaskGraph:
     """The rank's tasks, with remote readers of its registers as `remote_readers` knows them."""
     builder = _RankGraphBuilder(rank_slice, rank, remote_readers)
-    entries: list[PlacedOp | TaskFamily] = [
-        *rank_slice.ops,
-        *(
-            family
-            for family in rank_slice.families
-            if family.transfer is not None and rank in family.placement
-        ),
-    ]
-    entries.sort(key=lambda entry: entry.family if isinstance(entry, PlacedOp) else entry.number)
-    for entry in entries:
+    for entry in rank_slice.in_order():
         if isinstance(entry, PlacedOp):
             builder.add_op(entry)
-        else:
+        elif rank in entry.placement:
             builder.add_transport(entry)
     return builder.finish()
 
@@ -158,8 +150,8 @@ class _RankGraphBuilder:
         self._groups: dict[tuple[int, ...], list[int]] = {}
         self._group_index: dict[tuple[int, ...], int] = {}
         self._known_groups: dict[tuple[Placement, tuple[int, ...]], tuple[int, list[int]]] = {}
-        self._variables: list[RankVariable] = []
-        self._outputs: list[tuple[str, int, int]] = []
+        self._variables: list[VariableDesc] = []
+        self._outputs: list[OutputDesc] = []
         pipeline = rank_slice.pipeline
         self._segments = (WHOLE_STEP,) if pipeline is None else pipeline.segments
         self._microbatches = 1 if pipeline is None else pipeline.microbatches
@@ -206,21 +198,23 @@ class _RankGraphBuilder:
             output_pieces=output_axes if repeated else (),
         )
         self._task(
-            task,
-            placed.family,
-            kind,
-            op.name,
-            op.kind,
-            inputs,
-            outputs,
-            spec,
-            op.source,
-            segment=segment,
+            RankTask(
+                task,
+                placed.family,
+                kind,
+                op.name,
+                op.kind,
+                inputs,
+                tuple(outputs),
+                spec,
+                op.source,
+                segment=segment,
+            )
         )
         if kind is TaskKind.VARIABLE:
             value = op.outputs[0]
             self._variables.append(
-                RankVariable(
+                VariableDesc(
                     str(op.attr("name")),
                     outputs[0],
                     value.shape,
@@ -228,11 +222,11 @@ class _RankGraphBuilder:
                     op.placement,
                     placed.signature.outputs[0],
                     spec.output_regions[0],
-                    placed,
+                    op.attrs,
                 )
             )
         elif kind is TaskKind.OUTPUT:
-            self._outputs.append((str(op.attr("name")), task, inputs[0]))
+            self._outputs.append(OutputDesc(str(op.attr("name")), task, inputs[0]))
 
     def _regions(
         self, values: Sequence[Value], axes: tuple[int, ...], op: Op, sbps: Sequence[NdSbp]
@@ -276,7 +270,7 @@ class _RankGraphBuilder:
             consumers={register: tuple(tasks) for register, tasks in self._consumers.items()},
             remote_registers=tuple(self._remote[key] for key in sorted(self._remote)),
             communicators=tuple(
-                (ranks, tuple(families)) for ranks, families in self._groups.items()
+                Communicator(ranks, tuple(families)) for ranks, families in self._groups.items()
             ),
             variables=tuple(self._variables),
             outputs=tuple(self._outputs),
@@ -344,17 +338,8 @@ class _RankGraphBuilder:
             per_microbatch=family.per_microbatch,
             device=_device_of(family),
         )
-        self._task(
-            task,
-            family.number,
-            family.kind,
-            f"{family.name} from rank {piece.rank}",
-            "",
-            (source,),
-            [register],
-            spec,
-            family.source,
-        )
+        name = f"{family.name} from rank {piece.rank}"
+        self._transport(family, task, family.kind, name, (source,), (register,), spec)
 
     def _remote_register(self, producer: TaskFamily, source: FamilyOutput, rank: int) -> int:
         register = pack_register_id(rank, source.family, 0, source.slot)
@@ -432,7 +417,7 @@ class _RankGraphBuilder:
     ) -> None:
         """A transport task whose outputs are laid out as the family says."""
         task = pack_task_id(self._rank, family.number)
-        registers = [
+        registers = tuple(
             self._register(
                 FamilyOutput(family.number, slot),
                 family.name,
@@ -443,9 +428,33 @@ class _RankGraphBuilder:
                 device=_device_of(family),
             )
             for slot, layout in enumerate(family.outputs)
-        ]
+        )
+        self._transport(family, task, kind, family.name, inputs, registers, spec)
+
+    def _transport(
+        self,
+        family: TaskFamily,
+        task: int,
+        kind: TaskKind,
+        name: str,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        spec: TaskSpec,
+    ) -> None:
         self._task(
-            task, family.number, kind, family.name, "", inputs, registers, spec, family.source
+            RankTask(
+                task,
+                family.number,
+                kind,
+                name,
+                "",
+                inputs,
+                outputs,
+                spec,
+                family.source,
+                _transfer_of(family).late,
+                family.segment,
+            )
         )
 
     def _local_register(self, source: FamilyOutput) -> int:
@@ -478,48 +487,18 @@ class _RankGraphBuilder:
         )
         return register
 
-    def _task(
-        self,
-        task: int,
-        family: int,
-        kind: TaskKind,
-        name: str,
-        op_kind: str,
-        inputs: tuple[int, ...],
-        outputs: list[int],
-        spec: TaskSpec,
-        source: SourceLine,
-        segment: int | None = None,
-    ) -> None:
-        for register in inputs:
+    def _task(self, task: RankTask) -> None:
+        for register in task.inputs:
             if register not in self._registers and register not in self._remote:
                 raise VerifyError(
                     "the slice lacks what makes an input of a task",
-                    op=name,
-                    source=source,
+                    op=task.name,
+                    source=task.source,
                     rank=self._rank,
                     got=format_id(register),
                 )
-            self._consumers.setdefault(register, {})[task] = None
-        known = self._family.get(family)
-        late = known is not None and known.transfer is not None and known.transfer.late
-        if segment is None:
-            segment = 0 if known is None else known.segment
-        self._tasks.append(
-            RankTask(
-                id=task,
-                family=family,
-                kind=kind,
-                name=name,
-                op_kind=op_kind,
-                inputs=inputs,
-                outputs=tuple(outputs),
-                spec=spec,
-                source=source,
-                late=late,
-                segment=segment,
-            )
-        )
+            self._consumers.setdefault(register, {})[task.id] = None
+        self._tasks.append(task)
 
 
 def _split_axes(over: Sequence[Sbp], count: int) -> tuple[int, ...]:

@@ -12,7 +12,14 @@ from plancompiler.errors import DeadlockError
 from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.task import CROSSING
 from plancompiler.lower.aliases import CROSSING_SLOTS
-from plancompiler.plan.rules_schedule import Gang, Link, PartRun, StepModel, describe_circle
+from plancompiler.plan.rules_schedule import (
+    Gang,
+    Link,
+    PartRun,
+    StepModel,
+    describe_circle,
+    slot_name,
+)
 
 
 def check_step(graph: BoxingTaskGraph) -> None:
@@ -50,12 +57,7 @@ def step_model_of(graph: BoxingTaskGraph, pipeline: Pipeline) -> StepModel:
             Gang(
                 (rank,),
                 tuple(PartRun(slot.segment, slot.microbatch) for slot in slots),
-                tuple(
-                    f"{pipeline.segments[slot.segment]} of micro-batch {slot.microbatch}"
-                    if pipeline.segments[slot.segment].kind.per_microbatch
-                    else str(pipeline.segments[slot.segment])
-                    for slot in slots
-                ),
+                tuple(slot_name(pipeline.segments, slot) for slot in slots),
             )
         )
     links = []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 
-from plancompiler.errors import DeadlockError, VerifyError
+from plancompiler.errors import DeadlockError
 from plancompiler.ir.task import CROSSING, format_id, rank_of
 from plancompiler.plan.digest import collective_orders
 from plancompiler.plan.index import PlanIndex, format_ids
@@ -38,20 +38,6 @@ class PlansIndex:
             }
         return self._collective_orders[rank].get(ranks, ())
 
-    def broken(
-        self,
-        rank: int,
-        what: str,
-        where: Task | RegisterDesc | None = None,
-        *,
-        got: object,
-        expected: object,
-    ) -> VerifyError:
-        """The error for a broken rule, seen from one rank."""
-        index = self.ranks[rank]
-        index.rule = self.rule
-        return index.broken(what, where, got=got, expected=expected)
-
 
 def check_same_job(index: PlansIndex) -> None:
     """All plans are of one job, world and seed, each for the rank it is given for."""
@@ -60,16 +46,14 @@ def check_same_job(index: PlansIndex) -> None:
         plan = one.plan
         first = first or plan
         if plan.rank != rank or not rank < plan.world_size:
-            raise index.broken(
-                rank,
+            raise one.broken(
                 "a plan is given for another rank than its own",
                 got=f"plan of rank {plan.rank} of {plan.world_size}",
                 expected=f"a plan of rank {rank}",
             )
         ours, theirs = _job_terms(plan), _job_terms(first)
         if ours != theirs:
-            raise index.broken(
-                rank,
+            raise one.broken(
                 f"the plans of ranks {first.rank} and {rank} are of different jobs",
                 got=ours,
                 expected=theirs,
@@ -96,8 +80,7 @@ def check_receives(index: PlansIndex) -> None:
                 continue  # a send without receive, which the next rule tells from the other side
             sent = home.plan.register_by_id.get(remote.id)
             if sent is None or reader.id not in sent.consumers:
-                raise index.broken(
-                    rank,
+                raise one.broken(
                     f"receive without send: {reader.name!r} reads {remote.name!r}, which rank "
                     f"{home.plan.rank} does not send to it",
                     reader,
@@ -109,8 +92,7 @@ def check_receives(index: PlansIndex) -> None:
             # Credits and arrivals are per version, so both sides must count the same versions.
             ours, theirs = _terms(remote, remote.consumers), _terms(sent, _away(sent))
             if ours != theirs:
-                raise index.broken(
-                    rank,
+                raise one.broken(
                     f"ranks {home.plan.rank} and {rank} disagree about {remote.name!r}",
                     reader,
                     got=f"rank {rank} has {ours}",
@@ -135,7 +117,7 @@ def _terms(register: RegisterDesc | RemoteRegister, readers: Iterable[int]) -> s
 
 def check_sends(index: PlansIndex) -> None:
     """Whatever a rank sends is received: each reader exists and reads that register."""
-    for rank, one in index.ranks.items():
+    for one in index.ranks.values():
         for register in one.plan.registers:
             if register.sync_id == -1:
                 continue
@@ -150,8 +132,7 @@ def check_sends(index: PlansIndex) -> None:
                     or register.id not in reader.inputs
                 ):
                     reads = "does not exist" if reader is None else f"is {reader.name!r}"
-                    raise index.broken(
-                        rank,
+                    raise one.broken(
                         f"send without receive: {register.name!r} is sent to rank "
                         f"{other.plan.rank}, where no task receives it",
                         register,
@@ -178,8 +159,7 @@ def check_collective_order(index: PlansIndex) -> None:
                 ),
                 min(len(mine), len(theirs)),
             )
-            raise index.broken(
-                rank,
+            raise index.ranks[rank].broken(
                 f"ranks {first} and {rank} run the collectives of ranks "
                 f"{', '.join(map(str, ranks))} in different orders",
                 _collective(index.ranks[rank], ranks, at),
@@ -205,8 +185,7 @@ def _check_slot_order(index: PlansIndex, ranks: tuple[int, ...], members: list[i
             f"family {order[at][0]} for micro-batch {order[at][1]}" if at < len(order) else "none"
             for order in (actual, expected)
         )
-        raise index.broken(
-            rank,
+        raise index.ranks[rank].broken(
             f"ranks {first} and {rank} run the collectives of ranks {', '.join(map(str, ranks))} "
             "in different orders over the micro-batches",
             got=f"as number {at} of the step rank {rank} runs {got}",
@@ -257,8 +236,7 @@ def check_same_collectives(index: PlansIndex) -> None:
             terms = _collective_terms(one, task)
             other, other_task, expected = seen.setdefault((ranks, number), (rank, task, terms))
             if terms != expected:
-                raise index.broken(
-                    rank,
+                raise one.broken(
                     f"ranks {other} and {rank} disagree about the collective {task.name!r}",
                     task,
                     got=f"rank {rank} runs {terms}",
@@ -438,8 +416,7 @@ def _check_read(
     for task_id, old in readers:
         reader = graph.node_of.get(task_id)
         if reader is not None and not graph.reaches(reader, writer):
-            raise index.broken(
-                rank,
+            raise index.ranks[rank].broken(
                 f"{graph.name(writer)} overwrites {old.name!r} while {graph.name(reader)} may "
                 "still read it",
                 register,

@@ -29,7 +29,7 @@ from plancompiler.errors import DeadlockError
 from plancompiler.ir.pipeline import Segment, Slot
 from plancompiler.ir.task import rank_of
 from plancompiler.plan.index import PlanIndex
-from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc
+from plancompiler.plan.plan import CollectiveSpec, RegisterDesc
 from plancompiler.plan.rules_ranks import PlansIndex
 
 
@@ -229,7 +229,7 @@ def _narrowest(links: Iterable[Link]) -> Iterable[Link]:
 
 def check_rates_across(index: PlansIndex) -> None:
     """What is collected over the micro-batches is read by other ranks after the last."""
-    for rank, one in index.ranks.items():
+    for one in index.ranks.values():
         for home, register, reader in _receives(index.ranks, one):
             maker = home.plan.task_by_id[register.producer]
             if (
@@ -238,8 +238,7 @@ def check_rates_across(index: PlansIndex) -> None:
                 and one.is_repeated(one.plan.task_by_id[reader])
             ):
                 task = one.plan.task_by_id[reader]
-                raise index.broken(
-                    rank,
+                raise one.broken(
                     f"{task.name!r} reads {register.name!r} of rank {home.plan.rank}, which is "
                     "complete after the last micro-batch",
                     task,
@@ -342,7 +341,7 @@ def step_model(index: PlansIndex) -> StepModel:
             Gang(
                 tuple(members),
                 tuple(PartRun(parts[slot.segment], slot.microbatch) for slot in slots),
-                tuple(_slot_name(ranks[members[0]].plan, slot) for slot in slots),
+                tuple(slot_name(ranks[members[0]].plan.segments, slot) for slot in slots),
             )
             for (parts, slots), members in gangs.items()
         ),
@@ -353,8 +352,9 @@ def step_model(index: PlansIndex) -> StepModel:
     )
 
 
-def _slot_name(plan: Plan, slot: Slot) -> str:
-    segment = plan.segments[slot.segment]
+def slot_name(segments: Sequence[Segment], slot: Slot) -> str:
+    """What people call a run of a segment."""
+    segment = segments[slot.segment]
     if segment.kind.per_microbatch:
         return f"{segment} of micro-batch {slot.microbatch}"
     return str(segment)

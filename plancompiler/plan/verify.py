@@ -103,6 +103,8 @@ def verify_plans(plans: Mapping[int, Plan]) -> None:
     try:
         for rule in PLANS_RULES:
             index.rule = rule.says
+            for one in index.ranks.values():
+                one.rule = rule.says
             rule.check(index)
     except (LookupError, StopIteration):
         # A name that leads nowhere: one plan is broken by itself, and its own rules say how.
