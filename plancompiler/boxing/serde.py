@@ -240,8 +240,8 @@ def _operands(
     sbps: Sequence[Any], inputs: Sequence[int], outputs: Sequence[int]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Inputs and outputs of each of so many of them, which lie one after another."""
-    found = split(sbps, [count for pair in zip(inputs, outputs, strict=True) for count in pair])
-    return found[::2], found[1::2]
+    operands = split(sbps, [count for pair in zip(inputs, outputs, strict=True) for count in pair])
+    return operands[::2], operands[1::2]
 
 
 def _read_families(body: graph_pb2.PlacedGraph, tables: TableReader) -> list[TaskFamily]:
