@@ -13,7 +13,7 @@ from plancompiler.engines.launcher import Launcher
 from plancompiler.engines.local import LocalLauncher
 from plancompiler.errors import UsageError
 
-ENGINES = {"local": "", "mpi": "Mpi"}
+ENGINES = {"local": "", "mpi": "Mpi", "slurm": "Slurm", "ray": "Ray", "dask": "Dask"}
 """Engine to its class, in the module with its name; that of `local` starts no agents."""
 
 

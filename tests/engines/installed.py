@@ -5,9 +5,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +24,7 @@ import pytest
 
 from plancompiler.engines.launch_variables import without_launcher
 from plancompiler.executor.process_status import own_processes, process_environment
+from tests.engines.slurm_cluster import slurm_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 100
@@ -64,6 +72,13 @@ class Installed:
         )
 
 
+RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": str(WAIT),  # on a loaded machine
+}
+
+
 def our_processes() -> list[int]:
     """All that the tests of this process have started and that runs."""
     (named,) = TESTED.items()
@@ -97,16 +112,100 @@ def open_mpi() -> Installed:
     return Installed("open_mpi", "mpi", python, {**own, **root}, options)
 
 
+def ray() -> Installed:
+    python = python_of("ray")
+    return Installed("ray", "ray", python, {**RAY, "RAY_ADDRESS": ray_address(python)})
+
+
+def dask() -> Installed:
+    python = python_of("dask")
+    return Installed("dask", "dask", python, {"DASK_SCHEDULER_ADDRESS": dask_address(python)})
+
+
+@functools.cache
+def ray_address(python: str) -> str:
+    """A cluster of Ray's that ends with this process."""
+    port = free_port()
+    folder = tempfile.mkdtemp(prefix="ray")  # short, as sockets lie in it
+    command = [str(Path(python).parent / "ray"), "start", "--head", "--block", "--num-cpus=8"]
+    command += [f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false"]
+    command += [f"--temp-dir={folder}", "--object-store-memory=100000000"]
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    start_service(command, "Ray runtime started")
+    return f"127.0.0.1:{port}"
+
+
+@functools.cache
+def dask_address(python: str) -> str:
+    """A scheduler with four workers that end with this process."""
+    port = free_port()
+    binaries = Path(python).parent
+    scheduler = [str(binaries / "dask"), "scheduler", "--host", "127.0.0.1", f"--port={port}"]
+    start_service([*scheduler, "--no-dashboard"], "Scheduler at")
+    address = f"tcp://127.0.0.1:{port}"
+    for _ in range(4):
+        worker = ["worker", address, "--host", "127.0.0.1", "--nthreads", "1", "--no-dashboard"]
+        start_service([str(binaries / "dask"), *worker], "Registered to")
+    return address
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start_service(command: Sequence[str], ready: str) -> None:
+    """Start what runs until this process ends, and wait for what it says when it is up."""
+    service = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **RAY},
+        start_new_session=True,
+    )
+
+    def end() -> None:
+        os.killpg(service.pid, signal.SIGTERM)
+        try:
+            service.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(service.pid, signal.SIGKILL)
+            service.wait()
+
+    atexit.register(end)
+    assert service.stdout is not None
+    said = []
+    for line in service.stdout:
+        said.append(line)
+        if ready in line:
+            threading.Thread(target=lambda: [*service.stdout], daemon=True).start()
+            return
+    raise AssertionError("".join(said))
+
+
+def slurm() -> Installed:
+    """The cluster that runs, or one of the tests' own."""
+    return Installed("slurm", "slurm", environment=slurm_variables())
+
+
 Engine = Callable[[], Installed]
 HERE: Sequence[Engine] = (local, mpich)
 """What comes with the tests' own environment."""
-OTHERS: Sequence[Engine] = (open_mpi,)
+OTHERS: Sequence[Engine] = (open_mpi, slurm, ray, dask)
 """What somebody has to install."""
 
 
 def both(*values: Engine) -> list[object]:
     """As parameters of a test: those that have to be installed bear the mark `engines`."""
     return [
-        pytest.param(each, id=each.__name__, marks=[pytest.mark.engines] if each in OTHERS else [])
+        pytest.param(
+            each,
+            id=each.__name__,
+            # Tests of one engine share its cluster, in one process.
+            marks=[pytest.mark.engines, pytest.mark.xdist_group(each.__name__)]
+            if each in OTHERS
+            else [],
+        )
         for each in values or (*HERE, *OTHERS)
     ]

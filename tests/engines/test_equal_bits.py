@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.installed import Engine, both, local, mpich, open_mpi
+from tests.engines.installed import HERE, OTHERS, Engine, both, local
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +19,7 @@ def losses(line: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("engine", both(mpich, open_mpi))
+@pytest.mark.parametrize("engine", both(*HERE[1:], *OTHERS))
 def test_an_eager_program(engine: Engine, line: Path, losses: str) -> None:
     done = engine().run("launch", "-n", 2, line)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,96 @@
+"""The engine `dask`: a task per rank, each on a worker of its own, keeps the rank's agent."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from plancompiler.engines.agent_host import run_agent
+from plancompiler.engines.hosted import Engine
+from plancompiler.errors import EngineError, UsageError
+
+ADDRESS = "DASK_SCHEDULER_ADDRESS"
+"""Where Dask's own tools look for a scheduler."""
+
+
+class Dask(Engine):
+    """The scheduler that `DASK_SCHEDULER_ADDRESS` names, or a cluster on this host for the run."""
+
+    name = "dask"
+
+    def __init__(self, words: Sequence[str], _say: Callable[[str], None]) -> None:
+        if words:
+            raise UsageError("the engine dask takes no options", got=" ".join(words))
+        try:
+            self._distributed: Any = importlib.import_module("distributed")
+        except ImportError:
+            raise EngineError(
+                "the engine dask is not installed",
+                got="no module distributed",
+                hint='pip install "dask[distributed]", in the environment of plancompiler on all '
+                "workers",
+            ) from None
+        self._cluster: Any = None
+        self._client: Any = None
+        self._runs: dict[str, Any] = {}
+
+    def start(
+        self, ranks: int, command: Sequence[str], variables: Sequence[Mapping[str, str]]
+    ) -> None:
+        address = os.environ.get(ADDRESS)
+        if not address:
+            self._cluster = self._distributed.LocalCluster(
+                n_workers=ranks,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,
+            )
+        try:
+            self._client = self._distributed.Client(self._cluster or address)
+        except OSError as error:
+            raise EngineError(
+                "no scheduler of Dask answers", got=f"{ADDRESS}={address}: {error}"
+            ) from None
+        workers = sorted(self._workers())
+        if len(workers) < ranks:
+            raise EngineError(
+                "Dask's cluster can never start so many ranks",
+                got=f"{ranks} ranks, {len(workers)} workers",
+                expected="a worker for each rank",
+                hint="start fewer ranks, or more workers with dask worker",
+            )
+        for worker, own in zip(workers, variables, strict=False):
+            self._runs[worker] = self._client.submit(
+                run_agent,
+                list(command),
+                dict(own),
+                workers=[worker],
+                allow_other_workers=False,
+                pure=False,
+                retries=0,
+            )
+
+    def _workers(self) -> Sequence[str]:
+        return list(self._client.scheduler_info(n_workers=-1)["workers"])
+
+    def ended(self) -> str | None:
+        if self._client is None:
+            return None
+        for run in self._runs.values():
+            if run.done():
+                error = run.exception() if run.status != "finished" else None
+                return f"an agent: {run.result() if error is None else error}"
+        lost = sorted(set(self._runs) - set(self._workers()))
+        return f"the worker {lost[0]} is gone" if lost else None
+
+    def end(self) -> None:
+        if self._client is not None:
+            self._client.cancel(list(self._runs.values()), force=True)
+            self._client.close()
+        if self._cluster is not None:
+            self._cluster.close()
+        self._runs, self._client, self._cluster = {}, None, None

