@@ -20,14 +20,14 @@ class Slurm(Engine):
 
     def __init__(self, words: Sequence[str], say: Callable[[str], None]) -> None:
         """`words` are options of the user's for `srun`."""
-        found = shutil.which("srun")
-        if found is None:
+        path = shutil.which("srun")
+        if path is None:
             raise EngineError(
                 "the engine slurm is not installed",
                 got="no srun on the path",
                 hint="start it on a node of Slurm's cluster, where srun is",
             )
-        self._srun = found
+        self._srun = path
         self._words = list(words)
         self._say = say
         self._command: EngineCommand | None = None
