@@ -192,12 +192,12 @@ class MasterShell:
         else:
             self.handle(WorkerGone(connection.number, error.what))
 
-    def rank_of_token(self, token: bytes) -> int:
-        """The rank of the registered worker that holds a token."""
+    def rank_of_token(self, token: bytes, job_id: int) -> int:
+        """The rank of a job that the worker is which holds a token."""
         connection = self._by_token.get(token)
-        rank = None if connection is None else self._state.rank_of(connection.number)
+        rank = None if connection is None else self._state.rank_in(job_id, connection.number)
         if rank is None:
-            raise ClusterError("only registered workers may ask for this")
+            raise ClusterError("only workers of the job may ask for this", got=f"job {job_id}")
         return rank
 
     def beat(self, token: bytes, heartbeat: Heartbeat) -> None:
@@ -279,6 +279,10 @@ class MasterShell:
             raise ClusterError("the master knows no such job", got=f"job {job_id}")
         return channel
 
+    def ranks_of(self, job_id: int) -> int:
+        """How many ranks a job has."""
+        return self._state.ranks_of(job_id)
+
     def phase(self, job_id: int) -> JobPhase:
         """Where a job is."""
         return self._state.job_phase(job_id)
@@ -289,7 +293,7 @@ class MasterShell:
 
     def parcel(self, request: FetchRequest) -> Parcel:
         """What a worker fetches: its slice or plan, or the feeds of a ticket."""
-        rank = self.rank_of_token(request.token)
+        rank = self.rank_of_token(request.token, request.job_id)
         channel = self.channel(request.job_id)
         if request.ticket:
             parcel = channel.feeds.get(request.ticket)
@@ -374,15 +378,16 @@ class MasterShell:
         """What each rank fetches, and whether nothing was compiled for it. Runs in a thread."""
         if isinstance(job, bytes):
             job = job_from_bytes(job)
+        world_size = request.ranks or job.world_size
         cache = self._cache if request.cache else None
         if request.mode != _PLAIN_MODE:
-            made = plans_of_job(job, self.world_size, request.mode, cache)
+            made = plans_of_job(job, world_size, request.mode, cache)
             plans = {
                 rank: pack(plan_to_bytes(plan), compress=True, checked=True)
                 for rank, plan in made.plans.items()
             }
             return plans, made.cached
-        slices, cached = slices_of_job(job, self.world_size, cache)
+        slices, cached = slices_of_job(job, world_size, cache)
         parcels = [pack(data, compress=True, checked=True) for data in slices.distinct]
         return {rank: parcels[number] for rank, number in enumerate(slices.of_rank)}, cached
 

@@ -37,7 +37,8 @@ class Worker:
     """A worker that has registered."""
 
     connection: int
-    rank: int
+    slot: int
+    """Its place in the cluster."""
     offer: Register
     last_seen: float
     cpu_seconds: float = 0.0
@@ -48,6 +49,8 @@ class Worker:
     """When its process has last used a processor for more than BUSY_SHARE of the time, or got on
     without."""
     job_id: int = 0
+    rank: int = 0
+    """Which rank of that job it is."""
 
     @property
     def host(self) -> str:
@@ -56,8 +59,12 @@ class Worker:
     def status(self) -> WorkerStatus:
         """A picture of it."""
         return WorkerStatus(
-            self.rank, self.host, self.offer.device, self.offer.version, self.job_id
+            self.slot, self.host, self.offer.device, self.offer.version, self.job_id, self.rank
         )
+
+    def take(self, job_id: int, rank: int) -> None:
+        """It works on a job from now on."""
+        self.job_id, self.rank = job_id, rank
 
     def lost(self, job: JobRecord, how: str) -> WorkerLostError:
         """What a job fails with when the worker is lost."""
@@ -86,10 +93,16 @@ class JobRecord:
     name: str
     request: JobRequest
     transport_token: str
+    world_size: int
+    """How many ranks it has."""
     submitted: float
     started: float | None = None
     """When its turn came."""
     ended: float | None = None
+    slots: tuple[int, ...] = ()
+    """By rank, once its turn has come."""
+    blocked: float | None = None
+    """When it was the first of the queue and did not fit."""
     told: tuple[Waiting, float] | None = None
     """Which ranks its client was told to be missing, and when."""
     phase: JobPhase = JobPhase.QUEUED
@@ -147,6 +160,8 @@ class JobRecord:
             self.error,
             0 if self.shipping is None else self.shipping.fetched,
             queued_seconds=self.queued_seconds(now),
+            ranks=self.world_size,
+            priority=self.request.priority,
         )
 
     def prepare(self, rank: int, far: tuple[PeerAddress, ...]) -> Prepare:

@@ -1,4 +1,4 @@
-"""Which rank a worker that offers itself becomes."""
+"""Which slot of the cluster a worker that offers itself takes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def check_worker_version(version: str, own: str) -> None:
         )
 
 
-def free_rank(
+def free_slot(
     message: Register, workers: Mapping[int, OnHost], world_size: int, version: str
 ) -> int:
-    """The rank for a new worker; `workers` are those that have registered, by rank.
+    """The slot for a new worker; `workers` are those that have registered, by slot.
 
     Raises VersionError, RankError or RegistrationError where there is none.
     """
     check_worker_version(message.version, version)
-    if message.rank is None:
-        free = [rank for rank in range(world_size) if rank not in workers]
+    if message.slot is None:
+        free = [slot for slot in range(world_size) if slot not in workers]
         if not free:
             raise RegistrationError(
                 "every rank of this master has its worker already",
@@ -44,20 +44,20 @@ def free_rank(
                 expected=f"{world_size} workers",
             )
         return free[0]
-    if not 0 <= message.rank < world_size:
+    if not 0 <= message.slot < world_size:
         raise RankError(
             "a worker claims a rank outside the world",
-            got=message.rank,
+            got=message.slot,
             expected=f"0 to {world_size - 1}",
             hint="start the master with more --ranks, or the worker without --rank",
         )
-    taken = workers.get(message.rank)
+    taken = workers.get(message.slot)
     if taken is not None:
         raise RegistrationError(
-            f"rank {message.rank} is taken by another worker",
-            rank=message.rank,
-            got=f"a second worker for rank {message.rank}, on host {message.host!r}",
+            f"rank {message.slot} is taken by another worker",
+            rank=message.slot,
+            got=f"a second worker for rank {message.slot}, on host {message.host!r}",
             expected=f"only the one on host {taken.host!r}",
             hint="give each worker its own --rank, or none",
         )
-    return message.rank
+    return message.slot

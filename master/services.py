@@ -238,7 +238,7 @@ class ClientService(pb_grpc.ClientServicer):
                     "the name of a job is too long", got=len(job.name), expected=_MAX_TEXT
                 )
             job_id = self._shell.submit(job, data, request, CALLER.get().name, held)
-        return Sent()(pb.SubmitReply(job_id=job_id, world_size=self._shell.world_size))
+        return Sent()(pb.SubmitReply(job_id=job_id, world_size=request.ranks or job.world_size))
 
     @_answering
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:
@@ -299,7 +299,7 @@ class ClientService(pb_grpc.ClientServicer):
     async def FetchVariables(self, request: pb.JobRequest, context: Context) -> None:
         channel = self._own(Received("a client")(request).job_id)
         ticket = self._shell.next_ticket()
-        relay = channel.relays[ticket] = Relay(self._shell.world_size)
+        relay = channel.relays[ticket] = Relay(self._shell.ranks_of(request.job_id))
         try:
             self._shell.handle(Asked(Collect(request.job_id, ticket)))
             async for chunk in relay.chunks():
@@ -383,7 +383,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         if first is None:
             raise WireFormatError("an upload does not say what it is")
         received(first)
-        rank = self._shell.rank_of_token(first.token)
+        rank = self._shell.rank_of_token(first.token, first.job_id)
         relay = self._shell.channel(first.job_id).relays.get(first.ticket)
         if relay is None:
             raise ClusterError("nobody waits for these variables any longer", rank=rank)

@@ -1,7 +1,9 @@
-"""The master as a pure state machine: workers, the queue of jobs, and the phases of the active job.
+"""The master as a pure state machine: workers, the queue of jobs, and the phases of active jobs.
 
-One job runs at a time, over all ranks. `handle` takes an event and the time, and returns what the
-I/O shell (`io_shell.py`) must do; nothing here waits, talks or computes. A job goes
+Every worker has a slot of the cluster. A job of n ranks holds n of them from when its turn comes
+until its workers have let go of it; jobs on disjoint slots run at the same time, and know nothing
+of each other. `handle` takes an event and the time, and returns what the I/O shell (`io_shell.py`)
+must do; nothing here waits, talks or computes. A job goes
 
     queued -> compiling -> checking -> preparing -> running -> finished
                  any of these -> failed | cancelled
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from dataclasses import replace
 
 from plancompiler.cluster.messages import (
@@ -88,11 +89,13 @@ from plancompiler.master.events import (
     Tell,
     WorkerGone,
 )
+from plancompiler.master.job_queue import JobQueue
 from plancompiler.master.peers import check_reachable, far_peers, host_of
 from plancompiler.master.records import JobRecord, Worker
-from plancompiler.master.registration import free_rank
+from plancompiler.master.registration import free_slot
 from plancompiler.master.saving import Operation, Saving, operations_of, take_operation
 from plancompiler.master.shipping import Delivery, Shipping
+from plancompiler.master.slot_choice import choose_slots
 from plancompiler.master.submission import check_submission
 from plancompiler.master.timeouts import somebody_works, stalled_ranks_error, too_late
 from plancompiler.plan.digest import check_cross_rank_facts, check_kernels, combine_digests
@@ -120,12 +123,13 @@ class MasterState:
         self.limits = limits or Limits()
         self._allow_mixed_kernels = allow_mixed_kernels
         self._workers: dict[int, Worker] = {}
-        """By rank."""
-        self._ranks: dict[int, int] = {}
-        """Connection -> rank."""
+        """By slot."""
+        self._slots: dict[int, int] = {}
+        """Connection -> slot."""
         self._jobs: dict[int, JobRecord] = {}
-        self._queue: deque[int] = deque()
-        self._active: int | None = None
+        self._queue = JobQueue()
+        self._active: dict[int, JobRecord] = {}
+        """Jobs that hold slots."""
         self._tickets = itertools.count(1 << 32)
         """For operations that no client asked for."""
         self._actions: list[MasterAction] = []
@@ -145,7 +149,7 @@ class MasterState:
             case MasterCompiled():
                 self._master_compiled(event, now)
             case MasterFailed(job_id, error):
-                job = self._active_job(job_id)
+                job = self._active.get(job_id)
                 if job is not None:
                     self._fail(job, error, now)
             case Asked(operation):
@@ -156,7 +160,7 @@ class MasterState:
                 self._tick(now)
             case Stopping():
                 self._stop(now)
-        self._start_next(now)
+        self._start_waiting(now)
         self._tell_missing(now)
         return self._actions
 
@@ -171,9 +175,18 @@ class MasterState:
         """Jobs that wait for their turn."""
         return len(self._queue)
 
-    def rank_of(self, connection: int) -> int | None:
-        """The rank registered over a connection."""
-        return self._ranks.get(connection)
+    def slot_of(self, connection: int) -> int | None:
+        """The slot of the worker that registered over a connection."""
+        return self._slots.get(connection)
+
+    def rank_in(self, job_id: int, connection: int) -> int | None:
+        """The rank of a job that a worker is; None where it is none of them."""
+        worker = self._workers.get(self._slots.get(connection, -1))
+        return worker.rank if worker is not None and worker.job_id == job_id else None
+
+    def ranks_of(self, job_id: int) -> int:
+        """How many ranks a job has; a ClusterError where there is no such job."""
+        return self._known(job_id).world_size
 
     def job_phase(self, job_id: int) -> JobPhase:
         """Where a job is; a ClusterError where there is no such job."""
@@ -186,10 +199,10 @@ class MasterState:
         if isinstance(message, Register):
             self._register(connection, message, now)
             return
-        rank = self._ranks.get(connection)
-        if rank is None:  # a late message of a worker that was given up
+        slot = self._slots.get(connection)
+        if slot is None:  # a late message of a worker that was given up
             return
-        worker = self._workers[rank]
+        worker = self._workers[slot]
         worker.last_seen = now
         if isinstance(message, Heartbeat):
             if message.stopped:
@@ -201,9 +214,10 @@ class MasterState:
         if isinstance(message, Idle):
             self._idle(worker, message.job_id, now)
             return
-        job = self._active_job(message.job_id)
+        job = self._active.get(message.job_id)
         if job is None or worker.job_id != job.id or job.phase.is_end:
             return
+        rank = worker.rank
         if isinstance(message, Failed):
             self._fail(job, message.error, now)
         elif job.aborting:
@@ -232,23 +246,23 @@ class MasterState:
 
     def _register(self, connection: int, message: Register, now: float) -> None:
         try:
-            rank = free_rank(message, self._workers, self.world_size, self.version)
+            slot = free_slot(message, self._workers, self.world_size, self.version)
         except PlanCompilerError as error:
             self._actions.append(Tell(connection, Refused(error.report)))
             self._actions.append(Disconnect(connection))
             return
-        worker = Worker(connection, rank, message, now)
-        self._workers[rank] = worker
-        self._ranks[connection] = rank
+        worker = Worker(connection, slot, message, now)
+        self._workers[slot] = worker
+        self._slots[connection] = slot
         # The I/O shell puts in the token that it drew for the connection.
-        self._tell(worker, Registered(rank, self.world_size, self.limits.silence, b""))
+        self._tell(worker, Registered(slot, self.world_size, self.limits.silence, b""))
 
     def _lose(self, connection: int, how: str, now: float) -> None:
-        rank = self._ranks.pop(connection, None)
-        if rank is None:
+        slot = self._slots.pop(connection, None)
+        if slot is None:
             return
-        worker = self._workers.pop(rank)
-        job = self._active_job(worker.job_id)
+        worker = self._workers.pop(slot)
+        job = self._active.get(worker.job_id)
         if job is None:
             return
         if not job.phase.is_end:
@@ -259,7 +273,7 @@ class MasterState:
         if worker.job_id != job_id:
             return
         worker.job_id = 0
-        job = self._active_job(job_id)
+        job = self._active.get(job_id)
         if job is None:
             return
         if not job.phase.is_end and not job.aborting:
@@ -267,27 +281,33 @@ class MasterState:
             self._fail(job, error.report, now)
         self._retire(job, now)
 
-    def _offers(self) -> dict[int, Register]:
-        return {rank: worker.offer for rank, worker in self._workers.items()}
+    def _offers(self, job: JobRecord) -> dict[int, Register]:
+        """What the workers of a job registered with, by rank."""
+        return {rank: worker.offer for rank, worker in self._ranks(job).items()}
 
-    def _busy(self, job: JobRecord) -> list[Worker]:
-        return [worker for worker in self._workers.values() if worker.job_id == job.id]
+    def _ranks(self, job: JobRecord) -> dict[int, Worker]:
+        """The workers that hold on to a job, by rank."""
+        return {
+            rank: worker
+            for rank, slot in enumerate(job.slots)
+            if (worker := self._workers.get(slot)) is not None and worker.job_id == job.id
+        }
 
     def _retire(self, job: JobRecord, now: float) -> None:
         """Make room for the next job when no rank works on this one any longer."""
-        if job.id != self._active or self._busy(job):
+        if job.id not in self._active or self._ranks(job):
             return
         if job.aborting:  # every rank has spoken, so the first cause is known
             self._end(job, JobPhase.FAILED, now)
         if job.phase.is_end:
-            self._active = None
+            del self._active[job.id]
             self._actions.append(Release(job.id))
 
     def _tell(self, worker: Worker, message: MasterMessage) -> None:
         self._actions.append(Tell(worker.connection, message))
 
     def _tell_all(self, job: JobRecord, message: MasterMessage) -> None:
-        for worker in self._busy(job):
+        for worker in self._ranks(job).values():
             self._tell(worker, message)
 
     # --- jobs ---------------------------------------------------------------------------------
@@ -295,55 +315,64 @@ class MasterState:
     def _submit(self, event: JobSubmitted, now: float) -> None:
         check_submission(event, self.world_size)
         request = event.request
-        job = JobRecord(event.job_id, event.name, request, event.transport_token, now)
+        world_size = request.ranks or event.needs
+        job = JobRecord(event.job_id, event.name, request, event.transport_token, world_size, now)
         if not request.open:
             job.operations.extend(operations_of(job.id, request, self._tickets))
         ended = [each.id for each in self._jobs.values() if each.phase.is_end]
         for job_id in ended[: max(0, len(ended) - _JOBS_REMEMBERED + 1)]:
-            if job_id != self._active:
+            if job_id not in self._active:
                 del self._jobs[job_id]
         self._jobs[job.id] = job
-        self._queue.append(job.id)
+        self._queue.add(job)
         self._enter(job, JobPhase.QUEUED, math.inf, now)
 
-    def _start_next(self, now: float) -> None:
-        if self._active is not None or not self._queue:
-            return
-        job = self._jobs[self._queue[0]]
-        if len(self._workers) < self.world_size:
-            job.deadline = min(job.deadline, now + self.limits.workers)
-            return
-        self._queue.popleft()
-        self._active = job.id
+    def _start_waiting(self, now: float) -> None:
+        """Start the jobs whose turn it is."""
+        while self._queue:
+            free = [worker for worker in self._workers.values() if not worker.job_id]
+            job = self._queue.take(len(free), now)
+            if job is None:
+                break
+            self._start(job, choose_slots(free, job.world_size), now)
+        head = self._queue.head
+        if head is not None and head.world_size > len(self._workers):
+            head.deadline = min(head.deadline, now + self.limits.workers)
+
+    def _start(self, job: JobRecord, slots: tuple[int, ...], now: float) -> None:
+        """A job's turn has come, on these slots by rank."""
+        self._active[job.id] = job
         job.started = now
-        for worker in self._workers.values():
-            worker.job_id = job.id
+        job.slots = slots
+        for rank, slot in enumerate(slots):
+            self._workers[slot].take(job.id, rank)
         self._enter(job, JobPhase.COMPILING, self.limits.compiling, now)
         try:
-            check_reachable(self._offers())
+            check_reachable(self._offers(job))
         except ClusterError as error:
             self._fail(job, error.report, now)
             return
         self._actions.append(StartCompile(job.id))
 
     def _tell_missing(self, now: float) -> None:
-        """Say which ranks the queue waits for: at once, when that changes, and now and then."""
-        if self._active is not None or not self._queue or len(self._workers) >= self.world_size:
+        """Say which workers the queue waits for: at once, when that changes, and now and then."""
+        if not self._queue or len(self._workers) == self.world_size:
             return
-        absent = [rank for rank in range(self.world_size) if rank not in self._workers]
-        for job_id in self._queue:
-            job = self._jobs[job_id]
+        absent = [slot for slot in range(self.world_size) if slot not in self._workers]
+        for job in self._queue:
+            if job.world_size <= len(self._workers):
+                continue
             waiting = job.tell_missing(absent, now)
             if waiting is not None:
                 self._publish(job, waiting)
 
     def _master_compiled(self, event: MasterCompiled, now: float) -> None:
-        job = self._active_job(event.job_id)
+        job = self._active.get(event.job_id)
         if job is None or job.phase is not JobPhase.COMPILING or job.aborting:
             return
         job.cached = event.cached
-        job.await_ranks(range(self.world_size), now)
-        hosts = {rank: host_of(offer) for rank, offer in self._offers().items()}
+        job.await_ranks(range(job.world_size), now)
+        hosts = {rank: host_of(offer) for rank, offer in self._offers(job).items()}
         job.shipping = Shipping(event.digests, hosts)
         self._deliver(job, job.shipping.first())
 
@@ -351,9 +380,9 @@ class MasterState:
         mode, cache = job.request.mode, job.request.cache
         for each in deliveries:
             message = Compile(
-                job.id, mode, self.world_size, cache, each.digest, each.share, each.copy
+                job.id, mode, each.rank, job.world_size, cache, each.digest, each.share, each.copy
             )
-            self._tell(self._workers[each.rank], message)
+            self._tell(self._workers[job.slots[each.rank]], message)
 
     def _fetched(self, job: JobRecord, rank: int, copy: LocalCopy | None, now: float) -> None:
         """A rank has its slice or plan, so others of its host can get theirs from it."""
@@ -362,7 +391,7 @@ class MasterState:
             return
         job.asked[rank] = now
         if shipping.is_worth_telling:
-            self._publish(job, Shipped(shipping.fetched, self.world_size))
+            self._publish(job, Shipped(shipping.fetched, job.world_size))
         self._deliver(job, shipping.after(rank, copy))
 
     def _compiled(self, job: JobRecord, rank: int, message: RankCompiled, now: float) -> None:
@@ -389,10 +418,10 @@ class MasterState:
         digest = combine_digests(job.digests)
         self._publish(job, CompileFinished(digest, now - (job.started or now), job.cached))
         self._enter(job, JobPhase.PREPARING, self.limits.preparing, now)
-        job.await_ranks(range(self.world_size), now)
-        offers = self._offers()
-        for worker in self._busy(job):
-            self._tell(worker, job.prepare(worker.rank, far_peers(worker.rank, offers)))
+        job.await_ranks(range(job.world_size), now)
+        offers = self._offers(job)
+        for rank, worker in self._ranks(job).items():
+            self._tell(worker, job.prepare(rank, far_peers(rank, offers)))
 
     def _all_done(self, job: JobRecord, rank: int) -> bool:
         """Whether this rank was the last that the phase or operation waited for."""
@@ -458,9 +487,9 @@ class MasterState:
                 return
             if isinstance(operation, (Save, Collect)):
                 job.current = operation = replace(operation, before=True)
-        job.await_ranks(range(self.world_size), now)
+        job.await_ranks(range(job.world_size), now)
         if isinstance(operation, Save) and operation.background:
-            job.saving = Saving(operation, set(range(self.world_size)), now)
+            job.saving = Saving(operation, set(range(job.world_size)), now)
         job.deadline = now + self.limits.progress
         self._tell_all(job, operation)
 
@@ -472,8 +501,7 @@ class MasterState:
         if job.current is None:
             job.deadline = now + self.limits.progress
         if not saving.indexing:
-            first = min(self._workers)
-            self._tell(self._workers[first], saving.index(first, now))
+            self._tell(self._workers[job.slots[0]], saving.index(0, now))
             return
         job.saving = None
         if job.current is None:
@@ -496,10 +524,9 @@ class MasterState:
             return
         if isinstance(current, Save) and not current.background:
             # The index names all shards, so it comes after them.
-            first = min(self._workers)
             job.current = WriteIndex(job.id, ticket, current.directory)
-            job.await_ranks([first], now)
-            self._tell(self._workers[first], job.current)
+            job.await_ranks([0], now)
+            self._tell(self._workers[job.slots[0]], job.current)
             return
         self._publish(job, TicketDone(ticket))
         self._next_operation(job, now)
@@ -569,8 +596,8 @@ class MasterState:
         job.reported.clear()
         job.saving = None
         self._enter(job, phase, self.limits.release, now)
-        if job.id != self._active:
-            self._queue.remove(job.id)
+        if job.id not in self._active:
+            self._queue.remove(job)
             self._actions.append(Release(job.id))
 
     def _stop(self, now: float) -> None:
@@ -583,8 +610,8 @@ class MasterState:
             self._tell(worker, Refused(error.report))
             self._actions.append(Disconnect(worker.connection))
         self._workers.clear()
-        self._ranks.clear()
-        self._active = None
+        self._slots.clear()
+        self._active.clear()
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -592,29 +619,29 @@ class MasterState:
         for worker in list(self._workers.values()):
             if now - worker.last_seen > self.limits.silence:
                 self._drop(worker, f"it said nothing for {self.limits.silence:g} s", now)
-        for job_id in (self._active, *itertools.islice(self._queue, 1)):
-            job = self._jobs.get(job_id or 0)
-            if job is not None:
-                self._check_time(job, now)
+        head = self._queue.head
+        for job in (*self._active.values(), *(() if head is None else (head,))):
+            self._check_time(job, now)
 
     def _check_time(self, job: JobRecord, now: float) -> None:
-        error = stalled_ranks_error(job, self._workers, now, self.limits)
+        ranks = self._ranks(job)
+        error = stalled_ranks_error(job, ranks, now, self.limits)
         if error is None and now <= job.deadline:
             return
         if job.phase.is_end:
-            for worker in self._busy(job):
+            for worker in ranks.values():
                 self._drop(worker, "it did not let go of an ended job in time", now)
             return
         if job.aborting:
             self._end(job, JobPhase.FAILED, now)
             return
-        if error is None and somebody_works(job, self._workers, now):
+        if error is None and somebody_works(job, ranks, now):
             return
-        error = error or too_late(job, self._workers, self.world_size, self.limits)
+        error = error or too_late(job, self._workers, self.limits)
         self._fail(job, error.report, now, cause=True)
 
     def _drop(self, worker: Worker, how: str, now: float) -> None:
-        error = WorkerLostError(f"the master gave up this worker: {how}", rank=worker.rank)
+        error = WorkerLostError(f"the master gave up this worker: {how}", rank=worker.slot)
         self._tell(worker, Refused(error.report))
         self._actions.append(Disconnect(worker.connection))
         self._lose(worker.connection, how, now)
@@ -629,9 +656,6 @@ class MasterState:
 
     def _publish(self, job: JobRecord, event: JobEvent) -> None:
         self._actions.append(Publish(job.id, event))
-
-    def _active_job(self, job_id: int) -> JobRecord | None:
-        return self._jobs[job_id] if job_id and job_id == self._active else None
 
     def _known(self, job_id: int) -> JobRecord:
         job = self._jobs.get(job_id)

@@ -8,12 +8,20 @@ from plancompiler.master.events import JobSubmitted
 
 def check_submission(event: JobSubmitted, world_size: int) -> None:
     """RankError for a job that does not fit the world, FeedError for one that nobody would feed."""
-    if event.needs > world_size:
+    wanted = max(event.needs, event.request.ranks)
+    if wanted > world_size:
         raise RankError(
             f"job {event.name!r} uses more ranks than this master has",
-            got=f"rank {event.needs - 1}",
+            got=f"rank {wanted - 1}",
             expected=f"ranks 0 to {world_size - 1}",
-            hint=f"start the master with --ranks {event.needs} or place the job on fewer",
+            hint=f"start the master with --ranks {wanted} or place the job on fewer",
+        )
+    if 0 < event.request.ranks < event.needs:
+        raise RankError(
+            f"job {event.name!r} is to run on fewer ranks than it is placed on",
+            got=f"{event.request.ranks} ranks",
+            expected=f"{event.needs} or more",
+            hint="ask for more ranks, or place the job on fewer",
         )
     if event.inputs and not event.request.open:
         raise FeedError(

@@ -92,12 +92,10 @@ def _deadline(job: JobRecord, worker: Worker, running: bool = False) -> float:
     return if_unseen(seconds) if running and worker.offer.device != "cpu" else seconds
 
 
-def too_late(
-    job: JobRecord, present: Collection[int], world_size: int, limits: Limits
-) -> DeadlineError:
-    """What a job that timed out fails with. `present` are the ranks with a worker."""
+def too_late(job: JobRecord, present: Collection[int], limits: Limits) -> DeadlineError:
+    """What a job that timed out fails with. `present` are the slots with a worker."""
     if job.phase is JobPhase.QUEUED:
-        return too_few_workers(present, world_size, limits.workers)
+        return too_few_workers(present, job.world_size, limits.workers)
     if job.phase is not JobPhase.RUNNING or job.current is not None:
         return no_progress(job.phase, job.waiting)
     if job.saving is not None:

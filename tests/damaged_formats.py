@@ -403,7 +403,7 @@ def _cluster_messages() -> Iterator[Format]:
     to_worker = [
         part
         for message in (
-            Compile(1, "rank_per_process", 2, True, b"d" * 32),
+            Compile(1, "rank_per_process", 0, 2, True, b"d" * 32),
             Prepare(1, "token", "restore", (PeerAddress(1, "127.0.0.1:2"),), "save", 1.0, False),
             Run(1, 2, 3, True, arrays),
             Save(1, 2, "folder", True),
@@ -414,7 +414,7 @@ def _cluster_messages() -> Iterator[Format]:
     status = cluster_pb2.ClusterStatus(
         version="0.1.0",
         world_size=2,
-        workers=[cluster_pb2.WorkerStatus(rank=0, host="h", device="cpu", version="0.1.0")],
+        workers=[cluster_pb2.WorkerStatus(slot=0, host="h", device="cpu", version="0.1.0")],
         jobs=[cluster_pb2.JobStatus(job_id=1, name="small", phase="running", seconds=1.0)],
     )
     parcel = pack(bytes(range(256)) * 400, compress=True, checked=True)

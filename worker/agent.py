@@ -251,7 +251,7 @@ class _Agent:
                 if message is None:
                     continue
                 if isinstance(message, Registered):
-                    self._runner.rank, self._runner.token = message.rank, message.token
+                    self._runner.token = message.token
                     self._heartbeats.introduce(
                         self._master,
                         self._tls,

@@ -98,9 +98,10 @@ class JobRunner:
         deadline: float = DEADLINE,
         allowed: AllowedPaths | None = None,
     ) -> None:
-        self.rank = 0
         self.token = b""
-        """Both as the master gave them."""
+        """As the master gave it."""
+        self.rank = 0
+        """Of the job at hand."""
         self._stub = stub
         self._peers = peers
         self._report = report
@@ -210,6 +211,7 @@ class JobRunner:
         return OperationDone(work.job_id, work.ticket)
 
     def _compile(self, work: Compile) -> RankCompiled:
+        self.rank = self._interruption.rank = work.rank
         data = self._slice_or_plan(work)
         cached = True  # a plan that the master sent costs nothing here
         if work.mode == "rank_per_process":

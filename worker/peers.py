@@ -89,15 +89,20 @@ class MpiPeers:
     def link(self, token: str, rank: int, world_size: int, far: Mapping[int, str]) -> Link:
         """See `Peers.link`."""
         for peer, address in far.items():
-            if address != f"{_MPI}{peer}":
+            if not address.startswith(_MPI):
                 raise ClusterError(
                     f"rank {rank} talks over MPI and rank {peer} does not",
                     rank=rank,
                     got=address,
                     hint="start all workers of a master with the same --transport",
                 )
-        others = [peer for peer in range(world_size) if peer != rank]
-        return open_link(token, rank, world_size, far=others, remote=self._world.link)
+        own = f"{_MPI}{self._world.rank}"
+        addresses = [far.get(peer, own) for peer in range(world_size)]
+        remote = partial(
+            self._world.link,
+            processes=[int(address.removeprefix(_MPI)) for address in addresses],
+        )
+        return open_link(token, rank, world_size, far=far, remote=remote)
 
     def close(self) -> None:
         """See `Peers.close`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from plancompiler.cluster.messages import (
     Abort,
+    Compile,
     Failed,
     Finish,
     Heartbeat,
@@ -61,8 +62,10 @@ class WorkerState:
     """All that a worker knows, apart from its plan."""
 
     def __init__(self, now: float, silence_seconds: float) -> None:
+        self.slot: int | None = None
+        """Its place in the cluster, once registered."""
         self.rank: int | None = None
-        """Its rank, once registered."""
+        """Its rank in the job that it has."""
         self.job_id: int | None = None
         self._silence = silence_seconds
         self._last_heard = now
@@ -118,8 +121,8 @@ class WorkerState:
 
     def _from_master(self, message: MasterMessage, now: float) -> None:
         match message:
-            case Registered(rank, _, silence):
-                self.rank = rank
+            case Registered(slot, _, silence):
+                self.slot = slot
                 self._silence = silence
             case Refused(error):
                 self._leave(Exit(error), now)
@@ -141,6 +144,8 @@ class WorkerState:
             return
         if self.job_id is None:
             self.job_id = work.job_id
+        if isinstance(work, Compile):
+            self.rank = work.rank
         if work.job_id != self.job_id or self._working:
             error = ClusterError(
                 "the master asked for work while this worker has other work",

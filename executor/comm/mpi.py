@@ -43,6 +43,11 @@ class _Outgoing(NamedTuple):
     frame: Frame
 
 
+class _Run(NamedTuple):
+    receiver: Receiver
+    processes: Sequence[int]
+
+
 class MpiWorld:
     """This process's part in MPI's world. Make one, and close it at the end."""
 
@@ -61,7 +66,7 @@ class MpiWorld:
         self.size: int = self.comm.Get_size()
         self._tags: int = self.comm.Get_attr(self._mpi.TAG_UB)
         self._lock = threading.Lock()
-        self._receivers: dict[int, Receiver] = {}
+        self._runs: dict[int, _Run] = {}
         """By tag."""
         self._past: set[int] = set()
         self._failure = ""
@@ -75,29 +80,38 @@ class MpiWorld:
         self._thread.start()
 
     def link(
-        self, token: str, closing: Callable[[], object] | None = None, linger: float = 0.0
+        self,
+        token: str,
+        closing: Callable[[], object] | None = None,
+        linger: float = 0.0,
+        processes: Sequence[int] | None = None,
     ) -> MessageLink:
-        """This rank's link for one run; `token` is the run's secret."""
-        return MessageLink(self.rank, MpiCarrier(self, token), closing, linger)
+        """This rank's link for one run; `token` is the run's secret.
+
+        `processes` are MPI's ranks by rank of the run, where these are not the same.
+        """
+        processes = range(self.size) if processes is None else processes
+        carrier = MpiCarrier(self, token, processes)
+        return MessageLink(processes.index(self.rank), carrier, closing, linger)
 
     def tag(self, token: str) -> int:
         """The tag of a run."""
         return int.from_bytes(wire.run_name(token)[:8], "little") % self._tags
 
-    def attach(self, tag: int, receiver: Receiver) -> None:
+    def attach(self, tag: int, receiver: Receiver, processes: Sequence[int]) -> None:
         """Hand over what comes for a run, and what has come already."""
         with self._lock:
             if self._failure:
                 raise TransportError("MPI has failed", got=self._failure)
-            if tag in self._receivers or tag in self._past:
+            if tag in self._runs or tag in self._past:
                 raise TransportError("a rank was started twice", rank=receiver.rank)
-            self._receivers[tag] = receiver
+            self._runs[tag] = _Run(receiver, processes)
         self._outbox.put(None)
 
     def detach(self, tag: int) -> None:
         """Drop what still comes for a run."""
         with self._lock:
-            self._receivers.pop(tag, None)
+            self._runs.pop(tag, None)
             self._past.add(tag)
             for key in [key for key in self._places if key[0] == tag]:
                 del self._places[key]
@@ -120,7 +134,7 @@ class MpiWorld:
         except Exception as error:  # a fault of MPI or here: nothing comes any more
             with self._lock:
                 self._failure = f"{type(error).__name__}: {error}"
-                receivers = list(self._receivers.values())
+                receivers = [run.receiver for run in self._runs.values()]
             for receiver in receivers:
                 receiver.lost(receiver.rank, self._failure)
 
@@ -157,7 +171,9 @@ class MpiWorld:
         carrier, rank, frame = message
         data = wire.with_check(frame.parts(), carrier.places[rank])
         carrier.places[rank] += 1
-        request = self.comm.Isend([data, self._mpi.BYTE], dest=rank, tag=carrier.tag)
+        request = self.comm.Isend(
+            [data, self._mpi.BYTE], dest=carrier.processes[rank], tag=carrier.tag
+        )
         flying.append((message, request))
 
     def _finish_sends(self, flying: list[tuple[_Outgoing, Any]]) -> bool:
@@ -183,41 +199,44 @@ class MpiWorld:
                 return True
             place = self._places[tag, rank]
             self._places[tag, rank] += 1
-            receiver = self._receivers.get(tag)
+            run = self._runs.get(tag)
             # Where the run has just become known, the messages before this one come first.
-            if receiver is None or any(tag == each[0] for each in self._early):
+            if run is None or any(tag == each[0] for each in self._early):
                 if len(self._early) < MAX_EARLY:
                     self._early.append((tag, rank, place, frame))
                 return True
-        self._hand_over(receiver, rank, place, frame)
+        self._hand_over(run, rank, place, frame)
         return True
 
-    def _hand_over(self, receiver: Receiver, rank: int, place: int, frame: bytearray) -> None:
+    def _hand_over(self, run: _Run, process: int, place: int, frame: bytearray) -> None:
+        rank = run.processes.index(process)
         try:
             content = wire.without_check(frame, place)
         except WireFormatError as error:
-            receiver.lost(rank, str(error))
+            run.receiver.lost(rank, str(error))
         else:
-            receiver.receive(rank, content)
+            run.receiver.receive(rank, content)
 
     def _deliver_early(self) -> bool:
         if not self._early:
             return False
         with self._lock:
-            known = [each for each in self._early if each[0] in self._receivers]
+            known = [each for each in self._early if each[0] in self._runs]
             for each in known:
                 self._early.remove(each)
-            receivers = dict(self._receivers)
+            runs = dict(self._runs)
         for tag, rank, place, frame in known:
-            self._hand_over(receivers[tag], rank, place, frame)
+            self._hand_over(runs[tag], rank, place, frame)
         return bool(known)
 
 
 class MpiCarrier:
     """Frames of one run."""
 
-    def __init__(self, world: MpiWorld, token: str) -> None:
+    def __init__(self, world: MpiWorld, token: str, processes: Sequence[int]) -> None:
         self.tag = world.tag(token)
+        self.processes = processes
+        """MPI's ranks by rank of the run."""
         self.places: defaultdict[int, int] = defaultdict(int)
         """Frames that were sent, by rank; the world's thread counts them."""
         self._world = world
@@ -228,16 +247,16 @@ class MpiCarrier:
 
     def open(self, peers: Sequence[int], receiver: Receiver) -> None:
         """See `Carrier.open`."""
-        outside = [peer for peer in peers if peer >= self._world.size]
+        outside = [peer for peer in peers if peer >= len(self.processes)]
         if outside:
             raise TransportError(
                 "a peer is not among the processes of this MPI run",
                 rank=receiver.rank,
                 got=f"ranks {outside}",
-                expected=f"ranks 0 to {self._world.size - 1}",
+                expected=f"ranks 0 to {len(self.processes) - 1}",
             )
         self._peers = tuple(peers)
-        self._world.attach(self.tag, receiver)
+        self._world.attach(self.tag, receiver, self.processes)
 
     def send(self, rank: int, frame: Frame) -> None:
         """See `Carrier.send`."""

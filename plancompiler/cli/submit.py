@@ -41,6 +41,18 @@ from plancompiler.running.client import Client
 @click.command("submit")
 @job_argument
 @click.option("--master", metavar="HOST:PORT", required=True, help="Where the master listens.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="How many ranks the job runs on; by default all of the cluster.",
+)
+@click.option(
+    "--priority",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Of jobs that wait, those with a higher one come first.",
+)
 @steps_option
 @mode_option
 @click.option("--restore", type=click.Path(path_type=Path), help="Checkpoint folder to start from.")
@@ -70,6 +82,8 @@ from plancompiler.running.client import Client
 def submit_command(
     target: str,
     master: str,
+    ranks: int | None,
+    priority: int,
     steps: int,
     mode: str | None,
     restore: Path | None,
@@ -112,12 +126,14 @@ def submit_command(
     if trace is not None:
         check_trace(trace)
     with Client(master, timeout=timeout, tls=tls, token_file=token_file) as client:
-        ranks = client.status().world_size
+        ranks = ranks or client.status().world_size
         job = configured(load_job(target, settings, ranks), config)
         require_own_data(job)
         handle = client.submit(
             job,
             steps,
+            ranks=ranks,
+            priority=priority,
             mode=wished,
             restore=restore,
             strict_restore=strict_restore,

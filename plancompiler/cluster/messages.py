@@ -59,6 +59,10 @@ class JobRequest:
     """Whether every op is checked, so that an error names the first with a non-finite value."""
     restored: tuple[str, ...] = ()
     """The job's variables, where the checkpoint to start from may hold no others."""
+    ranks: int = 0
+    """How many ranks the job runs on; 0: as many as its placements use."""
+    priority: int = 0
+    """Of jobs that wait, those with a higher one come first."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -68,8 +72,8 @@ class JobRequest:
 class Register:
     """A worker offers itself."""
 
-    rank: int | None
-    """The rank that it wants; None for any."""
+    slot: int | None
+    """Its place in the cluster: the rank that it is in jobs over all workers. None for any."""
     host: str
     device: str
     version: str
@@ -223,7 +227,7 @@ WorkerMessage = (
 class Registered:
     """The worker is accepted."""
 
-    rank: int
+    slot: int
     world_size: int
     silence_seconds: float
     """Either side counts as lost after so long a silence."""
@@ -246,7 +250,10 @@ class Compile:
 
     job_id: int
     mode: str
+    rank: int
+    """Which rank of the job the worker is."""
     world_size: int
+    """How many ranks the job has."""
     cache: bool = True
     """Whether the plan may come from the worker's plan cache, and goes there."""
     digest: bytes = b""
@@ -492,12 +499,14 @@ JobEvent = (
 class WorkerStatus:
     """One registered worker."""
 
-    rank: int
+    slot: int
     host: str
     device: str
     version: str
     job_id: int
     """The job it works on; 0 while idle."""
+    rank: int = 0
+    """Which rank of the job it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,6 +525,10 @@ class JobStatus:
     """What the master has sent of slices, plans and feeds."""
     queued_seconds: float = 0.0
     """The part of `seconds` before its turn came."""
+    ranks: int = 0
+    """How many it has."""
+    priority: int = 0
+    """See `JobRequest`."""
 
 
 @dataclass(frozen=True, slots=True)

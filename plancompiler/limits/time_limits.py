@@ -85,6 +85,8 @@ progress, the limit is DEADLINE and LONGEST_ANSWER together.
 """
 IDLE = 3600.0
 """How long an open job waits for its client's next request."""
+PASSING = 60.0
+"""How long a job for which too few workers are free lets smaller ones pass."""
 RELEASE = 30.0
 """How long a worker may take to release an ended job."""
 STREAM = 30.0

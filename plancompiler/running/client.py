@@ -110,6 +110,8 @@ class Client(Closing):
         job: Job,
         steps: int,
         *,
+        ranks: int | None = None,
+        priority: int = 0,
         mode: str | None = None,
         restore: Folder | None = None,
         strict_restore: bool = True,
@@ -123,6 +125,10 @@ class Client(Closing):
         on_waiting: OnWaiting | None = None,
     ) -> Handle:
         """Queue a job that reads its own data, for `steps` steps.
+
+        It runs on so many `ranks`, by default as many as its placements use, and beside other jobs
+        if the cluster has workers enough. Of the jobs that wait, those with a higher `priority` (an
+        integer) come first.
 
         `restore` and `save` are checkpoint folders on the workers' host: the job starts from the
         first and writes the second at the end, and with `save_every` also after every so many
@@ -160,6 +166,8 @@ class Client(Closing):
             deadline=_deadline(deadline),
             record=record,
             anomaly=anomaly,
+            ranks=_ranks(ranks),
+            priority=whole_number("the priority", priority),
         )
         job_id = self._submit(job, request)
         return Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
@@ -168,6 +176,8 @@ class Client(Closing):
         self,
         job: Job,
         *,
+        ranks: int | None = None,
+        priority: int = 0,
         mode: str | None = None,
         restore: Folder | None = None,
         strict_restore: bool = True,
@@ -192,6 +202,8 @@ class Client(Closing):
             cache=cache,
             deadline=_deadline(deadline),
             anomaly=anomaly,
+            ranks=_ranks(ranks),
+            priority=whole_number("the priority", priority),
         )
         job_id = self._submit(job, request)
         first_step = partial(_step_of, restore)
@@ -502,6 +514,15 @@ def _restored(job: Job, restore: Folder | None, strict: bool) -> tuple[str, ...]
 
 def _folder(directory: Folder | None) -> str:
     return "" if directory is None else str(folder_path("the folder of a checkpoint", directory))
+
+
+def _ranks(ranks: int | None) -> int:
+    if ranks is None:
+        return 0
+    count = whole_number("the number of ranks", ranks)
+    if count < 1:
+        raise UsageError("the number of ranks is not positive", got=ranks, expected="1 or more")
+    return count
 
 
 def _deadline(seconds: float | None) -> float:

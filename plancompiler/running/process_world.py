@@ -64,6 +64,7 @@ class ProcessWorld:
                 _await_workers(client, workers, world_size)
                 self._remote = client.open(
                     job,
+                    ranks=world_size,
                     mode=mode,
                     restore=None if restore is None else restore.resolve(),
                     strict_restore=strict_restore,

@@ -143,8 +143,11 @@ class SimulatedCluster:
         self.workers.append(worker)
         return worker
 
-    def submit(self, request: JobRequest, needs: int = 1, inputs: tuple[str, ...] = ()) -> int:
-        """A job; its id."""
+    def submit(
+        self, request: JobRequest, needs: int | None = None, inputs: tuple[str, ...] = ()
+    ) -> int:
+        """A job that is placed on so many ranks, by default on all; its id."""
+        needs = needs or self.master.world_size
         job_id, self._next_job = self._next_job, self._next_job + 1
         self.events[job_id] = []
         self.tell_master(JobSubmitted(job_id, f"job{job_id}", request, needs, inputs, "token"))
@@ -181,7 +184,7 @@ class SimulatedCluster:
         for worker in self.workers:
             if worker.to_master:
                 found.append(lambda worker=worker: self._deliver_to_master(worker))
-            elif worker.exited and self.master.rank_of(worker.connection) is not None:
+            elif worker.exited and self.master.slot_of(worker.connection) is not None:
                 found.append(lambda worker=worker: self._connection_breaks(worker))
             if worker.exited or worker.silent:
                 continue
@@ -228,7 +231,7 @@ class SimulatedCluster:
         if self.master_fails:
             self.tell_master(MasterFailed(job_id, BROKEN))
         else:
-            world = range(self.master.world_size)
+            world = range(self.master.ranks_of(job_id))
             digests = {rank: self.digests.get(rank, b"slice") for rank in world}
             self.tell_master(MasterCompiled(job_id, digests))
 
@@ -345,8 +348,8 @@ class SimulatedCluster:
         return self.master.status(self.now).jobs[job_id - 1].error
 
     def busy(self) -> dict[int, int]:
-        """Rank → job, as the master sees it."""
-        return {each.rank: each.job_id for each in self.master.status(self.now).workers}
+        """Slot → job, as the master sees it."""
+        return {each.slot: each.job_id for each in self.master.status(self.now).workers}
 
 
 def cluster_of(count: int) -> tuple[SimulatedCluster, list[SimulatedWorker]]:
@@ -367,4 +370,4 @@ def drop_work(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     """Let a worker get its next work, which nobody does."""
     while worker.work is None:
         cluster._deliver_to_worker(worker)
-    worker.work = None
+    worker.work, worker.fetching = None, False

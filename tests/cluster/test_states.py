@@ -58,7 +58,7 @@ def test_workers_without_rank_get_the_lowest_free_ones() -> None:
     cluster = SimulatedCluster(4)
     workers = [cluster.add_worker(rank) for rank in (1, None, None, 3)]
     cluster.run()
-    assert [worker.state.rank for worker in workers] == [1, 0, 2, 3]
+    assert [worker.state.slot for worker in workers] == [1, 0, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_refused_workers_leave_with_the_reason(
     cluster = SimulatedCluster(2)
     good, bad = cluster.add_worker(**first), cluster.add_worker(**second)  # type: ignore[arg-type]
     cluster.run()
-    assert good.state.rank is not None
+    assert good.state.slot is not None
     assert bad.exited
     assert bad.exit_error is not None
     assert bad.exit_error.code == error.code
@@ -89,7 +89,7 @@ def test_a_patch_version_may_differ() -> None:
     cluster = SimulatedCluster(1)
     worker = cluster.add_worker(version="1.2.99")
     cluster.run()
-    assert worker.state.rank == 0
+    assert worker.state.slot == 0
 
 
 def test_one_worker_too_many_is_refused() -> None:
@@ -106,7 +106,7 @@ def test_a_rank_is_free_again_when_its_worker_is_gone() -> None:
     cluster.run()
     again = cluster.add_worker(rank=1)
     cluster.run()
-    assert again.state.rank == 1
+    assert again.state.slot == 1
 
 
 # --- jobs -----------------------------------------------------------------------------------------
