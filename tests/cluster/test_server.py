@@ -56,7 +56,7 @@ def wait_for_ranks(client: Client, ranks: list[int]) -> None:
     """Until these ranks are registered."""
     results: list[int] = []
     for _ in range(3000):
-        results = [worker.rank for worker in client.status().workers]
+        results = [worker.slot for worker in client.status().workers]
         if results == ranks:
             return
     raise AssertionError(f"registered are {results}, not {ranks}")
@@ -263,9 +263,9 @@ def test_only_registered_workers_may_fetch(server: MasterServer) -> None:
     with signed_in(server.address) as channel:
         stub = WorkerStub(channel)
         request = Sent()(pb.FetchRequest(token=b"guess", job_id=1))
-        with pytest.raises(grpc.RpcError, match="only registered workers"):
+        with pytest.raises(grpc.RpcError, match="only workers of the job"):
             list(TransferStub(channel).Fetch(request, timeout=SECONDS))
-        with pytest.raises(grpc.RpcError, match="only registered workers"):
+        with pytest.raises(grpc.RpcError, match="only workers of the job"):
             stub.Upload(map(Sent(), [pb.UploadRequest(token=b"guess")]), timeout=SECONDS)
 
 

@@ -92,7 +92,7 @@ class LightWorker:
         self.transfers = Transfers(address, None, self.interruption, self.session)
         self.send(m.Register(rank, host, "cpu", software_version()))
         registered = self.next(m.Registered)
-        self.token, self.rank = registered.token, registered.rank
+        self.token, self.rank = registered.token, registered.slot
 
     def _requests(self) -> Iterator[pb.WorkerMessage]:
         sent = Sent()
@@ -159,7 +159,7 @@ def shipping_master(
         for worker in workers:
             stack.callback(worker.close)
         client = stack.enter_context(Client(server.address))
-        client.submit(job, 1).close()
+        client.submit(job, 1, ranks=ranks).close()
         yield server, workers, gate
 
 
