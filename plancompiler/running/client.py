@@ -56,6 +56,7 @@ from plancompiler.ir.arguments import (
     positive_number,
     save_interval,
     step_count,
+    whole_number,
 )
 from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
