@@ -144,6 +144,14 @@ def process_environment(pid: int) -> Mapping[str, str] | None:
     return {name: value for name, _, value in pairs if name}
 
 
+def process_arguments(pid: int) -> list[str]:
+    """The words with which a process was started; none where they are hidden, or it has ended."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def own_processes() -> list[int]:
     """The ids of all processes of this user."""
     own = os.getuid()

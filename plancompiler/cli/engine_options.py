@@ -9,8 +9,9 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from plancompiler.engines.choice import ENGINES
+from plancompiler.engines.choice import ENGINES, open_launcher
 from plancompiler.engines.hosted import LOOPBACK
+from plancompiler.engines.launcher import Launcher
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -19,9 +20,26 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class EngineOptions:
     """What the user asks for."""
 
-    name: str
+    name: str | None
     words: tuple[str, ...]
     address: str
+
+    def launcher(self, *, output_to_error: bool = False) -> Launcher | None:
+        """A launcher of the engine; None where none was named."""
+        if self.name is None:
+            return None
+        return open_launcher(
+            self.name,
+            say,
+            words=self.words,
+            address=self.address,
+            output_to_error=output_to_error,
+        )
+
+
+def say(line: str) -> None:
+    """Pass on a line that a rank or an engine has said."""
+    click.echo(line, err=True, nl=False)
 
 
 def engine_options(command: Command) -> Command:
@@ -29,7 +47,7 @@ def engine_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_engine(
-        *args: Any, engine: str, engine_args: tuple[str, ...], address: str, **kwargs: Any
+        *args: Any, engine: str | None, engine_args: tuple[str, ...], address: str, **kwargs: Any
     ) -> Any:
         return command(*args, engine=EngineOptions(engine, engine_args, address), **kwargs)
 
@@ -52,8 +70,6 @@ def engine_options(command: Command) -> Command:
         click.option(
             "--engine",
             type=click.Choice(list(ENGINES)),
-            default="local",
-            show_default=True,
-            help="What starts the ranks; see docs/engines.md.",
+            help="What starts the ranks, by default this process; see docs/engines.md.",
         )(decorated),
     )

@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from plancompiler.blas.threads import one_thread_environment
-from plancompiler.cli.engine_options import EngineOptions, engine_options
+from plancompiler.cli.engine_options import EngineOptions, engine_options, say
 from plancompiler.cli.options import allow_mixed_kernels_option, json_option
 from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals
-from plancompiler.engines.choice import open_launcher
+from plancompiler.engines.choice import LOCAL
 from plancompiler.engines.launch_variables import TOKEN
 from plancompiler.engines.launcher import Program
 from plancompiler.engines.supervise import Attempt, Signals, forwarding
@@ -56,11 +57,11 @@ def launch_command(
     if allow_mixed_kernels:
         environment[ALLOW_MIXED_KERNELS] = "1"
     program = Program((sys.executable, str(script), *arguments), environment)
-    launcher = open_launcher(
-        engine.name, _say, words=engine.words, address=engine.address, output_to_error=as_json
-    )
+    chosen = replace(engine, name=engine.name or LOCAL)
+    launcher = chosen.launcher(output_to_error=as_json)
+    assert launcher is not None
     signals = Signals()
-    attempt = Attempt(launcher, program, ranks, _say)
+    attempt = Attempt(launcher, program, ranks, say)
     with stop_on_signals() as stop, forwarding(signals):
         signals.stop = stop.event
         attempt.run(signals)
@@ -75,7 +76,3 @@ def launch_command(
     error = attempt.error()
     if error is not None:
         raise error
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True, nl=False)

@@ -25,11 +25,13 @@ class Record:
 
     def __init__(self) -> None:
         self.losses: list[float] = []
+        self.steps = 0
         self.last: Mapping[str, Any] = {}
 
     def add(self, outputs: Mapping[str, Any]) -> str:
         """Take a step's outputs; a short line about them: `loss 0.1234  accuracy 0.98`."""
         self.last = outputs
+        self.steps += 1
         scalars = {name: value for name, value in outputs.items() if isinstance(value, float)}
         if scalars:
             self.losses.append(scalars.get(LOSS, next(iter(scalars.values()))))

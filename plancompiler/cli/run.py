@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
 from plancompiler.cli.config_options import config_options, configured
+from plancompiler.cli.engine_options import EngineOptions, engine_options
 from plancompiler.cli.job_file import job_folder_on_path, load_job
 from plancompiler.cli.options import (
     Setting,
@@ -27,8 +29,12 @@ from plancompiler.cli.options import (
 )
 from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.record import Record, require_own_data
+from plancompiler.cli.signals import StopRequest, stop_after_saving
+from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.checkpoint import make_folder
-from plancompiler.running.session import BACKENDS, run
+from plancompiler.executor.timeline import Timeline
+from plancompiler.running.restarts import run_with_restarts
+from plancompiler.running.session import BACKENDS, Session, run
 
 
 @click.command("run")
@@ -62,13 +68,23 @@ from plancompiler.running.session import BACKENDS, run
 @anomaly_option
 @save_options
 @timeline_options
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="R",
+    help="Where ranks fail, start them again up to R times, from the last checkpoint of --save.",
+)
+@engine_options
 @cache_option
 @deadline_option
 @allow_ops_option
 @config_options
 @settings_option
 @json_option
+@click.pass_context
 def run_command(
+    context: click.Context,
     target: str,
     ranks: int | None,
     backend: str,
@@ -82,6 +98,8 @@ def run_command(
     save_every: int,
     trace: Path | None,
     profile: bool,
+    max_restarts: int,
+    engine: EngineOptions,
     cache: bool,
     deadline: float,
     allow_ops: tuple[str, ...],
@@ -89,27 +107,32 @@ def run_command(
     settings: Mapping[str, Setting],
     as_json: bool,
 ) -> None:
-    """Compile a job and run it on this machine, each rank a thread or a process.
+    """Compile a job and run it, each rank a thread or a process, of this machine or elsewhere.
 
     \b
     Example:
       plancompiler run examples/mlp.py --ranks 4 -D layout=dp_tp --steps 50
       plancompiler run examples/gpt.py -D preset=tiny -D dp=2 --backend processes --save model
       plancompiler run examples/mlp.py --ranks 2 --steps 20 --trace run.json --profile
+      plancompiler run examples/mlp.py --ranks 2 --engine mpi --save model --max-restarts 2
+
+    With --save, SIGTERM and SIGUSR1 mean: save now, then end.
     """
     job = configured(load_job(target, settings, ranks), config)
     require_own_data(job)
     if save is not None:
         make_folder(save)  # now, and not only when everything is compiled
     record = Record()
-    with (
-        job_folder_on_path(target),
-        run(
+    ended: list[Session] = []
+    timelines: list[Sequence[Timeline]] = []
+
+    def open_session(source: Path | None) -> Session:
+        session = run(
             job,
             ranks,
-            backend=backend,
+            backend=backend if engine.name is None else "processes",
             mode=mode,
-            restore=restore,
+            restore=source,
             allow_ops=allow_ops,
             trace=trace,
             record=profile,
@@ -118,30 +141,57 @@ def run_command(
             check_restore=check_restore,
             strict_restore=strict_restore,
             anomaly=anomaly,
-        ) as session,
-    ):
+            launcher=engine.launcher(),
+        )
         print_note(
             f"{'read' if session.cached else 'compiled'} the plans of {job.name} for "
             f"{session.ranks} ranks in {session.compile_seconds:.2f} s "
             f"({'cached' if session.cached else session.mode})"
         )
-        with progress("step", steps) as advance:
-            for outputs in session.run(steps, save=save, save_every=save_every):
-                advance(record.add(outputs))
-        if save is not None:
-            print_note(f"wrote a checkpoint to {save}")
-        timelines = session.timelines() if profile else None
+        return session
+
+    def at_end(session: Session) -> None:
+        ended.append(session)
+        if profile:
+            timelines.append(session.timelines())
+
+    def on_restart(restart: int, done: int, error: PlanCompilerError) -> None:
+        print_note(f"restart {restart} of {max_restarts} after step {done}: {error}")
+
+    with (
+        job_folder_on_path(target),
+        stop_after_saving() if save is not None else nullcontext(StopRequest()) as stop,
+        progress("step", steps) as advance,
+    ):
+        for outputs in run_with_restarts(
+            open_session,
+            steps,
+            save=save,
+            save_every=save_every,
+            restore=restore,
+            max_restarts=max_restarts,
+            stop=stop.event,
+            on_restart=on_restart,
+            at_end=at_end,
+        ):
+            advance(record.add(outputs))
+    session = ended[0]
+    if save is not None:
+        print_note(f"wrote a checkpoint to {save}")
+    if stop.exit_code:
+        print_note(f"plancompiler: stopped after step {record.steps} of {steps}, as it was told to")
+        context.exit(stop.exit_code)
     if trace is not None:
         print_note(f"wrote the timeline to {trace}")
     record.report(
         ranks=session.ranks,
-        backend=backend,
+        backend=backend if engine.name is None else engine.name,
         mode=session.mode,
         steps=steps,
         step_seconds=session.step_seconds,
         compile_seconds=session.compile_seconds,
         cached=session.cached,
         digest=session.digest,
-        timelines=timelines,
+        timelines=timelines[0] if profile else None,
         as_json=as_json,
     )

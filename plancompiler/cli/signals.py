@@ -50,6 +50,25 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def stop_after_saving() -> Iterator[StopRequest]:
+    """Within the block, the first SIGTERM or SIGUSR1 asks to save and stop; then SIGTERM exits."""
+    request = StopRequest()
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if not request.event.is_set():
+            request.ask(128 + number)
+        elif number == signal.SIGTERM:
+            sys.exit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def stop_with_stdin(request: StopRequest) -> None:
     """Stop when standard input ends: whoever holds its other end is gone."""
 

@@ -14,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from plancompiler.engines.control import Connection, connect
@@ -43,6 +44,8 @@ def order_variable(address: str, secret: str, program: Program, rank: int | None
         "secret": secret,
         "command": program.command,
         "environment": dict(program.environment),
+        "program_secret": program.secret,
+        "handles_signals": program.handles_signals,
         "rank": rank,
     }
     return {ORDER: json.dumps(order)}
@@ -100,9 +103,16 @@ class Agent:
                 return
 
     def _start(self, ranks: Sequence[int], variables: Sequence[Mapping[str, str]]) -> None:
-        program = Program(tuple(self._order["command"]), self._order["environment"])
+        order = self._order
+        program = Program(
+            tuple(order["command"]),
+            order["environment"],
+            order["program_secret"],
+            order["handles_signals"],
+        )
         try:
-            self._started = self._launcher.start_some(program, ranks, variables, self._error)
+            with _ignoring(() if program.handles_signals else (signal.SIGUSR1,)):
+                self._started = self._launcher.start_some(program, ranks, variables, self._error)
         except OSError as error:
             for rank in ranks:
                 self._connection.send("ended", rank=rank, code=None, how=f"not started: {error}")
@@ -139,6 +149,17 @@ class Agent:
             for each in running:
                 each.ended.wait(max(0.0, until - time.monotonic()))
         self._launcher.close()
+
+
+@contextmanager
+def _ignoring(numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """What is started within the block ignores these signals."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _free_addresses(host: str, count: int) -> list[str]:

@@ -13,7 +13,8 @@ from plancompiler.engines.launcher import Launcher
 from plancompiler.engines.local import LocalLauncher
 from plancompiler.errors import UsageError
 
-ENGINES = {"local": "", "mpi": "Mpi", "slurm": "Slurm", "ray": "Ray", "dask": "Dask"}
+LOCAL = "local"
+ENGINES = {LOCAL: "", "mpi": "Mpi", "slurm": "Slurm", "ray": "Ray", "dask": "Dask"}
 """Engine to its class, in the module with its name; that of `local` starts no agents."""
 
 
@@ -33,7 +34,7 @@ def open_launcher(
     if engine not in ENGINES:
         raise UsageError("unknown engine", got=repr(engine), expected=" or ".join(ENGINES))
     stream = sys.stderr if output_to_error else sys.stdout
-    if engine == "local":
+    if engine == LOCAL:
         if words:
             raise UsageError("the engine local takes no options", got=" ".join(words))
         return LocalLauncher(os.environ, stream.fileno() if output_to_error else None)

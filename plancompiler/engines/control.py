@@ -143,7 +143,7 @@ def connect(address: str, secret: str, timeout: float) -> Connection:
 def check_address(address: str) -> None:
     """SecurityError for an address that others could reach without TLS."""
     host = split_address(address)[0]
-    if not is_loopback(host) and not _tls_files() and os.environ.get(INSECURE, "0") == "0":
+    if not is_loopback(host) and not tls_files() and os.environ.get(INSECURE, "0") == "0":
         raise SecurityError(
             "what launchers and ranks say to each other would cross the network in the clear",
             got=address,
@@ -157,14 +157,15 @@ def secured_server(sock: socket.socket, address: str) -> socket.socket:
     return _secured(sock, address, as_server=True)
 
 
-def _tls_files() -> Mapping[str, str]:
+def tls_files() -> Mapping[str, str]:
+    """The user's files for TLS by the names of their variables in `TLS`; all or none."""
     files = {name: os.environ.get(name, "") for name in TLS}
     return files if all(files.values()) else {}
 
 
 def _secured(sock: socket.socket, address: str, *, as_server: bool) -> socket.socket:
     host = split_address(address)[0]
-    files = _tls_files()
+    files = tls_files()
     if is_loopback(host) or not files:
         return sock
     ca, cert, key = (files[name] for name in TLS)

@@ -60,6 +60,7 @@ class HostedLauncher:
     ) -> None:
         """`address` is where agents reach this process."""
         self.name = engine.name
+        self.host = address.rpartition(":")[0]
         self._engine = engine
         self._output = output
         self._address = address

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ CONSEQUENCE = "AbortedError"
 """In the traceback of a rank that only ended because another one had failed."""
 
 
+_LAST_LINES = 20
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What every rank runs."""
@@ -24,13 +28,17 @@ class Program:
     """In it, `RANK_WORD` stands for the rank."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set for it besides those of the launcher's own process."""
+    secret: str | None = None
+    """What ranks find in the file that stands for `SECRET_WORD` in the command."""
+    handles_signals: bool = True
+    """Whether it gets SIGUSR1. Where not, ranks ignore it, whoever sends it to them."""
 
     def command_of(self, rank: int) -> list[str]:
-        """The words that start one rank."""
+        """The words that start one rank, but for the secret's file."""
         return [str(rank) if word == RANK_WORD else word for word in self.command]
 
 
-RANK_WORD = "{rank}"
+RANK_WORD, SECRET_WORD = "{rank}", "{secret file}"
 
 
 class StartedRank(ABC):
@@ -52,10 +60,12 @@ class StartedRank(ABC):
         self.trouble: str | None = None
         """Why it counts as failed though nobody has seen it end: it is stopped, or silent."""
         self._pass_on = pass_on
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._how = ""
 
     def heard(self, line: str) -> None:
         """Take a line of its standard error."""
+        self._last.append(line.strip())
         if self.held or line.startswith((TRACEBACK, "plancompiler.errors.")):
             self.held.append(line)
         else:
@@ -81,6 +91,11 @@ class StartedRank(ABC):
         return exit_text(self.code)
 
     @property
+    def last_words(self) -> str:
+        """The last lines that it said."""
+        return " ".join(line for line in self._last if line)
+
+    @property
     def is_consequence(self) -> bool:
         """Whether it failed because another rank had."""
         return any(line.startswith("plancompiler.") and CONSEQUENCE in line for line in self.held)
@@ -94,6 +109,8 @@ class Launcher(Protocol):
     """Starts ranks on one engine."""
 
     name: str
+    host: str
+    """The address of this host by which ranks reach it."""
 
     def start(
         self, program: Program, ranks: int, say: Callable[[str], None], stop: threading.Event

@@ -13,7 +13,7 @@ from typing import IO
 
 from plancompiler.engines.guard import Guard
 from plancompiler.engines.launch_variables import PIPE, world_variables
-from plancompiler.engines.launcher import Program, StartedRank
+from plancompiler.engines.launcher import SECRET_WORD, Program, StartedRank
 from plancompiler.executor.process_status import StoppedProcesses
 from plancompiler.limits import time_limits
 
@@ -100,6 +100,7 @@ class LocalLauncher:
     """Ranks as processes of this host, which never outlive this process."""
 
     name = "local"
+    host = "127.0.0.1"
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class LocalLauncher:
         self._output = output
         self._started: list[LocalRank] = []
         self._pipe: tuple[int, int] | None = None
+        self._secret: int | None = None
         self._guard: Guard | None = None
         self._watch = StoppedProcesses()
 
@@ -136,15 +138,21 @@ class LocalLauncher:
         if self._pipe is None:
             self._pipe = os.pipe()
         reading = self._pipe[0]
+        if program.secret is not None and self._secret is None:
+            self._secret = secret_file(program.secret)
+        secret = [] if self._secret is None else [self._secret]
         started = []
         for rank, own in zip(ranks, variables, strict=True):
             environment = {**self._environment, **program.environment, **own, PIPE: str(reading)}
             # One by one: where one cannot be started, those before it are known, and ended.
             each = LocalRank(
                 rank,
-                program.command_of(rank),
+                [
+                    f"/proc/self/fd/{self._secret}" if word == SECRET_WORD else word
+                    for word in program.command_of(rank)
+                ],
                 environment,
-                (reading,),
+                (reading, *secret),
                 self._guard,
                 say,
                 self._output,
@@ -164,6 +172,15 @@ class LocalLauncher:
             self._guard.close()
         for each in self._started:
             each.join()
-        for descriptor in self._pipe or ():
-            os.close(descriptor)
-        self._started, self._pipe, self._guard = [], None, None
+        for descriptor in (*(self._pipe or ()), self._secret):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._started, self._pipe, self._secret, self._guard = [], None, None, None
+
+
+def secret_file(secret: str) -> int:
+    """A file in memory with a secret, which only this user's processes can open by /proc."""
+    descriptor = os.memfd_create("plancompiler-secret")
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, f"{secret}\n".encode())
+    return descriptor

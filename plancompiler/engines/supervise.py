@@ -46,6 +46,20 @@ def forwarding(signals: Signals, number: int = signal.SIGUSR1) -> Iterator[None]
         signal.signal(number, before)
 
 
+def end_ranks(started: Sequence[StartedRank], grace: float) -> None:
+    """End ranks and what they started, at the same time, so that many take no longer. `grace`
+    seconds are between SIGTERM and SIGKILL; for what is left their launcher is closed.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        running = [each for each in started if not each.ended.is_set()]
+        for each in running:
+            each.was_asked = True
+            each.send(number)
+        until = time.monotonic() + grace
+        for each in running:
+            each.ended.wait(max(0.0, until - time.monotonic()))
+
+
 class Attempt:
     """One start of a program's ranks, from the first to the last."""
 
@@ -64,7 +78,8 @@ class Attempt:
             self.started = self._launcher.start(self._program, self._ranks, self._say, signals.stop)
             self._wait(signals)
         finally:
-            self._end()
+            end_ranks(self.started, GRACE_SECONDS)
+            self._launcher.close()
 
     def _wait(self, signals: Signals) -> None:
         """Return when all have ended, some time after one has failed, or when asked to stop."""
@@ -91,18 +106,6 @@ class Attempt:
             if time.monotonic() - failed_at > GRACE_SECONDS:
                 return
             running[0].ended.wait(_WAIT_SECONDS)
-
-    def _end(self) -> None:
-        """End all ranks and what they started, at the same time, so that many take no longer."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            running = [each for each in self.started if not each.ended.is_set()]
-            for each in running:
-                each.was_asked = True
-                each.send(number)
-            until = time.monotonic() + GRACE_SECONDS
-            for each in running:
-                each.ended.wait(max(0.0, until - time.monotonic()))
-        self._launcher.close()
 
     def show_failures(self, interrupted: bool) -> None:
         """Say what was held back, the first cause first.

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.chunks import Array
+from plancompiler.engines.control import tls_files
+from plancompiler.engines.launch_variables import INSECURE
+from plancompiler.engines.launcher import Launcher
+from plancompiler.engines.local import secret_file
 from plancompiler.errors import CheckpointError, DeadlineError, NonFiniteError, PlanCompilerError
 from plancompiler.executor.checkpoint import CHECK_VARIABLE
 from plancompiler.executor.finite_check import anomaly_wanted
@@ -18,6 +25,7 @@ from plancompiler.ir import Job
 from plancompiler.limits import time_limits
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
+from plancompiler.running.engine_workers import EngineWorkers
 from plancompiler.running.worker_processes import WorkerProcesses
 
 START_SECONDS = time_limits.START
@@ -43,23 +51,44 @@ class ProcessWorld:
         check_restore: bool,
         strict_restore: bool,
         anomaly: bool,
+        launcher: Launcher | None,
     ) -> None:
         self._parts = ExitStack()
         self._busy = True
         try:
             if recording is not None:
                 self._parts.enter_context(recording)
-            server = self._parts.enter_context(MasterServer("127.0.0.1:0", world_size, mode=mode))
-            workers = WorkerProcesses(
-                server.address,
+            secret = secrets.token_hex(32)
+            token_file = self._token_file(secret) if launcher is not None else None
+            server = self._parts.enter_context(
+                MasterServer(
+                    f"{'127.0.0.1' if launcher is None else launcher.host}:0",
+                    world_size,
+                    mode=mode,
+                    tls=tls_of_environment(),
+                    insecure=is_insecure(),
+                    token_file=token_file,
+                )
+            )
+            options = (
                 world_size,
                 allow_ops,
                 None if recording is None else recording.folder,
                 deadline,
                 {} if check_restore else {CHECK_VARIABLE: "0"},
             )
+            workers: WorkerProcesses | EngineWorkers
+            if launcher is None:
+                workers = WorkerProcesses(server.address, *options)
+            else:
+                self._parts.callback(launcher.close)  # where it fails to start all
+                workers = EngineWorkers(launcher, server.address, secret, *options)
             self._parts.callback(workers.close)
-            client = self._parts.enter_context(Client(server.address, timeout=None))
+            client = self._parts.enter_context(
+                Client(
+                    server.address, timeout=None, tls=tls_of_environment(), token_file=token_file
+                )
+            )
             with workers.explained():
                 _await_workers(client, workers, world_size)
                 self._remote = client.open(
@@ -82,6 +111,12 @@ class ProcessWorld:
         digest = self._remote.digest or ""
         self.hash_plans = lambda: digest
         self.rates = self._remote.rates
+
+    def _token_file(self, secret: str) -> Path:
+        """For the master and the client in this process."""
+        descriptor = secret_file(secret)
+        self._parts.callback(os.close, descriptor)
+        return Path(f"/proc/self/fd/{descriptor}")
 
     def step(self, feeds: Mapping[str, Any]) -> Mapping[str, Array]:
         with self._asking():
@@ -130,7 +165,7 @@ class ProcessWorld:
             _log.debug("the job did not end cleanly: %s", error)
 
 
-def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None:
+def _await_workers(client: Client, workers: WorkerProcesses | EngineWorkers, count: int) -> None:
     """Return when all workers have registered; raise where one ends or they take too long."""
     deadline = time.monotonic() + START_SECONDS
     while len(client.status().workers) < count:
@@ -141,3 +176,14 @@ def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None
                 got=f"{len(client.status().workers)} of {count} after {START_SECONDS:.0f} s",
             )
         time.sleep(POLL_SECONDS)
+
+
+def tls_of_environment() -> TlsFiles | None:
+    """The user's files for TLS between the ranks of a run, if there are any."""
+    files = tls_files()
+    return TlsFiles(*map(Path, files.values())) if files else None
+
+
+def is_insecure() -> bool:
+    """Whether the user trusts the network between the ranks of a run."""
+    return os.environ.get(INSECURE, "0") != "0"

@@ -17,6 +17,7 @@ import numpy as np
 from plancompiler.blas.loaded_library import faster_kernels
 from plancompiler.blas.threads import one_blas_thread
 from plancompiler.cache.plan_cache import open_cache
+from plancompiler.engines.launcher import Launcher
 from plancompiler.errors import (
     FeedError,
     NonFiniteError,
@@ -132,6 +133,7 @@ def run(
     check_restore: bool = True,
     strict_restore: bool = True,
     anomaly: bool = False,
+    launcher: Launcher | None = None,
 ) -> Session:
     """Compile `job` and start its ranks on this machine.
 
@@ -149,8 +151,10 @@ def run(
     nor written. `deadline` (seconds) is how long a rank may make no progress while others wait for
     it; then a DeadlineError names it. With `anomaly` every op on CPUs is checked in every step: a
     NonFiniteError names the first op that makes an infinite value or a NaN, its source line and its
-    rank (slow; for debugging). While a session is open, BLAS uses one thread per rank unless the
-    environment says otherwise. Use the session as a context manager, or close it.
+    rank (slow; for debugging). `launcher` starts the worker processes, of ranks elsewhere too, as
+    `plancompiler.engines.choice.open_launcher` makes one. While a session is open, BLAS uses one
+    thread per rank unless the environment says otherwise. Use the session as a context manager, or
+    close it.
     """
     if backend not in BACKENDS:
         raise UsageError("unknown backend", got=repr(backend), expected=" or ".join(BACKENDS))
@@ -192,6 +196,7 @@ def run(
             check_restore,
             strict_restore,
             anomaly,
+            launcher,
         )
     return Session(job, world_size, backend, chosen, world, recording, cache)
 
@@ -259,13 +264,19 @@ class Session:
             return outputs
 
     def run(
-        self, steps: int, *, save: Folder | None = None, save_every: int = 0
+        self,
+        steps: int,
+        *,
+        save: Folder | None = None,
+        save_every: int = 0,
+        stop: threading.Event | None = None,
     ) -> Iterator[Outputs]:
         """Run `steps` steps of a job that reads its own data; each step's outputs by name.
 
         `save` is a folder for a checkpoint at the end, and with `save_every` after each so many
         steps too, written while steps go on (see `save`). A folder that cannot be written raises a
-        CheckpointError at once.
+        CheckpointError at once. Once `stop` is set no more steps are begun; the checkpoint at the
+        end is written all the same.
 
         Ranks run ahead of the reader for about a tenth of a second, so a reader that stops early
         may find more steps done than it has seen. After an error the session is closed, except
@@ -276,11 +287,13 @@ class Session:
         folder = None if save is None else folder_path("save", save)
         if folder is not None:
             make_folder(folder)
-        return self._steps(steps, folder, every)
+        return self._steps(steps, folder, every, stop or threading.Event())
 
-    def _steps(self, steps: int, folder: Path | None, every: int) -> Iterator[Outputs]:
+    def _steps(
+        self, steps: int, folder: Path | None, every: int, stop: threading.Event
+    ) -> Iterator[Outputs]:
         count, until_save = 1, every
-        while steps:
+        while steps and not stop.is_set():
             count = min(count, steps, until_save or steps)
             with self._turn:
                 world = self._open()
