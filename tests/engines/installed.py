@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT = 100
 TESTED = {"PLANCOMPILER_TESTED": f"{os.getpid()} {time.monotonic()}"}
 """By this variable the processes are found that the tests have started, however indirectly."""
+SERVED = {"PLANCOMPILER_SERVED": TESTED["PLANCOMPILER_TESTED"]}
+"""The same for clusters that stay until the tests end, and for what they start."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,16 @@ RAY = {
 }
 
 
-def our_processes() -> list[int]:
-    """All that the tests of this process have started and that runs."""
-    (named,) = TESTED.items()
-    return [pid for pid in own_processes() if named in (process_environment(pid) or {}).items()]
+def our_processes(served: bool = False) -> list[int]:
+    """All that the tests of this process have started and that runs; what clusters have started
+    only if `served`.
+    """
+    named = {*TESTED.items(), *(SERVED.items() if served else ())}
+    return [
+        pid
+        for pid in own_processes()
+        if not named.isdisjoint((process_environment(pid) or {}).items())
+    ]
 
 
 def python_of(name: str) -> str:
@@ -161,7 +169,7 @@ def start_service(command: Sequence[str], ready: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **RAY},
+        env={**os.environ, **RAY, **SERVED},
         start_new_session=True,
     )
 

@@ -62,7 +62,7 @@ def worker_of(rank: int) -> int:
     words = ["worker", "--rank", str(rank)]
     (pid,) = (
         pid
-        for pid in our_processes()
+        for pid in our_processes(served=True)
         if (arguments := process_arguments(pid))
         and "worker" in arguments
         and arguments[arguments.index("--rank") + 1] == words[2]
