@@ -23,6 +23,7 @@ from plancompiler.cluster.messages import (
     JobEvent,
     JobPhase,
     JobRequest,
+    JobStatus,
     MasterMessage,
     Refused,
     Registered,
@@ -58,7 +59,7 @@ from plancompiler.master.events import (
     Tell,
     WorkerGone,
 )
-from plancompiler.master.job_channel import JobChannel
+from plancompiler.master.job_channel import JobChannel, Retention
 from plancompiler.master.state import MasterState
 from plancompiler.master.stopped_early import StoppedEarly
 from plancompiler.master.work_threads import WorkThreads
@@ -72,10 +73,6 @@ TICK_SECONDS = 0.2
 _LONGEST_TICK = 1.0
 """What a tick takes longer than this, the process or its event loop stood still."""
 _STOP_SECONDS = time_limits.MASTER_STOP
-_JOBS_WITH_OUTPUTS = 4
-"""Ended jobs whose outputs are kept for late readers."""
-_ENDED_EVENT_BYTES = 256 << 20
-"""What ended jobs may keep for readers together; those that ended last have precedence."""
 _COMPILATIONS = 2
 """At the same time. A job that was cancelled meanwhile is compiled to its end, so one more is let
 in beside it.
@@ -112,8 +109,10 @@ class MasterShell:
         observe: Callable[[int, JobEvent], None] | None = None,
         max_queue: int = MAX_QUEUE,
         allow_mixed_kernels: bool | None = None,
+        retention: Retention | None = None,
     ) -> None:
         self._max_queue = max_queue
+        self._retention = retention or Retention()
         self._state = MasterState(world_size, version, limits, allow_mixed_kernels)
         self._mode = mode
         self._observe = observe
@@ -168,11 +167,21 @@ class MasterShell:
         """A picture of the cluster; with the jobs of one owner only, if one is named."""
         status = self._state.status(self._now())
         jobs = tuple(
-            replace(job, sent_bytes=channel.sent_bytes)
+            self._described(job)
             for job in status.jobs
-            if owner in (None, (channel := self._channels[job.job_id]).owner)
+            if owner in (None, self._channels[job.job_id].owner)
         )
         return replace(status, jobs=jobs)
+
+    def job_status(self, job_id: int) -> JobStatus:
+        """A picture of one job."""
+        return self._described(self._state.job_status(job_id, self._now()))
+
+    def _described(self, job: JobStatus) -> JobStatus:
+        channel = self._channels[job.job_id]
+        return replace(
+            job, sent_bytes=channel.sent_bytes, owner=channel.owner, outputs=channel.outputs
+        )
 
     # --- workers ------------------------------------------------------------------------------
 
@@ -241,13 +250,18 @@ class MasterShell:
             )
         job_id = next(self._job_ids)
         self._channels[job_id] = JobChannel(
-            data if queued else job, request, owner, reservation=reservation
+            data if queued else job,
+            request,
+            owner,
+            self._retention.job_bytes,
+            reservation,
+            tuple(job.outputs),
         )
         try:
             self.handle(
                 JobSubmitted(
                     job_id,
-                    job.name,
+                    request.name or job.name,
                     request,
                     job.world_size,
                     tuple(job.inputs),
@@ -265,11 +279,11 @@ class MasterShell:
         for job_id in self._channels.keys() - known.keys():
             del self._channels[job_id]
         ended = [job_id for job_id, job in known.items() if job.phase.is_end]
-        kept = _ENDED_EVENT_BYTES
+        kept = self._retention.job_bytes * self._retention.jobs
         for number, job_id in enumerate(reversed(ended)):
             channel = self._channels[job_id]
             kept -= channel.held_bytes
-            if kept < 0 or (number >= _JOBS_WITH_OUTPUTS and not channel.readers):
+            if kept < 0 or (number >= self._retention.jobs and not channel.readers):
                 channel.forget_outputs()
 
     def channel(self, job_id: int) -> JobChannel:

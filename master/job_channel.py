@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 
 from plancompiler.cluster.chunks import Parcel, Reservation
 from plancompiler.cluster.messages import (
@@ -19,6 +20,7 @@ from plancompiler.cluster.messages import (
     StepDone,
     StepsDropped,
     StepsFailed,
+    StepsSkipped,
     TicketDone,
     Waiting,
 )
@@ -26,8 +28,18 @@ from plancompiler.errors import ClusterError
 from plancompiler.ir import Job
 from plancompiler.proto.cluster_pb2 import Chunk
 
-EVENT_BYTES = 64 << 20
-"""Outputs that are kept for readers; a reader that falls further behind misses the oldest steps."""
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a master keeps for readers that come late or read slowly. They miss the oldest steps."""
+
+    job_bytes: int = 64 << 20
+    """`--keep-outputs-bytes`: of the outputs of one job."""
+    jobs: int = 4
+    """`--keep-jobs`: ended jobs whose outputs are kept, those that ended last. All of them
+    together keep at most `jobs * job_bytes`."""
+
+
 _EVENT_OVERHEAD = 512
 _JOB = 0
 """Where a job's own bytes are among those of its tickets, which count from 1."""
@@ -60,14 +72,17 @@ class JobChannel:
         job: Job | bytes,
         request: JobRequest,
         owner: str = "",
-        event_bytes: int = EVENT_BYTES,
+        event_bytes: int = Retention().job_bytes,
         reservation: Reservation | None = None,
+        outputs: tuple[str, ...] = (),
     ) -> None:
         self.job: Job | bytes | None = job
         """Until it is compiled; its bytes, which take less memory, where it has to wait."""
         self.request = request
         self.owner = owner
         """Who submitted it."""
+        self.outputs = outputs
+        """Of each step, by name."""
         self.parcels: Mapping[int, Parcel] = {}
         """What each rank fetches; ranks with equal slices share one parcel."""
         self.feeds: dict[int, Parcel] = {}
@@ -118,7 +133,7 @@ class JobChannel:
                 self._trim(self._latest_step)
         elif isinstance(event, (TicketDone, StepsFailed)):
             self.drop_feeds(event.ticket)
-        elif isinstance(event, PhaseChanged) and event.phase.is_end:
+        elif _is_end(event):
             self._ended = True
         self.wake()
 
@@ -147,10 +162,13 @@ class JobChannel:
                     self._held -= _size(event)
             self._trimmed += 1
 
-    async def read(self) -> AsyncIterator[JobEvent | None]:
-        """All events from the beginning to the job's end; None when woken without one."""
+    async def read(self, since: int = 0) -> AsyncIterator[JobEvent | None]:
+        """All events from the beginning to the job's end; None when woken without one. Of steps
+        before `since` it says only how many there were, ahead of the first other one or of the end.
+        """
         position = 0
-        told_through = -1
+        told_through = since - 1
+        skips = since > 0
         waiting: Waiting | None = None
         self.readers += 1
         try:
@@ -166,8 +184,15 @@ class JobChannel:
                 if not batch and self.waiting in (None, waiting):
                     yield None
                 for event in batch:
-                    if isinstance(event, (RankOutputs, StepDone)) and event.step <= dropped_through:
-                        event = None
+                    if isinstance(event, (RankOutputs, StepDone)):
+                        if event.step <= dropped_through:
+                            event = None
+                        elif event.step < since:
+                            continue
+                    if skips and (isinstance(event, (RankOutputs, StepDone)) or _is_end(event)):
+                        skips = False
+                        if count := self._steps_before(since):
+                            yield StepsSkipped(count)
                     if event is None:
                         if dropped_through > told_through:
                             yield StepsDropped(dropped_through - told_through)
@@ -181,6 +206,12 @@ class JobChannel:
                     yield waiting
         finally:
             self.readers -= 1
+
+    def _steps_before(self, since: int) -> int:
+        """How many of the steps so far come before this one."""
+        if self._first_step < 0:
+            return 0
+        return max(0, min(since, self._latest_step + 1) - self._first_step)
 
     # --- bytes ----------------------------------------------------------------------------------
 
@@ -247,6 +278,10 @@ class Relay:
         """Wake everyone who waits."""
         self._closed = True
         self._changes.tell()
+
+
+def _is_end(event: JobEvent | None) -> bool:
+    return isinstance(event, PhaseChanged) and event.phase.is_end
 
 
 def _size(event: RankOutputs) -> int:

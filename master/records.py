@@ -125,6 +125,8 @@ class JobRecord:
     reported: dict[int, set[int]] = field(default_factory=dict)
     """Step -> ranks that have reported it."""
     counts: StepCounts = field(default_factory=StepCounts)
+    done_steps: int = 0
+    """Which all of these have reported."""
     operations: deque[Operation] = field(default_factory=deque)
     current: Operation | WriteIndex | None = None
     saving: Saving | None = None
@@ -162,6 +164,9 @@ class JobRecord:
             queued_seconds=self.queued_seconds(now),
             ranks=self.world_size,
             priority=self.request.priority,
+            steps=self.request.steps,
+            done_steps=self.done_steps,
+            open=self.request.open,
         )
 
     def prepare(self, rank: int, far: tuple[PeerAddress, ...]) -> Prepare:

@@ -46,6 +46,7 @@ from plancompiler.master.admission import (
 )
 from plancompiler.master.events import Limits
 from plancompiler.master.io_shell import MAX_QUEUE, MasterShell
+from plancompiler.master.job_channel import Retention
 from plancompiler.master.services import ClientService, WorkerService
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
@@ -73,11 +74,11 @@ class MasterServer:
     default the environment's, else rank_per_process. `limits` says how long things may take.
     `token_file` holds the secrets of clients and workers; by default the master makes one, which
     those of the same user find. `streams` says how many may be open. `max_upload_bytes` of what
-    clients upload are held at the same time, and `max_queue` jobs may wait.
-    `transfers` workers fetch at the same time, the others wait. `observe` hears every event of
-    every job and its id; it must not wait for anything. Where ranks of a job compute with other
-    numeric kernels, the job fails; with `allow_mixed_kernels` (by default
-    PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning.
+    clients upload are held at the same time, and `max_queue` jobs may wait. `retention` says
+    what is kept for clients that come late. `transfers` workers fetch at the same time, the others
+    wait. `observe` hears every event of every job and its id; it must not wait for anything. Where
+    ranks of a job compute with other numeric kernels, the job fails; with `allow_mixed_kernels` (by
+    default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class MasterServer:
         transfers: int = SIMULTANEOUS,
         observe: Callable[[int, JobEvent], None] | None = None,
         allow_mixed_kernels: bool | None = None,
+        retention: Retention | None = None,
     ) -> None:
         if transfers < 1:
             raise UsageError("a master must let at least one worker fetch", got=transfers)
@@ -112,6 +114,7 @@ class MasterServer:
             observe,
             max_queue,
             allow_mixed_kernels,
+            retention,
         )
         self._budget = UploadBudget(max_upload_bytes)
         self._gate = Gate(transfers)

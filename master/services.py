@@ -58,6 +58,7 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.ir import Job, verify_job
+from plancompiler.ir.arguments import job_name
 from plancompiler.limits import time_limits
 from plancompiler.master.admission import CALLER
 from plancompiler.master.events import (
@@ -222,11 +223,12 @@ class ClientService(pb_grpc.ClientServicer):
             raise UsageError("too many steps", got=header.steps, expected=_MAX_STEPS)
         if not 0 <= header.deadline < math.inf:
             raise UsageError("the deadline must be positive seconds", got=header.deadline)
-        for text in (header.mode, header.restore, header.save):
+        for text in (header.mode, header.restore, header.save, header.name):
             if len(text) > _MAX_TEXT:
                 raise UsageError(
                     "a text of a submission is too long", got=len(text), expected=_MAX_TEXT
                 )
+        job_name(header.name)
         request = decode(JobRequest, header)
         with self._unpacking.reservation() as held:
             data = await self._unpacking.receive(context, "the job", MAX_JOB_BYTES, held, received)
@@ -246,7 +248,7 @@ class ClientService(pb_grpc.ClientServicer):
         channel = self._own(job_id)
         sent = Sent()
         try:
-            async for event in channel.read():
+            async for event in channel.read(request.since):
                 if event is None:
                     if self._shell.is_stopping:
                         return
@@ -256,7 +258,7 @@ class ClientService(pb_grpc.ClientServicer):
                         await context.write(sent(message))
         finally:
             # An open job has nobody else who would ask it for anything.
-            if channel.request.open:
+            if channel.request.open and not request.beside:
                 self._shell.handle(CancelAsked(job_id, "its client went away"))
 
     @_answering
@@ -315,6 +317,12 @@ class ClientService(pb_grpc.ClientServicer):
         self._shell.handle(CancelAsked(request.job_id, "a client asked for it"))
         cancelled = not ended and self._shell.phase(request.job_id) is JobPhase.CANCELLED
         return Sent()(pb.CancelReply(cancelled=cancelled))
+
+    @_answering
+    async def Describe(self, request: pb.JobRequest, context: Context) -> pb.DescribeReply:
+        self._own(Received("a client")(request).job_id)
+        job = encode(pb.JobStatus, self._shell.job_status(request.job_id))
+        return Sent()(pb.DescribeReply(job=job))
 
     @_answering
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.ClusterStatus:

@@ -33,6 +33,7 @@ from plancompiler.cluster.messages import (
     Idle,
     JobEvent,
     JobPhase,
+    JobStatus,
     LocalCopy,
     MasterMessage,
     OperationDone,
@@ -187,6 +188,10 @@ class MasterState:
     def ranks_of(self, job_id: int) -> int:
         """How many ranks a job has; a ClusterError where there is no such job."""
         return self._known(job_id).world_size
+
+    def job_status(self, job_id: int, now: float) -> JobStatus:
+        """A picture of one job; a ClusterError where there is no such job."""
+        return self._known(job_id).status(now)
 
     def job_phase(self, job_id: int) -> JobPhase:
         """Where a job is; a ClusterError where there is no such job."""
@@ -444,6 +449,7 @@ class MasterState:
         ranks.add(rank)
         if ranks == job.reporters:
             del job.reported[message.step]
+            job.done_steps += 1
             self._publish(job, StepDone(message.step))
 
     # --- operations ---------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from plancompiler.limits import time_limits
 from plancompiler.master.admission import StreamLimits
 from plancompiler.master.events import Limits
 from plancompiler.master.io_shell import MAX_QUEUE
+from plancompiler.master.job_channel import Retention
 from plancompiler.master.server import MAX_UPLOAD_BYTES, MasterServer
 from plancompiler.ops.registry import allow_custom_ops
 
@@ -82,6 +83,20 @@ _NOTE_SECONDS = time_limits.NOTES
     help="Jobs that may wait.",
 )
 @click.option(
+    "--keep-outputs-bytes",
+    type=click.IntRange(min=0),
+    default=Retention().job_bytes,
+    show_default=True,
+    help="Bytes of a job's outputs that are kept for those who read them late.",
+)
+@click.option(
+    "--keep-jobs",
+    type=click.IntRange(min=0),
+    default=Retention().jobs,
+    show_default=True,
+    help="Ended jobs whose outputs are kept.",
+)
+@click.option(
     "--stream-silence",
     type=click.FloatRange(min=0, min_open=True),
     default=Limits().stream,
@@ -105,6 +120,8 @@ def master_command(
     max_streams_per_peer: int,
     max_upload_bytes: int,
     max_queue: int,
+    keep_outputs_bytes: int,
+    keep_jobs: int,
     stream_silence: float,
     allow_mixed_kernels: bool,
     as_json: bool,
@@ -138,6 +155,7 @@ def master_command(
             max_queue=max_queue,
             observe=note,
             allow_mixed_kernels=allow_mixed_kernels or None,
+            retention=Retention(keep_outputs_bytes, keep_jobs),
         ) as server,
     ):
         print_note(f"master of {ranks} ranks at {server.address}; Ctrl-C stops it")

@@ -20,14 +20,18 @@ from plancompiler.errors import PlanCompilerError
 from plancompiler.lower.collector import collector_paused
 
 COMMANDS = {
+    "attach": "Follow a job of a master.",
     "cache": "Show or empty the plan cache.",
+    "cancel": "Stop a job of a master.",
     "compile": "Compile a job without running it.",
     "doctor": "Report what works on this machine, and why not.",
     "inspect": "Print compiled plans.",
+    "jobs": "List the jobs of a master.",
     "launch": "Start a script as several ranks.",
     "master": "Take jobs, compile them and drive workers.",
     "ops": "List the op table.",
     "run": "Compile a job and run it on this machine.",
+    "status": "Show one job of a master.",
     "submit": "Send a job to a master and follow it.",
     "worker": "Run one rank of a master's jobs.",
 }

@@ -37,6 +37,18 @@ class Record:
             self.losses.append(scalars.get(LOSS, next(iter(scalars.values()))))
         return "  ".join(f"{name} {value:.5g}" for name, value in scalars.items())
 
+    def rows(self) -> list[tuple[str, str]]:
+        """The loss and the last step's outputs, for a table."""
+        rows = []
+        if self.losses:
+            rows.append((LOSS, f"{self.losses[0]:.6g} first, {self.losses[-1]:.6g} last"))
+        rows += [
+            (name, f"{value:.6g}" if isinstance(value, float) else f"array of shape {value.shape}")
+            for name, value in self.last.items()
+            if name != LOSS
+        ]
+        return rows
+
     def report(
         self,
         *,
@@ -88,14 +100,7 @@ class Record:
             ("steps", str(steps)),
             ("step time", f"median {median * 1e3:.2f} ms, p90 {p90 * 1e3:.2f} ms"),
         ]
-        if self.losses:
-            rows.append((LOSS, f"{self.losses[0]:.6g} first, {self.losses[-1]:.6g} last"))
-        rows += [
-            (name, f"{value:.6g}" if isinstance(value, float) else f"array of shape {value.shape}")
-            for name, value in self.last.items()
-            if name != LOSS
-        ]
-        print_table(("what", "value"), rows)
+        print_table(("what", "value"), [*rows, *self.rows()])
         if timelines is not None:
             _print_profile(timelines)
 

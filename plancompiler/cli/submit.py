@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from plancompiler.cli.client_options import master_option, timeout_option
 from plancompiler.cli.config_options import config_options, configured
 from plancompiler.cli.job_file import load_job
 from plancompiler.cli.options import (
@@ -28,11 +29,12 @@ from plancompiler.cli.options import (
     tls_options,
     token_option,
 )
-from plancompiler.cli.output import print_note, progress
+from plancompiler.cli.output import print_json, print_note, print_result, progress
 from plancompiler.cli.record import Record, require_own_data
-from plancompiler.cluster.channel import SILENCE_SECONDS, TlsFiles
-from plancompiler.cluster.messages import JobPhase, Waiting
-from plancompiler.errors import PlanCompilerError
+from plancompiler.cli.waiting import say_waiting
+from plancompiler.cluster.channel import TlsFiles
+from plancompiler.cluster.messages import JobPhase
+from plancompiler.errors import PlanCompilerError, UsageError
 from plancompiler.executor.trace import check_trace, write_trace
 from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
 from plancompiler.running.client import Client
@@ -40,7 +42,7 @@ from plancompiler.running.client import Client
 
 @click.command("submit")
 @job_argument
-@click.option("--master", metavar="HOST:PORT", required=True, help="Where the master listens.")
+@master_option
 @click.option(
     "--ranks",
     type=click.IntRange(min=1),
@@ -53,18 +55,14 @@ from plancompiler.running.client import Client
     show_default=True,
     help="Of jobs that wait, those with a higher one come first.",
 )
+@click.option("--name", default="", help="What to call the job; by default as its file does.")
+@click.option("--detach", is_flag=True, help="Print the job's id and leave it to the master.")
 @steps_option
 @mode_option
 @click.option("--restore", type=click.Path(path_type=Path), help="Checkpoint folder to start from.")
 @strict_restore_option
 @save_options
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=SILENCE_SECONDS,
-    show_default=True,
-    help="Seconds to wait for the master's first answer, and later for a sign of it (2 or more).",
-)
+@timeout_option
 @timeline_options
 @cache_option
 @click.option(
@@ -84,6 +82,8 @@ def submit_command(
     master: str,
     ranks: int | None,
     priority: int,
+    name: str,
+    detach: bool,
     steps: int,
     mode: str | None,
     restore: Path | None,
@@ -104,12 +104,16 @@ def submit_command(
 ) -> None:
     """Send a job to a master and follow it to its end. Ctrl-C cancels the job.
 
+    With --detach the job's id goes to stdout and the command ends; `jobs`, `status`, `attach` and
+    `cancel` take it from there.
+
     Files and checkpoint folders are those of the workers' host.
 
     \b
     Example:
       plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --steps 100
       plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --steps 20 --trace run.json
+      plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --detach --name night
     """
     # Without a wish of the client, the master's own default counts.
     wished = resolve_mode(mode) if mode or os.environ.get(MODE_VARIABLE) else None
@@ -123,6 +127,12 @@ def submit_command(
         begin = time.perf_counter()
         print_note(f"{phase} after {since:.2f} s")
 
+    if detach and (trace is not None or profile):
+        raise UsageError(
+            "a timeline is written by whoever follows the job to its end",
+            got="--detach with --trace or --profile",
+            expected="one of them",
+        )
     if trace is not None:
         check_trace(trace)
     with Client(master, timeout=timeout, tls=tls, token_file=token_file) as client:
@@ -143,9 +153,16 @@ def submit_command(
             deadline=deadline,
             record=profile or trace is not None,
             anomaly=anomaly,
+            name=name,
             on_phase=entered,
-            on_waiting=_say_waiting,
+            on_waiting=say_waiting,
         )
+        if detach:
+            if as_json:
+                print_json({"job": handle.job_id, "ranks": ranks})
+            else:
+                print_result(f"{handle.job_id}")
+            return
         print_note(f"job {handle.job_id}")
         try:
             with progress("step", steps) as advance:
@@ -178,14 +195,3 @@ def submit_command(
         timelines=timelines if profile else None,
         as_json=as_json,
     )
-
-
-def _say_waiting(waiting: Waiting) -> None:
-    ranks = ", ".join(map(str, waiting.ranks))
-    more = waiting.count - len(waiting.ranks)
-    print_note(
-        f"waiting for a worker of rank {ranks}{f' and {more} more' if more else ''} "
-        f"({waiting.seconds:.0f} s)"
-    )
-    for text in waiting.stopped:
-        print_note(text)

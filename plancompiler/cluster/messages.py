@@ -63,6 +63,8 @@ class JobRequest:
     """How many ranks the job runs on; 0: as many as its placements use."""
     priority: int = 0
     """Of jobs that wait, those with a higher one come first."""
+    name: str = ""
+    """What to call the job; empty: as it was traced."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -481,6 +483,13 @@ class StepsDropped:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepsSkipped:
+    """So many steps came before the one from which the reader wants them."""
+
+    count: int
+
+
 JobEvent = (
     PhaseChanged
     | Waiting
@@ -492,6 +501,7 @@ JobEvent = (
     | TicketDone
     | StepsFailed
     | StepsDropped
+    | StepsSkipped
 )
 
 
@@ -529,6 +539,16 @@ class JobStatus:
     """How many it has."""
     priority: int = 0
     """See `JobRequest`."""
+    steps: int = 0
+    """It was asked to do; 0 of an open job."""
+    done_steps: int = 0
+    """Whose outputs have all come; a job without outputs says nothing of its steps."""
+    outputs: tuple[str, ...] = ()
+    """Of each step, by name."""
+    owner: str = ""
+    """Who submitted it."""
+    open: bool = False
+    """Whether its client asks for each step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,15 @@ def folder_path(name: str, value: object) -> Path:
     return Path(path_text(name, value))
 
 
+def job_name(value: object) -> str:
+    """What a user calls a job: a line of characters that can be shown; else a UsageError."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise UsageError(
+            "the name of a job must be a line of printable characters", got=repr(value)[:100]
+        )
+    return value
+
+
 def path_text(name: str, value: object) -> str:
     """The same as it was written."""
     path = fspath(value) if isinstance(value, (str, PathLike)) else None

@@ -85,12 +85,16 @@ class ProveReply(_message.Message):
     def __init__(self, session: _Optional[bytes] = ...) -> None: ...
 
 class JobRequest(_message.Message):
-    __slots__ = ("job_id", "check")
+    __slots__ = ("job_id", "since", "beside", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
+    since: int
+    beside: bool
     check: int
-    def __init__(self, job_id: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., since: _Optional[int] = ..., beside: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("header", "chunk", "check")
@@ -103,7 +107,7 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly", "restored", "ranks", "priority")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly", "restored", "ranks", "priority", "name")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +122,7 @@ class SubmitHeader(_message.Message):
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
@@ -132,7 +137,8 @@ class SubmitHeader(_message.Message):
     restored: _containers.RepeatedScalarFieldContainer[str]
     ranks: int
     priority: int
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("job_id", "world_size", "check")
@@ -185,7 +191,7 @@ class CancelReply(_message.Message):
     def __init__(self, cancelled: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("phase_changed", "compile_finished", "rank_outputs", "step_done", "ticket_done", "steps_dropped", "alive", "shipped", "rank_timeline", "waiting", "steps_failed", "check")
+    __slots__ = ("phase_changed", "compile_finished", "rank_outputs", "step_done", "ticket_done", "steps_dropped", "alive", "shipped", "rank_timeline", "waiting", "steps_failed", "steps_skipped", "check")
     PHASE_CHANGED_FIELD_NUMBER: _ClassVar[int]
     COMPILE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     RANK_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +203,7 @@ class JobEvent(_message.Message):
     RANK_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STEPS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     phase_changed: PhaseChanged
     compile_finished: CompileFinished
@@ -209,8 +216,9 @@ class JobEvent(_message.Message):
     rank_timeline: RankTimeline
     waiting: Waiting
     steps_failed: StepsFailed
+    steps_skipped: int
     check: int
-    def __init__(self, phase_changed: _Optional[_Union[PhaseChanged, _Mapping]] = ..., compile_finished: _Optional[_Union[CompileFinished, _Mapping]] = ..., rank_outputs: _Optional[_Union[RankOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., ticket_done: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., rank_timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, phase_changed: _Optional[_Union[PhaseChanged, _Mapping]] = ..., compile_finished: _Optional[_Union[CompileFinished, _Mapping]] = ..., rank_outputs: _Optional[_Union[RankOutputs, _Mapping]] = ..., step_done: _Optional[int] = ..., ticket_done: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., alive: _Optional[bool] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., rank_timeline: _Optional[_Union[RankTimeline, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., steps_failed: _Optional[_Union[StepsFailed, _Mapping]] = ..., steps_skipped: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("ranks", "count", "seconds", "stopped")
@@ -317,7 +325,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "phase", "seconds", "error", "fetched_ranks", "sent_bytes", "queued_seconds", "ranks", "priority")
+    __slots__ = ("job_id", "name", "phase", "seconds", "error", "fetched_ranks", "sent_bytes", "queued_seconds", "ranks", "priority", "steps", "done_steps", "outputs", "owner", "open")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +336,11 @@ class JobStatus(_message.Message):
     QUEUED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DONE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     name: str
     phase: str
@@ -338,7 +351,20 @@ class JobStatus(_message.Message):
     queued_seconds: float
     ranks: int
     priority: int
-    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., queued_seconds: _Optional[float] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
+    steps: int
+    done_steps: int
+    outputs: _containers.RepeatedScalarFieldContainer[str]
+    owner: str
+    open: bool
+    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., queued_seconds: _Optional[float] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., steps: _Optional[int] = ..., done_steps: _Optional[int] = ..., outputs: _Optional[_Iterable[str]] = ..., owner: _Optional[str] = ..., open: _Optional[bool] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("job", "check")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    job: JobStatus
+    check: int
+    def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "check")

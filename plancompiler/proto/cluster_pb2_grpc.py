@@ -198,6 +198,11 @@ class ClientStub:
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/plancompiler.proto.Client/Describe',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.DescribeReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/plancompiler.proto.Client/Status',
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.StatusRequest.SerializeToString,
@@ -258,6 +263,13 @@ class ClientServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """One job, for whoever has its id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -301,6 +313,11 @@ def add_ClientServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.CancelReply.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.DescribeReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -499,6 +516,33 @@ class Client:
             '/plancompiler.proto.Client/Cancel',
             plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
             plancompiler_dot_proto_dot_cluster__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plancompiler.proto.Client/Describe',
+            plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.DescribeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,6 +32,7 @@ from plancompiler.cluster.messages import (
     ClusterStatus,
     JobPhase,
     JobRequest,
+    JobStatus,
     StepDone,
     StepsFailed,
     TicketDone,
@@ -53,6 +54,7 @@ from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job
 from plancompiler.ir.arguments import (
     folder_path,
+    job_name,
     positive_number,
     save_interval,
     step_count,
@@ -71,6 +73,7 @@ from plancompiler.running.watched_job import (
     WatchedJob,
     call,
     cancel_job,
+    describe_job,
     job_request,
 )
 
@@ -122,6 +125,7 @@ class Client(Closing):
         deadline: float | None = None,
         record: bool = False,
         anomaly: bool = False,
+        name: str = "",
         on_phase: OnPhase | None = None,
         on_waiting: OnWaiting | None = None,
     ) -> Handle:
@@ -142,7 +146,8 @@ class Client(Closing):
         debugging; only on CPUs). A NonFiniteError ends the job; its earlier checkpoints stay.
         Learning rates that are functions are evaluated here, for all steps; with `restore`, the
         number of the first step is read here too. Raises FeedError for a job with inputs, RankError
-        for a job that does not fit the cluster. The job runs on if the client ends.
+        for a job that does not fit the cluster. `name` is what the master calls
+        the job, by default its own. The job runs on if the client ends, and `Client.job` finds it.
         """
         steps = step_count(steps)
         every = save_interval(save_every, save)
@@ -169,9 +174,12 @@ class Client(Closing):
             anomaly=anomaly,
             ranks=_ranks(ranks),
             priority=whole_number("the priority", priority),
+            name=job_name(name),
         )
         job_id = self._submit(job, request)
-        return Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
+        handle = Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
+        handle.watch()
+        return handle
 
     def open(
         self,
@@ -217,6 +225,31 @@ class Client(Closing):
         reply = call(self.address, self._stub.Status, Sent()(pb.StatusRequest()))
         return decode(ClusterStatus, reply)
 
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """The master's jobs, the oldest first: those that wait or run, and the latest that ended.
+        Whose token has not the role operate sees its own.
+        """
+        return self.status().jobs
+
+    def job(
+        self,
+        job_id: int,
+        *,
+        since: int = 0,
+        on_phase: OnPhase | None = None,
+        on_waiting: OnWaiting | None = None,
+    ) -> Handle:
+        """A job that was submitted before, by whatever client; iterating gives its steps from
+        number `since` on. ClusterError where the master knows no such job, SecurityError where it
+        is somebody else's.
+        """
+        since = _step_number(since)
+        found = describe_job(self._stub, self.address, job_id)
+        steps = None if found.open else found.steps
+        return Handle(
+            self._stub, self.address, job_id, on_phase, on_waiting, found.outputs, steps, since
+        )
+
     def cancel(self, job_id: int) -> bool:
         """Stop a job; False where it had already ended."""
         return cancel_job(self._stub, self.address, job_id)
@@ -243,7 +276,9 @@ class Client(Closing):
 class Handle(WatchedJob):
     """A submitted job. Iterating gives one dict per step: `{"step": 0, "loss": 2.3, …}`.
 
-    Scalars are floats, other outputs arrays. The iteration ends with the job, or raises its error.
+    Scalars are floats, other outputs arrays. The iteration begins with the first step whose outputs
+    the master has kept, and ends with the job, or raises its error. `steps` None is of an open job,
+    whose client asks for each step.
     """
 
     def __init__(
@@ -254,9 +289,13 @@ class Handle(WatchedJob):
         on_phase: OnPhase | None,
         on_waiting: OnWaiting | None,
         names: Collection[str],
-        steps: int,
+        steps: int | None,
+        since: int = 0,
     ) -> None:
-        super().__init__(stub, address, job_id, on_phase, on_waiting, names)
+        super().__init__(
+            stub, address, job_id, on_phase, on_waiting, names, since=since, beside=True
+        )
+        self._names = names
         self._asked = steps
         self._last: dict[str, Any] = {}
 
@@ -272,9 +311,28 @@ class Handle(WatchedJob):
                     for name, value in outputs.items()
                 }
                 return self._last
-        with self._ending_on_loss():
-            self._steps.expect(self._asked)
+        if self._asked is not None:
+            with self._ending_on_loss():
+                self._steps.expect(self._asked)
         raise StopIteration
+
+    def outputs(self, since: int = 0) -> Iterator[dict[str, Any]]:
+        """The steps from number `since` on, as iterating gives them, to the job's end; they may be
+        asked for again and again. The master keeps the outputs of the latest steps: a warning says
+        how many of those that were asked for are gone, and `dropped_steps` counts them.
+        """
+        return self._outputs_since(_step_number(since))
+
+    def _outputs_since(self, since: int) -> Iterator[dict[str, Any]]:
+        with Handle(
+            self._stub, self._address, self.job_id, None, None, self._names, self._asked, since
+        ) as again:
+            yield from again
+            self.dropped_steps += again.dropped_steps
+
+    def status(self) -> JobStatus:
+        """The job as the master sees it now."""
+        return describe_job(self._stub, self._address, self.job_id)
 
     def result(self) -> dict[str, Any]:
         """Wait for the job's end; the last step's outputs, or its error raised."""
@@ -325,6 +383,7 @@ class RemoteSession(WatchedJob):
         anomaly: bool = False,
     ) -> None:
         super().__init__(stub, address, job_id, on_phase, on_waiting, job.outputs)
+        self.watch()
         self._job = job
         self._anomaly = anomaly
         self._not_finite: PlanCompilerError | None = None
@@ -524,6 +583,13 @@ def _ranks(ranks: int | None) -> int:
     if count < 1:
         raise UsageError("the number of ranks is not positive", got=ranks, expected="1 or more")
     return count
+
+
+def _step_number(since: int) -> int:
+    step = whole_number("the first step to read", since)
+    if not 0 <= step < 1 << 40:
+        raise UsageError("the first step to read is not one", got=since, expected="0 or more")
+    return step
 
 
 def _deadline(seconds: float | None) -> float:

@@ -32,8 +32,8 @@ class StepCount:
         self._next = step + 1
         self.count += 1
 
-    def dropped(self, count: int) -> None:
-        """The master says that so many steps were not read in time."""
+    def passed(self, count: int) -> None:
+        """The master says that so many steps were not read in time, or are not wanted."""
         self.count += count
         if self._next is not None:
             self._next += count

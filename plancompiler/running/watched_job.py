@@ -18,15 +18,18 @@ from plancompiler.cluster.chunks import (
     Array,
     arrays_from_bytes,
 )
+from plancompiler.cluster.codec import decode
 from plancompiler.cluster.messages import (
     CompileFinished,
     JobEvent,
     JobPhase,
+    JobStatus,
     PhaseChanged,
     RankOutputs,
     RankTimeline,
     StepDone,
     StepsDropped,
+    StepsSkipped,
     Waiting,
 )
 from plancompiler.cluster.serde import JOB_EVENTS, Reader
@@ -34,6 +37,7 @@ from plancompiler.errors import (
     ClusterError,
     PlanCompilerError,
 )
+from plancompiler.ir.arguments import whole_number
 from plancompiler.ir.closing import Closing
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
@@ -58,7 +62,13 @@ class WatchedJob(Closing):
         on_phase: OnPhase | None,
         on_waiting: OnWaiting | None,
         names: Collection[str],
+        *,
+        since: int = 0,
+        beside: bool = False,
     ) -> None:
+        """Of steps before `since` only the number is heard. An open job ends when it is watched no
+        longer, unless that was `beside` whoever steps it.
+        """
         self.job_id = job_id
         self.phase = JobPhase.QUEUED
         self.digest: str | None = None
@@ -73,6 +83,8 @@ class WatchedJob(Closing):
         """
         self.cached: bool | None = None
         """Whether all plans came from plan caches, once they are there."""
+        self.dropped_steps = 0
+        """Steps whose outputs the master no longer had when they were asked for."""
         self._stub = stub
         self._address = address
         self._on_phase = on_phase
@@ -85,7 +97,14 @@ class WatchedJob(Closing):
         self._reader = Reader(JOB_EVENTS)
         self._received = Received("the master")
         self._steps = StepCount(names)
-        self._stream: Any = stub.Watch(job_request(job_id))
+        self._watched = pb.JobRequest(job_id=job_id, since=since, beside=beside)
+        self._stream: Any = None
+        """Of events, once it is watched."""
+
+    def watch(self) -> None:
+        """Begin to hear of the job; the first look for an event does it too."""
+        if self._stream is None:
+            self._stream = self._stub.Watch(Sent()(self._watched))
 
     def _next_event(self) -> JobEvent | None:
         """The next event; None when the job has finished. Raises the job's error."""
@@ -112,6 +131,9 @@ class WatchedJob(Closing):
             elif isinstance(event, RankTimeline):
                 self._recorded.append(event.timeline)
                 continue
+            elif isinstance(event, StepsSkipped):
+                self._steps.passed(event.count)
+                continue
             elif isinstance(event, (StepDone, StepsDropped)):
                 self._count(event)
             return event
@@ -119,7 +141,8 @@ class WatchedJob(Closing):
     def _count(self, event: StepDone | StepsDropped) -> None:
         if isinstance(event, StepsDropped):
             _log.warning("outputs of %d steps were not read in time", event.count)
-            self._steps.dropped(event.count)
+            self.dropped_steps += event.count
+            self._steps.passed(event.count)
             return
         with self._ending_on_loss():
             self._steps.came(event.step, self._outputs.get(event.step, ()))
@@ -135,6 +158,7 @@ class WatchedJob(Closing):
             raise
 
     def _read(self) -> JobEvent:
+        self.watch()
         try:
             for message in self._stream:
                 with self._ending_on_loss():
@@ -168,7 +192,8 @@ class WatchedJob(Closing):
         return cancel_job(self._stub, self._address, self.job_id)
 
     def _stop_watching(self) -> None:
-        self._stream.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
 
 
 def call(
@@ -184,6 +209,13 @@ def call(
 
 def job_request(job_id: int) -> pb.JobRequest:
     return Sent()(pb.JobRequest(job_id=job_id))
+
+
+def describe_job(stub: ClientStub, address: str, job_id: int) -> JobStatus:
+    """A job as the master sees it now."""
+    if not 0 < whole_number("the id of a job", job_id) < 1 << 63:
+        raise ClusterError("no job has this id", got=job_id, expected="1 or more")
+    return decode(JobStatus, call(address, stub.Describe, job_request(job_id)).job)
 
 
 def cancel_job(stub: ClientStub, address: str, job_id: int) -> bool:

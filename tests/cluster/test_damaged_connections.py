@@ -115,7 +115,7 @@ def test_a_client_counts_the_steps() -> None:
     count = StepCount({"loss"})
     for step in (7, 8):
         count.came(step, {"loss"})
-    count.dropped(2)
+    count.passed(2)
     count.came(11, {"loss", "more"})
     count.expect(5)
     for wrong in (11, 13, 0):

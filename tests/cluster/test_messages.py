@@ -78,6 +78,7 @@ EVENTS: list[m.JobEvent] = [
     m.TicketDone(6),
     m.StepsFailed(6, FULL),
     m.StepsDropped(7),
+    m.StepsSkipped(3),
 ]
 LARGE_RECORDS: list[tuple[Envelope[Any, Any], Any]] = [
     (WORKER_MESSAGES, m.Outputs(3, 4, LARGE)),
@@ -375,9 +376,9 @@ def test_cut_arrays_are_refused(cut: int) -> None:
 # --- a job's events at the master -----------------------------------------------------------------
 
 
-def read_all(channel: JobChannel) -> list[m.JobEvent | None]:
+def read_all(channel: JobChannel, since: int = 0) -> list[m.JobEvent | None]:
     async def read() -> list[m.JobEvent | None]:
-        return [event async for event in channel.read()]
+        return [event async for event in channel.read(since)]
 
     return asyncio.run(asyncio.wait_for(read(), SECONDS))
 
@@ -439,6 +440,33 @@ def test_a_slow_reader_misses_the_oldest_steps_and_is_told() -> None:
     assert 0 < len(kept) * 1000 <= 10_000
     channel.forget_outputs()
     assert read_all(channel) == [m.StepsDropped(20), m.PhaseChanged(m.JobPhase.FINISHED, 1.0)]
+
+
+@pytest.mark.parametrize("kept", [1 << 20, 9_000])
+@pytest.mark.parametrize("since", [0, 5, 6, 17, 24, 25, 99])
+def test_a_reader_hears_of_the_steps_that_it_asks_for_and_of_all_others_how_many(
+    since: int, kept: int
+) -> None:
+    channel = JobChannel(Job("j", ()), m.JobRequest(20), event_bytes=kept)
+    for step in range(5, 25):
+        channel.publish(m.RankOutputs(step, 0, bytes(1000)))
+        if step > 5:  # the second rank is a step behind
+            channel.publish(m.RankOutputs(step - 1, 1, bytes(1000)))
+            channel.publish(m.StepDone(step - 1))
+    channel.publish(m.RankOutputs(24, 1, bytes(1000)))
+    channel.publish(m.StepDone(24))
+    channel.publish(m.PhaseChanged(m.JobPhase.FINISHED, 1.0))
+    found = read_all(channel, since)
+    assert isinstance(found[-1], m.PhaseChanged)
+    done = [event.step for event in found if isinstance(event, m.StepDone)]
+    skipped = sum(event.count for event in found if isinstance(event, m.StepsSkipped))
+    dropped = sum(event.count for event in found if isinstance(event, m.StepsDropped))
+    assert skipped == min(20, max(0, since - 5))
+    assert skipped + dropped + len(done) == 20
+    assert done == list(range(25 - len(done), 25))
+    if kept > 100_000:
+        assert not dropped
+    assert all(event.step >= since for event in found if isinstance(event, m.RankOutputs))
 
 
 def test_timelines_are_kept_as_long_as_outputs() -> None:

@@ -233,6 +233,7 @@ CALLS: dict[str, Call] = {
         pb_grpc.ClientStub(c).FetchVariables(pb.JobRequest(job_id=1), timeout=SECONDS)
     ),
     "Cancel": lambda c: pb_grpc.ClientStub(c).Cancel(pb.JobRequest(job_id=1), timeout=SECONDS),
+    "Describe": lambda c: pb_grpc.ClientStub(c).Describe(pb.JobRequest(job_id=1), timeout=SECONDS),
     "Status": lambda c: pb_grpc.ClientStub(c).Status(pb.StatusRequest(), timeout=SECONDS),
     "Connect": lambda c: list(pb_grpc.WorkerStub(c).Connect(iter(()), timeout=SECONDS)),
     "Beat": lambda c: pb_grpc.WorkerStub(c).Beat(pb.BeatRequest(), timeout=SECONDS),
@@ -419,6 +420,9 @@ def test_jobs_belong_to_who_submitted_them(workers: Workers, tmp_path: Path) -> 
         assert [len(each.status().jobs) for each in (alice, bob, ops)] == [1, 0, 1]
         with pytest.raises(SecurityError, match="belongs to somebody else"):
             bob.cancel(handle.job_id)
+        with pytest.raises(SecurityError, match="belongs to somebody else"):
+            bob.job(handle.job_id)
+        assert ops.job(handle.job_id).status().owner == "alice"
         stub = bob._stub
         request = job_request(handle.job_id)
         for call in (
