@@ -11,12 +11,13 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import report_of
-from plancompiler.cluster.chunks import Parcel, Reservation, pack
+from plancompiler.cluster.chunks import Parcel, Reservation
 from plancompiler.cluster.messages import (
     ClusterStatus,
     Heartbeat,
@@ -40,7 +41,6 @@ from plancompiler.errors import (
 )
 from plancompiler.ir import Job
 from plancompiler.limits import time_limits
-from plancompiler.lower.cached import plans_of_job, slices_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
 from plancompiler.master.events import (
     Disconnect,
@@ -60,11 +60,10 @@ from plancompiler.master.events import (
     WorkerGone,
 )
 from plancompiler.master.job_channel import JobChannel, Retention
+from plancompiler.master.masters_half import SLICES_MODE, masters_half
 from plancompiler.master.state import MasterState
 from plancompiler.master.stopped_early import StoppedEarly
 from plancompiler.master.work_threads import WorkThreads
-from plancompiler.plan.job_serde import job_from_bytes
-from plancompiler.plan.serde import plan_to_bytes
 from plancompiler.proto.cluster_pb2 import Chunk, FetchRequest
 
 MAX_QUEUE = 10_000
@@ -82,7 +81,6 @@ _ALIVE_SECONDS = 0.5
 _ALIVE_SECONDS_PER_READER = 0.0025
 """With many readers it is less often, so that this takes a bounded part of the master's time."""
 _INLINE_BYTES = 256 << 10
-_PLAIN_MODE = "rank_per_process"
 
 _log = logging.getLogger(__name__)
 
@@ -235,8 +233,8 @@ class MasterShell:
         mode = request.mode or self._mode
         request = replace(
             request,
-            mode=resolve_mode(mode, _PLAIN_MODE),
-            cache=request.cache and not is_mode_chosen(mode),
+            mode=resolve_mode(mode, SLICES_MODE),
+            cache=request.cache and not is_mode_chosen(mode) and not request.compile_only,
         )
         if self.is_stopping:
             raise ClusterError("the master is about to stop")
@@ -256,6 +254,7 @@ class MasterShell:
             self._retention.job_bytes,
             reservation,
             tuple(job.outputs),
+            data,
         )
         try:
             self.handle(
@@ -296,6 +295,13 @@ class MasterShell:
     def ranks_of(self, job_id: int) -> int:
         """How many ranks a job has."""
         return self._state.ranks_of(job_id)
+
+    def raise_failure(self, job_id: int) -> NoReturn:
+        """Raise why a job has ended as it did."""
+        error = self.job_status(job_id).error
+        if error is None:
+            raise ClusterError(f"job {job_id} has ended before it was compiled")
+        raise PlanCompilerError.from_report(error)
 
     def phase(self, job_id: int) -> JobPhase:
         """Where a job is."""
@@ -377,33 +383,16 @@ class MasterShell:
             job = channel.job
             if job is None:  # it has already ended
                 return
-            parcels, cached = await self._compilers.run(self._parcels, job, channel.request)
+            made = await self._compilers.run(masters_half, job, channel.request, self._cache)
             if channel.job is job:  # else it ended meanwhile
-                channel.parcels = parcels
-            digests = {rank: parcel.digest for rank, parcel in parcels.items()}
-            event: MasterEvent = MasterCompiled(job_id, digests, cached)
+                channel.parcels, channel.graph = made.parcels, made.graph
+            digests = {rank: parcel.digest for rank, parcel in made.parcels.items()}
+            event: MasterEvent = MasterCompiled(job_id, digests, made.cached)
         except Exception as error:  # the job fails with whatever stopped its compilation
             if not isinstance(error, PlanCompilerError):
                 _log.exception("job %d does not compile", job_id)
             event = MasterFailed(job_id, report_of(error, "compiling the job"))
         self.handle(event)
-
-    def _parcels(self, job: Job | bytes, request: JobRequest) -> tuple[Mapping[int, Parcel], bool]:
-        """What each rank fetches, and whether nothing was compiled for it. Runs in a thread."""
-        if isinstance(job, bytes):
-            job = job_from_bytes(job)
-        world_size = request.ranks or job.world_size
-        cache = self._cache if request.cache else None
-        if request.mode != _PLAIN_MODE:
-            made = plans_of_job(job, world_size, request.mode, cache)
-            plans = {
-                rank: pack(plan_to_bytes(plan), compress=True, checked=True)
-                for rank, plan in made.plans.items()
-            }
-            return plans, made.cached
-        slices, cached = slices_of_job(job, world_size, cache)
-        parcels = [pack(data, compress=True, checked=True) for data in slices.distinct]
-        return {rank: parcels[number] for rank, number in enumerate(slices.of_rank)}, cached
 
     async def _tick(self) -> None:
         woken = 0.0

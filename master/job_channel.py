@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from plancompiler.cluster.chunks import Parcel, Reservation
 from plancompiler.cluster.messages import (
+    CompileFinished,
     JobEvent,
     JobRequest,
     PhaseChanged,
@@ -26,6 +27,7 @@ from plancompiler.cluster.messages import (
 )
 from plancompiler.errors import ClusterError
 from plancompiler.ir import Job
+from plancompiler.master.masters_half import SLICES_MODE
 from plancompiler.proto.cluster_pb2 import Chunk
 
 
@@ -75,6 +77,7 @@ class JobChannel:
         event_bytes: int = Retention().job_bytes,
         reservation: Reservation | None = None,
         outputs: tuple[str, ...] = (),
+        data: bytes = b"",
     ) -> None:
         self.job: Job | bytes | None = job
         """Until it is compiled; its bytes, which take less memory, where it has to wait."""
@@ -83,8 +86,17 @@ class JobChannel:
         """Who submitted it."""
         self.outputs = outputs
         """Of each step, by name."""
+        self.data = data
+        """The job's bytes, for those who ask for what it was compiled into."""
+        self.digest = ""
+        """Over the plans of all ranks, once they are there."""
         self.parcels: Mapping[int, Parcel] = {}
         """What each rank fetches; ranks with equal slices share one parcel."""
+        self.graph: Parcel | None = None
+        """The boxing task graph, of a job that is compiled only."""
+        self.plans: dict[int, Parcel] = {}
+        """What ranks made, of a job that is compiled only."""
+        self._plan_reservations: list[Reservation] = []
         self.feeds: dict[int, Parcel] = {}
         """By ticket."""
         self._reservations = {} if reservation is None else {_JOB: reservation}
@@ -113,8 +125,10 @@ class JobChannel:
 
     @property
     def held_bytes(self) -> int:
-        """Of outputs that are kept for readers."""
-        return self._held
+        """Of outputs and plans that are kept for readers."""
+        parcels = {id(parcel): parcel for parcel in (*self.parcels.values(), *self.plans.values())}
+        kept = sum(parcel.wire_bytes for parcel in parcels.values())
+        return self._held + len(self.data) + kept
 
     def publish(self, event: JobEvent) -> None:
         """Add an event for all readers, present and future; of what is missing only the latest."""
@@ -133,6 +147,8 @@ class JobChannel:
                 self._trim(self._latest_step)
         elif isinstance(event, (TicketDone, StepsFailed)):
             self.drop_feeds(event.ticket)
+        elif isinstance(event, CompileFinished):
+            self.digest = event.digest
         elif _is_end(event):
             self._ended = True
         self.wake()
@@ -144,6 +160,7 @@ class JobChannel:
     def forget_outputs(self) -> None:
         """Keep only what happened, not what was computed."""
         self._limit = 0
+        self._forget_plans()
         self._trim(self._latest_step + 1)
         self._events = [
             None if isinstance(event, RankTimeline) else event for event in self._events
@@ -215,6 +232,35 @@ class JobChannel:
 
     # --- bytes ----------------------------------------------------------------------------------
 
+    async def compiled(self) -> None:
+        """Return when there is what the job was compiled into, or never will be."""
+        while not self._ended and (self.request.compile_only or not self.digest):
+            await self._changes.wait()
+
+    def keep_plan(self, rank: int, plan: Parcel, reservation: Reservation) -> None:
+        """Hold the plan that a rank has made."""
+        self.plans[rank] = plan
+        self._plan_reservations.append(reservation)
+
+    def compiled_parts(self) -> list[tuple[str, tuple[int, ...], Parcel]]:
+        """The graph, where there is one, and the plans or, in their place, the slices of ranks:
+        kind, ranks and bytes.
+        """
+        parts = [] if self.graph is None else [("graph", (), self.graph)]
+        mode = "slice" if self.request.mode == SLICES_MODE and not self.plans else "plan"
+        ranks_of: dict[int, list[int]] = {}
+        parcels = self.plans or self.parcels
+        for rank, parcel in sorted(parcels.items()):
+            ranks_of.setdefault(id(parcel), []).append(rank)
+        return parts + [(mode, tuple(ranks), parcels[ranks[0]]) for ranks in ranks_of.values()]
+
+    def _forget_plans(self) -> None:
+        self.data, self.parcels, self.graph = b"", {}, None
+        self.plans.clear()
+        for reservation in self._plan_reservations:
+            reservation.close()
+        self._plan_reservations.clear()
+
     def keep_feeds(self, ticket: int, feeds: Parcel, reservation: Reservation) -> None:
         """Hold what workers fetch for a ticket, until it is done."""
         self.feeds[ticket], self._reservations[ticket] = feeds, reservation
@@ -232,7 +278,8 @@ class JobChannel:
         for reservation in self._reservations.values():
             reservation.close()
         self._reservations.clear()
-        self.parcels = {}
+        if not self.digest:
+            self._forget_plans()
         self.feeds.clear()
         relays, self.relays = list(self.relays.values()), {}
         for relay in relays:

@@ -16,16 +16,21 @@ from plancompiler.cluster.messages import (
     JobRequest,
     Run,
     Save,
+    SendPlan,
     SendTimeline,
     WriteIndex,
 )
 
-Operation = Run | Save | Collect | SendTimeline | Finish
+Operation = Run | Save | Collect | SendTimeline | SendPlan | Finish
 """What a running job does, one after another."""
 
 
 def operations_of(job_id: int, request: JobRequest, tickets: Iterator[int]) -> Iterator[Operation]:
     """What a submitted job does, from its first step to its end."""
+    if request.compile_only:
+        yield SendPlan(job_id, next(tickets))
+        yield Finish(job_id)
+        return
     yield Run(job_id, next(tickets), request.steps, False)
     if request.save:
         yield Save(job_id, next(tickets), request.save)

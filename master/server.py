@@ -47,7 +47,7 @@ from plancompiler.master.admission import (
 from plancompiler.master.events import Limits
 from plancompiler.master.io_shell import MAX_QUEUE, MasterShell
 from plancompiler.master.job_channel import Retention
-from plancompiler.master.services import ClientService, WorkerService
+from plancompiler.master.services import ClientService, Unpacking, WorkerService
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 
@@ -163,10 +163,9 @@ class MasterServer:
         self._loop = asyncio.get_running_loop()
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(self._admission,))
         silence = self._limits.stream
-        pb_grpc.add_ClientServicer_to_server(
-            ClientService(self._shell, silence, self._budget), server
-        )  # type: ignore[no-untyped-call]  # generated
-        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._shell, silence), server)  # type: ignore[no-untyped-call]  # generated
+        unpacking = Unpacking(silence, self._budget)
+        pb_grpc.add_ClientServicer_to_server(ClientService(self._shell, silence, unpacking), server)  # type: ignore[no-untyped-call]  # generated
+        pb_grpc.add_WorkerServicer_to_server(WorkerService(self._shell, silence, unpacking), server)  # type: ignore[no-untyped-call]  # generated
         TransferService(self._shell.parcel, self._shell.count_sent, self._gate).add_to(server)
         pb_grpc.add_SignInServicer_to_server(self._sign_in, server)  # type: ignore[no-untyped-call]  # generated
         healthy = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack `aio`

@@ -74,6 +74,7 @@ from plancompiler.ops.verify_types import verify_types
 from plancompiler.plan.job_serde import job_from_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
+from plancompiler.proto.cluster_pb2 import Chunk
 
 _log = logging.getLogger(__name__)
 
@@ -133,8 +134,10 @@ async def _read_message(context: Context, what: str) -> Any:
     return None if message is _EOF else message
 
 
-class _Unpacking:
-    """Puts together what clients upload, outside of the event loop where it is large."""
+class Unpacking:
+    """Puts together what clients and workers upload, outside of the event loop where it is large.
+    A stream that says nothing for `silence` seconds is ended; what comes is held within `budget`.
+    """
 
     def __init__(self, silence: float, budget: UploadBudget) -> None:
         self._silence = silence
@@ -184,7 +187,7 @@ class _Unpacking:
         return await self._in_thread(len(data), _read_job, data)
 
     async def parcel(self, data: bytes) -> Parcel:
-        """Feeds for workers to fetch."""
+        """Bytes that others fetch."""
         return await self._in_thread(len(data), pack, data)
 
     async def _in_thread(self, nbytes: int, function: Callable[..., Reply], *args: Any) -> Reply:
@@ -201,14 +204,12 @@ def _read_job(data: bytes) -> Job:
 
 
 class ClientService(pb_grpc.ClientServicer):
-    """What clients may ask for. A stream that says nothing for `silence` seconds is ended; what
-    they upload is held within `budget`.
-    """
+    """What clients may ask for. A stream that says nothing for `silence` seconds is ended."""
 
-    def __init__(self, shell: MasterShell, silence: float, budget: UploadBudget) -> None:
+    def __init__(self, shell: MasterShell, silence: float, unpacking: Unpacking) -> None:
         self._shell = shell
         self._silence = silence
-        self._unpacking = _Unpacking(silence, budget)
+        self._unpacking = unpacking
 
     @_answering
     async def Submit(self, _: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.SubmitReply:
@@ -319,6 +320,34 @@ class ClientService(pb_grpc.ClientServicer):
         return Sent()(pb.CancelReply(cancelled=cancelled))
 
     @_answering
+    async def FetchPlans(self, request: pb.JobRequest, context: Context) -> None:
+        job_id = Received("a client")(request).job_id
+        channel = self._own(job_id)
+        channel.readers += 1  # what a reader has asked for is kept for it
+        try:
+            await channel.compiled()
+            if not channel.digest or (
+                channel.request.compile_only and len(channel.plans) < len(channel.parcels)
+            ):
+                self._shell.raise_failure(job_id)
+            if not channel.data:
+                raise ClusterError(
+                    f"the plans of job {job_id} are no longer kept",
+                    hint="ask earlier, or start the master with a larger --keep-jobs",
+                )
+            job = await self._unpacking.parcel(channel.data)
+            sent, world_size = Sent(), len(channel.parcels)
+            for kind, ranks, parcel in [("job", (), job), *channel.compiled_parts()]:
+                for number, message in enumerate(parcel.messages):
+                    part = pb.PlanPart(chunk=Chunk.FromString(message))
+                    if not number:
+                        part.kind, part.digest, part.world_size = kind, channel.digest, world_size
+                        part.ranks.extend(ranks)
+                    await context.write(sent(part))
+        finally:
+            channel.readers -= 1
+
+    @_answering
     async def Describe(self, request: pb.JobRequest, context: Context) -> pb.DescribeReply:
         self._own(Received("a client")(request).job_id)
         job = encode(pb.JobStatus, self._shell.job_status(request.job_id))
@@ -347,9 +376,10 @@ class ClientService(pb_grpc.ClientServicer):
 class WorkerService(pb_grpc.WorkerServicer):
     """What workers may ask for, and the stream that each of them holds."""
 
-    def __init__(self, shell: MasterShell, silence: float) -> None:
+    def __init__(self, shell: MasterShell, silence: float, unpacking: Unpacking) -> None:
         self._shell = shell
         self._silence = silence
+        self._unpacking = unpacking
 
     @_answering
     async def Connect(self, _: AsyncIterator[pb.WorkerMessage], context: Context) -> None:
@@ -392,13 +422,28 @@ class WorkerService(pb_grpc.WorkerServicer):
             raise WireFormatError("an upload does not say what it is")
         received(first)
         rank = self._shell.rank_of_token(first.token, first.job_id)
-        relay = self._shell.channel(first.job_id).relays.get(first.ticket)
+        channel = self._shell.channel(first.job_id)
+        if channel.request.compile_only:
+            await self._take_plan(context, channel, rank, received)
+            return Sent()(pb.UploadReply())
+        relay = channel.relays.get(first.ticket)
         if relay is None:
             raise ClusterError("nobody waits for these variables any longer", rank=rank)
         while (message := await _next(context, "an upload", self._silence)) is not None:
             await relay.put(rank, received(message).chunk)
         await relay.put(rank, None)
         return Sent()(pb.UploadReply())
+
+    async def _take_plan(
+        self, context: Context, channel: JobChannel, rank: int, received: Received
+    ) -> None:
+        with self._unpacking.reservation() as held:
+            plan = await self._unpacking.receive(context, "a plan", MAX_JOB_BYTES, held, received)
+            if plan is None or rank in channel.plans:
+                raise WireFormatError("a plan came twice, or not at all", rank=rank)
+            parcel = await self._unpacking.parcel(plan)
+            held.keep(parcel.wire_bytes)
+            channel.keep_plan(rank, parcel, held)
 
     @_answering
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:

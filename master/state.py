@@ -414,7 +414,8 @@ class MasterState:
         self._enter(job, JobPhase.CHECKING, self.limits.checking, now)
         try:
             check_cross_rank_facts(job.facts)
-            check_kernels(job.kernels, self._allow_mixed_kernels)
+            if not job.request.compile_only:
+                check_kernels(job.kernels, self._allow_mixed_kernels)
         except (DigestMismatchError, MixedKernelsError) as error:
             self._fail(job, error.report, now)
             return
@@ -422,6 +423,9 @@ class MasterState:
         job.kernels.clear()
         digest = combine_digests(job.digests)
         self._publish(job, CompileFinished(digest, now - (job.started or now), job.cached))
+        if job.request.compile_only:
+            self._next_operation(job, now)
+            return
         self._enter(job, JobPhase.PREPARING, self.limits.preparing, now)
         job.await_ranks(range(job.world_size), now)
         offers = self._offers(job)

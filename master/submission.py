@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from plancompiler.errors import FeedError, RankError
+from plancompiler.errors import FeedError, RankError, UsageError
 from plancompiler.master.events import JobSubmitted
 
 
 def check_submission(event: JobSubmitted, world_size: int) -> None:
-    """RankError for a job that does not fit the world, FeedError for one that nobody would feed."""
+    """RankError for a job that does not fit the world, FeedError for one that nobody would feed,
+    UsageError for one that is to be compiled only, and executed nevertheless.
+    """
     wanted = max(event.needs, event.request.ranks)
     if wanted > world_size:
         raise RankError(
@@ -23,6 +25,14 @@ def check_submission(event: JobSubmitted, world_size: int) -> None:
             expected=f"{event.needs} or more",
             hint="ask for more ranks, or place the job on fewer",
         )
+    request = event.request
+    if request.compile_only:
+        if request.steps or request.open or request.restore or request.save or request.record:
+            raise UsageError(
+                f"job {event.name!r} is to be compiled only, and executed nevertheless",
+                expected="a job without steps, checkpoints and timelines",
+            )
+        return
     if event.inputs and not event.request.open:
         raise FeedError(
             f"job {event.name!r} has inputs that nobody would feed",

@@ -11,6 +11,7 @@ from plancompiler.cluster.messages import (
     Prepare,
     Run,
     Save,
+    SendPlan,
     SendTimeline,
     WorkerMessage,
     WriteIndex,
@@ -103,7 +104,7 @@ WorkerEvent = (
 
 # --- actions --------------------------------------------------------------------------------------
 
-Work = Compile | Prepare | Run | Save | WriteIndex | Collect | SendTimeline
+Work = Compile | Prepare | Run | Save | WriteIndex | Collect | SendTimeline | SendPlan
 """Commands of the master that take time."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -32,6 +32,7 @@ from plancompiler.cluster.messages import (
     Run,
     RunFailed,
     Save,
+    SendPlan,
     SendTimeline,
     TimelineRecorded,
     WorkerMessage,
@@ -59,9 +60,10 @@ from plancompiler.limits.time_limits import DEADLINE
 from plancompiler.lower.rank import plan_of_slice
 from plancompiler.plan.digest import cross_rank_facts, plan_digest
 from plancompiler.plan.plan import Plan
-from plancompiler.plan.serde import plan_from_bytes
+from plancompiler.plan.serde import plan_from_bytes, plan_to_bytes
 from plancompiler.plan.verify import verify_plan
 from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2 import Chunk
 from plancompiler.proto.cluster_pb2_grpc import WorkerStub
 from plancompiler.worker.allowed_paths import AllowedPaths
 from plancompiler.worker.events import (
@@ -205,9 +207,11 @@ class JobRunner:
             case WriteIndex():
                 self._write_index(work)
             case Collect():
-                self._upload(work)
+                self._collect(work)
             case SendTimeline():
                 self._send_timeline(work)
+            case SendPlan():
+                self._upload(work, to_chunks(plan_to_bytes(self._compiled()), compress=True))
         return OperationDone(work.job_id, work.ticket)
 
     def _compile(self, work: Compile) -> RankCompiled:
@@ -259,9 +263,7 @@ class JobRunner:
 
     def _prepare(self, work: Prepare) -> None:
         self._drop_copy()
-        plan = self._plan
-        if plan is None:
-            raise ClusterError("the master asked to prepare a job that was not compiled")
+        plan = self._compiled()
         if work.restore and self._allowed is not None:
             self._allowed.check_folder(work.restore, "the checkpoint to restore")
         if work.save:
@@ -366,6 +368,11 @@ class JobRunner:
 
         self._writer.start(work)
 
+    def _compiled(self) -> Plan:
+        if self._plan is None:
+            raise ClusterError("the master asked for something of a job that was not compiled")
+        return self._plan
+
     def _prepared(self) -> Runtime:
         if self._runtime is None:
             raise ClusterError("the master asked to run a job that was not prepared")
@@ -395,12 +402,13 @@ class JobRunner:
             raise ClusterError("the master asked for a timeline that was not recorded")
         self._send(TimelineRecorded(work.job_id, recorded_bytes(folder, self.rank)))
 
-    def _upload(self, work: Collect) -> None:
+    def _collect(self, work: Collect) -> None:
         runtime = self._prepared()
         plan = runtime.plan
         kept, step = runtime.state(saved_names(plan), work.before)
-        chunks = to_chunks(shards_to_bytes(plan, kept, step))
+        self._upload(work, to_chunks(shards_to_bytes(plan, kept, step)))
 
+    def _upload(self, work: Collect | SendPlan, chunks: Iterable[Chunk]) -> None:
         def requests() -> Iterator[pb.UploadRequest]:
             sent = Sent()
             yield sent(pb.UploadRequest(token=self.token, job_id=work.job_id, ticket=work.ticket))

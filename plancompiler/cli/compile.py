@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
 import statistics
 import sys
@@ -41,11 +40,9 @@ from plancompiler.ir import Job
 from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.lower.compile import MODES, Compilation, compile_plans, resolve_mode
 from plancompiler.lower.profile import RANK_STAGES
+from plancompiler.plan.compiled_plans import SUMMARY_FILE, CompiledPlans
 from plancompiler.plan.serde import plan_to_bytes
 from plancompiler.running.session import world_size_of
-
-GRAPH_FILE = "boxing_task_graph.bin"
-_PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")
 
 
 @click.command("compile")
@@ -64,7 +61,8 @@ _PLAN_FILE = re.compile(r"rank_\d+\.(plan|txt)")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for rank_R.plan (binary), rank_R.txt (text), the boxing graph and summary.json.",
+    help="Folder for rank_R.plan (binary), rank_R.txt (text), the boxing graph and summary.json; "
+    "`plancompiler run` takes it.",
 )
 @click.option(
     "--check-modes", is_flag=True, help="Compile in all four modes; fail where plans differ."
@@ -272,21 +270,14 @@ def compare_texts(
 
 def write_plans(compilation: Compilation, summary: Mapping[str, Any], out: Path) -> None:
     """Write plans, their texts and the summary, in place of those of an earlier run."""
-
-    def write(name: str, data: bytes) -> None:
-        with naming_output("a compiled file", out / name):
-            write_whole(out / name, (data,))
-
-    with naming_output("a folder of plans", out):
-        out.mkdir(parents=True, exist_ok=True)
-        for file in out.iterdir():
-            if _PLAN_FILE.fullmatch(file.name):
-                file.unlink()
-    for rank, plan in compilation.plans.items():
-        write(f"rank_{rank}.plan", plan_to_bytes(plan))
-        write(f"rank_{rank}.txt", compilation.texts[rank].encode())
-    write(GRAPH_FILE, graph_to_bytes(compilation.graph))
-    write("summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    CompiledPlans(
+        compilation.job,
+        compilation.world_size,
+        compilation.plans,
+        graph_to_bytes(compilation.graph),
+    ).save(out)
+    with naming_output("a compiled file", out / SUMMARY_FILE):
+        write_whole(out / SUMMARY_FILE, ((json.dumps(summary, indent=2) + "\n").encode(),))
     print_note(f"wrote {len(compilation.plans)} plans to {out}")
 
 

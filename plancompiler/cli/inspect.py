@@ -13,11 +13,12 @@ from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.boxing.serde import graph_from_bytes
 from plancompiler.boxing.verify import verify_boxing_graph
-from plancompiler.cli.compile import GRAPH_FILE, print_costs
+from plancompiler.cli.compile import print_costs
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import format_bytes, print_json, print_result, print_table
 from plancompiler.cli.plan_view import plain_data, plans_to_dot
 from plancompiler.errors import PlanCompilerError, UsageError
+from plancompiler.plan.compiled_plans import GRAPH_FILE
 from plancompiler.plan.memory_report import MemoryReport, memory_report
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.serde import plan_from_bytes

@@ -46,6 +46,7 @@ def _parse_settings(
 
 
 job_argument = click.argument("target", metavar="FILE[:FUNCTION]")
+job_or_plans_argument = click.argument("target", metavar="FILE[:FUNCTION]|PLAN_DIR")
 
 
 settings_option = click.option(

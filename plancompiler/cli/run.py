@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from plancompiler.cli.options import (
     anomaly_option,
     cache_option,
     deadline_option,
-    job_argument,
+    job_or_plans_argument,
     json_option,
     mode_option,
     save_options,
@@ -28,17 +28,20 @@ from plancompiler.cli.options import (
     timeline_options,
 )
 from plancompiler.cli.output import print_note, progress
+from plancompiler.cli.plan_folder import is_plan_folder, load_plans
 from plancompiler.cli.record import Record, require_own_data
 from plancompiler.cli.signals import StopRequest, stop_after_saving
 from plancompiler.errors import PlanCompilerError
 from plancompiler.executor.checkpoint import make_folder
 from plancompiler.executor.timeline import Timeline
+from plancompiler.ir import Job
+from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.running.restarts import run_with_restarts
 from plancompiler.running.session import BACKENDS, Session, run
 
 
 @click.command("run")
-@job_argument
+@job_or_plans_argument
 @click.option(
     "--ranks", type=click.IntRange(min=1), help="World size; by default what the job needs."
 )
@@ -109,17 +112,29 @@ def run_command(
 ) -> None:
     """Compile a job and run it, each rank a thread or a process, of this machine or elsewhere.
 
+    A folder of plans, which `compile --out` or `submit --compile-only --out` wrote, is run as it
+    is, by threads.
+
     \b
     Example:
       plancompiler run examples/mlp.py --ranks 4 -D layout=dp_tp --steps 50
       plancompiler run examples/gpt.py -D preset=tiny -D dp=2 --backend processes --save model
       plancompiler run examples/mlp.py --ranks 2 --steps 20 --trace run.json --profile
       plancompiler run examples/mlp.py --ranks 2 --engine mpi --save model --max-restarts 2
+      plancompiler run plans --steps 20
 
     With --save, SIGTERM and SIGUSR1 mean: save now, then end.
     """
-    job = configured(load_job(target, settings, ranks), config)
-    require_own_data(job)
+    job: Job | CompiledPlans
+    folder: AbstractContextManager[None]
+    if is_plan_folder(target):
+        job = load_plans(target, settings, config, allow_ops)
+        name, folder = job.job.name, nullcontext()
+        require_own_data(job.job)
+    else:
+        job = configured(load_job(target, settings, ranks), config)
+        name, folder = job.name, job_folder_on_path(target)
+        require_own_data(job)
     if save is not None:
         make_folder(save)  # now, and not only when everything is compiled
     record = Record()
@@ -144,7 +159,7 @@ def run_command(
             launcher=engine.launcher(),
         )
         print_note(
-            f"{'read' if session.cached else 'compiled'} the plans of {job.name} for "
+            f"{'read' if session.cached else 'compiled'} the plans of {name} for "
             f"{session.ranks} ranks in {session.compile_seconds:.2f} s "
             f"({'cached' if session.cached else session.mode})"
         )
@@ -159,7 +174,7 @@ def run_command(
         print_note(f"restart {restart} of {max_restarts} after step {done}: {error}")
 
     with (
-        job_folder_on_path(target),
+        folder,
         stop_after_saving() if save is not None else nullcontext(StopRequest()) as stop,
         progress("step", steps) as advance,
     ):

@@ -29,15 +29,16 @@ from plancompiler.cli.options import (
     tls_options,
     token_option,
 )
-from plancompiler.cli.output import print_json, print_note, print_result, progress
+from plancompiler.cli.output import print_json, print_note, print_result, print_table, progress
 from plancompiler.cli.record import Record, require_own_data
 from plancompiler.cli.waiting import say_waiting
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobPhase
 from plancompiler.errors import PlanCompilerError, UsageError
 from plancompiler.executor.trace import check_trace, write_trace
+from plancompiler.ir import Job
 from plancompiler.lower.compile import MODE_VARIABLE, resolve_mode
-from plancompiler.running.client import Client
+from plancompiler.running.client import Client, Handle
 
 
 @click.command("submit")
@@ -56,6 +57,14 @@ from plancompiler.running.client import Client
     help="Of jobs that wait, those with a higher one come first.",
 )
 @click.option("--name", default="", help="What to call the job; by default as its file does.")
+@click.option(
+    "--compile-only", is_flag=True, help="Make plans on the cluster, and execute nothing."
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --compile-only: folder for the plans, as `compile --out` writes them.",
+)
 @click.option("--detach", is_flag=True, help="Print the job's id and leave it to the master.")
 @steps_option
 @mode_option
@@ -83,6 +92,8 @@ def submit_command(
     ranks: int | None,
     priority: int,
     name: str,
+    compile_only: bool,
+    out: Path | None,
     detach: bool,
     steps: int,
     mode: str | None,
@@ -114,6 +125,7 @@ def submit_command(
       plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --steps 100
       plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --steps 20 --trace run.json
       plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --detach --name night
+      plancompiler submit examples/mlp.py --master 127.0.0.1:50051 --compile-only --out plans
     """
     # Without a wish of the client, the master's own default counts.
     wished = resolve_mode(mode) if mode or os.environ.get(MODE_VARIABLE) else None
@@ -127,6 +139,20 @@ def submit_command(
         begin = time.perf_counter()
         print_note(f"{phase} after {since:.2f} s")
 
+    if compile_only:
+        _check_compile_only(click.get_current_context())
+    if compile_only != (out is not None) and not (compile_only and detach):
+        raise UsageError(
+            "plans that are made on the cluster are written into a folder",
+            got="--compile-only without --out" if compile_only else "--out without --compile-only",
+            expected="--compile-only --out DIR",
+        )
+    if detach and out is not None:
+        raise UsageError(
+            "plans are written by whoever waits for them",
+            got="--detach with --out",
+            expected="one of them",
+        )
     if detach and (trace is not None or profile):
         raise UsageError(
             "a timeline is written by whoever follows the job to its end",
@@ -138,6 +164,9 @@ def submit_command(
     with Client(master, timeout=timeout, tls=tls, token_file=token_file) as client:
         ranks = ranks or client.status().world_size
         job = configured(load_job(target, settings, ranks), config)
+        if compile_only:
+            _compile_only(client, job, ranks, priority, wished, name, out, as_json)
+            return
         require_own_data(job)
         handle = client.submit(
             job,
@@ -158,10 +187,7 @@ def submit_command(
             on_waiting=say_waiting,
         )
         if detach:
-            if as_json:
-                print_json({"job": handle.job_id, "ranks": ranks})
-            else:
-                print_result(f"{handle.job_id}")
+            _print_id(handle, ranks, as_json)
             return
         print_note(f"job {handle.job_id}")
         try:
@@ -195,3 +221,79 @@ def submit_command(
         timelines=timelines if profile else None,
         as_json=as_json,
     )
+
+
+_EXECUTING = {
+    "steps": "--steps",
+    "restore": "--restore",
+    "save": "--save",
+    "save_every": "--save-every",
+    "trace": "--trace",
+    "profile": "--profile",
+    "deadline": "--deadline",
+    "anomaly": "--anomaly",
+    "strict_restore": "--no-strict-restore",
+    "cache": "--no-cache",
+}
+"""Options that say how a job is executed or where its plans come from."""
+
+
+def _check_compile_only(context: click.Context) -> None:
+    """Refuse what has no meaning for a job that is not executed."""
+    given = [
+        option
+        for name, option in _EXECUTING.items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(
+            "a job that is compiled only is not executed, and its plans come from no cache",
+            got=f"--compile-only with {', '.join(given)}",
+            expected="--compile-only without them",
+        )
+
+
+def _compile_only(
+    client: Client,
+    job: Job,
+    ranks: int,
+    priority: int,
+    mode: str | None,
+    name: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Have a job compiled, and write its plans; without a folder leave it to the master."""
+
+    def entered(phase: JobPhase, since: float) -> None:
+        print_note(f"{phase} after {since:.2f} s")
+
+    wishes: dict[str, Any] = {"ranks": ranks, "priority": priority, "mode": mode, "name": name}
+    if out is None:
+        with client.submit_compilation(job, **wishes) as handle:
+            _print_id(handle, ranks, as_json)
+        return
+    begin = time.perf_counter()
+    plans = client.compile(job, **wishes, on_phase=entered, on_waiting=say_waiting)
+    seconds = time.perf_counter() - begin
+    plans.save(out)
+    if as_json:
+        print_json(
+            {
+                "ranks": ranks,
+                "mode": mode,
+                "seconds": seconds,
+                "digest": plans.digest,
+                "out": str(out),
+            }
+        )
+        return
+    rows = [("ranks", str(ranks)), ("compile", f"{seconds:.3f} s"), ("digest", plans.digest)]
+    print_table(("what", "value"), [*rows, ("plans", str(out))])
+
+
+def _print_id(handle: Handle, ranks: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"job": handle.job_id, "ranks": ranks})
+    else:
+        print_result(f"{handle.job_id}")

@@ -65,6 +65,8 @@ class JobRequest:
     """Of jobs that wait, those with a higher one come first."""
     name: str = ""
     """What to call the job; empty: as it was traced."""
+    compile_only: bool = False
+    """Whether plans are made and kept, and nothing is executed."""
 
 
 # --- worker to master -----------------------------------------------------------------------------
@@ -353,6 +355,14 @@ class SendTimeline:
 
 
 @dataclass(frozen=True, slots=True)
+class SendPlan:
+    """Upload this rank's plan."""
+
+    job_id: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over: release it."""
 
@@ -378,6 +388,7 @@ MasterMessage = (
     | WriteIndex
     | Collect
     | SendTimeline
+    | SendPlan
     | Finish
     | Abort
 )

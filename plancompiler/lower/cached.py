@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.serde import slices_by_rank
 from plancompiler.cache.keys import slice_key
 from plancompiler.cache.plan_cache import JobSlices, PlanCache
@@ -94,6 +95,14 @@ def _kept_plans(cache: PlanCache, key: str, world_size: int) -> dict[int, Plan] 
 
 
 @collector_paused()
+def graph_and_slices(job: Job, world_size: int) -> tuple[BoxingTaskGraph, JobSlices]:
+    """The boxing task graph of a job, and what of it each rank needs."""
+    dump = os.environ.get(DUMP_VARIABLE)
+    graph = build_graph(job, world_size, dump=Path(dump) if dump else None)
+    return graph, JobSlices.of(slices_by_rank(graph, range(world_size))[1])
+
+
+@collector_paused()
 def slices_of_job(
     job: Job, world_size: int, cache: PlanCache | None = None
 ) -> tuple[JobSlices, bool]:
@@ -105,8 +114,7 @@ def slices_of_job(
         if kept is not None:
             _log.info("slices of job %s for %d ranks: cached", job.name, world_size)
             return kept, True
-    graph = build_graph(job, world_size, dump=Path(dump) if dump else None)
-    slices = JobSlices.of(slices_by_rank(graph, range(world_size))[1])
+    _, slices = graph_and_slices(job, world_size)
     if cache is not None and key is not None:
         cache.keep_slices(key, job.name, slices)
     _log.info("slices of job %s for %d ranks: compiled", job.name, world_size)

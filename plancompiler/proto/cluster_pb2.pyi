@@ -107,7 +107,7 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly", "restored", "ranks", "priority", "name")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly", "restored", "ranks", "priority", "name", "compile_only")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class SubmitHeader(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_ONLY_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
@@ -138,7 +139,8 @@ class SubmitHeader(_message.Message):
     ranks: int
     priority: int
     name: str
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    compile_only: bool
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., name: _Optional[str] = ..., compile_only: _Optional[bool] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("job_id", "world_size", "check")
@@ -287,6 +289,22 @@ class RankTimeline(_message.Message):
     rank: int
     timeline: Chunk
     def __init__(self, rank: _Optional[int] = ..., timeline: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class PlanPart(_message.Message):
+    __slots__ = ("kind", "ranks", "digest", "world_size", "chunk", "check")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    digest: str
+    world_size: int
+    chunk: Chunk
+    check: int
+    def __init__(self, kind: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., digest: _Optional[str] = ..., world_size: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("check",)
@@ -549,7 +567,7 @@ class JobFailed(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "write_index", "collect", "finish", "abort", "send_timeline", "check")
+    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "write_index", "collect", "finish", "abort", "send_timeline", "send_plan", "check")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -562,6 +580,7 @@ class MasterMessage(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     SEND_TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    SEND_PLAN_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     refused: ErrorReport
@@ -575,8 +594,9 @@ class MasterMessage(_message.Message):
     finish: JobDone
     abort: JobFailed
     send_timeline: OperationDone
+    send_plan: OperationDone
     check: int
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., write_index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., send_timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., write_index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., send_timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., send_plan: _Optional[_Union[OperationDone, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("slot", "world_size", "silence_seconds", "token", "peer_key")

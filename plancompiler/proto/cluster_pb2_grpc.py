@@ -198,6 +198,11 @@ class ClientStub:
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.FetchPlans = channel.unary_stream(
+                '/plancompiler.proto.Client/FetchPlans',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.PlanPart.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/plancompiler.proto.Client/Describe',
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
@@ -263,6 +268,13 @@ class ClientServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchPlans(self, request, context):
+        """What a job was compiled into: one transfer after another, as soon as it is there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """One job, for whoever has its id.
         """
@@ -313,6 +325,11 @@ def add_ClientServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.CancelReply.SerializeToString,
+            ),
+            'FetchPlans': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchPlans,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.PlanPart.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -527,6 +544,33 @@ class Client:
             _registered_method=True)
 
     @staticmethod
+    def FetchPlans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plancompiler.proto.Client/FetchPlans',
+            plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.PlanPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Describe(request,
             target,
             options=(),
@@ -622,7 +666,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """One rank's variables, asked for by a `collect` command.
+        """One rank's variables or plan, asked for by a `collect` or `send_plan` command.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

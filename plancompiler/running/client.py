@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -62,9 +63,11 @@ from plancompiler.ir.arguments import (
 )
 from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
+from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
+from plancompiler.running.fetched_plans import FetchedPlans
 from plancompiler.running.pace import Pace
 from plancompiler.running.session_rates import SessionRates, with_listed_rates
 from plancompiler.running.watched_job import (
@@ -180,6 +183,67 @@ class Client(Closing):
         handle = Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
         handle.watch()
         return handle
+
+    def submit_compilation(
+        self,
+        job: Job,
+        *,
+        ranks: int | None = None,
+        priority: int = 0,
+        mode: str | None = None,
+        name: str = "",
+        on_phase: OnPhase | None = None,
+        on_waiting: OnWaiting | None = None,
+    ) -> Handle:
+        """Queue a job that is compiled by the master and its workers and not executed;
+        `Handle.plans` has what came of it. Parameters as for `submit`.
+        """
+        job = as_job(job)
+        request = JobRequest(
+            0,
+            mode or "",
+            ranks=_ranks(ranks),
+            priority=whole_number("the priority", priority),
+            name=job_name(name),
+            compile_only=True,
+        )
+        job_id = self._submit(job, request)
+        return Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, 0)
+
+    def compile(
+        self,
+        job: Job,
+        *,
+        ranks: int | None = None,
+        priority: int = 0,
+        mode: str | None = None,
+        name: str = "",
+        on_phase: OnPhase | None = None,
+        on_waiting: OnWaiting | None = None,
+    ) -> CompiledPlans:
+        """Let the master and its workers compile a job, and execute nothing; the plans of all
+        ranks, the same that compiling it here gives. Parameters as for `submit`.
+        """
+        handle = self.submit_compilation(
+            job,
+            ranks=ranks,
+            priority=priority,
+            mode=mode,
+            name=name,
+            on_phase=on_phase,
+            on_waiting=on_waiting,
+        )
+        plans = FetchedPlans(self._stub, self.address, handle.job_id)
+        try:
+            handle.result()
+            return plans.receive()
+        except BaseException:
+            with suppress(PlanCompilerError):
+                handle.cancel()
+            raise
+        finally:
+            plans.cancel()
+            handle.close()
 
     def open(
         self,
@@ -329,6 +393,12 @@ class Handle(WatchedJob):
         ) as again:
             yield from again
             self.dropped_steps += again.dropped_steps
+
+    def plans(self) -> CompiledPlans:
+        """What the job was compiled into, verified; waits until it is. ClusterError where the
+        master no longer keeps it: it does as long as outputs.
+        """
+        return FetchedPlans(self._stub, self._address, self.job_id).receive()
 
     def status(self) -> JobStatus:
         """The job as the master sees it now."""

@@ -51,8 +51,9 @@ from plancompiler.ir.arguments import (
     whole_number,
 )
 from plancompiler.limits.time_limits import DEADLINE
-from plancompiler.lower.cached import plans_of_job
+from plancompiler.lower.cached import JobPlans, plans_of_job
 from plancompiler.lower.compile import is_mode_chosen, resolve_mode
+from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.plan.plan import Plan
 from plancompiler.running.session_rates import SessionRates
 
@@ -99,6 +100,25 @@ class RunningRanks(Protocol):
         """
 
 
+def _check_compiled(
+    compiled: CompiledPlans, ranks: int | None, backend: str, mode: str | None
+) -> None:
+    """Refuse what plans that are compiled already leave no choice about."""
+    if ranks is not None and ranks != compiled.world_size:
+        raise RankError(
+            "the plans are compiled for another number of ranks",
+            got=f"{ranks} ranks",
+            expected=f"{compiled.world_size} ranks",
+            hint="compile the job for so many ranks",
+        )
+    if backend != "threads" or mode is not None:
+        raise UsageError(
+            "compiled plans are run as they are, by ranks as threads",
+            got=f"mode {mode}" if backend == "threads" else f"backend {backend!r}",
+            expected="neither a compile mode nor another backend",
+        )
+
+
 def world_size_of(job: Job, ranks: int | None = None) -> int:
     """The number of ranks asked for, by default what the job needs; fewer is a RankError."""
     needed = job.world_size
@@ -120,7 +140,7 @@ def world_size_of(job: Job, ranks: int | None = None) -> int:
 
 
 def run(
-    job: Job,
+    job: Job | CompiledPlans,
     ranks: int | None = None,
     backend: str = "threads",
     mode: str | None = None,
@@ -135,7 +155,8 @@ def run(
     anomaly: bool = False,
     launcher: Launcher | None = None,
 ) -> Session:
-    """Compile `job` and start its ranks on this machine.
+    """Compile `job` and start its ranks on this machine; what is compiled already is run as it is,
+    by threads.
 
     `backend` is `threads` (ranks in this process) or `processes` (a master here and one worker
     process per rank, which share memory). `mode` is one of the four compile modes; by default the
@@ -161,6 +182,10 @@ def run(
     chosen = resolve_mode(mode, default=DEFAULT_MODES[backend])
     cache = cache and not is_mode_chosen(mode)
     deadline = positive_number("the deadline", deadline)
+    plans = None
+    if isinstance(job, CompiledPlans):
+        _check_compiled(job, ranks, backend, mode)
+        ranks, plans, job = job.world_size, job.plans, job.job
     world_size = world_size_of(as_job(job), ranks)
     folder = None if restore is None else folder_path("restore", restore)
     recording = None
@@ -179,6 +204,7 @@ def run(
             check_restore,
             strict_restore,
             anomaly,
+            plans,
         )
     else:
         # It brings gRPC and the master, which ranks as threads do without.
@@ -448,6 +474,7 @@ class _ThreadWorld:
         check_restore: bool,
         strict_restore: bool,
         anomaly: bool,
+        plans: Mapping[int, Plan] | None = None,
     ) -> None:
         self._parts = ExitStack()
         self._writer = CheckpointWriter("plancompiler-checkpoint")
@@ -455,7 +482,10 @@ class _ThreadWorld:
             if recording is not None:
                 self._parts.enter_context(recording)
             begin = time.perf_counter()
-            made = plans_of_job(job, world_size, mode, open_cache() if cache else None)
+            if plans is not None:
+                made = JobPlans(plans, cached=True)
+            else:
+                made = plans_of_job(job, world_size, mode, open_cache() if cache else None)
             self.compile_seconds = time.perf_counter() - begin
             self.cached = made.cached
             self.plans = dict(made.plans)

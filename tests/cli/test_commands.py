@@ -130,12 +130,17 @@ def test_compile_of_some_ranks_gives_those_ranks_plans(
     json_of(invoke, "compile", mlp, "--ranks", "3", "--out", str(part), "--rank", "2")
     assert sorted(file.name for file in part.iterdir()) == [
         "boxing_task_graph.bin",
+        "job.bin",
+        "plans.json",
         "rank_2.plan",
         "rank_2.txt",
         "summary.json",
     ]
     assert (part / "rank_2.txt").read_bytes() == (whole / "rank_2.txt").read_bytes()
     assert (part / "rank_2.plan").read_bytes() == (whole / "rank_2.plan").read_bytes()
+    refused = invoke("run", str(part))
+    assert refused.exit_code == 2
+    assert "does not hold the plans of all ranks" in refused.stderr
 
 
 def test_compile_replaces_the_plans_of_an_earlier_run(
@@ -147,7 +152,9 @@ def test_compile_replaces_the_plans_of_an_earlier_run(
     report = json_of(invoke, "compile", mlp, "--ranks", "2", "--out", str(out))
     assert sorted(file.name for file in out.iterdir()) == [
         "boxing_task_graph.bin",
+        "job.bin",
         "notes.md",
+        "plans.json",
         "rank_0.plan",
         "rank_0.txt",
         "rank_1.plan",

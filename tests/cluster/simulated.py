@@ -28,6 +28,7 @@ from plancompiler.cluster.messages import (
     Run,
     RunFailed,
     Save,
+    SendPlan,
     SendTimeline,
     TimelineRecorded,
     WorkerMessage,
@@ -334,7 +335,8 @@ class SimulatedCluster:
                 return Prepared(job_id)
             case Run(job_id, ticket) | Save(job_id, ticket) | WriteIndex(job_id, ticket):
                 return OperationDone(job_id, ticket)
-            case Collect(job_id, ticket) | SendTimeline(job_id, ticket):
+            case Collect() | SendTimeline() | SendPlan():
+                job_id, ticket = work.job_id, work.ticket
                 return OperationDone(job_id, ticket)
 
     # --- what is seen ---------------------------------------------------------------------------

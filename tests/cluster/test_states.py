@@ -25,6 +25,7 @@ from plancompiler.cluster.messages import (
     Register,
     Run,
     Save,
+    SendPlan,
     StepDone,
     StepsFailed,
     TicketDone,
@@ -141,6 +142,30 @@ def test_the_wishes_of_a_request_reach_the_workers_and_their_timelines_the_clien
 
 def steps_done(cluster: SimulatedCluster, job: int) -> int:
     return sum(isinstance(event, StepDone) for event in cluster.events[job])
+
+
+def test_a_job_that_is_compiled_only_ends_when_all_plans_have_come() -> None:
+    cluster, workers = cluster_of(2)
+    workers[1].kernels = "others"  # which compute nothing
+    job = cluster.submit(JobRequest(0, compile_only=True), inputs=("x",))
+    cluster.run()
+    assert cluster.phases(job) == [*ALL_GOOD[:3], JobPhase.FINISHED]
+    assert cluster.busy() == {0: 0, 1: 0}
+    executed = cluster.submit(JobRequest(1))
+    cluster.run()
+    assert cluster.phases(executed)[-1] is JobPhase.FAILED
+    assert not any(worker.prepared for worker in workers)
+
+
+@pytest.mark.parametrize("fail_at", [Compile, SendPlan])
+def test_a_job_that_is_compiled_only_fails_with_the_rank_that_does(fail_at: type) -> None:
+    cluster, workers = cluster_of(2)
+    workers[1].fail_at = fail_at
+    job = cluster.submit(JobRequest(0, compile_only=True))
+    cluster.run()
+    assert cluster.phases(job)[-1] is JobPhase.FAILED
+    assert cluster.error(job) == BROKEN
+    assert cluster.busy() == {0: 0, 1: 0}
 
 
 def test_checkpoints_on_the_way_are_written_beside_the_steps() -> None:

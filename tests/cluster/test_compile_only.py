@@ -1,0 +1,149 @@
+"""Compilation by a master and its workers without execution, and plans that come back from jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import plancompiler as pc
+from plancompiler.cli.program import cli
+from plancompiler.cluster.messages import JobPhase, JobRequest
+from plancompiler.errors import ClusterError, JobCancelledError, RankError, UsageError
+from plancompiler.lower.compile import MODES
+from plancompiler.master.job_channel import Retention
+from plancompiler.master.server import MasterServer
+from plancompiler.running.client import Client
+from tests.cluster.conftest import Workers
+from tests.examples import EXAMPLES, mlp
+
+FILE = str(EXAMPLES / "mlp.py")
+SMALL = ("-D", "hidden=30", "-D", "batch=30")
+
+
+@pytest.fixture
+def client(cluster: MasterServer) -> Iterator[Client]:
+    with Client(cluster.address) as found:
+        yield found
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def asked(*arguments: str) -> dict[str, Any]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_plans_of_the_cluster_are_those_of_compile_in_every_mode(
+    cluster: MasterServer, tmp_path: Path
+) -> None:
+    here = asked("compile", FILE, *SMALL, "--ranks", "2", "--out", str(tmp_path / "here"))
+    expected = contents(tmp_path / "here")
+    del expected["summary.json"]  # what compiling here took
+    assert {"plans.json", "rank_0.plan", "rank_1.txt", "boxing_task_graph.bin"} <= expected.keys()
+    for mode in MODES:
+        out = tmp_path / mode
+        made = asked(
+            *("submit", FILE, *SMALL, "--master", cluster.address),
+            *("--compile-only", "--out", str(out), "--mode", mode),
+        )
+        assert made["digest"] == here["digest"]
+        assert contents(out) == expected
+    with Client(cluster.address) as client:
+        assert all(job.done_steps == 0 for job in client.jobs())
+    ran = asked("run", str(tmp_path / MODES[0]), "--steps", "3")
+    assert ran["losses"] == asked("run", FILE, *SMALL, "--ranks", "2", "--steps", "3")["losses"]
+    assert ran["digest"] == here["digest"]
+
+
+def test_a_job_with_inputs_is_compiled_and_run_here(client: Client, tmp_path: Path) -> None:
+    mesh = pc.Placement("cpu", [0, 1])
+    with pc.job("fed") as job:
+        x = pc.input("x", (4, 3), "float32", mesh, ["S(0)"])
+        pc.output("total", x.sum())
+    phases: list[JobPhase] = []
+    plans = client.compile(job, on_phase=lambda phase, _: phases.append(phase))
+    assert JobPhase.PREPARING not in phases
+    assert phases[-1] is JobPhase.FINISHED
+    with pc.run(plans) as session:
+        assert session.cached
+        assert session.step(x=np.ones((4, 3), np.float32))["total"] == 12.0
+    for wrong in ({"ranks": 3}, {"backend": "processes"}, {"mode": "naive"}):
+        with pytest.raises((RankError, UsageError), match="compiled"):
+            pc.run(plans, **wrong)  # type: ignore[arg-type]  # some of its options
+
+
+@pytest.mark.parametrize("mode", ["rank_per_process", "naive"])
+def test_plans_of_a_job_that_runs_and_of_one_that_has_ended(client: Client, mode: str) -> None:
+    job = mlp(ranks=2)
+    handle = client.submit(job, 1 << 20, mode=mode)
+    plans = handle.plans()
+    assert str(plans.job) == str(job)
+    assert sorted(plans.plans) == [0, 1]
+    assert plans.graph is None
+    assert handle.cancel()
+    with pytest.raises(JobCancelledError):
+        handle.result()
+    assert handle.digest == plans.digest
+    again = client.job(handle.job_id).plans()
+    assert again.plans == plans.plans
+
+
+def test_plans_that_never_come_and_plans_that_are_no_longer_kept(workers: Workers) -> None:
+    with (
+        MasterServer(ranks=1, retention=Retention(jobs=1)) as server,
+        Client(server.address) as client,
+    ):
+        waiting = client.submit_compilation(mlp(ranks=1))
+        waiting.cancel()
+        with pytest.raises(JobCancelledError):
+            waiting.plans()
+        workers(server.address)
+        first = client.submit_compilation(mlp(ranks=1), name="first")
+        assert first.plans().world_size == 1
+        client.compile(mlp(ranks=1))
+        last = client.submit_compilation(mlp(ranks=1))
+        with pytest.raises(ClusterError, match="no longer kept"):
+            first.plans()
+        last.result()
+        for worker in workers.started:
+            worker.stop()
+
+
+def test_what_has_no_meaning_for_a_job_that_is_compiled_only(
+    cluster: MasterServer, client: Client, tmp_path: Path
+) -> None:
+    submit = ("submit", FILE, *SMALL, "--master", cluster.address, "--compile-only")
+    out = ("--out", str(tmp_path / "plans"))
+    for wrong in (
+        (*out, "--steps", "100"),
+        (*out, "--save", "model"),
+        (*out, "--anomaly"),
+        (*out, "--no-cache"),
+        (*out, "--detach"),
+        (),
+    ):
+        result = invoke(*submit, *wrong)
+        assert result.exit_code == 2, result.output
+        assert "compile" in result.stderr or "--detach" in result.stderr
+    assert invoke(*submit[:-1], *out).exit_code == 2
+    assert client.jobs() == ()
+    with pytest.raises(UsageError, match="compiled only"):
+        client._submit(mlp(ranks=2), JobRequest(3, compile_only=True))
+    with pytest.raises(RankError, match="more ranks"):
+        client.compile(mlp(ranks=2), ranks=9)
+    job = asked(*submit, "--detach")["job"]
+    assert client.job(job).plans().world_size == 2
