@@ -233,6 +233,9 @@ CALLS: dict[str, Call] = {
         pb_grpc.ClientStub(c).FetchVariables(pb.JobRequest(job_id=1), timeout=SECONDS)
     ),
     "Cancel": lambda c: pb_grpc.ClientStub(c).Cancel(pb.JobRequest(job_id=1), timeout=SECONDS),
+    "FetchPlans": lambda c: list(
+        pb_grpc.ClientStub(c).FetchPlans(pb.JobRequest(job_id=1), timeout=SECONDS)
+    ),
     "Describe": lambda c: pb_grpc.ClientStub(c).Describe(pb.JobRequest(job_id=1), timeout=SECONDS),
     "Status": lambda c: pb_grpc.ClientStub(c).Status(pb.StatusRequest(), timeout=SECONDS),
     "Connect": lambda c: list(pb_grpc.WorkerStub(c).Connect(iter(()), timeout=SECONDS)),
@@ -428,6 +431,7 @@ def test_jobs_belong_to_who_submitted_them(workers: Workers, tmp_path: Path) -> 
         for call in (
             lambda: list(stub.Watch(request)),
             lambda: stub.Finish(request),
+            lambda: list(stub.FetchPlans(request)),
             lambda: list(stub.FetchVariables(request)),
             lambda: stub.Save(Sent()(pb.SaveRequest(job_id=handle.job_id))),
             lambda: stub.Step(iter([Sent()(pb.StepRequest(job_id=handle.job_id, steps=1))])),
