@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NoReturn
 
@@ -64,6 +64,7 @@ from plancompiler.master.masters_half import SLICES_MODE, masters_half
 from plancompiler.master.state import MasterState
 from plancompiler.master.stopped_early import StoppedEarly
 from plancompiler.master.work_threads import WorkThreads
+from plancompiler.plan.plan import Plan
 from plancompiler.proto.cluster_pb2 import Chunk, FetchRequest
 
 MAX_QUEUE = 10_000
@@ -108,7 +109,9 @@ class MasterShell:
         max_queue: int = MAX_QUEUE,
         allow_mixed_kernels: bool | None = None,
         retention: Retention | None = None,
+        plans: Mapping[int, Plan] | None = None,
     ) -> None:
+        self._plans = plans
         self._max_queue = max_queue
         self._retention = retention or Retention()
         self._state = MasterState(world_size, version, limits, allow_mixed_kernels)
@@ -383,7 +386,9 @@ class MasterShell:
             job = channel.job
             if job is None:  # it has already ended
                 return
-            made = await self._compilers.run(masters_half, job, channel.request, self._cache)
+            made = await self._compilers.run(
+                masters_half, job, channel.request, self._cache, self._plans
+            )
             if channel.job is job:  # else it ended meanwhile
                 channel.parcels, channel.graph = made.parcels, made.graph
             digests = {rank: parcel.digest for rank, parcel in made.parcels.items()}

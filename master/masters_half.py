@@ -32,8 +32,17 @@ class MastersHalf(NamedTuple):
     """The boxing task graph, of a job that is compiled only."""
 
 
-def masters_half(job: Job | bytes, request: JobRequest, cache: PlanCache | None) -> MastersHalf:
-    """Compile a job as far as its request's mode leaves it to the master."""
+def masters_half(
+    job: Job | bytes,
+    request: JobRequest,
+    cache: PlanCache | None,
+    plans: Mapping[int, Plan] | None = None,
+) -> MastersHalf:
+    """Compile a job as far as its request's mode leaves it to the master; nothing, where its
+    `plans` are there.
+    """
+    if plans is not None:
+        return MastersHalf(_parcels_of_plans(plans), True)
     if isinstance(job, bytes):
         job = job_from_bytes(job)
     world_size = request.ranks or job.world_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -49,6 +49,7 @@ from plancompiler.master.io_shell import MAX_QUEUE, MasterShell
 from plancompiler.master.job_channel import Retention
 from plancompiler.master.services import ClientService, Unpacking, WorkerService
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
+from plancompiler.plan.plan import Plan
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 
 _SERVICES = (CLIENT_SERVICE, WORKER_SERVICE, TRANSFER_SERVICE, SIGN_IN_SERVICE)
@@ -78,7 +79,8 @@ class MasterServer:
     what is kept for clients that come late. `transfers` workers fetch at the same time, the others
     wait. `observe` hears every event of every job and its id; it must not wait for anything. Where
     ranks of a job compute with other numeric kernels, the job fails; with `allow_mixed_kernels` (by
-    default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning.
+    default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning. With `plans`, by rank, every job is
+    taken to be compiled into these already.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class MasterServer:
         observe: Callable[[int, JobEvent], None] | None = None,
         allow_mixed_kernels: bool | None = None,
         retention: Retention | None = None,
+        plans: Mapping[int, Plan] | None = None,
     ) -> None:
         if transfers < 1:
             raise UsageError("a master must let at least one worker fetch", got=transfers)
@@ -115,6 +118,7 @@ class MasterServer:
             max_queue,
             allow_mixed_kernels,
             retention,
+            plans,
         )
         self._budget = UploadBudget(max_upload_bytes)
         self._gate = Gate(transfers)

@@ -113,7 +113,7 @@ def run_command(
     """Compile a job and run it, each rank a thread or a process, of this machine or elsewhere.
 
     A folder of plans, which `compile --out` or `submit --compile-only --out` wrote, is run as it
-    is, by threads.
+    is.
 
     \b
     Example:

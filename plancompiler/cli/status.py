@@ -21,21 +21,21 @@ def status_command(job: int, client: Client, as_json: bool) -> None:
     Example:
       plancompiler status 3 --master 127.0.0.1:50051
     """
-    found = client.job(job).status()
+    described = client.job(job).status()
     if as_json:
-        print_json(job_data(found))
+        print_json(job_data(described))
         return
     rows = [
-        ("job", str(found.job_id)),
-        ("name", found.name),
-        ("phase", str(found.phase)),
-        ("owner", found.owner),
-        ("ranks", str(found.ranks)),
-        ("priority", str(found.priority)),
-        ("steps", steps_text(found)),
-        ("outputs", ", ".join(found.outputs)),
-        ("seconds", f"{found.seconds:.1f}, of which queued {found.queued_seconds:.1f}"),
+        ("job", str(described.job_id)),
+        ("name", described.name),
+        ("phase", str(described.phase)),
+        ("owner", described.owner),
+        ("ranks", str(described.ranks)),
+        ("priority", str(described.priority)),
+        ("steps", steps_text(described)),
+        ("outputs", ", ".join(described.outputs)),
+        ("seconds", f"{described.seconds:.1f}, of which queued {described.queued_seconds:.1f}"),
     ]
-    if found.error is not None:
-        rows.append(("error", str(PlanCompilerError.from_report(found.error))))
+    if described.error is not None:
+        rows.append(("error", str(PlanCompilerError.from_report(described.error))))
     print_table(("what", "value"), rows)

@@ -133,15 +133,15 @@ def read_plans(folder: Path) -> CompiledPlans:
     plans = {rank: _plan(folder, rank, world_size, sums) for rank in range(world_size)}
     verify_plans(plans)
     graph = _checked(folder, GRAPH_FILE, sums) if GRAPH_FILE in sums.names else None
-    found = CompiledPlans(job, world_size, plans, graph)
-    if found.digest != index.text("digest"):
+    compiled = CompiledPlans(job, world_size, plans, graph)
+    if compiled.digest != index.text("digest"):
         raise WireFormatError(
             "the plans of the folder are not those that its index names",
             source=file,
-            got=f"digest {found.digest}",
+            got=f"digest {compiled.digest}",
             expected=f"digest {index.text('digest')}",
         )
-    return found
+    return compiled
 
 
 def _plan_file(rank: int) -> str:
@@ -179,12 +179,12 @@ def _plan(folder: Path, rank: int, world_size: int, sums: JsonObject) -> Plan:
 def _checked(folder: Path, name: str, sums: JsonObject) -> bytes:
     """A file of the folder whose bytes are those that the index names."""
     data = _read(folder / name)
-    found = hashlib.sha256(data).hexdigest()
-    if found != sums.text(name):
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != sums.text(name):
         raise WireFormatError(
             "a file of compiled plans was changed or damaged since it was written",
             source=folder / name,
-            got=f"SHA-256 {found}",
+            got=f"SHA-256 {actual}",
             expected=f"SHA-256 {sums.text(name)}, as {INDEX_FILE} has it",
             hint="compile the job again",
         )

@@ -308,10 +308,10 @@ class Client(Closing):
         is somebody else's.
         """
         since = _step_number(since)
-        found = describe_job(self._stub, self.address, job_id)
-        steps = None if found.open else found.steps
+        described = describe_job(self._stub, self.address, job_id)
+        steps = None if described.open else described.steps
         return Handle(
-            self._stub, self.address, job_id, on_phase, on_waiting, found.outputs, steps, since
+            self._stub, self.address, job_id, on_phase, on_waiting, described.outputs, steps, since
         )
 
     def cancel(self, job_id: int) -> bool:

@@ -71,12 +71,12 @@ class FetchedPlans:
         if job is None or sorted(plans) != list(range(world_size)):
             raise ClusterError("the master went away before all plans had come")
         verify_plans(plans)
-        found = CompiledPlans(job, world_size, plans, graph)
-        if found.digest != digest:
+        compiled = CompiledPlans(job, world_size, plans, graph)
+        if compiled.digest != digest:
             raise DigestMismatchError(
                 "the plans that came are not those that the ranks have made",
-                got=f"digest {found.digest}",
+                got=f"digest {compiled.digest}",
                 expected=f"digest {digest}",
                 hint="use the same version of plancompiler on all sides",
             )
-        return found
+        return compiled

@@ -24,6 +24,7 @@ from plancompiler.executor.trace import Recording
 from plancompiler.ir import Job
 from plancompiler.limits import time_limits
 from plancompiler.master.server import MasterServer
+from plancompiler.plan.plan import Plan
 from plancompiler.running.client import Client
 from plancompiler.running.engine_workers import EngineWorkers
 from plancompiler.running.worker_processes import WorkerProcesses
@@ -52,7 +53,11 @@ class ProcessWorld:
         strict_restore: bool,
         anomaly: bool,
         launcher: Launcher | None,
+        plans: Mapping[int, Plan] | None = None,
     ) -> None:
+        if plans is not None:
+            mode = "rank_per_iter"  # one in which the master sends plans
+
         self._parts = ExitStack()
         self._busy = True
         try:
@@ -68,6 +73,7 @@ class ProcessWorld:
                     tls=tls_of_environment(),
                     insecure=is_insecure(),
                     token_file=token_file,
+                    plans=plans,
                 )
             )
             options = (

@@ -100,9 +100,7 @@ class RunningRanks(Protocol):
         """
 
 
-def _check_compiled(
-    compiled: CompiledPlans, ranks: int | None, backend: str, mode: str | None
-) -> None:
+def _check_compiled(compiled: CompiledPlans, ranks: int | None, mode: str | None) -> None:
     """Refuse what plans that are compiled already leave no choice about."""
     if ranks is not None and ranks != compiled.world_size:
         raise RankError(
@@ -111,11 +109,9 @@ def _check_compiled(
             expected=f"{compiled.world_size} ranks",
             hint="compile the job for so many ranks",
         )
-    if backend != "threads" or mode is not None:
+    if mode is not None:
         raise UsageError(
-            "compiled plans are run as they are, by ranks as threads",
-            got=f"mode {mode}" if backend == "threads" else f"backend {backend!r}",
-            expected="neither a compile mode nor another backend",
+            "compiled plans are run as they are", got=f"mode {mode}", expected="no compile mode"
         )
 
 
@@ -155,8 +151,7 @@ def run(
     anomaly: bool = False,
     launcher: Launcher | None = None,
 ) -> Session:
-    """Compile `job` and start its ranks on this machine; what is compiled already is run as it is,
-    by threads.
+    """Compile `job` and start its ranks on this machine; what is compiled already is run as it is.
 
     `backend` is `threads` (ranks in this process) or `processes` (a master here and one worker
     process per rank, which share memory). `mode` is one of the four compile modes; by default the
@@ -184,7 +179,7 @@ def run(
     deadline = positive_number("the deadline", deadline)
     plans = None
     if isinstance(job, CompiledPlans):
-        _check_compiled(job, ranks, backend, mode)
+        _check_compiled(job, ranks, mode)
         ranks, plans, job = job.world_size, job.plans, job.job
     world_size = world_size_of(as_job(job), ranks)
     folder = None if restore is None else folder_path("restore", restore)
@@ -223,8 +218,9 @@ def run(
             strict_restore,
             anomaly,
             launcher,
+            plans,
         )
-    return Session(job, world_size, backend, chosen, world, recording, cache)
+    return Session(job, world_size, backend, chosen, world, recording, cache, plans)
 
 
 class Session:
@@ -239,8 +235,10 @@ class Session:
         world: RunningRanks,
         recording: Recording | None = None,
         cache: bool = True,
+        plans: Mapping[int, Plan] | None = None,
     ) -> None:
         self.job = job
+        self._given = plans
         self.ranks = ranks
         self.backend = backend
         self.mode = mode
@@ -268,6 +266,8 @@ class Session:
         """Every rank's plan. With processes they are in the workers and made again here."""
         if isinstance(self._world, _ThreadWorld):
             return self._world.plans
+        if self._given is not None:
+            return dict(self._given)
         cache = open_cache() if self._cache else None
         return dict(plans_of_job(self.job, self.ranks, "rank_per_iter", cache).plans)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,3 +157,24 @@ def test_the_commands(cluster: MasterServer) -> None:
         assert "knows no such job" in refused.stderr
     for wrong in (("--detach", "--profile"), ("--ranks", "3", "--detach"), ("--name", "\t")):
         assert invoke("submit", file, *SMALL, *wrong, *master).exit_code == 2
+
+
+@pytest.mark.processes
+def test_a_client_that_is_killed_loses_nothing(cluster: MasterServer) -> None:
+    command = [sys.executable, "-m", "plancompiler", "submit", str(EXAMPLES / "mlp.py"), *SMALL]
+    steps = 50
+    with subprocess.Popen(
+        [*command, "--master", cluster.address, "--steps", f"{steps}"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith("step"):
+                break
+        child.kill()
+    with Client(cluster.address) as client:
+        (job,) = client.jobs()
+        handle = client.job(job.job_id)
+        assert [each["step"] for each in handle] == list(range(steps))
+        assert handle.phase is JobPhase.FINISHED

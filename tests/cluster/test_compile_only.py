@@ -13,11 +13,13 @@ from click.testing import CliRunner, Result
 
 import plancompiler as pc
 from plancompiler.cli.program import cli
+from plancompiler.cluster import chunks
 from plancompiler.cluster.messages import JobPhase, JobRequest
 from plancompiler.errors import ClusterError, JobCancelledError, RankError, UsageError
-from plancompiler.lower.compile import MODES
+from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.master.job_channel import Retention
 from plancompiler.master.server import MasterServer
+from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.running.client import Client
 from tests.cluster.conftest import Workers
 from tests.examples import EXAMPLES, mlp
@@ -48,8 +50,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_plans_of_the_cluster_are_those_of_compile_in_every_mode(
-    cluster: MasterServer, tmp_path: Path
+    cluster: MasterServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)  # all that crosses comes in many
     here = asked("compile", FILE, *SMALL, "--ranks", "2", "--out", str(tmp_path / "here"))
     expected = contents(tmp_path / "here")
     del expected["summary.json"]  # what compiling here took
@@ -81,9 +84,25 @@ def test_a_job_with_inputs_is_compiled_and_run_here(client: Client, tmp_path: Pa
     with pc.run(plans) as session:
         assert session.cached
         assert session.step(x=np.ones((4, 3), np.float32))["total"] == 12.0
-    for wrong in ({"ranks": 3}, {"backend": "processes"}, {"mode": "naive"}):
+    wishes: tuple[dict[str, Any], ...] = ({"ranks": 3}, {"mode": "naive"})
+    for wrong in wishes:
         with pytest.raises((RankError, UsageError), match="compiled"):
-            pc.run(plans, **wrong)  # type: ignore[arg-type]  # some of its options
+            pc.run(plans, **wrong)
+
+
+@pytest.mark.processes
+def test_compiled_plans_are_run_by_processes_as_they_are() -> None:
+    job = mlp(ranks=2)
+    # Compiling this job again would not give them.
+    others = compile_plans(mlp(ranks=2, hidden=31), 2).plans
+    plans = CompiledPlans(job, 2, others)
+    with pc.run(plans, backend="processes") as session:
+        assert session.digest == plans.digest
+        assert session.plans == plans.plans
+        assert session.cached
+        losses = [outputs["loss"] for outputs in session.run(2)]
+    with pc.run(plans) as session:
+        assert [outputs["loss"] for outputs in session.run(2)] == losses
 
 
 @pytest.mark.parametrize("mode", ["rank_per_process", "naive"])
