@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
-from plancompiler.engines.choice import ENGINES, open_launcher
+from plancompiler.cluster.token import read_token_file
+from plancompiler.engines.choice import ENGINES, LOCAL, open_launcher, output_to
 from plancompiler.engines.hosted import LOOPBACK
+from plancompiler.engines.launch_variables import TOKEN
 from plancompiler.engines.launcher import Launcher
+from plancompiler.engines.nodes import Nodes, leading_launcher, parse_nodes
+from plancompiler.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,12 +30,10 @@ class EngineOptions:
     words: tuple[str, ...]
     address: str
 
-    def launcher(self, *, output_to_error: bool = False) -> Launcher | None:
-        """A launcher of the engine; None where none was named."""
-        if self.name is None:
-            return None
+    def launcher(self, default: str, *, output_to_error: bool = False) -> Launcher:
+        """A launcher of the engine, or of the one that is used by default."""
         return open_launcher(
-            self.name,
+            self.name or default,
             say,
             words=self.words,
             address=self.address,
@@ -73,3 +77,64 @@ def engine_options(command: Command) -> Command:
             help="What starts the ranks, by default this process; see docs/engines.md.",
         )(decorated),
     )
+
+
+def nodes_options(command: Command) -> Command:
+    """--nnodes --rdzv-endpoint --node-rank --token-file as one parameter `nodes`; None for one
+    host.
+    """
+
+    @functools.wraps(command)
+    def with_nodes(
+        *args: Any,
+        nnodes: str,
+        rdzv_endpoint: str | None,
+        node_rank: int | None,
+        token_file: Path | None,
+        **kwargs: Any,
+    ) -> Any:
+        secret = os.environ.get(TOKEN)
+        if token_file is not None:
+            secret = read_token_file(token_file)[0].secret
+        nodes = parse_nodes(nnodes, rdzv_endpoint, secret, node_rank)
+        return command(*args, nodes=nodes, **kwargs)
+
+    decorated: Any = with_nodes
+    for option in (
+        click.option(
+            "--token-file",
+            type=click.Path(path_type=Path),
+            help="File with the secret of all hosts of --nnodes; else PLANCOMPILER_WORLD_TOKEN.",
+        ),
+        click.option(
+            "--node-rank",
+            type=click.IntRange(min=0),
+            metavar="I",
+            help="This host's number; 0 leads. By default the first on the endpoint's host leads.",
+        ),
+        click.option(
+            "--rdzv-endpoint",
+            metavar="HOST:PORT",
+            help="Where the hosts of --nnodes meet: an address of the one that leads.",
+        ),
+        click.option(
+            "--nnodes",
+            default="1",
+            show_default=True,
+            metavar="MIN[:MAX]",
+            help="How many hosts run this command, each with the same SCRIPT.",
+        ),
+    ):
+        decorated = option(decorated)
+    return cast("Command", decorated)
+
+
+def nodes_launcher(nodes: Nodes, engine: EngineOptions, ranks: int, as_json: bool) -> Launcher:
+    """The launcher of the host that leads."""
+    if engine.name not in (None, LOCAL):
+        raise UsageError(
+            "other engines know the hosts of their clusters themselves",
+            got=f"--engine {engine.name} with --nnodes",
+            expected="one of the two",
+        )
+    return leading_launcher(nodes, ranks, say, output_to(error=as_json))

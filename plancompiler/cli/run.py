@@ -156,7 +156,7 @@ def run_command(
             check_restore=check_restore,
             strict_restore=strict_restore,
             anomaly=anomaly,
-            launcher=engine.launcher(),
+            launcher=None if engine.name is None else engine.launcher(engine.name),
         )
         print_note(
             f"{'read' if session.cached else 'compiled'} the plans of {name} for "

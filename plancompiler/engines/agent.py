@@ -7,6 +7,7 @@ rank's host lives.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import signal
@@ -16,10 +17,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from plancompiler.engines.control import Connection, connect
-from plancompiler.engines.launch_variables import read_launcher
+from plancompiler.engines.launch_variables import TOKEN, read_launcher
 from plancompiler.engines.launcher import Program
 from plancompiler.engines.local import LocalLauncher, LocalRank
 from plancompiler.errors import PlanCompilerError
@@ -37,9 +39,11 @@ _BEAT_SECONDS = 0.5
 _REACH_SECONDS = time_limits.SILENCE
 
 
-def order_variable(address: str, secret: str, program: Program, rank: int | None) -> dict[str, str]:
-    """The variable for an agent. Without a rank the engine tells each its own."""
-    order = {
+def order_of(
+    address: str, secret: str, program: Program, rank: int | None, *, is_ranked: bool = True
+) -> dict[str, Any]:
+    """What an agent needs. Without a rank the engine tells each its own, unless nobody does."""
+    return {
         "address": address,
         "secret": secret,
         "command": program.command,
@@ -47,8 +51,25 @@ def order_variable(address: str, secret: str, program: Program, rank: int | None
         "program_secret": program.secret,
         "handles_signals": program.handles_signals,
         "rank": rank,
+        "is_ranked": is_ranked,
     }
-    return {ORDER: json.dumps(order)}
+
+
+def order_variable(
+    address: str, secret: str, program: Program, rank: int | None, ranks: int = 1
+) -> dict[str, str]:
+    """The variable for an agent of so many ranks; `rank` as for `order_of`."""
+    return {ORDER: json.dumps(order_of(address, secret, program, rank) | {"ranks": ranks})}
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """What a launcher says when it lets an agent go."""
+
+    error: str | None
+    """Why the run has ended; None where it has ended well."""
+    again: bool
+    """Whether the ranks will be started once more."""
 
 
 class Agent:
@@ -56,16 +77,16 @@ class Agent:
 
     def __init__(self, order: Mapping[str, Any], ranks: int = 1) -> None:
         self._order = order
-        self._launcher = LocalLauncher(dict(os.environ), self._said)
+        self._launcher = LocalLauncher(dict(os.environ), self._said, holds=False)
         self._started: Sequence[LocalRank] = ()
         self._slots = ranks
         self._over = threading.Event()
         self._connection: Connection = connect(order["address"], order["secret"], _REACH_SECONDS)
 
-    def run(self) -> None:
-        """Until the launcher lets this agent go."""
+    def run(self) -> LetGo | None:
+        """Until the launcher lets this agent go; None where it is gone."""
         rank = self._order["rank"]
-        if rank is None:
+        if rank is None and self._order["is_ranked"]:
             rank = read_launcher(os.environ).rank
         self._connection.send(
             "here",
@@ -79,7 +100,7 @@ class Agent:
         )
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
         try:
-            self._serve()
+            return self._serve()
         finally:
             self._over.set()
             self._end()
@@ -90,20 +111,27 @@ class Agent:
         """End everything; the engine wants this agent to go."""
         self._connection.close()
 
-    def _serve(self) -> None:
+    def _serve(self) -> LetGo | None:
         while (message := self._connection.receive()) is not None:
             kind = message["kind"]
             if kind == "start":
-                self._start(message["ranks"], message["variables"])
+                self._start(message["ranks"], message["variables"], str(message["world"]))
             elif kind == "signal":
                 for each in self._started:
                     if each.rank in message["ranks"] and not each.ended.is_set():
                         each.send(int(message["number"]))
             elif kind == "end":
-                return
+                return LetGo(message["error"], bool(message["again"]))
+        return None
 
-    def _start(self, ranks: Sequence[int], variables: Sequence[Mapping[str, str]]) -> None:
+    def _start(
+        self, ranks: Sequence[int], variables: Sequence[Mapping[str, str]], world: str
+    ) -> None:
         order = self._order
+        # Who hears the world's name on its way does not know its token.
+        secret = str(order["secret"]).encode()
+        token = hmac.digest(secret, b"world:" + world.encode(), "sha256").hex()
+        variables = [{**each, TOKEN: token} for each in variables]
         program = Program(
             tuple(order["command"]),
             order["environment"],
@@ -186,7 +214,7 @@ def main() -> int:
     """Run one agent; its variable says what for."""
     order = json.loads(os.environ.pop(ORDER))
     try:
-        agent = Agent(order)
+        agent = Agent(order, order["ranks"])
     except PlanCompilerError as error:
         sys.stderr.write(f"plancompiler: the agent of a rank: {error}\n")
         return 1

@@ -33,16 +33,22 @@ def open_launcher(
     """
     if engine not in ENGINES:
         raise UsageError("unknown engine", got=repr(engine), expected=" or ".join(ENGINES))
-    stream = sys.stderr if output_to_error else sys.stdout
     if engine == LOCAL:
         if words:
             raise UsageError("the engine local takes no options", got=" ".join(words))
-        return LocalLauncher(os.environ, stream.fileno() if output_to_error else None)
+        return LocalLauncher(os.environ, sys.stderr.fileno() if output_to_error else None)
+
+    module = importlib.import_module(f"plancompiler.engines.{engine}")
+    make = cast("Callable[..., Engine]", getattr(module, ENGINES[engine]))
+    return HostedLauncher(make(words, say), output_to(error=output_to_error), address)
+
+
+def output_to(*, error: bool) -> Callable[[int, str], None]:
+    """What passes on lines of ranks' standard output to this process's, or to standard error."""
+    stream = sys.stderr if error else sys.stdout
 
     def output(_rank: int, line: str) -> None:
         stream.write(line)
         stream.flush()
 
-    module = importlib.import_module(f"plancompiler.engines.{engine}")
-    make = cast("Callable[..., Engine]", getattr(module, ENGINES[engine]))
-    return HostedLauncher(make(words, say), output, address)
+    return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from plancompiler.engines.agent import COMMAND, order_variable
 from plancompiler.engines.launch_variables import (
     ADDRESSES,
+    RESTART,
     TOKEN,
     TRANSPORT,
     without_launcher,
@@ -31,6 +33,8 @@ class Engine(ABC):
     name: str
     gives_ranks = False
     """Whether it tells each agent its rank by itself."""
+    slots = 1
+    """How many ranks each agent of it has."""
 
     @abstractmethod
     def start(
@@ -57,27 +61,38 @@ class HostedLauncher:
         engine: Engine,
         output: Callable[[int, str], None],
         address: str = LOOPBACK,
+        *,
+        secret: str | None = None,
+        minimum: int | None = None,
     ) -> None:
-        """`address` is where agents reach this process."""
+        """`address` is where agents reach this process. `secret` is for those who come by
+        themselves, as other hosts do; with `minimum` so many agents are enough after some time.
+        """
         self.name = engine.name
         self.host = address.rpartition(":")[0]
         self._engine = engine
         self._output = output
         self._address = address
+        self._secret = secret or secrets.token_hex(32)
+        self._minimum = minimum
         self._server: AgentServer | None = None
         self._started: Sequence[StartedRank] = ()
 
     def start(
         self, program: Program, ranks: int, say: Callable[[str], None], stop: threading.Event
     ) -> Sequence[StartedRank]:
-        secret = secrets.token_hex(32)
-        server = self._server = AgentServer(self._address, secret, self._output)
+        if self._server is None:
+            self._server = AgentServer(self._address, self._secret, self._output)
+        server = self._server
         given = [None if self._engine.gives_ranks else rank for rank in range(ranks)]
-        orders = [order_variable(server.address, secret, program, rank) for rank in given]
+        orders = [
+            order_variable(server.address, self._secret, program, rank, self._engine.slots)
+            for rank in given
+        ]
         self._engine.start(ranks, COMMAND, orders)
         agents = self._await_agents(server, ranks, stop)
         if agents:
-            self._started = _start_all(server, agents, say)
+            self._started = _start_all(server, agents, program, say)
         return self._started
 
     def look(self) -> None:
@@ -88,23 +103,35 @@ class HostedLauncher:
             for each in self._started:
                 each.has_ended(None, ended)
 
-    def close(self) -> None:
+    def close(self, error: str | None = None, *, again: bool = False) -> None:
         if self._server is not None:
-            self._server.close()
+            self._server.let_go(error, again=again)
+            if not again:
+                self._server.close()
+                self._server = None
         self._engine.end()
-        self._started, self._server = (), None
+        self._started = ()
 
     def _await_agents(
         self, server: AgentServer, ranks: int, stop: threading.Event
     ) -> list[RemoteAgent]:
         """The agents of all ranks, in order; none where it is asked to stop before they came."""
         first: float | None = None
+        count, changed = 0, time.monotonic()
         while not stop.is_set():
             with server.arrived:
                 server.arrived.wait(_WAIT_SECONDS)
                 agents = list(server.agents)
-            if len(agents) == ranks:
-                return sorted(agents, key=lambda each: each.rank or 0)
+            if len(agents) >= ranks:
+                return _in_order(agents)
+            if len(agents) != count:
+                count, changed = len(agents), time.monotonic()
+            if (
+                self._minimum is not None
+                and count >= self._minimum
+                and time.monotonic() - changed > time_limits.LAST_CALL
+            ):
+                return _in_order(agents)
             ended = self._engine.ended()
             if ended is not None:
                 raise EngineError(
@@ -120,17 +147,37 @@ class HostedLauncher:
                 came = sorted(each.rank or 0 for each in agents)
                 raise DeadlineError(
                     f"not all ranks of the engine {self.name} came",
-                    got=f"ranks {came} of {ranks}",
+                    got=f"{came} of {ranks}",
                 )
         return []
 
 
+def _in_order(agents: Sequence[RemoteAgent]) -> list[RemoteAgent]:
+    """By the ranks that they were given; those without one behind, as they came."""
+    given = [each.rank for each in agents if each.rank is not None]
+    twice = {rank for rank in given if given.count(rank) > 1}
+    if twice:
+        hosts = [each.host for each in agents if each.rank in twice]
+        raise EngineError(
+            "several agents say that they are the same one",
+            got=f"number {min(twice)} on {', '.join(hosts)}",
+            expected="a number of its own for each",
+            hint="give each host another --node-rank, or none to any",
+        )
+    return sorted(agents, key=lambda each: math.inf if each.rank is None else each.rank)
+
+
 def _start_all(
-    server: AgentServer, agents: Sequence[RemoteAgent], say: Callable[[str], None]
+    server: AgentServer,
+    agents: Sequence[RemoteAgent],
+    program: Program,
+    say: Callable[[str], None],
 ) -> list[StartedRank]:
     """Have the agents start their ranks, in this order, all in one world."""
     size = sum(each.slots for each in agents)
-    common = _transport(agents)
+    # Agents that came by themselves have the program from their own hosts, but not this.
+    common = _transport(agents) | {RESTART: program.environment.get(RESTART, "0")}
+    world = secrets.token_hex(16)
     started: list[StartedRank] = []
     here: dict[str, int] = {}
     local_sizes: dict[str, int] = {}
@@ -143,7 +190,7 @@ def _start_all(
             local = here[agent.host_id] = here.get(agent.host_id, -1) + 1
             place = world_variables(rank, size, local, local_sizes[agent.host_id])
             variables.append(common | place)
-        started += server.start(agent, ranks, variables, say)
+        started += server.start(agent, ranks, variables, world, say)
     return started
 
 

@@ -126,8 +126,12 @@ class Launcher(Protocol):
         end of those that are lost.
         """
 
-    def close(self) -> None:
-        """Give everything back that belongs to the run; all ranks have ended, or are ended here."""
+    def close(self, error: str | None = None, *, again: bool = False) -> None:
+        """Give everything back that belongs to the run; all ranks have ended, or are ended here.
+
+        `error` is why they have ended, which other hosts are told. With `again` they will be
+        started once more.
+        """
 
 
 def exit_text(code: int) -> str:

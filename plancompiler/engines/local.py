@@ -33,9 +33,10 @@ class LocalRank(StartedRank):
         guard: Guard,
         say: Callable[[int, str], None],
         output: int | Callable[[int, str], None] | None,
+        holds: bool,
     ) -> None:
-        """`output` is where its standard output goes: None for this process's, a descriptor, or
-        what takes its lines.
+        """Without `holds` all lines of its standard error are passed on at once. `output` is where
+        its standard output goes: None for this process's, a descriptor, or what takes its lines.
         """
         super().__init__(rank, partial(say, rank))
         self._guard = guard
@@ -55,7 +56,11 @@ class LocalRank(StartedRank):
         self._readers = []
         if take is not None:
             self._readers.append(self._read_in_thread(self.process.stdout, take, "stdout"))
-        self._readers.append(self._read_in_thread(self.process.stderr, self.heard, "stderr"))
+        self._readers.append(
+            self._read_in_thread(
+                self.process.stderr, self.heard if holds else partial(say, rank), "stderr"
+            )
+        )
         self._waiter = threading.Thread(target=self._wait, name=f"end of rank {rank}")
         self._waiter.start()
 
@@ -106,8 +111,11 @@ class LocalLauncher:
         self,
         environment: Mapping[str, str],
         output: int | Callable[[int, str], None] | None = None,
+        *,
+        holds: bool = True,
     ) -> None:
-        """`environment` is that of the ranks; for `output` see `LocalRank`."""
+        """`environment` is that of the ranks; for the others see `LocalRank`."""
+        self._holds = holds
         self._environment = environment
         self._output = output
         self._started: list[LocalRank] = []
@@ -156,6 +164,7 @@ class LocalLauncher:
                 self._guard,
                 say,
                 self._output,
+                self._holds,
             )
             self._started.append(each)
             started.append(each)
@@ -167,7 +176,7 @@ class LocalLauncher:
         if status is not None:
             running[status.pid].trouble = status.stopped_text
 
-    def close(self) -> None:
+    def close(self, error: str | None = None, *, again: bool = False) -> None:
         if self._guard is not None:
             self._guard.close()
         for each in self._started:

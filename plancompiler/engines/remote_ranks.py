@@ -80,15 +80,18 @@ class AgentServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Let all agents go, and return when they have gone, or after some time."""
+        """Take no more agents. Those that are there are let go before."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join()
+
+    def let_go(self, error: str | None, *, again: bool) -> None:
+        """Have all agents end their ranks and go; with `again` they may come once more."""
         with self.arrived:
             agents = list(self.agents)
         for each in agents:
-            each.connection.send("end")
+            each.connection.send("end", error=error, again=again)
             if self._is_here(each):  # a stopped one would not hear it
                 with suppress(OSError):
                     os.kill(each.pid, signal.SIGCONT)
@@ -115,12 +118,13 @@ class AgentServer:
         agent: RemoteAgent,
         ranks: Sequence[int],
         variables: Sequence[dict[str, str]],
+        world: str,
         say: Callable[[str], None],
     ) -> list[RemoteRank]:
-        """Have an agent start ranks."""
+        """Have an agent start ranks of the world with this name."""
         started = [RemoteRank(rank, say, agent) for rank in ranks]
         agent.ranks |= {each.rank: each for each in started}
-        agent.connection.send("start", ranks=list(ranks), variables=list(variables))
+        agent.connection.send("start", ranks=list(ranks), variables=list(variables), world=world)
         if agent.gone.is_set():
             _lost(agent)
         return started

@@ -72,14 +72,18 @@ class Attempt:
         self._say = say
         self.started: Sequence[StartedRank] = ()
 
-    def run(self, signals: Signals) -> None:
-        """Start all ranks, and return when none is left."""
+    def run(self, signals: Signals, *, may_restart: bool = False) -> bool:
+        """Start all ranks, and return when none is left; whether they shall be started again."""
+        again = False
         try:
             self.started = self._launcher.start(self._program, self._ranks, self._say, signals.stop)
             self._wait(signals)
         finally:
             end_ranks(self.started, GRACE_SECONDS)
-            self._launcher.close()
+            error = self.error()
+            again = may_restart and error is not None and not signals.stop.is_set()
+            self._launcher.close(None if error is None else str(error), again=again)
+        return again
 
     def _wait(self, signals: Signals) -> None:
         """Return when all have ended, some time after one has failed, or when asked to stop."""

@@ -126,6 +126,8 @@ THREAD_END = 5.0
 """How long a thread of a stream or a device has to end after it was asked to; then it is
 abandoned, and a log line names it.
 """
+LAST_CALL = 5.0
+"""How long hosts that are enough for a run wait for more of them."""
 AGENT_SILENCE = 8.0
 """How long the agent of a rank, or the way to it, may be silent before its ranks are lost."""
 MPI_END = 10.0

@@ -63,8 +63,7 @@ def worker_of(rank: int) -> int:
     (pid,) = (
         pid
         for pid in our_processes(served=True)
-        if (arguments := process_arguments(pid))
-        and "worker" in arguments
+        if {"worker", "--rank"} <= {*(arguments := process_arguments(pid))}
         and arguments[arguments.index("--rank") + 1] == words[2]
     )
     return pid

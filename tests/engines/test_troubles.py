@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_processes import await_end
-from tests.engines.installed import WAIT, Engine, both, our_processes
+from tests.engines.installed import WAIT, Engine, both, mpich, our_processes
 
 pytestmark = pytest.mark.processes
 RUNS = re.compile(r"^process (\d+) runs$", re.M)
@@ -93,3 +93,20 @@ def test_a_signal_to_save_reaches_all_ranks(engine: Engine, troubled: Path) -> N
         started.kill()
     assert started.returncode == 0, errors
     assert sorted(said.splitlines()) == ["rank 0 has saved", "rank 1 has saved"]
+
+
+@pytest.mark.parametrize("engine", both(mpich))
+def test_the_first_traceback_is_shown_first(engine: Engine, tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(
+        "import plancompiler as pc\n"
+        "world = pc.init()\n"
+        "if world.rank == 1:\n"
+        "    raise ValueError('broken on purpose')\n"
+        "world.comm.context(range(world.size)).barrier()\n"
+    )
+    done = engine().run("launch", "-n", 2, script)
+    assert done.returncode == 1
+    held = done.stderr[done.stderr.index("Traceback") :]
+    assert held.index("ValueError: broken on purpose") < held.index("AbortedError")
+    assert "on rank 1" in done.stderr.splitlines()[-1]
