@@ -29,6 +29,8 @@ class Limits:
     """An open job waits so long for the client's next request."""
     release: float = time_limits.RELEASE
     """A worker must have let go of an ended job after so long, else it is lost."""
+    grace: float = time_limits.MASTER_GRACE
+    """The workers of a master that was started again may take so long to come back."""
     stream: float = time_limits.STREAM
     """A stream on which its peer must say something and does not is ended after so long."""
     first_cause: float = time_limits.FIRST_CAUSE
@@ -44,6 +46,8 @@ class FromWorker:
 
     connection: int
     message: WorkerMessage
+    number: int = 0
+    """Counts the worker's messages; 0 where it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,14 @@ class WorkerGone:
 
     connection: int
     how: str = "its connection ended"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBack:
+    """A worker of an earlier master has come back to its slot."""
+
+    connection: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +128,7 @@ class Stopping:
 MasterEvent = (
     FromWorker
     | WorkerGone
+    | WorkerBack
     | JobSubmitted
     | MasterCompiled
     | MasterFailed
@@ -134,7 +147,12 @@ class Tell:
     """Send a worker a message."""
 
     connection: int
+    """0 for one that is yet to come back."""
     message: MasterMessage
+    slot: int | None = None
+    """The worker's; None for one that has none."""
+    place: int = 0
+    """Counts the commands that the worker was given, from 1; 0 for what is no command."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -27,6 +27,7 @@ from plancompiler.cluster.messages import (
     JobStatus,
     MasterMessage,
     Refused,
+    Register,
     Registered,
     Run,
     Shipped,
@@ -37,6 +38,7 @@ from plancompiler.errors import (
     ErrorReport,
     LimitError,
     PlanCompilerError,
+    RegistrationError,
     WireFormatError,
 )
 from plancompiler.ir import Job
@@ -57,9 +59,11 @@ from plancompiler.master.events import (
     StartCompile,
     Stopping,
     Tell,
+    WorkerBack,
     WorkerGone,
 )
 from plancompiler.master.job_channel import JobChannel, Retention
+from plancompiler.master.journal import Journal
 from plancompiler.master.masters_half import SLICES_MODE, masters_half
 from plancompiler.master.state import MasterState
 from plancompiler.master.stopped_early import StoppedEarly
@@ -92,6 +96,8 @@ class Connection:
     def __init__(self, number: int) -> None:
         self.number = number
         self.token = secrets.token_bytes(16)
+        self.confirmed = 0
+        """How many commands the worker is known to have."""
         self.outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         """Messages to send; None ends the stream."""
 
@@ -110,30 +116,39 @@ class MasterShell:
         allow_mixed_kernels: bool | None = None,
         retention: Retention | None = None,
         plans: Mapping[int, Plan] | None = None,
+        journal: Journal | None = None,
+        on_failure: Callable[[PlanCompilerError], None] | None = None,
     ) -> None:
         self._plans = plans
+        self._journal = journal
+        self._submitted: dict[int, tuple[str, tuple[str, ...], bytes]] = {}
+        """Owner, names of outputs and bytes of a job that the journal does not have yet."""
+        self._on_failure = on_failure
         self._max_queue = max_queue
         self._retention = retention or Retention()
         self._state = MasterState(world_size, version, limits, allow_mixed_kernels)
         self._mode = mode
         self._observe = observe
         self._cache = open_cache()
-        self._peer_key = secrets.token_bytes(32)
+        self._peer_key = secrets.token_bytes(32) if journal is None else journal.peer_key
         self._connections: dict[int, Connection] = {}
         self._by_token: dict[bytes, Connection] = {}
         self._channels: dict[int, JobChannel] = {}
         self._numbers = itertools.count(1)
-        self._job_ids = itertools.count(1)
+        self._job_ids = itertools.count(1 if journal is None else journal.last_job + 1)
         self._tickets = itertools.count(1)
         self._compilations: set[asyncio.Task[None]] = set()
         self._compilers = WorkThreads("plancompiler-compile", _COMPILATIONS)
         self._clock: asyncio.Task[None] | None = None
         self._stopped_early = StoppedEarly()
         self._stopping = False
+        self._began = time.time() - time.monotonic()
         self._stood_still = 0.0
 
     def start(self) -> None:
-        """Start the clock."""
+        """Take over from a master that was killed, if there was one, and start the clock."""
+        if self._journal is not None and self._journal.starts > 1:
+            self._restore(self._journal)
         self._clock = asyncio.create_task(self._tick())
 
     def stop(self) -> None:
@@ -152,17 +167,133 @@ class MasterShell:
         return self._state.world_size
 
     @property
+    def is_durable(self) -> bool:
+        """Whether jobs outlive this master."""
+        return self._journal is not None
+
+    @property
     def is_stopping(self) -> bool:
         return self._stopping
 
     def _now(self) -> float:
-        """Seconds, without those in which this process stood still: they say nothing of workers."""
-        return time.monotonic() - self._stood_still
+        """Seconds since the epoch, as those in a journal are, by a clock that nobody sets; without
+        those in which this process stood still, as they say nothing of workers.
+        """
+        return self._began + time.monotonic() - self._stood_still
 
     def handle(self, event: MasterEvent) -> None:
-        """Feed the state machine and do what it asks for. Refused requests raise."""
-        for action in self._state.handle(event, self._now()):
+        """Feed the state machine, keep what has changed, and do what it asks for. Refused requests
+        raise.
+        """
+        self._perform(self._state.handle(event, self._now()))
+
+    def _perform(self, actions: Sequence[MasterAction]) -> None:
+        for action in actions:
+            if isinstance(action, Tell) and isinstance(action.message, Registered):
+                self._give_token(action)
+        if self._journal is not None:
+            try:
+                self._keep(self._journal, actions)
+            except PlanCompilerError as error:  # what is not kept must not be done either
+                if self._on_failure is not None:
+                    self._on_failure(error)
+                raise
+        for action in actions:
             self._act(action)
+
+    def _give_token(self, registered: Tell) -> None:
+        """A worker that has just registered gets the token that was drawn for its connection."""
+        connection = self._connections.get(registered.connection)
+        worker = None if registered.slot is None else self._state.worker(registered.slot)
+        if connection is not None and worker is not None:
+            worker.token = connection.token
+
+    # --- the journal --------------------------------------------------------------------------
+
+    def _keep(self, journal: Journal, actions: Sequence[MasterAction]) -> None:
+        """Write what the latest event has changed."""
+        state = self._state
+        published = [each for each in actions if isinstance(each, Publish)]
+        if not (state.changed_slots or state.changed_jobs or state.counted_jobs or published):
+            return
+        with journal.transaction():
+            for each in published:
+                if not isinstance(each.event, Waiting):
+                    journal.add_event(each.job_id, each.event)
+            for action in actions:
+                if isinstance(action, Tell) and action.place and action.slot is not None:
+                    journal.add_command(action.slot, action.place, action.message)
+            for slot in state.changed_slots:
+                worker = state.worker(slot)
+                if worker is None:
+                    journal.forget_worker(slot)
+                else:
+                    journal.save_worker(worker)
+            for job_id in state.changed_jobs | state.counted_jobs:
+                job = state.job(job_id)
+                if job is None:
+                    continue
+                if job_id in self._submitted:
+                    journal.add_job(job, *self._submitted[job_id])
+                elif job_id in state.changed_jobs:
+                    journal.save_job(job)
+                else:
+                    journal.save_counts(job)
+
+    def _restore(self, journal: Journal) -> None:
+        """Take over the jobs and workers of an earlier master."""
+        kept = list(journal.jobs())
+        for job in kept:
+            channel = JobChannel(
+                job.data,
+                job.record.request,
+                job.owner,
+                self._retention.job_bytes,
+                None,
+                job.outputs,
+                job.data,
+            )
+            for event in job.events:
+                channel.publish(event)
+            if job.record.phase.is_end:
+                channel.release()
+            self._channels[job.record.id] = channel
+        records = [job.record for job in kept]
+        self._perform(self._state.restore(journal.workers(), records, self._now()))
+        self._forget_old_jobs()
+        if kept:
+            going = sum(not record.phase.is_end for record in records)
+            _log.info("took over %d jobs, %d of which go on", len(kept), going)
+
+    def _come_back(self, connection: Connection, register: Register) -> None:
+        """A worker of an earlier master goes on here: it gets the commands that it has not had."""
+        worker = self._state.absent_worker(register.token)
+        if worker is None or self._journal is None:
+            error = RegistrationError(
+                "the master does not know this worker any longer",
+                got="a token that it has not given, or of a worker that it has given up",
+                hint="start the worker again",
+            )
+            connection.outbox.put_nowait(Refused(error.report))
+            connection.outbox.put_nowait(None)
+            return
+        del self._by_token[connection.token]
+        connection.token = register.token
+        self._by_token[connection.token] = connection
+        self._send(
+            connection,
+            Registered(
+                worker.slot,
+                self.world_size,
+                self._state.limits.silence,
+                b"",
+                received=worker.received,
+            ),
+        )
+        self._journal.confirm_commands(worker.slot, register.received)
+        for command in self._journal.commands(worker.slot, register.received):
+            self._send(connection, command)
+        self.handle(WorkerBack(connection.number, worker.slot))
 
     def status(self, owner: str | None = None) -> ClusterStatus:
         """A picture of the cluster; with the jobs of one owner only, if one is named."""
@@ -181,7 +312,11 @@ class MasterShell:
     def _described(self, job: JobStatus) -> JobStatus:
         channel = self._channels[job.job_id]
         return replace(
-            job, sent_bytes=channel.sent_bytes, owner=channel.owner, outputs=channel.outputs
+            job,
+            sent_bytes=channel.sent_bytes,
+            owner=channel.owner,
+            outputs=channel.outputs,
+            is_durable=self.is_durable and not job.open,
         )
 
     # --- workers ------------------------------------------------------------------------------
@@ -223,6 +358,12 @@ class MasterShell:
                 if channel.waiting is not None:
                     self._publish_waiting(channel, channel.waiting)
 
+    def _publish(self, job_id: int, channel: JobChannel, event: JobEvent) -> None:
+        before = channel.dropped_through
+        channel.publish(event)
+        if self._journal is not None and channel.dropped_through > before:
+            self._journal.drop_outputs(job_id, channel.dropped_through)
+
     def _publish_waiting(self, channel: JobChannel, waiting: Waiting) -> None:
         stopped = self._stopped_early.texts(waiting.ranks, self._now())
         channel.publish(replace(waiting, stopped=stopped))
@@ -259,6 +400,7 @@ class MasterShell:
             tuple(job.outputs),
             data,
         )
+        self._submitted[job_id] = owner, tuple(job.outputs), data
         try:
             self.handle(
                 JobSubmitted(
@@ -273,13 +415,18 @@ class MasterShell:
         except PlanCompilerError:
             del self._channels[job_id]
             raise
+        finally:
+            del self._submitted[job_id]
         self._forget_old_jobs()
         return job_id
 
     def _forget_old_jobs(self) -> None:
         known = {job.job_id: job for job in self._state.status(0.0).jobs}
-        for job_id in self._channels.keys() - known.keys():
+        forgotten = self._channels.keys() - known.keys()
+        for job_id in forgotten:
             del self._channels[job_id]
+        if self._journal is not None and forgotten:
+            self._journal.forget_jobs(forgotten)
         ended = [job_id for job_id, job in known.items() if job.phase.is_end]
         kept = self._retention.job_bytes * self._retention.jobs
         for number, job_id in enumerate(reversed(ended)):
@@ -287,6 +434,8 @@ class MasterShell:
             kept -= channel.held_bytes
             if kept < 0 or (number >= self._retention.jobs and not channel.readers):
                 channel.forget_outputs()
+                if self._journal is not None:
+                    self._journal.drop_outputs(job_id, channel.dropped_through)
 
     def channel(self, job_id: int) -> JobChannel:
         """A job's things; ClusterError where there is no such job."""
@@ -344,13 +493,7 @@ class MasterShell:
             case Tell(number, message):
                 connection = self._connections.get(number)
                 if connection is not None:
-                    if isinstance(message, Registered):
-                        message = replace(message, token=connection.token, peer_key=self._peer_key)
-                    elif isinstance(message, Refused):
-                        _log.warning("refused worker %d: %s", number, message.error.what)
-                    elif isinstance(message, Run) and message.fed:
-                        message = self._with_small_feeds(message)
-                    connection.outbox.put_nowait(message)
+                    self._send(connection, message)
             case Disconnect(number):
                 connection = self._connections.get(number)
                 if connection is not None:
@@ -366,11 +509,26 @@ class MasterShell:
                 if isinstance(event, Waiting):
                     self._publish_waiting(channel, event)
                 else:
-                    channel.publish(event)
+                    self._publish(job_id, channel, event)
                 if self._observe is not None:
                     self._observe(job_id, event)
             case Release(job_id):
                 self._channels[job_id].release()
+
+    def _send(self, connection: Connection, message: MasterMessage) -> None:
+        """Send a worker a message, with what only this shell knows."""
+        if isinstance(message, Registered):
+            message = replace(
+                message,
+                token=connection.token,
+                peer_key=self._peer_key,
+                is_durable=self._journal is not None,
+            )
+        elif isinstance(message, Refused):
+            _log.warning("refused worker %d: %s", connection.number, message.error.what)
+        elif isinstance(message, Run) and message.fed:
+            message = self._with_small_feeds(message)
+        connection.outbox.put_nowait(message)
 
     def _with_small_feeds(self, message: Run) -> Run:
         """Spare the workers a call where a step's feeds fit into the command itself."""
@@ -417,5 +575,19 @@ class MasterShell:
 
     def from_worker(self, connection: Connection, event: FromWorker) -> None:
         """A message of a worker; what it provokes is never the worker's error."""
-        if connection.number in self._connections:
-            self.handle(event)
+        if connection.number not in self._connections:
+            return
+        message = event.message
+        if isinstance(message, Register) and message.token:
+            self._come_back(connection, message)
+            return
+        self.handle(event)
+        if self._journal is not None and isinstance(message, Heartbeat) and message.received:
+            self._confirm(self._journal, connection, message.received)
+
+    def _confirm(self, journal: Journal, connection: Connection, received: int) -> None:
+        """A worker has so many commands for good."""
+        slot = self._state.slot_of(connection.number)
+        if slot is not None and received > connection.confirmed:
+            connection.confirmed = received
+            journal.confirm_commands(slot, received)

@@ -153,6 +153,11 @@ class JobChannel:
             self._ended = True
         self.wake()
 
+    @property
+    def dropped_through(self) -> int:
+        """The last step whose outputs are not kept any longer; -1 where all are."""
+        return self._dropped_through
+
     def wake(self) -> None:
         """Let readers look again; they yield None where there is nothing new."""
         self._changes.tell()

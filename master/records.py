@@ -36,11 +36,18 @@ _TELL_SECONDS = TELL
 class Worker:
     """A worker that has registered."""
 
-    connection: int
     slot: int
     """Its place in the cluster."""
     offer: Register
     last_seen: float
+    connection: int = 0
+    """0 while a master that was started again waits for it to come back."""
+    token: bytes = b""
+    """What it shows when it comes back."""
+    received: int = 0
+    """How many messages of it the master has."""
+    commands: int = 0
+    """How many commands it was given."""
     cpu_seconds: float = 0.0
     """CPU time that its process had used when it last said so,"""
     cpu_told: float = -math.inf
@@ -138,6 +145,15 @@ class JobRecord:
     error: ErrorReport | None = None
     aborting: bool = False
     """Failed, with the phase still open because the first cause may yet be heard of."""
+
+    def begin_again(self, operations: Iterable[Operation]) -> JobRecord:
+        """The same job as it was when it was submitted; it is known under the same number."""
+        self.operations, self.current = deque(operations), None
+        self.transport_token += "+"  # so that nothing of its first life is taken for the second's
+        self.started, self.slots, self.blocked, self.told = None, (), None, None
+        self.waiting, self.asked, self.cached, self.shipping = set(), {}, False, None
+        self.digests, self.facts, self.kernels, self.reporters = {}, {}, {}, set()
+        return self
 
     def await_ranks(self, ranks: Iterable[int], now: float) -> None:
         """The phase or operation asks something of these ranks."""

@@ -33,7 +33,7 @@ from plancompiler.cluster.channel import (
 from plancompiler.cluster.chunks import UploadBudget
 from plancompiler.cluster.messages import JobEvent
 from plancompiler.cluster.token import Challenger, SecretFile, new_credential, read_token_file
-from plancompiler.errors import ClusterError, UsageError
+from plancompiler.errors import ClusterError, PlanCompilerError, UsageError
 from plancompiler.limits import time_limits
 from plancompiler.lower.compile import resolve_mode
 from plancompiler.master.admission import (
@@ -47,6 +47,7 @@ from plancompiler.master.admission import (
 from plancompiler.master.events import Limits
 from plancompiler.master.io_shell import MAX_QUEUE, MasterShell
 from plancompiler.master.job_channel import Retention
+from plancompiler.master.journal import Journal
 from plancompiler.master.services import ClientService, Unpacking, WorkerService
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.plan.plan import Plan
@@ -80,7 +81,9 @@ class MasterServer:
     wait. `observe` hears every event of every job and its id; it must not wait for anything. Where
     ranks of a job compute with other numeric kernels, the job fails; with `allow_mixed_kernels` (by
     default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning. With `plans`, by rank, every job is
-    taken to be compiled into these already.
+    taken to be compiled into these already. With a `journal`, a file of this master alone, it can
+    be killed and started again: see `Journal`. Where that cannot be written, the master stops, and
+    `check` raises.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class MasterServer:
         allow_mixed_kernels: bool | None = None,
         retention: Retention | None = None,
         plans: Mapping[int, Plan] | None = None,
+        journal: Path | None = None,
     ) -> None:
         if transfers < 1:
             raise UsageError("a master must let at least one worker fetch", got=transfers)
@@ -109,6 +113,8 @@ class MasterServer:
         self._host, self._port = split_address(listen)
         self._tls = tls
         self._limits = limits or Limits()
+        self._journal = None if journal is None else Journal(journal, software_version(), ranks)
+        self._failure: PlanCompilerError | None = None
         self._shell = MasterShell(
             ranks,
             software_version(),
@@ -119,6 +125,8 @@ class MasterServer:
             allow_mixed_kernels,
             retention,
             plans,
+            self._journal,
+            self._fail,
         )
         self._budget = UploadBudget(max_upload_bytes)
         self._gate = Gate(transfers)
@@ -200,12 +208,27 @@ class MasterServer:
             started.set_result(None)
             await self._stop_asked.wait()
             await healthy.enter_graceful_shutdown()
-            self._shell.stop()
-            await server.stop(_STOP_SECONDS)
+            if self._failure is None:
+                self._shell.stop()
+            await server.stop(_STOP_SECONDS if self._failure is None else None)
             await self._shell.finish()
         finally:
             if token is not None:
                 token.remove()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _fail(self, error: PlanCompilerError) -> None:
+        """The journal cannot be written: end as if killed, so that nothing is done that is not in
+        it. Workers wait for the master to be started again.
+        """
+        self._failure = self._failure or error
+        self._stop_asked.set()
+
+    def check(self) -> None:
+        """Raise what the master has ended with, if it has ended by itself."""
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Fail the jobs, send the workers away, close the port. Safe to call again."""

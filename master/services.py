@@ -241,7 +241,12 @@ class ClientService(pb_grpc.ClientServicer):
                     "the name of a job is too long", got=len(job.name), expected=_MAX_TEXT
                 )
             job_id = self._shell.submit(job, data, request, CALLER.get().name, held)
-        return Sent()(pb.SubmitReply(job_id=job_id, world_size=request.ranks or job.world_size))
+        reply = pb.SubmitReply(
+            job_id=job_id,
+            world_size=request.ranks or job.world_size,
+            is_durable=self._shell.is_durable and not request.open,
+        )
+        return Sent()(reply)
 
     @_answering
     async def Watch(self, request: pb.JobRequest, context: Context) -> None:
@@ -404,7 +409,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             while proto is not None:
                 message = reader.read(received(proto))
                 if message is not None:
-                    self._shell.from_worker(connection, FromWorker(connection.number, message))
+                    event = FromWorker(connection.number, message, proto.number)
+                    self._shell.from_worker(connection, event)
                 proto = await _read_message(context, "a message of a worker")
         except PlanCompilerError as error:
             self._shell.disconnect(connection, error.report)

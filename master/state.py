@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from plancompiler.cluster.messages import (
@@ -55,6 +56,7 @@ from plancompiler.cluster.messages import (
     StepsFailed,
     TicketDone,
     TimelineRecorded,
+    Waiting,
     WriteIndex,
     Written,
 )
@@ -88,6 +90,7 @@ from plancompiler.master.events import (
     StartCompile,
     Stopping,
     Tell,
+    WorkerBack,
     WorkerGone,
 )
 from plancompiler.master.job_queue import JobQueue
@@ -134,17 +137,25 @@ class MasterState:
         self._tickets = itertools.count(1 << 32)
         """For operations that no client asked for."""
         self._actions: list[MasterAction] = []
+        self.changed_slots: set[int] = set()
+        """Slots whose workers the latest event has changed."""
+        self.changed_jobs: set[int] = set()
+        """Jobs that it has changed,"""
+        self.counted_jobs: set[int] = set()
+        """and those of which it has only reported a step."""
 
     # --- events -------------------------------------------------------------------------------
 
     def handle(self, event: MasterEvent, now: float) -> list[MasterAction]:
         """What must be done about an event. Only refused submissions and requests raise."""
-        self._actions = []
+        self._begin()
         match event:
             case FromWorker():
                 self._from_worker(event, now)
             case WorkerGone(connection, how):
                 self._lose(connection, how, now)
+            case WorkerBack(connection, slot):
+                self._back(connection, slot, now)
             case JobSubmitted():
                 self._submit(event, now)
             case MasterCompiled():
@@ -165,11 +176,30 @@ class MasterState:
         self._tell_missing(now)
         return self._actions
 
+    def _begin(self) -> None:
+        self._actions = []
+        self.changed_slots.clear()
+        self.changed_jobs.clear()
+        self.counted_jobs.clear()
+
     def status(self, now: float) -> ClusterStatus:
         """A picture of the cluster."""
         workers = tuple(each.status() for _, each in sorted(self._workers.items()))
         jobs = tuple(job.status(now) for job in self._jobs.values())
         return ClusterStatus(self.version, self.world_size, workers, jobs)
+
+    def job(self, job_id: int) -> JobRecord | None:
+        """A job, unless it was forgotten."""
+        return self._jobs.get(job_id)
+
+    def worker(self, slot: int) -> Worker | None:
+        """The worker of a slot."""
+        return self._workers.get(slot)
+
+    def absent_worker(self, token: bytes) -> Worker | None:
+        """The worker that is yet to come back and was given this token."""
+        absent = (each for each in self._workers.values() if not each.connection)
+        return next((each for each in absent if each.token == token), None)
 
     @property
     def queue_length(self) -> int:
@@ -197,6 +227,54 @@ class MasterState:
         """Where a job is; a ClusterError where there is no such job."""
         return self._known(job_id).phase
 
+    def restore(
+        self, workers: Iterable[Worker], jobs: Iterable[JobRecord], now: float
+    ) -> list[MasterAction]:
+        """Take over from a master that was killed: its workers, who are yet to come back, and its
+        jobs in the order in which they came.
+
+        A job whose steps had begun runs on. One that was compiling or preparing begins anew, and an
+        open one has lost its client's requests, so that it fails.
+        """
+        self._begin()
+        for worker in workers:
+            worker.connection, worker.last_seen, worker.worked = 0, now, now
+            self._workers[worker.slot] = worker
+        for job in jobs:
+            self._jobs[job.id] = job
+            self._tickets = itertools.count(max(next(self._tickets), 1 + _last_ticket(job)))
+            if job.phase is JobPhase.QUEUED:
+                job.blocked = None
+                self._queue.add(job)
+            elif self._ranks(job):
+                self._active[job.id] = job
+                self._resume(job, now)
+        return self._actions
+
+    def _resume(self, job: JobRecord, now: float) -> None:
+        """Go on with a job that holds slots."""
+        job.asked = dict.fromkeys(job.waiting, now)
+        if job.saving is not None:
+            job.saving.asked = now
+        if job.phase.is_end or job.aborting:
+            job.deadline = now + self.limits.grace + self.limits.release
+        elif job.request.open:
+            error = ClusterError(
+                "the master was started again, and a session does not outlive its master",
+                hint="open a new one, from the last checkpoint",
+            )
+            self._fail(job, error.report, now)
+        elif job.phase is JobPhase.RUNNING:
+            job.deadline = now + self.limits.grace + self.limits.progress
+        else:
+            error = ClusterError("the master was started again, and begins the job anew")
+            self._tell_all(job, Abort(job.id, error.report))
+            for worker in self._ranks(job).values():
+                worker.job_id = -job.id  # it has yet to let go of the job's first life
+            del self._active[job.id]
+            self._queue.add(job.begin_again(operations_of(job.id, job.request, self._tickets)))
+            self._enter(job, JobPhase.QUEUED, math.inf, now)
+
     # --- workers ------------------------------------------------------------------------------
 
     def _from_worker(self, event: FromWorker, now: float) -> None:
@@ -209,12 +287,17 @@ class MasterState:
             return
         worker = self._workers[slot]
         worker.last_seen = now
+        if event.number:
+            if event.number <= worker.received:  # it was sent again, and had come
+                return
+            worker.received = event.number
+            self.changed_slots.add(slot)
         if isinstance(message, Heartbeat):
             if message.stopped:
                 self._drop(worker, "its process is in state T, stopped by a signal", now)
             else:
                 worker.beat(message, now)
-                self._tell(worker, Heartbeat())
+                self._tell(worker, Heartbeat(received=worker.received))
             return
         if isinstance(message, Idle):
             self._idle(worker, message.job_id, now)
@@ -223,6 +306,8 @@ class MasterState:
         if job is None or worker.job_id != job.id or job.phase.is_end:
             return
         rank = worker.rank
+        changed = self.counted_jobs if isinstance(message, Outputs) else self.changed_jobs
+        changed.add(job.id)
         if isinstance(message, Failed):
             self._fail(job, message.error, now)
         elif job.aborting:
@@ -256,17 +341,28 @@ class MasterState:
             self._actions.append(Tell(connection, Refused(error.report)))
             self._actions.append(Disconnect(connection))
             return
-        worker = Worker(connection, slot, message, now)
+        worker = Worker(slot, message, now, connection)
         self._workers[slot] = worker
         self._slots[connection] = slot
+        self.changed_slots.add(slot)
         # The I/O shell puts in the token that it drew for the connection.
         self._tell(worker, Registered(slot, self.world_size, self.limits.silence, b""))
 
+    def _back(self, connection: int, slot: int, now: float) -> None:
+        """A worker has come back, and goes on with what it was told before."""
+        worker = self._workers[slot]
+        worker.connection, worker.last_seen, worker.worked = connection, now, now
+        self._slots[connection] = slot
+
     def _lose(self, connection: int, how: str, now: float) -> None:
-        slot = self._slots.pop(connection, None)
-        if slot is None:
-            return
-        worker = self._workers.pop(slot)
+        slot = self._slots.get(connection)
+        if slot is not None:
+            self._lose_worker(self._workers[slot], how, now)
+
+    def _lose_worker(self, worker: Worker, how: str, now: float) -> None:
+        self._slots.pop(worker.connection, None)
+        del self._workers[worker.slot]
+        self.changed_slots.add(worker.slot)
         job = self._active.get(worker.job_id)
         if job is None:
             return
@@ -275,9 +371,11 @@ class MasterState:
         self._retire(job, now)
 
     def _idle(self, worker: Worker, job_id: int, now: float) -> None:
-        if worker.job_id != job_id:
+        if abs(worker.job_id) != job_id:
             return
-        worker.job_id = 0
+        of_first_life, worker.job_id = worker.job_id < 0, 0
+        if of_first_life:
+            return
         job = self._active.get(job_id)
         if job is None:
             return
@@ -309,7 +407,11 @@ class MasterState:
             self._actions.append(Release(job.id))
 
     def _tell(self, worker: Worker, message: MasterMessage) -> None:
-        self._actions.append(Tell(worker.connection, message))
+        place = 0
+        if not isinstance(message, (Registered, Refused, Heartbeat)):
+            place = worker.commands = worker.commands + 1
+            self.changed_slots.add(worker.slot)
+        self._actions.append(Tell(worker.connection, message, worker.slot, place))
 
     def _tell_all(self, job: JobRecord, message: MasterMessage) -> None:
         for worker in self._ranks(job).values():
@@ -335,7 +437,7 @@ class MasterState:
     def _start_waiting(self, now: float) -> None:
         """Start the jobs whose turn it is."""
         while self._queue:
-            free = [worker for worker in self._workers.values() if not worker.job_id]
+            free = [each for each in self._workers.values() if each.connection and not each.job_id]
             job = self._queue.take(len(free), now)
             if job is None:
                 break
@@ -351,6 +453,7 @@ class MasterState:
         job.slots = slots
         for rank, slot in enumerate(slots):
             self._workers[slot].take(job.id, rank)
+            self.changed_slots.add(slot)
         self._enter(job, JobPhase.COMPILING, self.limits.compiling, now)
         try:
             check_reachable(self._offers(job))
@@ -627,7 +730,11 @@ class MasterState:
 
     def _tick(self, now: float) -> None:
         for worker in list(self._workers.values()):
-            if now - worker.last_seen > self.limits.silence:
+            if not worker.connection:
+                if now - worker.last_seen > self.limits.grace:
+                    how = "it did not come back when the master was started again"
+                    self._lose_worker(worker, how, now)
+            elif now - worker.last_seen > self.limits.silence:
                 self._drop(worker, f"it said nothing for {self.limits.silence:g} s", now)
         head = self._queue.head
         for job in (*self._active.values(), *(() if head is None else (head,))):
@@ -635,6 +742,8 @@ class MasterState:
 
     def _check_time(self, job: JobRecord, now: float) -> None:
         ranks = self._ranks(job)
+        if not all(worker.connection for worker in ranks.values()):
+            return  # first they have to come back
         error = stalled_ranks_error(job, ranks, now, self.limits)
         if error is None and now <= job.deadline:
             return
@@ -654,7 +763,7 @@ class MasterState:
         error = WorkerLostError(f"the master gave up this worker: {how}", rank=worker.slot)
         self._tell(worker, Refused(error.report))
         self._actions.append(Disconnect(worker.connection))
-        self._lose(worker.connection, how, now)
+        self._lose_worker(worker, how, now)
 
     # --- small things -------------------------------------------------------------------------
 
@@ -666,9 +775,18 @@ class MasterState:
 
     def _publish(self, job: JobRecord, event: JobEvent) -> None:
         self._actions.append(Publish(job.id, event))
+        if not isinstance(event, (RankOutputs, StepDone, Waiting)):
+            self.changed_jobs.add(job.id)
 
     def _known(self, job_id: int) -> JobRecord:
         job = self._jobs.get(job_id)
         if job is None:
             raise ClusterError("the master knows no such job", got=f"job {job_id}")
         return job
+
+
+def _last_ticket(job: JobRecord) -> int:
+    """The highest ticket of what a job does, or has yet to do."""
+    saving = () if job.saving is None else (job.saving.order,)
+    orders = (job.current, *job.operations, *saving)
+    return max((getattr(each, "ticket", 0) for each in orders), default=0)

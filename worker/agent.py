@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import socket
@@ -23,7 +24,7 @@ from plancompiler.cluster.channel import (
     software_version,
 )
 from plancompiler.cluster.checked import Received, Sent
-from plancompiler.cluster.messages import Heartbeat, Register, Registered, WorkerMessage
+from plancompiler.cluster.messages import Heartbeat, Register, Registered
 from plancompiler.cluster.serde import MASTER_MESSAGES, WORKER_MESSAGES, Reader
 from plancompiler.errors import (
     ClusterError,
@@ -44,6 +45,7 @@ from plancompiler.worker.events import (
     FromMaster,
     Interrupt,
     MasterGone,
+    Reconnect,
     Start,
     StartBeside,
     StopAsked,
@@ -54,13 +56,19 @@ from plancompiler.worker.events import (
 )
 from plancompiler.worker.heartbeats import Heartbeats
 from plancompiler.worker.job_runner import JobRunner
+from plancompiler.worker.outbox import Outbox
 from plancompiler.worker.peers import LISTEN, Peers, open_peers
 from plancompiler.worker.quiet_work import QuietWork
 from plancompiler.worker.state import WorkerState
 
+_log = logging.getLogger(__name__)
+
 _TICK_SECONDS = 0.2
 _LONGEST_TICK = 1.0
 """What a tick takes longer than this, the process stood still."""
+_RECONNECT_SECONDS = 0.2
+"""Between two attempts to reach a master that was lost."""
+_ATTEMPT_SECONDS = time_limits.SILENCE
 _STOP_SECONDS = time_limits.AGENT_STOP
 """How long the end of the job's thread and of the connection may take."""
 
@@ -83,6 +91,7 @@ def run_worker(
     deadline: float = DEADLINE,
     token_file: Path | None = None,
     allow_paths: Sequence[Path] | None = None,
+    master_grace: float = time_limits.MASTER_GRACE,
 ) -> None:
     """Serve jobs as one rank of the master at `master` until `stop` is set.
 
@@ -93,10 +102,11 @@ def run_worker(
     the timeline of each job is recorded, over that of the job before. `deadline` (seconds) is how
     long a rank of a job may stand still while this one waits for it. `token_file` holds the secret
     to show, by default that of a master of the same user. Paths that jobs name must lead below
-    `allow_paths`; None lets them lead anywhere. Raises MasterUnreachableError
-    where no master answers or it is lost later, SecurityError where there is no such secret or the
-    master does not know it, RegistrationError, RankError or VersionError where
-    it refuses the worker.
+    `allow_paths`; None lets them lead anywhere. Where a master with a journal is lost, the worker
+    goes on with its job and waits `master_grace` seconds for the master to be started again.
+    Raises MasterUnreachableError where no master answers or it is lost later, SecurityError where
+    there is no such secret or the master does not know it, RegistrationError, RankError or
+    VersionError where it refuses the worker.
     """
     if device != "cpu":
         local_device(0, device)
@@ -117,6 +127,7 @@ def run_worker(
             heartbeats,
             master,
             tls,
+            token_file,
             register,
             peers,
             stop,
@@ -124,6 +135,7 @@ def run_worker(
             record,
             deadline,
             None if allow_paths is None else AllowedPaths(allow_paths),
+            master_grace,
         ).serve()
     finally:
         if channel is not None:
@@ -142,6 +154,7 @@ class _Agent:
         heartbeats: Heartbeats,
         master: str,
         tls: TlsFiles | None,
+        token_file: Path | None,
         register: Register,
         peers: Peers,
         stop: threading.Event,
@@ -149,20 +162,25 @@ class _Agent:
         record: Path | None,
         deadline: float,
         allowed: AllowedPaths | None,
+        grace: float,
     ) -> None:
         self._master = master
         self._tls = tls
-        self._session = channel.session
+        self._token_file = token_file
+        self._channel = channel
+        self._register = register
         self._heartbeats = heartbeats
         self._peers = peers
         self._stop = stop
         self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
+        self._outbox = Outbox()
         self._pieces = 0
         """Messages to the master, without heartbeats."""
+        self._call: Any = None
+        self._reader: threading.Thread | None = None
+        self._reconnector: threading.Thread | None = None
+        self._leaving = threading.Event()
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
-        self._outbox.put(register)
-        self._call: Any = stub.Connect(self._requests())
         device = None if register.device == "cpu" else register.device
         self._runner = JobRunner(
             stub,
@@ -178,14 +196,13 @@ class _Agent:
             deadline,
             allowed,
         )
-        self._reader = threading.Thread(target=self._read, name="plancompiler-master", daemon=True)
         self._stood_still = 0.0
         self._quiet_work = QuietWork(lambda: self._pieces + self._runner.transferred)
-        self._state = WorkerState(time.monotonic(), silence_seconds)
+        self._state = WorkerState(time.monotonic(), silence_seconds, grace)
 
     def serve(self) -> None:
         """Handle events until the state machine says to exit; raise what it exits with."""
-        self._reader.start()
+        self._talk(register=self._register)
         leaving: Exit | None = None
         stopping = False
         try:
@@ -205,7 +222,8 @@ class _Agent:
                 for event in events:
                     leaving = leaving or self._perform(event)
         finally:
-            self._outbox.put(None)
+            self._leaving.set()
+            self._outbox.end()
             self._runner.stop(_STOP_SECONDS)
             self._end_call()
         if leaving.error is not None:
@@ -233,29 +251,69 @@ class _Agent:
                 self._runner.interrupt(PlanCompilerError.from_report(error))
             case Close(job_id):
                 self._runner.close_job(job_id)
+            case Reconnect():
+                self._outbox.closed()
+                self._reconnector = threading.Thread(
+                    target=self._reconnect, name="plancompiler-reconnect", daemon=True
+                )
+                self._reconnector.start()
 
-    def _requests(self) -> Iterator[pb.WorkerMessage]:
+    def _talk(self, register: Register) -> None:
+        """Begin a stream of messages each way."""
+        stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        call = self._call = stub.Connect(self._requests(register))
+        self._reader = threading.Thread(
+            target=self._read, args=(call,), name="plancompiler-master", daemon=True
+        )
+        self._reader.start()
+
+    def _reconnect(self) -> None:
+        """Connect to the master that was started again, however often that fails; the state machine
+        says when to give up.
+        """
+        while not self._leaving.wait(_RECONNECT_SECONDS):
+            try:
+                channel = connect_master(
+                    self._master, self._tls, self._token_file, _ATTEMPT_SECONDS
+                )
+            except PlanCompilerError as error:
+                _log.debug("the master is not there again: %s", error)
+                continue
+            before, self._channel = self._channel, channel
+            before.close()
+            stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
+            self._runner.reconnected(stub, channel.session)
+            self._talk(
+                replace(self._register, token=self._runner.token, received=self._state.received)
+            )
+            return
+
+    def _requests(self, register: Register) -> Iterator[pb.WorkerMessage]:
         sent = Sent()
-        while (message := self._outbox.get()) is not None:
+        for number, message in self._outbox.messages(register):
             for proto in WORKER_MESSAGES.write(message):
                 self._pieces += not isinstance(message, Heartbeat)
+                proto.number = number
                 yield sent(proto)
 
-    def _read(self) -> None:
+    def _read(self, call: Any) -> None:
         """Turn the master's stream into events, until it ends."""
         error: PlanCompilerError = ClusterError("the master ended the connection")
         received, reader = Received("the master"), Reader(MASTER_MESSAGES)
         try:
-            for proto in self._call:
+            for proto in call:
                 message = reader.read(received(proto))
                 if message is None:
                     continue
-                if isinstance(message, Registered):
+                if isinstance(message, Heartbeat):
+                    self._outbox.acknowledged(message.received)
+                elif isinstance(message, Registered):
+                    self._outbox.opened(message.received, message.is_durable)
                     self._runner.token = message.token
                     self._heartbeats.introduce(
                         self._master,
                         self._tls,
-                        self._session,
+                        self._channel.session,
                         message.token,
                         message.silence_seconds,
                     )
@@ -269,8 +327,12 @@ class _Agent:
 
     def _end_call(self) -> None:
         """Let what was said last reach the master, then end the connection."""
-        self._reader.join(1.0)
-        self._call.cancel()
-        self._reader.join(_STOP_SECONDS)
-        if self._reader.is_alive():
-            raise DeadlineError("the connection to the master did not end")
+        if self._reconnector is not None:
+            self._reconnector.join(_STOP_SECONDS)
+        if self._reader is not None:
+            self._reader.join(1.0)
+            self._call.cancel()
+            self._reader.join(_STOP_SECONDS)
+            if self._reader.is_alive():
+                raise DeadlineError("the connection to the master did not end")
+        self._channel.close()

@@ -146,10 +146,15 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Connect to the master again, as soon as it is there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The worker's life is over; `error` says why where it was not asked for."""
 
     error: ErrorReport | None
 
 
-WorkerAction = TellMaster | Start | StartBeside | Interrupt | Close | Exit
+WorkerAction = TellMaster | Start | StartBeside | Interrupt | Close | Reconnect | Exit

@@ -139,6 +139,11 @@ class JobRunner:
         """Grows with every piece of a transfer."""
         return self._transfers.pieces
 
+    def reconnected(self, stub: WorkerStub, session: bytes) -> None:
+        """The master was started again, and is reached over another connection."""
+        self._stub = stub
+        self._transfers.reconnected(session)
+
     def start(self, work: Work) -> None:
         """Queue work."""
         self._orders.put(work)

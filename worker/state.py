@@ -34,6 +34,7 @@ from plancompiler.worker.events import (
     FromMaster,
     Interrupt,
     MasterGone,
+    Reconnect,
     SaveFailed,
     SaveWritten,
     Start,
@@ -61,13 +62,22 @@ LEAVE_SECONDS = time_limits.WORKER_LEAVE
 class WorkerState:
     """All that a worker knows, apart from its plan."""
 
-    def __init__(self, now: float, silence_seconds: float) -> None:
+    def __init__(
+        self, now: float, silence_seconds: float, grace: float = time_limits.MASTER_GRACE
+    ) -> None:
         self.slot: int | None = None
         """Its place in the cluster, once registered."""
         self.rank: int | None = None
         """Its rank in the job that it has."""
         self.job_id: int | None = None
         self._silence = silence_seconds
+        self._grace = grace
+        self._is_durable = False
+        """Whether the master may be started again where it is lost."""
+        self._away_until: float | None = None
+        """When it is given up that has been lost."""
+        self.received = 0
+        """How many commands have come."""
         self._last_heard = now
         self._last_beat = now
         self._gets_on = False
@@ -90,7 +100,7 @@ class WorkerState:
                 self._last_heard = now
                 self._from_master(message, now)
             case MasterGone(error):
-                self._leave(Exit(error), now)
+                self._lose_master(error, now)
             case WorkDone(job_id, reply) if job_id == self.job_id:
                 self._working = False
                 if not self._ending:
@@ -120,10 +130,14 @@ class WorkerState:
         return self._actions
 
     def _from_master(self, message: MasterMessage, now: float) -> None:
+        if not isinstance(message, (Registered, Refused, Heartbeat)):
+            self.received += 1
         match message:
             case Registered(slot, _, silence):
                 self.slot = slot
                 self._silence = silence
+                self._is_durable = message.is_durable
+                self._away_until = None
             case Refused(error):
                 self._leave(Exit(error), now)
             case Heartbeat():
@@ -168,6 +182,14 @@ class WorkerState:
             self._actions.append(Interrupt(error))
         self._ending = True
 
+    def _lose_master(self, error: ErrorReport, now: float) -> None:
+        """Wait for a master that can be started again; the job at hand runs on meanwhile."""
+        if not self._is_durable or self._exit is not None:
+            self._leave(Exit(error), now)
+        elif self._away_until is None:
+            self._away_until = now + self._grace
+            self._actions.append(Reconnect())
+
     def _leave(self, leaving: Exit, now: float) -> None:
         if self._exit is not None:
             return
@@ -189,10 +211,18 @@ class WorkerState:
         self._gets_on |= tick.gets_on
         if now - self._last_beat >= self._silence / _BEATS_PER_SILENCE:
             self._last_beat = now
-            self._send(Heartbeat(False, tick.cpu_seconds, self._gets_on))
+            self._send(Heartbeat(False, tick.cpu_seconds, self._gets_on, self.received))
             self._gets_on = False
         patience = MASTER_SILENCES * self._silence
-        if now - self._last_heard > patience:
+        if self._away_until is not None:
+            if now > self._away_until:
+                error = MasterUnreachableError(
+                    "the master was lost and did not come back",
+                    got=f"no master for {self._grace:g} s",
+                    hint="start it again on its journal; --master-grace waits longer",
+                )
+                self._leave(Exit(error.report), now)
+        elif now - self._last_heard > patience:
             error = MasterUnreachableError(
                 "the master was lost", got=f"nothing heard for {patience:g} s"
             )

@@ -113,6 +113,12 @@ class Transfers:
         self.pieces = 0
         """How many have come and gone."""
         self._channel: grpc.Channel | None = None
+        self._is_stale = False
+        """Whether that is of a session of before."""
+
+    def reconnected(self, session: bytes) -> None:
+        """Show another session from the next connection on."""
+        self._session, self._is_stale = session, True
 
     def fetch(self, request: pb.FetchRequest, what: str, limit: int) -> bytes:
         """The bytes that a request names, at most `limit` of them. `what` names them in errors.
@@ -139,6 +145,9 @@ class Transfers:
 
     def _receive(self, request: pb.FetchRequest, assembler: Assembler, what: str) -> bytes:
         self._interruption.check()
+        if self._is_stale:
+            self._is_stale = False
+            self.close()
         if self._channel is None:
             self._channel = open_channel(self._address, self._tls, self._session)
         method = self._channel.unary_stream(

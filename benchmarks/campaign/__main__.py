@@ -1,6 +1,6 @@
 """Campaigns of faults, and the page that their tables are on.
 
-    python -m benchmarks.campaign [--kind kills|network|damage|hostile|ops|mistakes|all]
+    python -m benchmarks.campaign [--kind kills|restarts|network|damage|hostile|ops|mistakes|all]
         [--count N] [--seed S] [--case I] [--jobs J] [--out FILE] [--lines FILE ...] [--write]
 
 Prints one JSON line per case that went wrong, and a table per kind. Ends with 1 where a case did.
@@ -22,12 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.campaign import damage, hostile, kills, mistakes, network, ops
+from benchmarks.campaign import damage, hostile, kills, mistakes, network, ops, restarts
 from benchmarks.campaign.case import Case, Result
 from benchmarks.campaign.page import table, write
 
 KINDS: dict[str, Any] = {
     "kills": kills,
+    "restarts": restarts,
     "network": network,
     "damage": damage,
     "hostile": hostile,

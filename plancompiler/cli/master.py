@@ -32,6 +32,8 @@ from plancompiler.master.job_channel import Retention
 from plancompiler.master.server import MAX_UPLOAD_BYTES, MasterServer
 from plancompiler.ops.registry import allow_custom_ops
 
+_LOOK_SECONDS = 0.5
+"""Between two looks at whether the master has ended by itself."""
 _NOTE_SECONDS = time_limits.NOTES
 """How long the last lines may take at the end."""
 
@@ -105,6 +107,12 @@ _NOTE_SECONDS = time_limits.NOTES
     help="A stream whose peer must say something and does not is ended after so long.",
 )
 @allow_mixed_kernels_option
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep jobs, outputs and workers in this file, so that a master that was killed can be "
+    "started again on it and its jobs run on.",
+)
 @json_option
 @click.pass_context
 def master_command(
@@ -124,6 +132,7 @@ def master_command(
     keep_jobs: int,
     stream_silence: float,
     allow_mixed_kernels: bool,
+    journal: Path | None,
     as_json: bool,
 ) -> None:
     """Take jobs from clients, compile them and drive them on the workers, until stopped.
@@ -156,12 +165,14 @@ def master_command(
             observe=note,
             allow_mixed_kernels=allow_mixed_kernels or None,
             retention=Retention(keep_outputs_bytes, keep_jobs),
+            journal=journal,
         ) as server,
     ):
         print_note(f"master of {ranks} ranks at {server.address}; Ctrl-C stops it")
         if as_json:
             print_json({"address": server.address, "ranks": ranks})
-        stop.event.wait()
+        while not stop.event.wait(_LOOK_SECONDS):
+            server.check()
         print_note(f"stopping after {time.monotonic() - begin:.0f} s")
     context.exit(stop.exit_code)
 

@@ -20,6 +20,7 @@ from plancompiler.cli.output import print_json, print_note
 from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.ir.user_cache import user_cache_folder
+from plancompiler.limits import time_limits
 from plancompiler.ops.registry import allow_custom_ops
 from plancompiler.worker.agent import run_worker
 from plancompiler.worker.peers import LISTEN, TRANSPORTS
@@ -56,6 +57,14 @@ from plancompiler.worker.peers import LISTEN, TRANSPORTS
     help="How data goes between workers: gRPC between hosts, or MPI for workers of one mpiexec.",
 )
 @deadline_option
+@click.option(
+    "--master-grace",
+    type=click.FloatRange(min=0),
+    default=time_limits.MASTER_GRACE,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a lost master that has a journal to be started again.",
+)
 @allow_ops_option
 @click.option(
     "--allow-path",
@@ -83,6 +92,7 @@ def worker_command(
     insecure: bool,
     transport: str,
     deadline: float,
+    master_grace: float,
     allow_ops: tuple[str, ...],
     allow_paths: tuple[Path, ...],
     any_path: bool,
@@ -124,6 +134,7 @@ def worker_command(
             transport=transport,
             record=record,
             deadline=deadline,
+            master_grace=master_grace,
             allow_paths=None if any_path else allow_paths or default_folders(),
         )
     if as_json:

@@ -91,6 +91,10 @@ class Register:
     """Whether `peer_address` is one."""
     deadline: float = 0.0
     """Seconds that a rank may make no progress, in jobs that do not set it; 0: the default."""
+    token: bytes = b""
+    """Of a worker that comes back to a master which was started again: what it was given before."""
+    received: int = 0
+    """Of such a worker: how many commands it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class Heartbeat:
     """CPU time that the worker's process has used."""
     gets_on: bool = False
     """Whether it makes progress without its processor: it waits for its disk, or transfers."""
+    received: int = 0
+    """How many messages of the other side the sender has for good; heartbeats do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +245,10 @@ class Registered:
     """Names the worker in its other calls."""
     peer_key: bytes = b""
     """What all workers of the master have in common, to know each other by."""
+    is_durable: bool = False
+    """The master has a journal: where it is lost, wait for it to be started again."""
+    received: int = 0
+    """How many messages of the worker the master has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,6 +570,8 @@ class JobStatus:
     """Who submitted it."""
     open: bool = False
     """Whether its client asks for each step."""
+    is_durable: bool = False
+    """Whether it outlives its master, which has a journal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,10 @@ progress, the limit is DEADLINE and LONGEST_ANSWER together.
 """
 IDLE = 3600.0
 """How long an open job waits for its client's next request."""
+MASTER_GRACE = 60.0
+"""How long workers and clients wait for a master with a journal that was lost, and such a master,
+once it was started again, for its workers.
+"""
 PASSING = 60.0
 """How long a job for which too few workers are free lets smaller ones pass."""
 RELEASE = 30.0

@@ -143,14 +143,16 @@ class SubmitHeader(_message.Message):
     def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., name: _Optional[str] = ..., compile_only: _Optional[bool] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
-    __slots__ = ("job_id", "world_size", "check")
+    __slots__ = ("job_id", "world_size", "is_durable", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     world_size: int
+    is_durable: bool
     check: int
-    def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ..., is_durable: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("job_id", "steps", "chunk", "check")
@@ -343,7 +345,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job_id", "name", "phase", "seconds", "error", "fetched_ranks", "sent_bytes", "queued_seconds", "ranks", "priority", "steps", "done_steps", "outputs", "owner", "open")
+    __slots__ = ("job_id", "name", "phase", "seconds", "error", "fetched_ranks", "sent_bytes", "queued_seconds", "ranks", "priority", "steps", "done_steps", "outputs", "owner", "open", "is_durable")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +361,7 @@ class JobStatus(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     name: str
     phase: str
@@ -374,7 +377,8 @@ class JobStatus(_message.Message):
     outputs: _containers.RepeatedScalarFieldContainer[str]
     owner: str
     open: bool
-    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., queued_seconds: _Optional[float] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., steps: _Optional[int] = ..., done_steps: _Optional[int] = ..., outputs: _Optional[_Iterable[str]] = ..., owner: _Optional[str] = ..., open: _Optional[bool] = ...) -> None: ...
+    is_durable: bool
+    def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., seconds: _Optional[float] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., fetched_ranks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., queued_seconds: _Optional[float] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., steps: _Optional[int] = ..., done_steps: _Optional[int] = ..., outputs: _Optional[_Iterable[str]] = ..., owner: _Optional[str] = ..., open: _Optional[bool] = ..., is_durable: _Optional[bool] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
     __slots__ = ("job", "check")
@@ -385,7 +389,7 @@ class DescribeReply(_message.Message):
     def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "check")
+    __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "number", "check")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     RANK_COMPILED_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +402,7 @@ class WorkerMessage(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_RECORDED_FIELD_NUMBER: _ClassVar[int]
     RUN_FAILED_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     register: Register
     heartbeat: Heartbeat
@@ -411,11 +416,12 @@ class WorkerMessage(_message.Message):
     written: OperationDone
     timeline_recorded: TimelineRecorded
     run_failed: RunFailed
+    number: int
     check: int
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., number: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("slot", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback", "deadline")
+    __slots__ = ("slot", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback", "deadline", "token", "received")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +431,8 @@ class Register(_message.Message):
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     IS_LOOPBACK_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     slot: int
     host: str
     device: str
@@ -434,17 +442,21 @@ class Register(_message.Message):
     network: str
     is_loopback: bool
     deadline: float
-    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ..., deadline: _Optional[float] = ...) -> None: ...
+    token: bytes
+    received: int
+    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., peer_address: _Optional[str] = ..., network: _Optional[str] = ..., is_loopback: _Optional[bool] = ..., deadline: _Optional[float] = ..., token: _Optional[bytes] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stopped", "cpu_seconds", "gets_on")
+    __slots__ = ("stopped", "cpu_seconds", "gets_on", "received")
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
     GETS_ON_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     stopped: bool
     cpu_seconds: float
     gets_on: bool
-    def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ..., gets_on: _Optional[bool] = ...) -> None: ...
+    received: int
+    def __init__(self, stopped: _Optional[bool] = ..., cpu_seconds: _Optional[float] = ..., gets_on: _Optional[bool] = ..., received: _Optional[int] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("token", "heartbeat", "rank", "host", "check")
@@ -599,18 +611,22 @@ class MasterMessage(_message.Message):
     def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., write_index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., send_timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., send_plan: _Optional[_Union[OperationDone, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Registered(_message.Message):
-    __slots__ = ("slot", "world_size", "silence_seconds", "token", "peer_key")
+    __slots__ = ("slot", "world_size", "silence_seconds", "token", "peer_key", "is_durable", "received")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PEER_KEY_FIELD_NUMBER: _ClassVar[int]
+    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     slot: int
     world_size: int
     silence_seconds: float
     token: bytes
     peer_key: bytes
-    def __init__(self, slot: _Optional[int] = ..., world_size: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., token: _Optional[bytes] = ..., peer_key: _Optional[bytes] = ...) -> None: ...
+    is_durable: bool
+    received: int
+    def __init__(self, slot: _Optional[int] = ..., world_size: _Optional[int] = ..., silence_seconds: _Optional[float] = ..., token: _Optional[bytes] = ..., peer_key: _Optional[bytes] = ..., is_durable: _Optional[bool] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Compile(_message.Message):
     __slots__ = ("job_id", "mode", "world_size", "cache", "digest", "share", "copy", "rank")

@@ -107,10 +107,14 @@ class Client(Closing):
     ) -> None:
         self.address = address
         token = None if token_file is None else Path(token_file)
-        self._channel = connect_master(
-            address, tls, token, timeout or SILENCE_SECONDS, silence=timeout
+        self._connect = partial(
+            connect_master, address, tls, token, timeout or SILENCE_SECONDS, silence=timeout
         )
+        self._channel = self._connect()
         self._stub = ClientStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._is_closed = False
+        self._is_durable = False
+        """Whether the job that was submitted last outlives its master."""
 
     def submit(
         self,
@@ -182,7 +186,7 @@ class Client(Closing):
         job_id = self._submit(job, request)
         handle = Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
         handle.watch()
-        return handle
+        return self._surviving(handle, self._is_durable)
 
     def submit_compilation(
         self,
@@ -310,9 +314,10 @@ class Client(Closing):
         since = _step_number(since)
         described = describe_job(self._stub, self.address, job_id)
         steps = None if described.open else described.steps
-        return Handle(
+        handle = Handle(
             self._stub, self.address, job_id, on_phase, on_waiting, described.outputs, steps, since
         )
+        return self._surviving(handle, described.is_durable)
 
     def cancel(self, job_id: int) -> bool:
         """Stop a job; False where it had already ended."""
@@ -320,7 +325,24 @@ class Client(Closing):
 
     def close(self) -> None:
         """Close the connection. Safe to call again."""
+        self._is_closed = True
         self._channel.close()
+
+    def _surviving(self, handle: Handle, is_durable: bool) -> Handle:
+        """Let a job's reader go on when its master was started again, where the job does."""
+        if is_durable:
+            handle.reconnect = self._reconnect
+        return handle
+
+    def _reconnect(self) -> ClientStub:
+        """Connect to a master that was started again."""
+        if self._is_closed:
+            raise UsageError("the client is closed")
+        channel = self._connect()
+        self._channel.close()
+        self._channel = channel
+        self._stub = ClientStub(channel)  # type: ignore[no-untyped-call]  # generated
+        return self._stub
 
     def _submit(self, job: Job, request: JobRequest) -> int:
         header = encode(pb.SubmitHeader, request)
@@ -334,6 +356,7 @@ class Client(Closing):
                 yield sent(pb.SubmitRequest(chunk=chunk))
 
         reply = call(self.address, self._stub.Submit, messages(), timeout=_TRANSFER_SECONDS)
+        self._is_durable = reply.is_durable
         return int(reply.job_id)
 
 

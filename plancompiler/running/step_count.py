@@ -15,7 +15,7 @@ class StepCount:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
-        self._next: int | None = None
+        self.next: int | None = None
         """The step that must come; None until the first one has."""
         self.count = 0
         """Steps so far."""
@@ -23,20 +23,20 @@ class StepCount:
     def came(self, step: int, outputs: Collection[str]) -> None:
         """A step is done, with these outputs."""
         missing = ", ".join(map(repr, sorted(self._names.difference(outputs))))
-        if missing or self._next not in (None, step):
+        if missing or self.next not in (None, step):
             raise ClusterError(
                 "outputs of steps were lost or repeated on their way",
                 got=f"step {step}" + (f" without {missing}" if missing else ""),
-                expected=f"step {step if self._next is None else self._next} with all outputs",
+                expected=f"step {step if self.next is None else self.next} with all outputs",
             )
-        self._next = step + 1
+        self.next = step + 1
         self.count += 1
 
     def passed(self, count: int) -> None:
         """The master says that so many steps were not read in time, or are not wanted."""
         self.count += count
-        if self._next is not None:
-            self._next += count
+        if self.next is not None:
+            self.next += count
 
     def expect(self, count: int) -> None:
         """The master reports that so many steps are done."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -35,10 +36,12 @@ from plancompiler.cluster.messages import (
 from plancompiler.cluster.serde import JOB_EVENTS, Reader
 from plancompiler.errors import (
     ClusterError,
+    MasterUnreachableError,
     PlanCompilerError,
 )
 from plancompiler.ir.arguments import whole_number
 from plancompiler.ir.closing import Closing
+from plancompiler.limits import time_limits
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.step_count import StepCount
@@ -47,6 +50,10 @@ OnPhase = Callable[[JobPhase, float], None]
 """Called with each phase that a job enters, and the seconds since its submission."""
 OnWaiting = Callable[[Waiting], None]
 """Called with the ranks that a job waits for: at once, and then every few seconds."""
+
+_REPEATED = (PhaseChanged, CompileFinished, RankTimeline)
+_RECONNECT_SECONDS = 0.2
+"""Between two attempts to reach a master that was lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +107,12 @@ class WatchedJob(Closing):
         self._watched = pb.JobRequest(job_id=job_id, since=since, beside=beside)
         self._stream: Any = None
         """Of events, once it is watched."""
+        self.reconnect: Callable[[], ClientStub] | None = None
+        """Connects to a master that was started again; None where that would not know the job."""
+        self._heard = 0
+        """Events that a master which was started again repeats,"""
+        self._repeated = 0
+        """and how many of them it has yet to repeat."""
 
     def watch(self) -> None:
         """Begin to hear of the job; the first look for an event does it too."""
@@ -114,6 +127,11 @@ class WatchedJob(Closing):
             if self.phase.is_end:
                 return None
             event = self._read()
+            if isinstance(event, _REPEATED):
+                if self._repeated:
+                    self._repeated -= 1
+                    continue
+                self._heard += 1
             if isinstance(event, PhaseChanged):
                 self._entered(event)
             elif isinstance(event, Waiting):
@@ -132,7 +150,8 @@ class WatchedJob(Closing):
                 self._recorded.append(event.timeline)
                 continue
             elif isinstance(event, StepsSkipped):
-                self._steps.passed(event.count)
+                if not self._steps.count:  # else they were counted as they came
+                    self._steps.passed(event.count)
                 continue
             elif isinstance(event, (StepDone, StepsDropped)):
                 self._count(event)
@@ -158,18 +177,42 @@ class WatchedJob(Closing):
             raise
 
     def _read(self) -> JobEvent:
-        self.watch()
-        try:
-            for message in self._stream:
-                with self._ending_on_loss():
-                    event = self._reader.read(self._received(message))
-                if event is not None:
-                    return event
-        except grpc.RpcError as error:
-            self._error = call_error(error, self._address)
+        while True:
+            self.watch()
+            try:
+                for message in self._stream:
+                    with self._ending_on_loss():
+                        event = self._reader.read(self._received(message))
+                    if event is not None:
+                        return event
+                error: PlanCompilerError = ClusterError("the master went away before the job ended")
+            except grpc.RpcError as failure:
+                error = call_error(failure, self._address)
+                if isinstance(error, MasterUnreachableError) and self._rejoin():
+                    continue
+            self._error = error
+            raise error
+
+    def _rejoin(self) -> bool:
+        """Wait for a lost master to be started again, and go on where its stream broke off; whether
+        that can be.
+        """
+        if self.reconnect is None:
+            return False
+        until = time.monotonic() + time_limits.MASTER_GRACE
+        while time.monotonic() < until:
+            time.sleep(_RECONNECT_SECONDS)
+            with suppress(PlanCompilerError):
+                self._stub = self.reconnect()
+                break
         else:
-            self._error = ClusterError("the master went away before the job ended")
-        raise self._error
+            return False
+        if self._steps.next is not None:
+            self._watched.since = self._steps.next
+        self._outputs.clear()
+        self._reader, self._received = Reader(JOB_EVENTS), Received("the master")
+        self._repeated, self._stream = self._heard, None
+        return True
 
     def _entered(self, event: PhaseChanged) -> None:
         self.phase = event.phase

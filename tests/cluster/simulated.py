@@ -6,7 +6,7 @@ Messages between master and workers stay in order per connection; everything els
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from plancompiler.cluster.messages import (
@@ -41,6 +41,7 @@ from plancompiler.master.events import (
     FromWorker,
     JobSubmitted,
     Limits,
+    MasterAction,
     MasterCompiled,
     MasterEvent,
     MasterFailed,
@@ -49,8 +50,12 @@ from plancompiler.master.events import (
     Release,
     StartCompile,
     Tell,
+    WorkerBack,
     WorkerGone,
 )
+from plancompiler.master.journal import FORGOTTEN
+from plancompiler.master.record_json import from_json, to_json
+from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.state import MasterState
 from plancompiler.plan.digest import CrossRankFact
 from plancompiler.worker import events as worker_events
@@ -162,8 +167,29 @@ class SimulatedCluster:
 
     def tell_master(self, event: MasterEvent) -> None:
         """Hand an event to the master and do what it asks for."""
-        for action in self.master.handle(event, self.now):
+        self._perform(self.master.handle(event, self.now))
+
+    def restart_master(self) -> None:
+        """Kill the master, and start another one that knows what a journal would have kept. All
+        workers that are there come back to it.
+        """
+        workers = [from_json(Worker, to_json(each)) for each in self.master._workers.values()]
+        jobs = [from_json(JobRecord, to_json(job, FORGOTTEN)) for job in self.master._jobs.values()]
+        self.master = MasterState(self.master.world_size, VERSION, self.limits)
+        self.compiling.clear()
+        self._perform(self.master.restore(workers, jobs, self.now))
+        for worker in self.workers:
+            known = worker.state.slot is not None and self.master.worker(worker.state.slot)
+            if known and not worker.exited and not worker.disconnecting:
+                self.tell_master(WorkerBack(worker.connection, known.slot))
+
+    def _perform(self, actions: Iterable[MasterAction]) -> None:
+        for action in actions:
             match action:
+                case Tell(0, message, slot):  # the journal has it for when the worker is back
+                    for worker in self.workers:
+                        if worker.state.slot == slot and not worker.exited:
+                            worker.to_worker.append(message)
                 case Tell(connection, message):
                     self.workers[connection - 1].to_worker.append(message)
                 case Disconnect(connection):

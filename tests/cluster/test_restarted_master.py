@@ -1,0 +1,184 @@
+"""A master that is killed and started again on its journal: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from plancompiler.cluster.messages import JobPhase, JobRequest, OperationDone, StepDone
+from plancompiler.master.events import FromWorker
+from plancompiler.running.client import Client
+from plancompiler.running.worker_processes import WorkerProcesses
+from tests.cluster.simulated import ALL_GOOD, cluster_of, until
+from tests.examples import mlp
+
+
+def steps_of(cluster: object, job: int) -> list[int]:
+    events = cluster.events[job]  # type: ignore[attr-defined]
+    return [event.step for event in events if isinstance(event, StepDone)]
+
+
+# --- the state machines ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_jobs_end_however_often_the_master_is_killed(seed: int) -> None:
+    chance = random.Random(seed)
+    cluster, workers = cluster_of(4)
+    jobs = [
+        cluster.submit(
+            JobRequest(steps=6, save="folder", save_every=chance.choice((0, 2))),
+            needs=chance.randint(1, 4),
+        )
+        for _ in range(5)
+    ]
+    kills = {chance.randrange(400) for _ in range(6)}
+    for moment in range(4000):
+        choices = cluster.choices()
+        if not choices:
+            break
+        chance.choice(choices)()
+        if moment in kills:
+            cluster.restart_master()
+    assert cluster.busy() == dict.fromkeys(range(4), 0)
+    for job in jobs:
+        assert cluster.phases(job)[-1] is JobPhase.FINISHED
+        assert steps_of(cluster, job) == list(range(6))
+    assert not any(worker.exited for worker in workers)
+
+
+def test_a_job_that_runs_goes_on_and_one_that_compiles_begins_anew() -> None:
+    cluster, _ = cluster_of(2)
+    running = cluster.submit(JobRequest(steps=3), needs=1)
+    until(cluster, running, JobPhase.RUNNING)
+    compiling = cluster.submit(JobRequest(steps=3), needs=1)
+    cluster.restart_master()
+    cluster.run()
+    assert cluster.phases(running) == ALL_GOOD
+    assert cluster.phases(compiling) == [JobPhase.QUEUED, JobPhase.COMPILING, *ALL_GOOD]
+
+
+def test_an_open_job_ends_with_its_master() -> None:
+    cluster, _ = cluster_of(2)
+    job = cluster.submit(JobRequest(steps=0, open=True))
+    cluster.run()
+    cluster.restart_master()
+    cluster.run()
+    assert cluster.phases(job)[-1] is JobPhase.FAILED
+    error = cluster.error(job)
+    assert error is not None
+    assert "session" in error.what
+    assert cluster.busy() == {0: 0, 1: 0}
+
+
+def test_a_worker_that_does_not_come_back_is_lost_after_the_grace() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(steps=3))
+    until(cluster, job, JobPhase.RUNNING)
+    cluster.kill(workers[1])
+    cluster.restart_master()
+    cluster.pass_time(cluster.limits.grace - 2)
+    assert cluster.phases(job)[-1] is JobPhase.RUNNING
+    cluster.pass_time(4)
+    error = cluster.error(job)
+    assert error is not None
+    assert error.rank == 1
+    assert "did not come back" in error.what
+    assert cluster.busy() == {0: 0}
+
+
+def test_a_message_that_is_sent_again_counts_once() -> None:
+    cluster, workers = cluster_of(1)
+    job = cluster.submit(JobRequest(steps=0, open=True))
+    cluster.run()
+    done = FromWorker(workers[0].connection, OperationDone(job, 5), 1)
+    cluster.tell_master(done)
+    worker = cluster.master.worker(0)
+    assert worker is not None
+    assert worker.received == 1
+    before = worker.last_seen
+    cluster.now += 1
+    cluster.tell_master(done)
+    assert worker.received == 1
+    assert worker.last_seen > before
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+
+class KilledMaster:
+    """A master process on a journal."""
+
+    def __init__(self, journal: Path, ranks: int) -> None:
+        self._words = ["--ranks", str(ranks), "--journal", str(journal), "--json"]
+        self.address = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        """Start it on the address that it had, and wait until it serves."""
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "plancompiler",
+                "master",
+                "--listen",
+                self.address,
+                *self._words,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.address = json.loads(self.process.stdout.readline())["address"]
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=30)
+
+
+@contextmanager
+def cluster_on_a_journal(
+    folder: Path, ranks: int
+) -> Iterator[tuple[KilledMaster, WorkerProcesses]]:
+    master = KilledMaster(folder / "journal", ranks)
+    try:
+        workers = WorkerProcesses(master.address, ranks)
+        try:
+            yield master, workers
+        finally:
+            master.stop()
+            workers.close()
+    finally:
+        if master.process.poll() is None:
+            master.kill()
+
+
+@pytest.mark.processes
+def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
+    steps = 400
+    with cluster_on_a_journal(tmp_path, 2) as (master, _), Client(master.address) as client:
+        quiet = [each["loss"] for each in client.submit(mlp(ranks=2), steps)]
+        running = client.submit(mlp(ranks=2), steps)
+        queued = client.submit(mlp(ranks=1), 5)
+        seen = [next(running)["loss"] for _ in range(20)]
+        assert seen == quiet[:20]
+        master.kill()
+        master.start()
+        assert [*seen, *(each["loss"] for each in running)] == quiet
+        assert len(list(queued)) == 5
