@@ -109,6 +109,8 @@ class WatchedJob(Closing):
         """Of events, once it is watched."""
         self.reconnect: Callable[[], ClientStub] | None = None
         """Connects to a master that was started again; None where that would not know the job."""
+        self._are_counted = False
+        """Whether the steps before those that the stream begins with were counted as they came."""
         self._heard = 0
         """Events that a master which was started again repeats,"""
         self._repeated = 0
@@ -150,7 +152,7 @@ class WatchedJob(Closing):
                 self._recorded.append(event.timeline)
                 continue
             elif isinstance(event, StepsSkipped):
-                if not self._steps.count:  # else they were counted as they came
+                if not self._are_counted:
                     self._steps.passed(event.count)
                 continue
             elif isinstance(event, (StepDone, StepsDropped)):
@@ -209,6 +211,7 @@ class WatchedJob(Closing):
             return False
         if self._steps.next is not None:
             self._watched.since = self._steps.next
+            self._are_counted = True
         self._outputs.clear()
         self._reader, self._received = Reader(JOB_EVENTS), Received("the master")
         self._repeated, self._stream = self._heard, None
