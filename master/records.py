@@ -56,6 +56,7 @@ class Worker:
     """When its process has last used a processor for more than BUSY_SHARE of the time, or got on
     without."""
     job_id: int = 0
+    """What it works on; negative: it has yet to let go of what a killed master began."""
     rank: int = 0
     """Which rank of that job it is."""
 
@@ -66,7 +67,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """A picture of it."""
         return WorkerStatus(
-            self.slot, self.host, self.offer.device, self.offer.version, self.job_id, self.rank
+            self.slot, self.host, self.offer.device, self.offer.version, abs(self.job_id), self.rank
         )
 
     def take(self, job_id: int, rank: int) -> None:

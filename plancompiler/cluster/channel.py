@@ -88,6 +88,10 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    # A master that was started again is found soon.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -208,18 +212,30 @@ def connect_master(
     MasterUnreachableError where nobody answers within `seconds`, SecurityError where there is no
     token or one side does not know the other's. `silence` is that of `open_channel`.
     """
-    channel = open_channel(address, tls, silence=silence)
+    channel = SessionChannel(open_channel(address, tls, silence=silence), b"")
     try:
-        await_master(channel, address, seconds, tls)
-        return SessionChannel(
-            channel, _sign_in(channel, address, find_credential(address, token_file))
-        )
+        sign_in(channel, address, tls, token_file, seconds)
     except BaseException:
         channel.close()
         raise
+    return channel
 
 
-def _sign_in(channel: grpc.Channel, address: str, credential: Credential) -> bytes:
+def sign_in(
+    channel: SessionChannel,
+    address: str,
+    tls: TlsFiles | None,
+    token_file: Path | None,
+    seconds: float,
+) -> None:
+    """Give a channel its session, or another one where the master was started again; see
+    `connect_master`.
+    """
+    await_master(channel.plain, address, seconds, tls)
+    channel.session = _prove(channel.plain, address, find_credential(address, token_file))
+
+
+def _prove(channel: grpc.Channel, address: str, credential: Credential) -> bytes:
     """A session, once both sides have proved that they know the secret."""
     stub = SignInStub(channel)  # type: ignore[no-untyped-call]  # generated
     nonce, key = secrets.token_bytes(NONCE_BYTES), credential.key
@@ -244,43 +260,49 @@ class SessionChannel(Closing, grpc.Channel):
 
     def __init__(self, channel: grpc.Channel, session: bytes) -> None:
         self.session = session
-        self._channel = channel
+        """That its calls show from now on."""
+        self.plain = channel
+        """The channel without it."""
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         """See `grpc.Channel`."""
-        return _SessionCall(self._channel.unary_unary(*args, **kwargs), self.session)
+        return _SessionCall(self.plain.unary_unary(*args, **kwargs), self)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
         """See `grpc.Channel`."""
-        return _SessionCall(self._channel.unary_stream(*args, **kwargs), self.session)
+        return _SessionCall(self.plain.unary_stream(*args, **kwargs), self)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
         """See `grpc.Channel`."""
-        return _SessionCall(self._channel.stream_unary(*args, **kwargs), self.session)
+        return _SessionCall(self.plain.stream_unary(*args, **kwargs), self)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         """See `grpc.Channel`."""
-        return _SessionCall(self._channel.stream_stream(*args, **kwargs), self.session)
+        return _SessionCall(self.plain.stream_stream(*args, **kwargs), self)
 
     def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
         """See `grpc.Channel`."""
-        self._channel.subscribe(callback, try_to_connect)
+        self.plain.subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Any) -> None:
         """See `grpc.Channel`."""
-        self._channel.unsubscribe(callback)
+        self.plain.unsubscribe(callback)
 
     def close(self) -> None:
         """See `grpc.Channel`."""
-        self._channel.close()
+        self.plain.close()
 
 
 class _SessionCall:
     """A method of a channel, called with the session."""
 
-    def __init__(self, method: Any, session: bytes) -> None:
+    def __init__(self, method: Any, channel: SessionChannel) -> None:
         self._method = method
-        self._metadata = ((SESSION_KEY, session),)
+        self._channel = channel
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return ((SESSION_KEY, self._channel.session),)
 
     def __call__(self, request: Any, timeout: float | None = None) -> Any:
         return self._method(request, timeout=timeout, metadata=self._metadata)

@@ -18,6 +18,7 @@ from plancompiler.cluster.channel import (
     TlsFiles,
     call_error,
     connect_master,
+    sign_in,
     software_version,
 )
 from plancompiler.cluster.checked import Sent
@@ -107,12 +108,10 @@ class Client(Closing):
     ) -> None:
         self.address = address
         token = None if token_file is None else Path(token_file)
-        self._connect = partial(
-            connect_master, address, tls, token, timeout or SILENCE_SECONDS, silence=timeout
-        )
-        self._channel = self._connect()
+        seconds = timeout or SILENCE_SECONDS
+        self._channel = connect_master(address, tls, token, seconds, silence=timeout)
+        self._sign_in = partial(sign_in, self._channel, address, tls, token, seconds)
         self._stub = ClientStub(self._channel)  # type: ignore[no-untyped-call]  # generated
-        self._is_closed = False
         self._is_durable = False
         """Whether the job that was submitted last outlives its master."""
 
@@ -325,24 +324,13 @@ class Client(Closing):
 
     def close(self) -> None:
         """Close the connection. Safe to call again."""
-        self._is_closed = True
         self._channel.close()
 
     def _surviving(self, handle: Handle, is_durable: bool) -> Handle:
         """Let a job's reader go on when its master was started again, where the job does."""
         if is_durable:
-            handle.reconnect = self._reconnect
+            handle.sign_in = self._sign_in
         return handle
-
-    def _reconnect(self) -> ClientStub:
-        """Connect to a master that was started again."""
-        if self._is_closed:
-            raise UsageError("the client is closed")
-        channel = self._connect()
-        self._channel.close()
-        self._channel = channel
-        self._stub = ClientStub(channel)  # type: ignore[no-untyped-call]  # generated
-        return self._stub
 
     def _submit(self, job: Job, request: JobRequest) -> int:
         header = encode(pb.SubmitHeader, request)

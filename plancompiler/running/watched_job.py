@@ -107,8 +107,8 @@ class WatchedJob(Closing):
         self._watched = pb.JobRequest(job_id=job_id, since=since, beside=beside)
         self._stream: Any = None
         """Of events, once it is watched."""
-        self.reconnect: Callable[[], ClientStub] | None = None
-        """Connects to a master that was started again; None where that would not know the job."""
+        self.sign_in: Callable[[], None] | None = None
+        """Signs in at a master that was started again; None where that would not know the job."""
         self._are_counted = False
         """Whether the steps before those that the stream begins with were counted as they came."""
         self._heard = 0
@@ -199,13 +199,13 @@ class WatchedJob(Closing):
         """Wait for a lost master to be started again, and go on where its stream broke off; whether
         that can be.
         """
-        if self.reconnect is None:
+        if self.sign_in is None:
             return False
         until = time.monotonic() + time_limits.MASTER_GRACE
         while time.monotonic() < until:
             time.sleep(_RECONNECT_SECONDS)
             with suppress(PlanCompilerError):
-                self._stub = self.reconnect()
+                self.sign_in()
                 break
         else:
             return False
