@@ -186,8 +186,9 @@ class WorkerState:
         """Wait for a master that can be started again; the job at hand runs on meanwhile."""
         if not self._is_durable or self._exit is not None:
             self._leave(Exit(error), now)
-        elif self._away_until is None:
-            self._away_until = now + self._grace
+        else:
+            if self._away_until is None:  # else it was lost again before it had answered
+                self._away_until = now + self._grace
             self._actions.append(Reconnect())
 
     def _leave(self, leaving: Exit, now: float) -> None:

@@ -13,10 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from plancompiler.cluster.messages import JobPhase, JobRequest, OperationDone, StepDone
+from plancompiler.cluster.messages import (
+    JobPhase,
+    JobRequest,
+    OperationDone,
+    Registered,
+    StepDone,
+)
+from plancompiler.errors import ClusterError
 from plancompiler.master.events import FromWorker
 from plancompiler.running.client import Client
 from plancompiler.running.worker_processes import WorkerProcesses
+from plancompiler.worker.events import Exit, FromMaster, MasterGone, Reconnect, WorkerTick
+from plancompiler.worker.state import WorkerState
 from tests.cluster.simulated import ALL_GOOD, cluster_of, until
 from tests.examples import mlp
 
@@ -109,6 +118,23 @@ def test_a_message_that_is_sent_again_counts_once() -> None:
     cluster.tell_master(done)
     assert worker.received == 1
     assert worker.last_seen > before
+
+
+def test_a_worker_tries_again_when_its_master_is_lost_before_it_has_answered() -> None:
+    worker = WorkerState(0.0, 10.0, grace=60.0)
+    gone = MasterGone(ClusterError("gone").report)
+    worker.handle(FromMaster(Registered(0, 1, 10.0, b"token", is_durable=True)), 0.0)
+    assert worker.handle(gone, 1.0) == [Reconnect()]
+    assert worker.handle(gone, 50.0) == [Reconnect()]
+    left = worker.handle(WorkerTick(), 61.5)
+    assert any(isinstance(each, Exit) for each in left)
+
+
+def test_without_a_journal_a_worker_ends_with_its_master() -> None:
+    worker = WorkerState(0.0, 10.0)
+    worker.handle(FromMaster(Registered(0, 1, 10.0, b"token")), 0.0)
+    (left,) = worker.handle(MasterGone(ClusterError("gone").report), 1.0)
+    assert isinstance(left, Exit)
 
 
 # --- real processes -------------------------------------------------------------------------------
