@@ -78,14 +78,20 @@ class Dask(Engine):
         return list(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def ended(self) -> str | None:
+        return next(iter(self.lost().values()), None)
+
+    def lost(self) -> Mapping[int, str]:
         if self._client is None:
-            return None
-        for run in self._runs.values():
+            return {}
+        here = set(self._workers())
+        lost = {}
+        for rank, (worker, run) in enumerate(self._runs.items()):
             if run.done():
                 error = run.exception() if run.status != "finished" else None
-                return f"an agent: {run.result() if error is None else error}"
-        lost = sorted(set(self._runs) - set(self._workers()))
-        return f"the worker {lost[0]} is gone" if lost else None
+                lost[rank] = f"its agent ended: {run.result() if error is None else error}"
+            elif worker not in here:
+                lost[rank] = f"its worker {worker} is gone"
+        return lost
 
     def end(self) -> None:
         if self._client is not None:

@@ -48,6 +48,12 @@ class Engine(ABC):
     def ended(self) -> str | None:
         """How the engine's own part of the run has ended, in words; None while it goes on."""
 
+    def lost(self) -> Mapping[int, str]:
+        """The ranks of which it knows that they are gone, sooner maybe than their agents' silence
+        says so, each with how.
+        """
+        return {}
+
     @abstractmethod
     def end(self) -> None:
         """End it, and what it has started. Safe to call again."""
@@ -98,10 +104,9 @@ class HostedLauncher:
     def look(self) -> None:
         if self._server is not None:
             self._server.look()
-        ended = self._engine.ended()
-        if ended is not None:
-            for each in self._started:
-                each.has_ended(None, ended)
+        if self._started:
+            for rank, how in self._engine.lost().items():
+                self._started[rank].has_ended(None, how)
 
     def close(self, error: str | None = None, *, again: bool = False) -> None:
         if self._server is not None:

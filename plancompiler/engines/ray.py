@@ -66,15 +66,19 @@ class Ray(Engine):
             self._runs.append(made.run.remote(list(command), dict(variables[rank])))
 
     def ended(self) -> str | None:
+        return next(iter(self.lost().values()), None)
+
+    def lost(self) -> Mapping[int, str]:
         if not self._runs:
-            return None
-        done, _ = self._ray.wait(self._runs, num_returns=1, timeout=0)
-        if not done:
-            return None
+            return {}
+        done, _ = self._ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
+        return {self._runs.index(each): self._end_of(each) for each in done}
+
+    def _end_of(self, run: Any) -> str:
         try:
-            return f"an agent: {self._ray.get(done[0])}"
+            return f"its agent ended: {self._ray.get(run)}"
         except self._ray.exceptions.RayError as error:
-            return f"an actor: {type(error).__name__}: {error}"
+            return f"its actor ended: {type(error).__name__}: {error}"
 
     def end(self) -> None:
         if not self._ray.is_initialized():

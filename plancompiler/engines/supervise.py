@@ -126,8 +126,14 @@ class Attempt:
     def _failed(self) -> list[StartedRank]:
         return sorted(
             (each for each in self.started if each.has_failed),
-            # Those that were ended here did not fail by themselves.
-            key=lambda each: (each.was_asked, each.is_consequence, each.end_seconds),
+            # Those that were ended here did not fail by themselves. Of those that are lost (without
+            # a code) others may have heard before, and have failed of it.
+            key=lambda each: (
+                each.was_asked,
+                each.is_consequence,
+                each.code is not None,
+                each.end_seconds,
+            ),
         )
 
     def error(self) -> ExecutionError | None:
@@ -150,7 +156,13 @@ class Attempt:
             rank=first.rank,
             got=first.how,
             expected="exit code 0 of all ranks",
-            hint="its output above says why"
-            if first.held or (first.code or 0) > 0
-            else "it said nothing: something else ended it, such as a system short of memory",
+            hint=_hint(first),
         )
+
+
+def _hint(failed: StartedRank) -> str:
+    if failed.held or (failed.code or 0) > 0:
+        return "its output above says why"
+    if failed.code is None:
+        return "look whether its host runs, and whether this one reaches it"
+    return "it said nothing: something else ended it, such as a system short of memory"

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -162,18 +162,24 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start_service(command: Sequence[str], ready: str) -> None:
-    """Start what runs until this process ends, and wait for what it says when it is up."""
+def start_service(
+    command: Sequence[str], ready: str, variables: Mapping[str, str] | None = None
+) -> Callable[[], None]:
+    """Start what runs until this process ends, and wait for what it says when it is up; what ends
+    it earlier.
+    """
     service = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **RAY, **SERVED},
+        env={**os.environ, **RAY, **SERVED, **(variables or {})},
         start_new_session=True,
     )
 
     def end() -> None:
+        if service.poll() is not None:
+            return
         os.killpg(service.pid, signal.SIGTERM)
         try:
             service.wait(10)
@@ -188,7 +194,7 @@ def start_service(command: Sequence[str], ready: str) -> None:
         said.append(line)
         if ready in line:
             threading.Thread(target=lambda: [*service.stdout], daemon=True).start()
-            return
+            return end
     raise AssertionError("".join(said))
 
 
