@@ -78,6 +78,12 @@ class CheckpointIndex:
         """Of all variables what the file says, unchecked."""
         return {name: self._variables.get(name) for name in sorted(self._variables.names)}
 
+    @property
+    def files(self) -> list[str]:
+        """The names of all files that hold its variables."""
+        boxes = (box for name in self._variables.names for box in self.variable(name).boxes)
+        return sorted({box.file for box in boxes})
+
     def variable(self, name: str) -> StoredVariable:
         """A variable as it is listed; `verify_cover` says whether its boxes hold all of it."""
         entry = self._variables.inner(name)

@@ -5,6 +5,7 @@ A call that is refused ends before anything of it is read, and the master logs i
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,11 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
         self._limits = limits
         self._of_workers = 0
         self._max_of_workers = _STREAMS_PER_RANK * ranks + _SPARE_STREAMS
+        self._streams: dict[asyncio.Task[Any], Credential] = {}
+        """Those that are open, by the task that serves each."""
+        self._revoked: set[asyncio.Task[Any]] = set()
+        self.refused: Counter[str] = Counter()
+        """Calls that ended with an error, by its status code."""
         self._open = 0
         self._of_peer: Counter[str] = Counter()
         self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -96,20 +102,31 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
 
         async def admitted(request: Any, context: Context) -> Any:
             try:
-                self._admit(service, context)
-                if streams:
-                    with self._counted(service, context.peer()):
-                        return await _answer(answer, request, context)
-            except PlanCompilerError as error:
-                await refuse(context, error)
-            return await _answer(answer, request, context)
+                return await self._admitted(service, streams, answer, request, context)
+            except grpc.aio.AbortError:
+                self.refused[_code_name(context)] += 1
+                raise
 
         return make(admitted, handler.request_deserializer, handler.response_serializer)
 
-    def _admit(self, service: str, context: Context) -> None:
-        """Say whose call it is; SecurityError where it is nobody's, or not allowed."""
+    async def _admitted(
+        self, service: str, streams: bool, answer: Any, request: Any, context: Context
+    ) -> Any:
+        try:
+            caller = self._admit(service, context)
+            if not streams:
+                return await _answer(answer, request, context)
+            with self._counted(service, context.peer()), self._ending_with(caller):
+                return await _answer(answer, request, context)
+        except PlanCompilerError as error:
+            await refuse(context, error)
+
+    def _admit(self, service: str, context: Context) -> Credential | None:
+        """Whose call it is, None where that may be anyone's; SecurityError where it is nobody's, or
+        not allowed.
+        """
         if service in _OPEN:
-            return
+            return None
         metadata: Any = context.invocation_metadata() or ()
         session = next((value for key, value in metadata if key == SESSION_KEY), b"")
         caller = self._challenger.credential_of(session)
@@ -121,6 +138,37 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
                 expected=" or ".join(needed),
             )
         CALLER.set(caller)
+        return caller
+
+    @contextmanager
+    def _ending_with(self, caller: Credential | None) -> Iterator[None]:
+        """A stream that ends, with a SecurityError, when its caller's secret does."""
+        task = asyncio.current_task()
+        if caller is None or task is None:
+            yield
+            return
+        self._streams[task] = caller
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._revoked:
+                raise
+            task.uncancel()
+            raise SecurityError(
+                f"the token of {caller.name} has ended: the master's token file has changed",
+                got="a stream that was opened with it",
+                hint="connect again with a token that the file has now",
+            ) from None
+        finally:
+            del self._streams[task]
+            self._revoked.discard(task)
+
+    def end_revoked(self) -> None:
+        """End the streams of callers that the master does not know any longer, or as another."""
+        for task, caller in self._streams.items():
+            if not self._challenger.knows(caller) and task not in self._revoked:
+                self._revoked.add(task)
+                task.cancel()
 
     @contextmanager
     def _counted(self, service: str, peer: str) -> Iterator[None]:
@@ -165,6 +213,13 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
             yield
         finally:
             self._of_workers -= 1
+
+
+def _code_name(context: Context) -> str:
+    """In small letters."""
+    code: Any = context.code()  # a number while the call runs
+    codes = {each.value[0]: each for each in grpc.StatusCode}
+    return codes.get(code, grpc.StatusCode.UNKNOWN).name.lower()
 
 
 async def _answer(answer: Any, request: Any, context: Context) -> Any:

@@ -25,11 +25,13 @@ from plancompiler.cluster.messages import (
     JobPhase,
     JobRequest,
     JobStatus,
+    LogLines,
     MasterMessage,
     Refused,
     Register,
     Registered,
     Run,
+    SendFiles,
     Shipped,
     Waiting,
 )
@@ -62,14 +64,17 @@ from plancompiler.master.events import (
     WorkerBack,
     WorkerGone,
 )
-from plancompiler.master.job_channel import JobChannel, Retention
+from plancompiler.master.job_channel import JobChannel, Relay, Retention
 from plancompiler.master.journal import Journal
+from plancompiler.master.kept_log import KeptLog
 from plancompiler.master.masters_half import SLICES_MODE, masters_half
+from plancompiler.master.observation import Observation
+from plancompiler.master.snapshot import Snapshot
 from plancompiler.master.state import MasterState
 from plancompiler.master.stopped_early import StoppedEarly
 from plancompiler.master.work_threads import WorkThreads
 from plancompiler.plan.plan import Plan
-from plancompiler.proto.cluster_pb2 import Chunk, FetchRequest
+from plancompiler.proto.cluster_pb2 import Chunk, FetchRequest, FilePart
 
 MAX_QUEUE = 10_000
 """Jobs that may wait."""
@@ -77,6 +82,11 @@ TICK_SECONDS = 0.2
 _LONGEST_TICK = 1.0
 """What a tick takes longer than this, the process or its event loop stood still."""
 _STOP_SECONDS = time_limits.MASTER_STOP
+_ENDED_LOG_BYTES = 64 << 20
+"""What ended jobs may keep together of what their ranks printed; those that ended last have
+precedence.
+"""
+_SHOWN_ERRORS = 20
 _COMPILATIONS = 2
 """At the same time. A job that was cancelled meanwhile is compiled to its end, so one more is let
 in beside it.
@@ -134,6 +144,8 @@ class MasterShell:
         self._connections: dict[int, Connection] = {}
         self._by_token: dict[bytes, Connection] = {}
         self._channels: dict[int, JobChannel] = {}
+        self._files: dict[int, tuple[Connection, Relay[FilePart]]] = {}
+        """Files that workers upload, by ticket, with who is asked and for whom."""
         self._numbers = itertools.count(1)
         self._job_ids = itertools.count(1 if journal is None else journal.last_job + 1)
         self._tickets = itertools.count(1)
@@ -143,6 +155,8 @@ class MasterShell:
         self._stopped_early = StoppedEarly()
         self._stopping = False
         self._began = time.time() - time.monotonic()
+        self._sent_bytes = 0
+        """For all jobs."""
         self._stood_still = 0.0
 
     def start(self) -> None:
@@ -252,6 +266,7 @@ class MasterShell:
                 None,
                 job.outputs,
                 job.data,
+                KeptLog(job.record.world_size),
             )
             for event in job.events:
                 channel.publish(event)
@@ -319,6 +334,60 @@ class MasterShell:
             is_durable=self.is_durable and not job.open,
         )
 
+    # --- files --------------------------------------------------------------------------------
+
+    def request_files(self, job_id: int, relay: Relay[FilePart]) -> int:
+        """Let a worker of a job upload the files of its checkpoint; the ticket of that."""
+        directory = self.channel(job_id).saved
+        if not directory:
+            raise ClusterError(
+                f"job {job_id} writes no checkpoint",
+                hint="submit it with --save DIR, or save the open job",
+            )
+        connection = self._connections[self._state.connection_for(job_id)]
+        ticket = self.next_ticket()
+        self._files[ticket] = connection, relay
+        connection.outbox.put_nowait(SendFiles(ticket, directory))
+        return ticket
+
+    def files_wanted(self, token: bytes, ticket: int) -> Relay[FilePart]:
+        """Who waits for the files of a ticket, which a worker with this token was asked for."""
+        connection, relay = self._files.get(ticket, (None, None))
+        if connection is None or relay is None or self._by_token.get(token) is not connection:
+            raise ClusterError("nobody waits for these files", got=f"ticket {ticket}")
+        return relay
+
+    def end_files(self, ticket: int) -> None:
+        """Nobody waits for these files any longer."""
+        _, relay = self._files.pop(ticket)
+        relay.close()
+
+    def snapshot(
+        self, address: str, observation: Observation, refused: Mapping[str, int]
+    ) -> Snapshot:
+        """A picture for those who look at the master from outside."""
+        channels = self._channels
+        errors = [
+            (job_id, line)
+            for job_id, channel in sorted(channels.items(), reverse=True)
+            for line in channel.log.latest_errors
+        ]
+        held = {
+            "outputs": sum(channel.held_bytes for channel in channels.values()),
+            "logs": sum(channel.log.held_bytes for channel in channels.values()),
+        }
+        return Snapshot(
+            address,
+            time.monotonic(),
+            self.status(),
+            observation,
+            self._state.queue_length,
+            self._sent_bytes,
+            held,
+            refused,
+            tuple(errors[:_SHOWN_ERRORS]),
+        )
+
     # --- workers ------------------------------------------------------------------------------
 
     def connect(self) -> Connection:
@@ -332,6 +401,9 @@ class MasterShell:
         """The stream ended, or what came of it cannot be read."""
         self._connections.pop(connection.number, None)
         self._by_token.pop(connection.token, None)
+        for asked, relay in self._files.values():
+            if asked is connection:
+                relay.close()
         if error is None:
             self.handle(WorkerGone(connection.number))
         else:
@@ -391,6 +463,7 @@ class MasterShell:
                 hint="submit again later, or start the master with a larger --max-queue",
             )
         job_id = next(self._job_ids)
+        log = KeptLog(request.ranks or job.world_size)
         self._channels[job_id] = JobChannel(
             data if queued else job,
             request,
@@ -399,6 +472,7 @@ class MasterShell:
             reservation,
             tuple(job.outputs),
             data,
+            log,
         )
         self._submitted[job_id] = owner, tuple(job.outputs), data
         try:
@@ -429,6 +503,7 @@ class MasterShell:
             self._journal.forget_jobs(forgotten)
         ended = [job_id for job_id, job in known.items() if job.phase.is_end]
         kept = self._retention.job_bytes * self._retention.jobs
+        kept_logs = _ENDED_LOG_BYTES
         for number, job_id in enumerate(reversed(ended)):
             channel = self._channels[job_id]
             kept -= channel.held_bytes
@@ -436,6 +511,9 @@ class MasterShell:
                 channel.forget_outputs()
                 if self._journal is not None:
                     self._journal.drop_outputs(job_id, channel.dropped_through)
+            kept_logs -= channel.log.held_bytes
+            if kept_logs < 0:
+                channel.log.forget()
 
     def channel(self, job_id: int) -> JobChannel:
         """A job's things; ClusterError where there is no such job."""
@@ -485,6 +563,7 @@ class MasterShell:
     def count_sent(self, request: FetchRequest, nbytes: int) -> None:
         """So many bytes are about to be sent to a worker."""
         self.channel(request.job_id).sent_bytes += nbytes
+        self._sent_bytes += nbytes
 
     # --- actions ------------------------------------------------------------------------------
 
@@ -578,6 +657,9 @@ class MasterShell:
         if connection.number not in self._connections:
             return
         message = event.message
+        if isinstance(message, LogLines):
+            self._keep_lines(connection, message)
+            return
         if isinstance(message, Register) and message.token:
             self._come_back(connection, message)
             return
@@ -591,3 +673,10 @@ class MasterShell:
         if slot is not None and received > connection.confirmed:
             connection.confirmed = received
             journal.confirm_commands(slot, received)
+
+    def _keep_lines(self, connection: Connection, message: LogLines) -> None:
+        """What a worker printed; a job that is forgotten needs it no longer."""
+        rank = self._state.rank_of(message.job_id, connection.number)
+        channel = self._channels.get(message.job_id)
+        if rank is not None and channel is not None:
+            channel.log.add(rank, message)

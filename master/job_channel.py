@@ -5,10 +5,10 @@ All of it belongs to the thread of the master's event loop.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from plancompiler.cluster.chunks import Parcel, Reservation
 from plancompiler.cluster.messages import (
@@ -25,8 +25,10 @@ from plancompiler.cluster.messages import (
     TicketDone,
     Waiting,
 )
-from plancompiler.errors import ClusterError
+from plancompiler.errors import ClusterError, PlanCompilerError
 from plancompiler.ir import Job
+from plancompiler.master.changes import Changes
+from plancompiler.master.kept_log import KeptLog
 from plancompiler.master.masters_half import SLICES_MODE
 from plancompiler.proto.cluster_pb2 import Chunk
 
@@ -49,21 +51,7 @@ _RELAY_CHUNKS = 4
 """Chunks of a rank's upload that wait for the client to take them."""
 
 
-class Changes:
-    """Wakes everyone who waits for a change of something."""
-
-    def __init__(self) -> None:
-        self._next = asyncio.Event()
-        """Set once, by the next change, and then replaced."""
-
-    async def wait(self) -> None:
-        """Return after the next change."""
-        await self._next.wait()
-
-    def tell(self) -> None:
-        """Something has changed."""
-        told, self._next = self._next, asyncio.Event()
-        told.set()
+Piece = TypeVar("Piece")
 
 
 class JobChannel:
@@ -78,10 +66,13 @@ class JobChannel:
         reservation: Reservation | None = None,
         outputs: tuple[str, ...] = (),
         data: bytes = b"",
+        log: KeptLog | None = None,
     ) -> None:
         self.job: Job | bytes | None = job
         """Until it is compiled; its bytes, which take less memory, where it has to wait."""
         self.request = request
+        self.saved = request.save
+        """The folder of the checkpoint that was asked for last, on the workers' hosts."""
         self.owner = owner
         """Who submitted it."""
         self.outputs = outputs
@@ -101,10 +92,12 @@ class JobChannel:
         """By ticket."""
         self._reservations = {} if reservation is None else {_JOB: reservation}
         """What the job and, by ticket, feeds hold of the master's memory for uploads."""
-        self.relays: dict[int, Relay] = {}
+        self.relays: dict[int, Relay[Chunk]] = {}
         """By ticket."""
         self.sent_bytes = 0
         """Of parcels, to all workers."""
+        self.log = log or KeptLog(1)
+        """What its ranks printed."""
         self.readers = 0
         """How many follow its events."""
         self._events: list[JobEvent | None] = []
@@ -285,21 +278,25 @@ class JobChannel:
         self._reservations.clear()
         if not self.digest:
             self._forget_plans()
+        self.log.close()
         self.feeds.clear()
         relays, self.relays = list(self.relays.values()), {}
         for relay in relays:
             relay.close()
 
 
-class Relay:
-    """Carries every rank's variables to one client, in rank order and without keeping them."""
+class Relay(Generic[Piece]):
+    """Carries every rank's upload to one client, in rank order and without keeping it."""
 
     def __init__(self, world_size: int) -> None:
-        self._waiting: list[deque[Chunk | None]] = [deque() for _ in range(world_size)]
+        self._waiting: list[deque[Piece | None]] = [deque() for _ in range(world_size)]
         self._changes = Changes()
         self._closed = False
+        self._ended = False
+        self.error: PlanCompilerError | None = None
+        """Why the upload has no end."""
 
-    async def put(self, rank: int, chunk: Chunk | None) -> None:
+    async def put(self, rank: int, chunk: Piece | None) -> None:
         """Hand over a rank's next chunk, or None after its last; waits until there is room.
 
         Raises ClusterError once the relay is closed.
@@ -308,23 +305,28 @@ class Relay:
         while not self._closed and len(waiting) >= _RELAY_CHUNKS:
             await self._changes.wait()
         if self._closed:
-            raise ClusterError("nobody waits for these variables any longer")
+            raise ClusterError("nobody waits for this upload any longer")
         waiting.append(chunk)
         self._changes.tell()
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
+    async def chunks(self) -> AsyncIterator[Piece]:
         """All chunks of all ranks, rank by rank."""
         for waiting in self._waiting:
             while True:
-                while not waiting and not self._closed:
+                while not waiting and not self._closed and not self._ended:
                     await self._changes.wait()
                 if not waiting:
-                    raise ClusterError("the job ended before all variables came")
+                    raise ClusterError("what was asked of the workers did not come to its end")
                 chunk = waiting.popleft()
                 self._changes.tell()
                 if chunk is None:
                     break
                 yield chunk
+
+    def end(self) -> None:
+        """Nothing comes after what waits to be taken."""
+        self._ended = True
+        self._changes.tell()
 
     def close(self) -> None:
         """Wake everyone who waits."""

@@ -45,10 +45,15 @@ from plancompiler.master.admission import (
     StreamLimits,
 )
 from plancompiler.master.events import Limits
+from plancompiler.master.http_endpoint import HttpEndpoint
 from plancompiler.master.io_shell import MAX_QUEUE, MasterShell
 from plancompiler.master.job_channel import Retention
 from plancompiler.master.journal import Journal
-from plancompiler.master.services import ClientService, Unpacking, WorkerService
+from plancompiler.master.observation import Observation
+from plancompiler.master.page import page
+from plancompiler.master.services import MAX_OPS, ClientService, Unpacking, WorkerService
+from plancompiler.master.snapshot import Snapshot
+from plancompiler.master.token_watch import TokenWatch
 from plancompiler.master.transfers import SIMULTANEOUS, Gate, TransferService
 from plancompiler.plan.plan import Plan
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
@@ -57,6 +62,20 @@ _SERVICES = (CLIENT_SERVICE, WORKER_SERVICE, TRANSFER_SERVICE, SIGN_IN_SERVICE)
 MAX_UPLOAD_BYTES = 2 << 30
 """The feeds of one step may come to half of it."""
 _STOP_SECONDS = time_limits.MASTER_STOP
+
+
+def _both(
+    observe: Callable[[int, JobEvent], None] | None, observation: Observation | None
+) -> Callable[[int, JobEvent], None] | None:
+    """Whoever wants to hear of events."""
+    if observe is None or observation is None:
+        return observe if observation is None else observation.note
+
+    def tell(job_id: int, event: JobEvent) -> None:
+        observation.note(job_id, event)
+        observe(job_id, event)
+
+    return tell
 
 
 def _says_more_than_cancelled(record: logging.LogRecord) -> bool:
@@ -76,14 +95,15 @@ class MasterServer:
     default the environment's, else rank_per_process. `limits` says how long things may take.
     `token_file` holds the secrets of clients and workers; by default the master makes one, which
     those of the same user find. `streams` says how many may be open. `max_upload_bytes` of what
-    clients upload are held at the same time, and `max_queue` jobs may wait. `retention` says
-    what is kept for clients that come late. `transfers` workers fetch at the same time, the others
-    wait. `observe` hears every event of every job and its id; it must not wait for anything. Where
-    ranks of a job compute with other numeric kernels, the job fails; with `allow_mixed_kernels` (by
-    default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a warning. With `plans`, by rank, every job is
-    taken to be compiled into these already. With a `journal`, a file of this master alone, it can
-    be killed and started again: see `Journal`. Where that cannot be written, the master stops, and
-    `check` raises.
+    clients upload are held at the same time, and `max_queue` jobs may wait, each of at most
+    `max_ops` ops. `retention` says what is kept for clients that come late. `transfers` workers
+    fetch at the same time, the others wait. `observe` hears every event of every job and its id; it
+    must not wait for anything. Where ranks of a job compute with other numeric kernels, the job
+    fails; with `allow_mixed_kernels` (by default PLANCOMPILER_ALLOW_MIXED_KERNELS) that is a
+    warning. With `plans`, by rank, every job is taken to be compiled into these already. With a
+    `journal`, a file of this master alone, it can be killed and started again: see `Journal`. Where
+    that cannot be written, the master stops, and `check` raises. `metrics` is HOST:PORT where the
+    master answers over HTTP with its page and its metrics.
     """
 
     def __init__(
@@ -105,6 +125,8 @@ class MasterServer:
         retention: Retention | None = None,
         plans: Mapping[int, Plan] | None = None,
         journal: Path | None = None,
+        metrics: str | None = None,
+        max_ops: int = MAX_OPS,
     ) -> None:
         if transfers < 1:
             raise UsageError("a master must let at least one worker fetch", got=transfers)
@@ -115,12 +137,13 @@ class MasterServer:
         self._limits = limits or Limits()
         self._journal = None if journal is None else Journal(journal, software_version(), ranks)
         self._failure: PlanCompilerError | None = None
+        self._observation = None if metrics is None else Observation()
         self._shell = MasterShell(
             ranks,
             software_version(),
             self._limits,
             mode,
-            observe,
+            _both(observe, self._observation),
             max_queue,
             allow_mixed_kernels,
             retention,
@@ -128,6 +151,7 @@ class MasterServer:
             self._journal,
             self._fail,
         )
+        self._max_ops = max_ops
         self._budget = UploadBudget(max_upload_bytes)
         self._gate = Gate(transfers)
         self._own = new_credential() if token_file is None else None
@@ -136,6 +160,18 @@ class MasterServer:
         challenger = Challenger(credentials if self._own is None else (self._own,))
         self._sign_in = SignInService(challenger)
         self._admission = Admission(challenger, streams or StreamLimits(), ranks)
+        self._token_watch = None
+        if token_file is not None:
+            self._token_watch = TokenWatch(token_file, challenger, self._admission.end_revoked)
+        self._endpoint = None
+        if metrics is not None:
+            # Only here: its library takes a while to import.
+            from plancompiler.master.metrics import Metrics  # noqa: PLC0415  # see above
+
+            answers = {"/": self._page, "/metrics": Metrics(self._snapshot).text}
+            self._endpoint = HttpEndpoint(
+                metrics, tls, challenger, answers, self._admission.refused
+            )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_asked = asyncio.Event()
@@ -146,6 +182,11 @@ class MasterServer:
         """HOST:PORT that clients and workers connect to."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
+
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT of the page and the metrics, where they are served."""
+        return None if self._endpoint is None else self._endpoint.address
 
     def start(self) -> Self:
         """Begin to serve; itself."""
@@ -176,7 +217,9 @@ class MasterServer:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(self._admission,))
         silence = self._limits.stream
         unpacking = Unpacking(silence, self._budget)
-        pb_grpc.add_ClientServicer_to_server(ClientService(self._shell, silence, unpacking), server)  # type: ignore[no-untyped-call]  # generated
+        pb_grpc.add_ClientServicer_to_server(
+            ClientService(self._shell, silence, unpacking, self._max_ops), server
+        )  # type: ignore[no-untyped-call]  # generated
         pb_grpc.add_WorkerServicer_to_server(WorkerService(self._shell, silence, unpacking), server)  # type: ignore[no-untyped-call]  # generated
         TransferService(self._shell.parcel, self._shell.count_sent, self._gate).add_to(server)
         pb_grpc.add_SignInServicer_to_server(self._sign_in, server)  # type: ignore[no-untyped-call]  # generated
@@ -200,9 +243,14 @@ class MasterServer:
         self._port = port
         # Written before anyone gets an answer, so that whoever does finds it.
         token = None if self._own is None else SecretFile(self.address, self._own)
+        watch = None
         try:
+            if self._endpoint is not None:
+                await self._endpoint.start()
             await server.start()
             self._shell.start()
+            if self._token_watch is not None:
+                watch = asyncio.create_task(self._token_watch.run())
             for name in ("", *_SERVICES):
                 await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
             started.set_result(None)
@@ -213,6 +261,10 @@ class MasterServer:
             await server.stop(_STOP_SECONDS if self._failure is None else None)
             await self._shell.finish()
         finally:
+            if watch is not None:
+                watch.cancel()
+            if self._endpoint is not None:
+                self._endpoint.close()
             if token is not None:
                 token.remove()
             if self._journal is not None:
@@ -229,6 +281,14 @@ class MasterServer:
         """Raise what the master has ended with, if it has ended by itself."""
         if self._failure is not None:
             raise self._failure
+
+    def _snapshot(self) -> Snapshot:
+        observation = self._observation or Observation()
+        observation.catch_up()
+        return self._shell.snapshot(self.address, observation, self._admission.refused)
+
+    def _page(self) -> tuple[str, bytes]:
+        return "text/html; charset=utf-8", page(self._snapshot()).encode()
 
     def stop(self) -> None:
         """Fail the jobs, send the workers away, close the port. Safe to call again."""

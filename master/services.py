@@ -51,6 +51,8 @@ from plancompiler.cluster.token import OPERATE
 from plancompiler.errors import (
     ClusterError,
     DeadlineError,
+    ErrorReport,
+    LimitError,
     PlanCompilerError,
     SecurityError,
     UsageError,
@@ -84,6 +86,8 @@ Reply = TypeVar("Reply")
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
 _MAX_STEPS = 1 << 40
+MAX_OPS = 1_000_000
+"""Of one job."""
 _MAX_TEXT = 4096
 """Characters of a job's name and of the paths that it names."""
 _UPLOAD_SECONDS = time_limits.UPLOAD
@@ -206,8 +210,11 @@ def _read_job(data: bytes) -> Job:
 class ClientService(pb_grpc.ClientServicer):
     """What clients may ask for. A stream that says nothing for `silence` seconds is ended."""
 
-    def __init__(self, shell: MasterShell, silence: float, unpacking: Unpacking) -> None:
+    def __init__(
+        self, shell: MasterShell, silence: float, unpacking: Unpacking, max_ops: int = MAX_OPS
+    ) -> None:
         self._shell = shell
+        self._max_ops = max_ops
         self._silence = silence
         self._unpacking = unpacking
 
@@ -239,6 +246,13 @@ class ClientService(pb_grpc.ClientServicer):
             if len(job.name) > _MAX_TEXT:
                 raise UsageError(
                     "the name of a job is too long", got=len(job.name), expected=_MAX_TEXT
+                )
+            if len(job.ops) > self._max_ops:
+                raise LimitError(
+                    "the job has too many ops for this master",
+                    got=len(job.ops),
+                    expected=f"at most {self._max_ops}",
+                    hint="start the master with a larger --max-ops",
                 )
             job_id = self._shell.submit(job, data, request, CALLER.get().name, held)
         reply = pb.SubmitReply(
@@ -290,11 +304,12 @@ class ClientService(pb_grpc.ClientServicer):
 
     @_answering
     async def Save(self, request: pb.SaveRequest, context: Context) -> pb.OperationReply:
-        self._own(Received("a client")(request).job_id)
+        channel = self._own(Received("a client")(request).job_id)
         ticket = self._shell.next_ticket()
         self._shell.handle(
             Asked(Save(request.job_id, ticket, request.directory, request.background))
         )
+        channel.saved = request.directory
         return Sent()(pb.OperationReply(ticket=ticket))
 
     @_answering
@@ -307,7 +322,8 @@ class ClientService(pb_grpc.ClientServicer):
     async def FetchVariables(self, request: pb.JobRequest, context: Context) -> None:
         channel = self._own(Received("a client")(request).job_id)
         ticket = self._shell.next_ticket()
-        relay = channel.relays[ticket] = Relay(self._shell.ranks_of(request.job_id))
+        relay: Relay[Chunk] = Relay(self._shell.ranks_of(request.job_id))
+        channel.relays[ticket] = relay
         try:
             self._shell.handle(Asked(Collect(request.job_id, ticket)))
             async for chunk in relay.chunks():
@@ -357,6 +373,38 @@ class ClientService(pb_grpc.ClientServicer):
         self._own(Received("a client")(request).job_id)
         job = encode(pb.JobStatus, self._shell.job_status(request.job_id))
         return Sent()(pb.DescribeReply(job=job))
+
+    @_answering
+    async def FetchCheckpoint(self, request: pb.JobRequest, context: Context) -> None:
+        job_id = Received("a client")(request).job_id
+        self._own(job_id)
+        relay: Relay[pb.FilePart] = Relay(1)
+        ticket = self._shell.request_files(job_id, relay)
+        sent = Sent()
+        try:
+            async for part in relay.chunks():
+                await context.write(sent(part))
+        except ClusterError as error:
+            raise relay.error or error from None
+        finally:
+            self._shell.end_files(ticket)
+
+    @_answering
+    async def Logs(self, request: pb.LogsRequest, context: Context) -> None:
+        wanted = Received("a client")(request)
+        log = self._own(wanted.job_id).log
+        rank = None
+        if wanted.HasField("rank"):
+            rank, ranks = wanted.rank, self._shell.ranks_of(wanted.job_id)
+            if rank >= ranks:
+                raise UsageError(
+                    f"job {wanted.job_id} has no such rank", got=rank, expected=f"0 to {ranks - 1}"
+                )
+        sent = Sent()
+        async for lines in log.read(rank, wanted.follow):
+            await context.write(
+                sent(pb.LogsReply(lines=[encode(pb.RankLine, line) for line in lines]))
+            )
 
     @_answering
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.ClusterStatus:
@@ -450,6 +498,32 @@ class WorkerService(pb_grpc.WorkerServicer):
             parcel = await self._unpacking.parcel(plan)
             held.keep(parcel.wire_bytes)
             channel.keep_plan(rank, parcel, held)
+
+    @_answering
+    async def UploadFiles(
+        self, _: AsyncIterator[pb.FileUpload], context: Context
+    ) -> pb.UploadReply:
+        received = Received("a worker")
+        first = await _next(context, "files", self._silence)
+        if first is None:
+            raise WireFormatError("an upload of files does not say what it is")
+        received(first)
+        relay = self._shell.files_wanted(first.token, first.ticket)
+        try:
+            while (message := await _next(context, "files", self._silence)) is not None:
+                if received(message).HasField("error"):
+                    report = decode(ErrorReport, message.error)
+                    relay.error = PlanCompilerError.from_report(report)
+                    return Sent()(pb.UploadReply())
+                message.part.check = 0
+                await relay.put(0, message.part)
+            await relay.put(0, None)
+        except PlanCompilerError as error:
+            relay.error = error
+            raise
+        finally:
+            relay.end()
+        return Sent()(pb.UploadReply())
 
     @_answering
     async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:

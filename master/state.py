@@ -215,6 +215,26 @@ class MasterState:
         worker = self._workers.get(self._slots.get(connection, -1))
         return worker.rank if worker is not None and worker.job_id == job_id else None
 
+    def rank_of(self, job_id: int, connection: int) -> int | None:
+        """The rank of a job that a worker is, or was while the job ran."""
+        job, slot = self._jobs.get(job_id), self._slots.get(connection)
+        return None if job is None or slot not in job.slots else job.slots.index(slot)
+
+    def connection_for(self, job_id: int) -> int:
+        """A worker that can read what a job has written: the first of its slots' workers. A
+        ClusterError where there is none.
+        """
+        job = self._known(job_id)
+        for slot in job.slots:
+            worker = self._workers.get(slot)
+            if worker is not None:
+                return worker.connection
+        raise ClusterError(
+            f"no worker can read what job {job_id} has written",
+            got="a job that has not begun" if not job.slots else "none of its workers is there",
+            hint="ask again when its workers are back",
+        )
+
     def ranks_of(self, job_id: int) -> int:
         """How many ranks a job has; a ClusterError where there is no such job."""
         return self._known(job_id).world_size

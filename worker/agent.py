@@ -24,7 +24,14 @@ from plancompiler.cluster.channel import (
     software_version,
 )
 from plancompiler.cluster.checked import Received, Sent
-from plancompiler.cluster.messages import Heartbeat, Register, Registered
+from plancompiler.cluster.messages import (
+    Heartbeat,
+    LogLines,
+    Register,
+    Registered,
+    SendFiles,
+    WriteIndex,
+)
 from plancompiler.cluster.serde import MASTER_MESSAGES, WORKER_MESSAGES, Reader
 from plancompiler.errors import (
     ClusterError,
@@ -54,7 +61,9 @@ from plancompiler.worker.events import (
     WorkerEvent,
     WorkerTick,
 )
+from plancompiler.worker.file_sender import FileSender
 from plancompiler.worker.heartbeats import Heartbeats
+from plancompiler.worker.job_log import JobLog
 from plancompiler.worker.job_runner import JobRunner
 from plancompiler.worker.outbox import Outbox
 from plancompiler.worker.peers import LISTEN, Peers, open_peers
@@ -69,6 +78,8 @@ _LONGEST_TICK = 1.0
 _RECONNECT_SECONDS = 0.2
 """Between two attempts to reach a master that was lost."""
 _ATTEMPT_SECONDS = time_limits.SILENCE
+_LOG_SECONDS = 0.2
+"""Between two batches of lines that were printed."""
 _STOP_SECONDS = time_limits.AGENT_STOP
 """How long the end of the job's thread and of the connection may take."""
 
@@ -92,6 +103,8 @@ def run_worker(
     token_file: Path | None = None,
     allow_paths: Sequence[Path] | None = None,
     master_grace: float = time_limits.MASTER_GRACE,
+    log: JobLog | None = None,
+    max_memory: int | None = None,
 ) -> None:
     """Serve jobs as one rank of the master at `master` until `stop` is set.
 
@@ -103,7 +116,8 @@ def run_worker(
     long a rank of a job may stand still while this one waits for it. `token_file` holds the secret
     to show, by default that of a master of the same user. Paths that jobs name must lead below
     `allow_paths`; None lets them lead anywhere. Where a master with a journal is lost, the worker
-    goes on with its job and waits `master_grace` seconds for the master to be started again.
+    goes on with its job and waits `master_grace` seconds for the master to be started again. `log`
+    takes what this process prints. Jobs whose plan takes more than `max_memory` bytes are refused.
     Raises MasterUnreachableError where no master answers or it is lost later, SecurityError where
     there is no such secret or the master does not know it, RegistrationError, RankError or
     VersionError where it refuses the worker.
@@ -113,7 +127,9 @@ def run_worker(
     if rank is not None and rank < 0:
         raise UsageError("a rank is negative", got=rank)
     channel = peers = None
-    heartbeats = Heartbeats()
+    log = log or JobLog()
+    streams = log.streams
+    heartbeats = Heartbeats() if streams is None else Heartbeats(streams.stderr, streams.pipes)
     try:
         named = host or os.environ.get(HOST_VARIABLE) or socket.gethostname()
         heartbeats.announce(master, tls, token_file, rank, named)
@@ -136,6 +152,8 @@ def run_worker(
             deadline,
             None if allow_paths is None else AllowedPaths(allow_paths),
             master_grace,
+            log,
+            max_memory,
         ).serve()
     finally:
         if channel is not None:
@@ -163,6 +181,8 @@ class _Agent:
         deadline: float,
         allowed: AllowedPaths | None,
         grace: float,
+        log: JobLog,
+        max_memory: int | None,
     ) -> None:
         self._master = master
         self._tls = tls
@@ -175,7 +195,7 @@ class _Agent:
         self._events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._pieces = 0
-        """Messages to the master, without heartbeats."""
+        """Messages to the master, without heartbeats and logs."""
         self._call: Any = None
         self._reader: threading.Thread | None = None
         self._reconnector: threading.Thread | None = None
@@ -195,14 +215,24 @@ class _Agent:
             device,
             deadline,
             allowed,
+            log,
+            max_memory,
+        )
+        self._files = FileSender(stub, allowed)
+        self._log = log
+        self._log_sender = threading.Thread(
+            target=self._send_log, name="plancompiler-log", daemon=True
         )
         self._stood_still = 0.0
-        self._quiet_work = QuietWork(lambda: self._pieces + self._runner.transferred)
+        self._quiet_work = QuietWork(
+            lambda: self._pieces + self._runner.transferred + self._files.pieces
+        )
         self._state = WorkerState(time.monotonic(), silence_seconds, grace)
 
     def serve(self) -> None:
         """Handle events until the state machine says to exit; raise what it exits with."""
         self._talk(register=self._register)
+        self._log_sender.start()
         leaving: Exit | None = None
         stopping = False
         try:
@@ -225,6 +255,9 @@ class _Agent:
             self._leaving.set()
             self._outbox.end()
             self._runner.stop(_STOP_SECONDS)
+            self._files.close(_STOP_SECONDS)
+            self._log.close()
+            self._log_sender.join()
             self._end_call()
         if leaving.error is not None:
             raise PlanCompilerError.from_report(leaving.error)
@@ -245,7 +278,9 @@ class _Agent:
                 self._outbox.put(message)
             case Start(work):
                 self._runner.start(work)
-            case StartBeside(order):
+            case StartBeside(SendFiles() as order):
+                self._files.send(order, self._runner.token)
+            case StartBeside(WriteIndex() as order):
                 self._runner.write_index_beside(order)
             case Interrupt(error):
                 self._runner.interrupt(PlanCompilerError.from_report(error))
@@ -283,6 +318,7 @@ class _Agent:
             before.close()
             stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
             self._runner.reconnected(stub, channel.session)
+            self._files.reconnected(stub)
             self._talk(
                 replace(self._register, token=self._runner.token, received=self._state.received)
             )
@@ -292,9 +328,16 @@ class _Agent:
         sent = Sent()
         for number, message in self._outbox.messages(register):
             for proto in WORKER_MESSAGES.write(message):
-                self._pieces += not isinstance(message, Heartbeat)
+                self._pieces += not isinstance(message, (Heartbeat, LogLines))
                 proto.number = number
                 yield sent(proto)
+
+    def _send_log(self) -> None:
+        """Send what is printed, several times a second."""
+        while self._log.wait():
+            for lines in self._log.take():
+                self._outbox.put(lines)
+            self._leaving.wait(_LOG_SECONDS)
 
     def _read(self, call: Any) -> None:
         """Turn the master's stream into events, until it ends."""

@@ -11,6 +11,7 @@ from plancompiler.cluster.messages import (
     Prepare,
     Run,
     Save,
+    SendFiles,
     SendPlan,
     SendTimeline,
     WorkerMessage,
@@ -124,11 +125,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StartBeside:
-    """Write a checkpoint's index beside other work; SaveWritten or SaveFailed follows, unless the
-    job is let go of first.
+    """Do something beside other work. Of the index of a checkpoint, SaveWritten or SaveFailed
+    follows, unless the job is let go of first; of files, whoever asked for them hears all.
     """
 
-    order: WriteIndex
+    order: WriteIndex | SendFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _QUIET_SIGNS = time_limits.QUIET / time_limits.SIGN
 """A worker that gave no sign for so many times what is between two is spoken for."""
 SIGN = b"\n"
 _PR_SET_PDEATHSIG = 1
+_LAST_WORDS = 2
+"""Seconds in which what a crashed worker printed last must be written out."""
 
 
 class HeartbeatProcess:
@@ -158,8 +160,22 @@ class HeartbeatProcess:
 
 def main() -> None:
     """Watch the process that has started this one."""
-    worker = int(sys.argv[-1])
+    pipes, worker = json.loads(sys.argv[-2]), int(sys.argv[-1])
     # It ends with the worker even while it talks to the master.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == worker:
-        HeartbeatProcess(worker).serve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if pipes else signal.SIGKILL)
+    try:
+        if os.getppid() == worker:
+            HeartbeatProcess(worker).serve()
+    finally:
+        _pass_on(pipes)
+
+
+def _pass_on(pipes: list[tuple[int, int]]) -> None:
+    """Write out what a worker that has crashed printed last, and has not passed on itself."""
+    signal.alarm(_LAST_WORDS)  # its end, where nobody takes what is written
+    for source, target in pipes:
+        os.set_blocking(source, False)
+        with contextlib.suppress(OSError):  # there is no more, or nobody reads it
+            while data := os.read(source, 1 << 16):
+                os.write(target, data)

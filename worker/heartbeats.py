@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plancompiler.cluster.channel import TlsFiles
@@ -29,15 +29,20 @@ main()
 
 
 class Heartbeats:
-    """Starts the process beside this one, and tells it now and then that all is well."""
+    """Starts the process beside this one, and tells it now and then that all is well. It writes to
+    the descriptor `stderr`, by default this process's standard error. Of `pipes` (where to read,
+    where that goes) it passes on what this process leaves unread when it crashes.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, stderr: int | None = None, pipes: Sequence[tuple[int, int]] = ()) -> None:
         package = str(Path(time_limits.__file__).parents[2])
         words = [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps([package, *sys.path])]
         self._process = subprocess.Popen(
-            [*words, str(os.getpid())],
+            [*words, json.dumps(pipes), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
+            pass_fds=[descriptor for pipe in pipes for descriptor in pipe],
             start_new_session=True,
             bufsize=0,
         )

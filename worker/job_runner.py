@@ -39,7 +39,13 @@ from plancompiler.cluster.messages import (
     WriteIndex,
     Written,
 )
-from plancompiler.errors import AbortedError, ClusterError, NonFiniteError, PlanCompilerError
+from plancompiler.errors import (
+    AbortedError,
+    ClusterError,
+    LimitError,
+    NonFiniteError,
+    PlanCompilerError,
+)
 from plancompiler.executor.checkpoint import (
     KeepGoing,
     check_no_others,
@@ -75,6 +81,7 @@ from plancompiler.worker.events import (
     WorkerEvent,
     WorkFailed,
 )
+from plancompiler.worker.job_log import JobLog
 from plancompiler.worker.local_copy import OfferedCopy, read_copy
 from plancompiler.worker.peers import Peers
 from plancompiler.worker.transfer import Interruption, Transfers
@@ -99,6 +106,8 @@ class JobRunner:
         device: str | None = None,
         deadline: float = DEADLINE,
         allowed: AllowedPaths | None = None,
+        log: JobLog | None = None,
+        max_memory: int | None = None,
     ) -> None:
         self.token = b""
         """As the master gave it."""
@@ -116,6 +125,9 @@ class JobRunner:
         self._before_running = before_running
         self._allowed = allowed
         """Where paths of jobs may lead; None for anywhere."""
+        self._log = log or JobLog()
+        self._max_memory = max_memory
+        """Bytes that a plan's blocks may take together; None for any number."""
         self._cache = open_cache()
         self._orders: SimpleQueue[Work | int | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -180,15 +192,25 @@ class JobRunner:
                 return
             if isinstance(order, int):
                 self._let_go()
+                self._send_log()
+                self._log.begin(0)
                 self._report(Closed(order))
                 continue
             doing = f"job {order.job_id}, {type(order).__name__.lower()}"
             try:
                 reply = self._do(order)
             except BaseException as error:  # whatever it was, the master must hear of it
+                self._log.add_error(error)
+                self._send_log()
                 self._report(WorkFailed(order.job_id, report_of(error, doing)))
             else:
+                self._send_log()
                 self._report(WorkDone(order.job_id, reply))
+
+    def _send_log(self) -> None:
+        """What was printed so far, before the master hears what came of it."""
+        for lines in self._log.take():
+            self._send(lines)
 
     def _do(self, work: Work) -> WorkerMessage:
         self._interruption.rank = self.rank
@@ -221,6 +243,7 @@ class JobRunner:
 
     def _compile(self, work: Compile) -> RankCompiled:
         self.rank = self._interruption.rank = work.rank
+        self._log.begin(work.job_id, work.rank, work.world_size)
         data = self._slice_or_plan(work)
         cached = True  # a plan that the master sent costs nothing here
         if work.mode == "rank_per_process":
@@ -236,12 +259,25 @@ class JobRunner:
             )
         if self._allowed is not None:
             self._allowed.check_plan(plan)
+        self._check_memory(plan)
         self._plan = plan
         facts = tuple(cross_rank_facts(plan))
         kernels = "" if plan.is_idle else numeric_kernels()
         return RankCompiled(
             work.job_id, plan_digest(plan), bool(plan.outputs), facts, cached, kernels
         )
+
+    def _check_memory(self, plan: Plan) -> None:
+        nbytes = sum(block.nbytes for block in plan.blocks)
+        if self._max_memory is not None and nbytes > self._max_memory:
+            raise LimitError(
+                "the job takes more memory than this worker gives to one",
+                rank=self.rank,
+                got=f"{nbytes} bytes of variables and buffers",
+                expected=f"at most {self._max_memory} bytes",
+                hint="use more ranks or smaller batches, or start the worker with a larger "
+                "--max-memory",
+            )
 
     def _slice_or_plan(self, work: Compile) -> bytes:
         """From a worker of this host that has it, where there is one; else from the master."""

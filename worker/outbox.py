@@ -5,11 +5,20 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
-from plancompiler.cluster.messages import Heartbeat, Outputs, Register, WorkerMessage
+from plancompiler.cluster.messages import (
+    Heartbeat,
+    LogLines,
+    Outputs,
+    Register,
+    WorkerMessage,
+)
 
 KEPT_BYTES = 256 << 20
 """Outputs that wait for a master which is away; who reports more has to wait as well."""
+KEPT_LINES = 64
+"""Batches of printed lines that wait; of more the oldest ones go."""
 
 
 class Outbox:
@@ -28,6 +37,8 @@ class Outbox:
         self._sent = 0
         """The number of the last one that went out in the stream at hand."""
         self._beat: Heartbeat | None = None
+        self._lines: deque[LogLines] = deque()
+        """What was printed. It goes out before messages that were put in later, once at most."""
         self._bytes = 0
         self._stream = 0
         """Counts the streams."""
@@ -43,6 +54,8 @@ class Outbox:
         with self._changed:
             if isinstance(message, Heartbeat):
                 self._beat = message
+            elif isinstance(message, LogLines):
+                self._add_lines(message)
             else:
                 size = _size(message)
                 self._changed.wait_for(
@@ -56,6 +69,15 @@ class Outbox:
                 self._kept.append(message)
                 self._bytes += size
             self._changed.notify_all()
+
+    def _add_lines(self, lines: LogLines) -> None:
+        self._lines.append(lines)
+        if len(self._lines) > KEPT_LINES:
+            gone = self._lines.popleft()
+            first = self._lines[0]
+            if first.job_id == gone.job_id:
+                count = first.dropped + gone.dropped + len(gone.lines)
+                self._lines[0] = replace(first, dropped=count)
 
     def end(self) -> None:
         """End the stream after what was put in before, and take nothing for later ones."""
@@ -100,8 +122,10 @@ class Outbox:
                 if self._stream != stream:
                     return
                 beat, self._beat = self._beat, None
-                message = None
-                if beat is None:
+                message: WorkerMessage | None = None
+                if beat is None and self._is_open and self._lines:
+                    message, number = self._lines.popleft(), 0
+                elif beat is None:
                     place = self._sent + 1 - self._first
                     if not self._is_open or place >= len(self._kept):  # it has ended
                         return
@@ -121,7 +145,7 @@ class Outbox:
         if not self._is_open:
             return self._ended
         more = self._sent + 1 - self._first < len(self._kept)
-        return more or self._beat is not None or self._ended
+        return bool(more or self._lines or self._beat is not None or self._ended)
 
 
 def _size(message: WorkerMessage) -> int:

@@ -17,6 +17,7 @@ from plancompiler.cluster.messages import (
     MasterMessage,
     Refused,
     Registered,
+    SendFiles,
     WorkerMessage,
     WriteIndex,
 )
@@ -130,7 +131,7 @@ class WorkerState:
         return self._actions
 
     def _from_master(self, message: MasterMessage, now: float) -> None:
-        if not isinstance(message, (Registered, Refused, Heartbeat)):
+        if not isinstance(message, (Registered, Refused, Heartbeat, SendFiles)):
             self.received += 1
         match message:
             case Registered(slot, _, silence):
@@ -150,6 +151,8 @@ class WorkerState:
             case WriteIndex(background=True) if message.job_id == self.job_id:
                 if not self._ending:
                     self._actions.append(StartBeside(message))
+            case SendFiles():
+                self._actions.append(StartBeside(message))
             case _:
                 self._start(message)
 

@@ -16,11 +16,12 @@ from plancompiler.cli.options import (
     allow_mixed_kernels_option,
     allow_ops_option,
     json_option,
+    log_format_option,
     mode_option,
     tls_options,
     token_option,
 )
-from plancompiler.cli.output import format_bytes, print_json, print_note
+from plancompiler.cli.output import format_bytes, log_as_json, print_json, print_note
 from plancompiler.cli.signals import stop_on_signals
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobEvent, PhaseChanged, Shipped
@@ -30,6 +31,7 @@ from plancompiler.master.events import Limits
 from plancompiler.master.io_shell import MAX_QUEUE
 from plancompiler.master.job_channel import Retention
 from plancompiler.master.server import MAX_UPLOAD_BYTES, MasterServer
+from plancompiler.master.services import MAX_OPS
 from plancompiler.ops.registry import allow_custom_ops
 
 _LOOK_SECONDS = 0.5
@@ -99,6 +101,13 @@ _NOTE_SECONDS = time_limits.NOTES
     help="Ended jobs whose outputs are kept.",
 )
 @click.option(
+    "--max-ops",
+    type=click.IntRange(min=1),
+    default=MAX_OPS,
+    show_default=True,
+    help="Ops that a job may have.",
+)
+@click.option(
     "--stream-silence",
     type=click.FloatRange(min=0, min_open=True),
     default=Limits().stream,
@@ -106,6 +115,12 @@ _NOTE_SECONDS = time_limits.NOTES
     metavar="SECONDS",
     help="A stream whose peer must say something and does not is ended after so long.",
 )
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Answer over HTTP here, with a page at / and metrics for Prometheus at /metrics.",
+)
+@log_format_option
 @allow_mixed_kernels_option
 @click.option(
     "--journal",
@@ -130,7 +145,10 @@ def master_command(
     max_queue: int,
     keep_outputs_bytes: int,
     keep_jobs: int,
+    max_ops: int,
     stream_silence: float,
+    metrics: str | None,
+    log_format: str,
     allow_mixed_kernels: bool,
     journal: Path | None,
     as_json: bool,
@@ -144,6 +162,8 @@ def master_command(
     With --json, the address goes to stdout as soon as the master serves. What happens to jobs, and
     how many ranks have their slices or plans, goes to stderr.
     """
+    if log_format == "json":
+        log_as_json()
     allow_custom_ops(*allow_ops)
     limits = Limits(stream=stream_silence)
     begin = time.monotonic()
@@ -166,11 +186,16 @@ def master_command(
             allow_mixed_kernels=allow_mixed_kernels or None,
             retention=Retention(keep_outputs_bytes, keep_jobs),
             journal=journal,
+            metrics=metrics,
+            max_ops=max_ops,
         ) as server,
     ):
         print_note(f"master of {ranks} ranks at {server.address}; Ctrl-C stops it")
+        if server.metrics_address is not None:
+            print_note(f"page and metrics at {server.metrics_address}")
         if as_json:
-            print_json({"address": server.address, "ranks": ranks})
+            told = {"address": server.address, "ranks": ranks}
+            print_json(told | ({} if metrics is None else {"metrics": server.metrics_address}))
         while not stop.event.wait(_LOOK_SECONDS):
             server.check()
         print_note(f"stopping after {time.monotonic() - begin:.0f} s")
@@ -180,22 +205,21 @@ def master_command(
 @contextmanager
 def _notes() -> Iterator[Callable[[int, JobEvent], None]]:
     """Takes events of jobs and prints them in a thread: the master must not wait for stderr."""
-    lines: SimpleQueue[str | None] = SimpleQueue()
+    lines: SimpleQueue[tuple[int, str] | None] = SimpleQueue()
 
     def note(job_id: int, event: JobEvent) -> None:
         if isinstance(event, PhaseChanged):
             reason = "" if event.error is None else f": {event.error.what}"
-            lines.put(f"job {job_id}: {event.phase} after {event.seconds:.2f} s{reason}")
+            lines.put((job_id, f"{event.phase} after {event.seconds:.2f} s{reason}"))
         elif isinstance(event, Shipped):
             sent = format_bytes(event.sent_bytes)
-            lines.put(
-                f"job {job_id}: {event.ranks} of {event.world_size} ranks have their slice or "
-                f"plan, {sent} sent"
-            )
+            ranks = f"{event.ranks} of {event.world_size} ranks"
+            lines.put((job_id, f"{ranks} have their slice or plan, {sent} sent"))
 
     def write() -> None:
         while (line := lines.get()) is not None:
-            print_note(line)
+            job_id, text = line
+            print_note(text, job_id)
 
     writer = threading.Thread(target=write, name="plancompiler-notes", daemon=True)
     writer.start()

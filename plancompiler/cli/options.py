@@ -165,6 +165,13 @@ def timeline_options(command: Command) -> Command:
     return trace(profile(command))
 
 
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    help="How log lines and notes on stderr look; json: one object a line.",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout."
 )

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +34,37 @@ def configure_logging() -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(name.upper())
     logger.propagate = False
+
+
+def log_as_json() -> logging.Handler:
+    """From now on log lines and notes are JSON objects, one a line; what writes log lines."""
+    global _notes_as_json
+    _notes_as_json = True
+    (handler,) = logging.getLogger("plancompiler").handlers
+    handler.setFormatter(_JsonFormatter())
+    logging.getLogger().addHandler(handler)  # those of other packages, too
+    return handler
+
+
+_notes_as_json = False
+_PLACES = ("job", "rank", "peer")
+"""What a log line may say of where it belongs, as attributes of its record."""
+
+
+class _JsonFormatter(logging.Formatter):
+    """A record as a JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told |= {place: getattr(record, place) for place in _PLACES if hasattr(record, place)}
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -69,9 +101,15 @@ def _writing_results() -> Iterator[None]:
         raise output_error("the result", "standard output", error) from error
 
 
-def print_note(line: str) -> None:
-    """A plain line on stderr."""
-    click.echo(line, err=True)
+def print_note(line: str, job: int | None = None) -> None:
+    """A plain line on stderr, of a `job` where one is named."""
+    if not _notes_as_json:
+        click.echo(line if job is None else f"job {job}: {line}", err=True)
+        return
+    record = logging.LogRecord("plancompiler", logging.INFO, "", 0, line, (), None)
+    if job is not None:
+        record.job = job
+    click.echo(_JsonFormatter().format(record), err=True)
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": "Print compiled plans.",
     "jobs": "List the jobs of a master.",
     "launch": "Start a script as several ranks.",
+    "logs": "Show what the ranks of a job printed.",
     "manifest": "Print what a cluster is told to start a run.",
     "master": "Take jobs, compile them and drive workers.",
     "ops": "List the op table.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -13,16 +13,19 @@ from plancompiler.cli.options import (
     allow_ops_option,
     deadline_option,
     json_option,
+    log_format_option,
     tls_options,
     token_option,
 )
-from plancompiler.cli.output import print_json, print_note
+from plancompiler.cli.output import log_as_json, print_json, print_note
 from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.ir.user_cache import user_cache_folder
 from plancompiler.limits import time_limits
 from plancompiler.ops.registry import allow_custom_ops
 from plancompiler.worker.agent import run_worker
+from plancompiler.worker.captured_streams import captured_streams
+from plancompiler.worker.job_log import JobLog
 from plancompiler.worker.peers import LISTEN, TRANSPORTS
 
 
@@ -75,11 +78,18 @@ from plancompiler.worker.peers import LISTEN, TRANSPORTS
     help="Let jobs read and write files below this folder; may be repeated. By default below the "
     "working folder and plancompiler's cache folder.",
 )
+@click.option(
+    "--max-memory",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Refuse jobs whose variables and buffers on this rank take more.",
+)
 @click.option("--any-path", is_flag=True, hidden=True)
 @click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
 @click.option("--record", type=click.Path(path_type=Path), hidden=True)
 @token_option
 @tls_options
+@log_format_option
 @json_option
 @click.pass_context
 def worker_command(
@@ -95,11 +105,13 @@ def worker_command(
     master_grace: float,
     allow_ops: tuple[str, ...],
     allow_paths: tuple[Path, ...],
+    max_memory: int | None,
     any_path: bool,
     with_stdin: bool,
     record: Path | None,
     token_file: Path | None,
     tls: TlsFiles | None,
+    log_format: str,
     as_json: bool,
 ) -> None:
     """Register with a master and run one rank of its jobs, until stopped by Ctrl-C or SIGTERM.
@@ -117,9 +129,14 @@ def worker_command(
     """
     allow_custom_ops(*allow_ops)
     begin = time.monotonic()
-    with one_blas_thread(), stop_on_signals() as stop:
-        if with_stdin:
+    log = JobLog()
+    if log_format == "json":
+        log_as_json().addFilter(log.name_place)
+    with one_blas_thread(), stop_on_signals() as stop, ExitStack() as capture:
+        if with_stdin:  # whoever started it hears what it prints
             stop_with_stdin(stop)
+        else:
+            log.streams = capture.enter_context(captured_streams(log.add))
         print_note(f"worker of the master at {master}; Ctrl-C stops it")
         run_worker(
             master,
@@ -136,6 +153,8 @@ def worker_command(
             deadline=deadline,
             master_grace=master_grace,
             allow_paths=None if any_path else allow_paths or default_folders(),
+            log=log,
+            max_memory=max_memory,
         )
     if as_json:
         seconds = time.monotonic() - begin

@@ -354,7 +354,8 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: PlanCompile
     Calls that are refused for security or for a limit are logged.
     """
     level = logging.WARNING if isinstance(error, (SecurityError, LimitError)) else logging.INFO
-    _log.log(level, "refused a call of %s: %s", context.peer(), error)
+    peer = context.peer()
+    _log.log(level, "refused a call of %s: %s", peer, error, extra={"peer": peer})
     report = encode(pb.ErrorReport, error.report).SerializeToString()
     # Trailers are small; the text goes in the details in any case.
     trailers = ((_REPORT_KEY, report),) if len(report) < 8 << 10 else ()

@@ -200,6 +200,27 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a worker printed."""
+
+    time: float
+    """Unix time, by the worker's clock."""
+    stream: str
+    """`stdout` or `stderr`."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """What a worker printed while it worked for a job."""
+
+    job_id: int
+    lines: tuple[LogLine, ...]
+    dropped: int = 0
+    """Lines before these that were too many to send."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A rank cannot go on."""
 
@@ -225,6 +246,7 @@ WorkerMessage = (
     | OperationDone
     | RunFailed
     | Written
+    | LogLines
     | Failed
     | Idle
 )
@@ -373,6 +395,14 @@ class SendPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SendFiles:
+    """Upload the files of a checkpoint, beside whatever else the worker does."""
+
+    ticket: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over: release it."""
 
@@ -399,6 +429,7 @@ MasterMessage = (
     | Collect
     | SendTimeline
     | SendPlan
+    | SendFiles
     | Finish
     | Abort
 )
@@ -524,6 +555,20 @@ JobEvent = (
     | StepsDropped
     | StepsSkipped
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RankLine:
+    """A line of a job's log, or how many are missing at this place."""
+
+    rank: int
+    time: float
+    """Unix time, by the worker's clock."""
+    stream: str
+    """`stdout` or `stderr`; empty where lines are missing."""
+    text: str
+    dropped: int = 0
+    """So many lines of this rank were too many to keep."""
 
 
 @dataclass(frozen=True, slots=True)

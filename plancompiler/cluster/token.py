@@ -334,6 +334,18 @@ class Challenger:
             )
         return self._credential(body[:NONCE_BYTES])
 
+    def replace(self, credentials: Sequence[Credential]) -> None:
+        """From now on these are known, and no others."""
+        self._credentials = {each.key: each for each in credentials}
+
+    def knows(self, credential: Credential) -> bool:
+        """Whether a secret still is its holder's, with the same roles."""
+        return self._credentials.get(credential.key) == credential
+
+    def holder_of(self, secret: str) -> Credential:
+        """Whose secret this is; SecurityError where it is nobody's."""
+        return self._credential(Credential("", frozenset(), secret).key)
+
     def _credential(self, key: bytes) -> Credential:
         credential = self._credentials.get(key)
         if credential is None:

@@ -62,6 +62,8 @@ CHALLENGE = 60.0
 """The answer to a challenge by which a caller proves that it knows a token."""
 UPLOAD = 600.0
 """One submission, feed or upload that the master receives."""
+TOKEN_LOOK = 1.0
+"""The interval at which a master checks whether its token file has changed."""
 
 # --- a master's jobs ------------------------------------------------------------------------------
 

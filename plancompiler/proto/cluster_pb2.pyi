@@ -96,6 +96,54 @@ class JobRequest(_message.Message):
     check: int
     def __init__(self, job_id: _Optional[int] = ..., since: _Optional[int] = ..., beside: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
 
+class FilePart(_message.Message):
+    __slots__ = ("name", "size", "data", "checksum", "check")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    data: bytes
+    checksum: int
+    check: int
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., data: _Optional[bytes] = ..., checksum: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
+
+class LogsRequest(_message.Message):
+    __slots__ = ("job_id", "rank", "follow", "check")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    rank: int
+    follow: bool
+    check: int
+    def __init__(self, job_id: _Optional[int] = ..., rank: _Optional[int] = ..., follow: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
+
+class LogsReply(_message.Message):
+    __slots__ = ("lines", "check")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[RankLine]
+    check: int
+    def __init__(self, lines: _Optional[_Iterable[_Union[RankLine, _Mapping]]] = ..., check: _Optional[int] = ...) -> None: ...
+
+class RankLine(_message.Message):
+    __slots__ = ("rank", "time", "stream", "text", "dropped")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    time: float
+    stream: str
+    text: str
+    dropped: int
+    def __init__(self, rank: _Optional[int] = ..., time: _Optional[float] = ..., stream: _Optional[str] = ..., text: _Optional[str] = ..., dropped: _Optional[int] = ...) -> None: ...
+
 class SubmitRequest(_message.Message):
     __slots__ = ("header", "chunk", "check")
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -389,7 +437,7 @@ class DescribeReply(_message.Message):
     def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "number", "check")
+    __slots__ = ("register", "heartbeat", "rank_compiled", "prepared", "outputs", "operation_done", "failed", "idle", "fetched", "written", "timeline_recorded", "run_failed", "log_lines", "number", "check")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     RANK_COMPILED_FIELD_NUMBER: _ClassVar[int]
@@ -402,6 +450,7 @@ class WorkerMessage(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_RECORDED_FIELD_NUMBER: _ClassVar[int]
     RUN_FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOG_LINES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     register: Register
@@ -416,9 +465,10 @@ class WorkerMessage(_message.Message):
     written: OperationDone
     timeline_recorded: TimelineRecorded
     run_failed: RunFailed
+    log_lines: LogLines
     number: int
     check: int
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., number: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., rank_compiled: _Optional[_Union[RankCompiled, _Mapping]] = ..., prepared: _Optional[_Union[JobDone, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., operation_done: _Optional[_Union[OperationDone, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., idle: _Optional[_Union[JobDone, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., written: _Optional[_Union[OperationDone, _Mapping]] = ..., timeline_recorded: _Optional[_Union[TimelineRecorded, _Mapping]] = ..., run_failed: _Optional[_Union[RunFailed, _Mapping]] = ..., log_lines: _Optional[_Union[LogLines, _Mapping]] = ..., number: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("slot", "host", "device", "version", "host_id", "peer_address", "network", "is_loopback", "deadline", "token", "received")
@@ -560,6 +610,26 @@ class OperationDone(_message.Message):
     ticket: int
     def __init__(self, job_id: _Optional[int] = ..., ticket: _Optional[int] = ...) -> None: ...
 
+class LogLines(_message.Message):
+    __slots__ = ("job_id", "lines", "dropped")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    lines: _containers.RepeatedCompositeFieldContainer[LogLine]
+    dropped: int
+    def __init__(self, job_id: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[LogLine, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class LogLine(_message.Message):
+    __slots__ = ("time", "stream", "text")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    time: float
+    stream: str
+    text: str
+    def __init__(self, time: _Optional[float] = ..., stream: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
 class RunFailed(_message.Message):
     __slots__ = ("job_id", "ticket", "error")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -579,7 +649,7 @@ class JobFailed(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "write_index", "collect", "finish", "abort", "send_timeline", "send_plan", "check")
+    __slots__ = ("registered", "refused", "heartbeat", "compile", "prepare", "run", "save", "write_index", "collect", "finish", "abort", "send_timeline", "send_plan", "send_files", "check")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -593,6 +663,7 @@ class MasterMessage(_message.Message):
     ABORT_FIELD_NUMBER: _ClassVar[int]
     SEND_TIMELINE_FIELD_NUMBER: _ClassVar[int]
     SEND_PLAN_FIELD_NUMBER: _ClassVar[int]
+    SEND_FILES_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     registered: Registered
     refused: ErrorReport
@@ -607,8 +678,9 @@ class MasterMessage(_message.Message):
     abort: JobFailed
     send_timeline: OperationDone
     send_plan: OperationDone
+    send_files: SendFiles
     check: int
-    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., write_index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., send_timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., send_plan: _Optional[_Union[OperationDone, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, registered: _Optional[_Union[Registered, _Mapping]] = ..., refused: _Optional[_Union[ErrorReport, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., compile: _Optional[_Union[Compile, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., write_index: _Optional[_Union[Save, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., finish: _Optional[_Union[JobDone, _Mapping]] = ..., abort: _Optional[_Union[JobFailed, _Mapping]] = ..., send_timeline: _Optional[_Union[OperationDone, _Mapping]] = ..., send_plan: _Optional[_Union[OperationDone, _Mapping]] = ..., send_files: _Optional[_Union[SendFiles, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("slot", "world_size", "silence_seconds", "token", "peer_key", "is_durable", "received")
@@ -671,6 +743,14 @@ class Prepare(_message.Message):
     anomaly: bool
     restored: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, job_id: _Optional[int] = ..., transport_token: _Optional[str] = ..., restore: _Optional[str] = ..., far: _Optional[_Iterable[_Union[PeerAddress, _Mapping]]] = ..., save: _Optional[str] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., open: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SendFiles(_message.Message):
+    __slots__ = ("ticket", "directory")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    ticket: int
+    directory: str
+    def __init__(self, ticket: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class PeerAddress(_message.Message):
     __slots__ = ("rank", "address")
@@ -747,6 +827,20 @@ class UploadRequest(_message.Message):
     chunk: Chunk
     check: int
     def __init__(self, token: _Optional[bytes] = ..., job_id: _Optional[int] = ..., ticket: _Optional[int] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
+
+class FileUpload(_message.Message):
+    __slots__ = ("token", "ticket", "part", "error", "check")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    ticket: int
+    part: FilePart
+    error: ErrorReport
+    check: int
+    def __init__(self, token: _Optional[bytes] = ..., ticket: _Optional[int] = ..., part: _Optional[_Union[FilePart, _Mapping]] = ..., error: _Optional[_Union[ErrorReport, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class UploadReply(_message.Message):
     __slots__ = ("check",)

@@ -213,6 +213,16 @@ class ClientStub:
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.StatusRequest.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.ClusterStatus.FromString,
                 _registered_method=True)
+        self.Logs = channel.unary_stream(
+                '/plancompiler.proto.Client/Logs',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.LogsRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.LogsReply.FromString,
+                _registered_method=True)
+        self.FetchCheckpoint = channel.unary_stream(
+                '/plancompiler.proto.Client/FetchCheckpoint',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.FilePart.FromString,
+                _registered_method=True)
 
 
 class ClientServicer:
@@ -288,6 +298,20 @@ class ClientServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Logs(self, request, context):
+        """What the ranks of a job printed and raised, from the oldest line that is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchCheckpoint(self, request, context):
+        """The files of the checkpoint that a job has written last, read by one of its workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClientServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -340,6 +364,16 @@ def add_ClientServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.StatusRequest.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.ClusterStatus.SerializeToString,
+            ),
+            'Logs': grpc.unary_stream_rpc_method_handler(
+                    servicer.Logs,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.LogsRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.LogsReply.SerializeToString,
+            ),
+            'FetchCheckpoint': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchCheckpoint,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.JobRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.FilePart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -624,6 +658,60 @@ class Client:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Logs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plancompiler.proto.Client/Logs',
+            plancompiler_dot_proto_dot_cluster__pb2.LogsRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.LogsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/plancompiler.proto.Client/FetchCheckpoint',
+            plancompiler_dot_proto_dot_cluster__pb2.JobRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.FilePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class WorkerStub:
     """--- workers ---------------------------------------------------------------------------------------
@@ -644,6 +732,11 @@ class WorkerStub:
         self.Upload = channel.stream_unary(
                 '/plancompiler.proto.Worker/Upload',
                 request_serializer=plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.SerializeToString,
+                response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.UploadReply.FromString,
+                _registered_method=True)
+        self.UploadFiles = channel.stream_unary(
+                '/plancompiler.proto.Worker/UploadFiles',
+                request_serializer=plancompiler_dot_proto_dot_cluster__pb2.FileUpload.SerializeToString,
                 response_deserializer=plancompiler_dot_proto_dot_cluster__pb2.UploadReply.FromString,
                 _registered_method=True)
         self.Beat = channel.unary_unary(
@@ -672,6 +765,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UploadFiles(self, request_iterator, context):
+        """Files that a `send_files` command asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Beat(self, request, context):
         """What the process beside a worker says of it while the worker itself says nothing.
         """
@@ -690,6 +790,11 @@ def add_WorkerServicer_to_server(servicer, server):
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
                     request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.FromString,
+                    response_serializer=plancompiler_dot_proto_dot_cluster__pb2.UploadReply.SerializeToString,
+            ),
+            'UploadFiles': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadFiles,
+                    request_deserializer=plancompiler_dot_proto_dot_cluster__pb2.FileUpload.FromString,
                     response_serializer=plancompiler_dot_proto_dot_cluster__pb2.UploadReply.SerializeToString,
             ),
             'Beat': grpc.unary_unary_rpc_method_handler(
@@ -753,6 +858,33 @@ class Worker:
             target,
             '/plancompiler.proto.Worker/Upload',
             plancompiler_dot_proto_dot_cluster__pb2.UploadRequest.SerializeToString,
+            plancompiler_dot_proto_dot_cluster__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadFiles(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/plancompiler.proto.Worker/UploadFiles',
+            plancompiler_dot_proto_dot_cluster__pb2.FileUpload.SerializeToString,
             plancompiler_dot_proto_dot_cluster__pb2.UploadReply.FromString,
             options,
             channel_credentials,

@@ -35,6 +35,7 @@ from plancompiler.cluster.messages import (
     JobPhase,
     JobRequest,
     JobStatus,
+    RankLine,
     StepDone,
     StepsFailed,
     TicketDone,
@@ -68,7 +69,9 @@ from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
+from plancompiler.running.fetched_files import fetch_checkpoint
 from plancompiler.running.fetched_plans import FetchedPlans
+from plancompiler.running.job_log import read_log
 from plancompiler.running.pace import Pace
 from plancompiler.running.session_rates import SessionRates, with_listed_rates
 from plancompiler.running.watched_job import (
@@ -322,6 +325,18 @@ class Client(Closing):
         """Stop a job; False where it had already ended."""
         return cancel_job(self._stub, self.address, job_id)
 
+    def logs(
+        self, job_id: int, rank: int | None = None, *, follow: bool = False
+    ) -> Iterator[RankLine]:
+        """What the ranks of a job printed: see `read_log`."""
+        return read_log(self._stub, self.address, job_id, rank, follow)
+
+    def fetch_checkpoint(self, job_id: int, folder: Folder) -> list[Path]:
+        """Bring the checkpoint that a job has written last into a folder here: see
+        `running.fetched_files.fetch_checkpoint`.
+        """
+        return fetch_checkpoint(self._stub, self.address, job_id, Path(folder))
+
     def close(self) -> None:
         """Close the connection. Safe to call again."""
         self._channel.close()
@@ -420,6 +435,12 @@ class Handle(WatchedJob):
         for _ in self:
             pass
         return self._last
+
+    def fetch_checkpoint(self, folder: Folder) -> list[Path]:
+        """Bring the checkpoint that the job has written last into a folder here: see
+        `running.fetched_files.fetch_checkpoint`.
+        """
+        return fetch_checkpoint(self._stub, self._address, self.job_id, Path(folder))
 
     def timelines(self) -> tuple[Timeline, ...]:
         """What each rank did and when, once a job that was submitted with `record` has finished."""

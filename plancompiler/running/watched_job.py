@@ -26,6 +26,7 @@ from plancompiler.cluster.messages import (
     JobPhase,
     JobStatus,
     PhaseChanged,
+    RankLine,
     RankOutputs,
     RankTimeline,
     StepDone,
@@ -44,6 +45,7 @@ from plancompiler.ir.closing import Closing
 from plancompiler.limits import time_limits
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
+from plancompiler.running.job_log import read_log
 from plancompiler.running.step_count import StepCount
 
 OnPhase = Callable[[JobPhase, float], None]
@@ -236,6 +238,10 @@ class WatchedJob(Closing):
     def cancel(self) -> bool:
         """Stop the job; False where it had already ended."""
         return cancel_job(self._stub, self._address, self.job_id)
+
+    def logs(self, rank: int | None = None, *, follow: bool = False) -> Iterator[RankLine]:
+        """What the job's ranks printed: see `read_log`."""
+        return read_log(self._stub, self._address, self.job_id, rank, follow)
 
     def _stop_watching(self) -> None:
         if self._stream is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ JOIN_SECONDS = 30.0
 def signed_in(address: str) -> SessionChannel:
     """A channel to a master of this user, for calls that no client and no worker would make."""
     return connect_master(address, None, None, JOIN_SECONDS)
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    """Return when something has come about that a master says of itself."""
+    until = time.monotonic() + JOIN_SECONDS
+    while not is_so():
+        assert time.monotonic() < until
 
 
 class WorkerThread:

@@ -60,6 +60,7 @@ FACTS = tuple(
 
 ENVELOPES: tuple[Envelope[Any, Any], ...] = (WORKER_MESSAGES, MASTER_MESSAGES, JOB_EVENTS)
 ROOTS: tuple[tuple[type, Any], ...] = (
+    (m.RankLine, pb.RankLine),
     (m.ClusterStatus, pb.ClusterStatus),
     (m.JobRequest, pb.SubmitHeader),
     (ErrorReport, pb.ErrorReport),

@@ -41,7 +41,7 @@ from plancompiler.running.client import Client
 from plancompiler.running.watched_job import job_request
 from plancompiler.worker.agent import run_worker
 from plancompiler.worker.peers import HostPeers
-from tests.cluster.conftest import Workers, signed_in
+from tests.cluster.conftest import Workers, eventually, signed_in
 from tests.examples import mlp
 
 SECONDS = 30.0
@@ -237,6 +237,11 @@ CALLS: dict[str, Call] = {
         pb_grpc.ClientStub(c).FetchPlans(pb.JobRequest(job_id=1), timeout=SECONDS)
     ),
     "Describe": lambda c: pb_grpc.ClientStub(c).Describe(pb.JobRequest(job_id=1), timeout=SECONDS),
+    "FetchCheckpoint": lambda c: list(
+        pb_grpc.ClientStub(c).FetchCheckpoint(pb.JobRequest(job_id=1), timeout=SECONDS)
+    ),
+    "UploadFiles": lambda c: pb_grpc.WorkerStub(c).UploadFiles(iter(()), timeout=SECONDS),
+    "Logs": lambda c: list(pb_grpc.ClientStub(c).Logs(pb.LogsRequest(job_id=1), timeout=SECONDS)),
     "Status": lambda c: pb_grpc.ClientStub(c).Status(pb.StatusRequest(), timeout=SECONDS),
     "Connect": lambda c: list(pb_grpc.WorkerStub(c).Connect(iter(()), timeout=SECONDS)),
     "Beat": lambda c: pb_grpc.WorkerStub(c).Beat(pb.BeatRequest(), timeout=SECONDS),
@@ -432,6 +437,8 @@ def test_jobs_belong_to_who_submitted_them(workers: Workers, tmp_path: Path) -> 
             lambda: list(stub.Watch(request)),
             lambda: stub.Finish(request),
             lambda: list(stub.FetchPlans(request)),
+            lambda: list(stub.FetchCheckpoint(request)),
+            lambda: list(stub.Logs(Sent()(pb.LogsRequest(job_id=handle.job_id)))),
             lambda: list(stub.FetchVariables(request)),
             lambda: stub.Save(Sent()(pb.SaveRequest(job_id=handle.job_id))),
             lambda: stub.Step(iter([Sent()(pb.StepRequest(job_id=handle.job_id, steps=1))])),
@@ -445,6 +452,55 @@ def test_jobs_belong_to_who_submitted_them(workers: Workers, tmp_path: Path) -> 
         assert {job.phase for job in ops.status().jobs} == {JobPhase.FINISHED, JobPhase.CANCELLED}
         for worker in workers.started:
             worker.stop()
+
+
+# --- secrets that change --------------------------------------------------------------------------
+
+
+def test_a_token_file_that_changes_counts_at_once(
+    workers: Workers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """New secrets are accepted and removed ones refused, streams included; jobs stay."""
+    alice, ops = f"alice submit {SECRET}alice\n", f"ops submit,operate,worker {SECRET}ops\n"
+    everyone = write(tmp_path / "all", alice + ops)
+    of_alice = write(tmp_path / "alice", alice)
+    of_ops = write(tmp_path / "ops", ops)
+    anew = write(tmp_path / "anew", f"alice submit {SECRET}anew\n")
+    with (
+        MasterServer(token_file=everyone) as server,
+        Client(server.address, token_file=of_alice) as before,
+        Client(server.address, token_file=of_ops) as operator,
+    ):
+        (node,) = workers(server.address, token_file=of_ops)
+        handle = before.submit(mlp(ranks=1), 1 << 30)
+        assert next(handle)["step"] == 0
+        with pytest.raises(SecurityError, match="does not know this token"):
+            Client(server.address, token_file=anew)
+
+        write(everyone, "broken", 0o600)
+        eventually(lambda: before.status() and "counts as it was before" in caplog.text)
+        assert len(before.status().jobs) == 1
+
+        write(everyone, anew.read_text() + ops)
+        with pytest.raises(SecurityError, match="the token of alice has ended"):
+            for _ in handle:
+                pass
+        with pytest.raises(SecurityError, match="does not know this token"):
+            before.status()
+        with Client(server.address, token_file=anew) as after:
+            (job,) = after.status().jobs  # it runs on, and is hers
+            assert job.phase is JobPhase.RUNNING
+            assert operator.status().workers[0].job_id == job.job_id
+
+            # The token of a worker ends in mid-job: the job fails, and the worker says why.
+            write(everyone, anew.read_text())
+            assert isinstance(node.join(), SecurityError)
+            eventually(lambda: after.status().jobs[0].phase is JobPhase.FAILED)
+            error = after.status().jobs[0].error
+            assert error is not None
+            assert "the worker of rank 0 was lost" in error.what
+    assert "the token of ops has ended" in caplog.text
+    assert SECRET not in caplog.text
 
 
 # --- workers among each other ---------------------------------------------------------------------

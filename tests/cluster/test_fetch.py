@@ -1,0 +1,123 @@
+"""What jobs wrote on their workers' hosts comes back through the master."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plancompiler.cluster.chunks import CHUNK_BYTES
+from plancompiler.cluster.file_parts import FileReceiver, parts_of_file
+from plancompiler.errors import (
+    CheckpointError,
+    ClusterError,
+    OutputError,
+    PlanCompilerError,
+    SecurityError,
+    WireFormatError,
+)
+from plancompiler.executor.checkpoint import read_index
+from plancompiler.master.server import MasterServer
+from plancompiler.proto.cluster_pb2 import FilePart
+from plancompiler.running.client import Client
+from tests.cluster.conftest import Workers, eventually
+from tests.examples import mlp
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SIZES = (0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 1)
+
+
+def parts(size: int) -> list[FilePart]:
+    return list(parts_of_file("a.b", io.BytesIO(bytes(range(256)) * (size // 256 + 1)), size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_files_of_any_size(tmp_path: Path, size: int) -> None:
+    receiver = FileReceiver(tmp_path)
+    for part in parts(size):
+        assert len(part.data) <= CHUNK_BYTES
+        receiver.add(part)
+    assert receiver.is_complete
+    (path,) = receiver.paths
+    assert path.read_bytes() == (bytes(range(256)) * (size // 256 + 1))[:size]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../b"},
+        {"name": ""},
+        {"name": ".hidden"},
+        {"name": "a\0b"},
+        {"size": 3},
+        {"size": 1 << 40},
+        {"checksum": 7},
+        {"checksum": 0},
+        {"data": b"other bytes"},
+    ],
+)
+def test_parts_that_are_not_what_they_announce(tmp_path: Path, change: dict[str, Any]) -> None:
+    (part,) = parts(11)
+    receiver = FileReceiver(tmp_path)
+    for name, value in change.items():
+        setattr(part, name, value)
+    with pytest.raises((WireFormatError, OutputError)) as refused:
+        receiver.add(part)
+    receiver.abandon(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoint_of_a_job(workers: Workers, tmp_path: Path) -> None:
+    """While it runs, after its end from an idle worker, and again as another job's beginning."""
+    saved, here = tmp_path / "saved", tmp_path / "here"
+    with MasterServer(ranks=2) as server, Client(server.address) as client:
+        started = workers(server.address, 2, allow_paths=[saved, EXAMPLES])
+        handle = client.submit(mlp(ranks=2), 5, save=saved)
+        handle.result()
+        fetched = handle.fetch_checkpoint(here)
+        assert sorted(here.iterdir()) == sorted(fetched)  # rank 1 holds nothing first
+        assert [path.name[-18:] for path in fetched] == [
+            "rank00000.safetensors"[-18:],
+            "index.json",
+        ]
+        assert all(path.read_bytes() == (saved / path.name).read_bytes() for path in fetched)
+        assert read_index(here)["step"] == 5
+        with pytest.raises(CheckpointError, match="holds a checkpoint already"):
+            handle.fetch_checkpoint(here)
+
+        with client.open(mlp(ranks=2)) as session:
+            with pytest.raises(ClusterError, match="writes no checkpoint"):
+                client.fetch_checkpoint(session.job_id, tmp_path / "none")
+            session.save(saved / "inner")
+            client.fetch_checkpoint(session.job_id, tmp_path / "inner")
+            assert read_index(tmp_path / "inner")["step"] == 0
+
+        for path in saved.glob("*rank00000*"):
+            path.unlink()
+        assert_refused(client, handle.job_id, tmp_path / "partly", "file of the checkpoint")
+        (saved / "index.json").write_text("{}")
+        assert_refused(client, handle.job_id, tmp_path / "damaged", "CheckpointError")
+        (saved / "index.json").unlink()
+        (saved / "index.json").symlink_to("/etc/passwd")
+        assert_refused(client, handle.job_id, tmp_path / "link", "outside of the folders")
+        for worker in started:
+            worker.stop()
+        assert_refused(client, handle.job_id, tmp_path / "gone", "none of its workers is there")
+        (other,) = workers(server.address, allow_paths=[tmp_path / "elsewhere"], rank=0)
+        eventually(lambda: bool(client.status().workers))
+        assert_refused(client, handle.job_id, tmp_path / "other", "outside of the folders")
+        other.stop()
+        waiting = client.submit(mlp(ranks=2), 5, save=saved)
+        assert_refused(client, waiting.job_id, tmp_path / "early", "has not begun")
+        with pytest.raises(ClusterError, match="no such job"):
+            client.fetch_checkpoint(99, tmp_path / "unknown")
+
+
+def assert_refused(client: Client, job_id: int, folder: Path, why: str) -> None:
+    """And nothing is left of it."""
+    with pytest.raises(PlanCompilerError, match=why) as refused:
+        client.fetch_checkpoint(job_id, folder)
+    assert isinstance(refused.value, (CheckpointError, ClusterError, SecurityError))
+    assert list(folder.iterdir()) == []
