@@ -217,9 +217,8 @@ class MasterServer:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(self._admission,))
         silence = self._limits.stream
         unpacking = Unpacking(silence, self._budget)
-        pb_grpc.add_ClientServicer_to_server(
-            ClientService(self._shell, silence, unpacking, self._max_ops), server
-        )  # type: ignore[no-untyped-call]  # generated
+        clients = ClientService(self._shell, silence, unpacking, self._max_ops)
+        pb_grpc.add_ClientServicer_to_server(clients, server)  # type: ignore[no-untyped-call]  # generated
         pb_grpc.add_WorkerServicer_to_server(WorkerService(self._shell, silence, unpacking), server)  # type: ignore[no-untyped-call]  # generated
         TransferService(self._shell.parcel, self._shell.count_sent, self._gate).add_to(server)
         pb_grpc.add_SignInServicer_to_server(self._sign_in, server)  # type: ignore[no-untyped-call]  # generated

@@ -25,6 +25,7 @@ COMMANDS = {
     "cancel": "Stop a job of a master.",
     "compile": "Compile a job without running it.",
     "doctor": "Report what works on this machine, and why not.",
+    "fetch": "Bring here what a job made.",
     "inspect": "Print compiled plans.",
     "jobs": "List the jobs of a master.",
     "launch": "Start a script as several ranks.",

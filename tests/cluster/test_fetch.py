@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from plancompiler.cluster.chunks import CHUNK_BYTES
+import plancompiler as pc
+from plancompiler.cli.program import cli
+from plancompiler.cluster.chunks import CHUNK_BYTES, arrays_from_bytes
 from plancompiler.cluster.file_parts import FileReceiver, parts_of_file
 from plancompiler.errors import (
     CheckpointError,
@@ -20,6 +24,7 @@ from plancompiler.errors import (
 )
 from plancompiler.executor.checkpoint import read_index
 from plancompiler.master.server import MasterServer
+from plancompiler.plan.compiled_plans import read_plans
 from plancompiler.proto.cluster_pb2 import FilePart
 from plancompiler.running.client import Client
 from tests.cluster.conftest import Workers, eventually
@@ -121,3 +126,36 @@ def assert_refused(client: Client, job_id: int, folder: Path, why: str) -> None:
         client.fetch_checkpoint(job_id, folder)
     assert isinstance(refused.value, (CheckpointError, ClusterError, SecurityError))
     assert list(folder.iterdir()) == []
+
+
+def test_the_command_fetches_everything(workers: Workers, tmp_path: Path) -> None:
+    with MasterServer() as server, Client(server.address) as client:
+        (worker,) = workers(server.address)
+        with pc.job("measured") as job:
+            x = pc.ones((4,), "float32", pc.Placement("cpu", [0]))
+            pc.output("loss", x.sum())
+            pc.output("values", x * 2.0)
+        handle = client.submit(job, 3, record=True, save=tmp_path / "saved")
+        losses = [step["loss"] for step in handle]
+
+        def fetch(what: str) -> dict[str, Any]:
+            arguments = ["fetch", str(handle.job_id), "--what", what, "--out", str(tmp_path / what)]
+            done = CliRunner().invoke(cli, [*arguments, "--master", server.address, "--json"])
+            assert done.exit_code == 0, done.output
+            return dict(json.loads(done.stdout.splitlines()[-1]))
+
+        outputs = fetch("outputs")
+        assert (outputs["steps"], outputs["dropped_steps"]) == (3, 0)
+        rows = (tmp_path / "outputs/outputs.jsonl").read_text().splitlines()
+        assert [json.loads(row) for row in rows] == [
+            {"step": step, "loss": loss} for step, loss in enumerate(losses)
+        ]
+        arrays = arrays_from_bytes((tmp_path / "outputs/step_00000002.safetensors").read_bytes())
+        assert arrays["values"].tolist() == [2.0] * 4
+        assert fetch("timeline")["files"] == ["timeline.json"]
+        assert json.loads((tmp_path / "timeline/timeline.json").read_text())["traceEvents"]
+        fetch("plans")
+        assert read_plans(tmp_path / "plans").digest == handle.digest
+        assert fetch("checkpoint")["files"][0] == "index.json"
+        assert read_index(tmp_path / "checkpoint")["step"] == 3
+        worker.stop()
