@@ -11,6 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from plancompiler.cluster.messages import LogLines, RankLine
 from plancompiler.master.changes import Changes
@@ -32,6 +33,10 @@ class _RankLog:
     """Number among those of the rank, number among those of the job, line."""
     held: int = 0
     next_number: int = 0
+
+    def after(self, number: int) -> list[tuple[int, int, RankLine]]:
+        """The lines from a number on, the last one first: without a look at those before."""
+        return list(takewhile(lambda entry: entry[0] >= number, reversed(self.lines)))
 
 
 class KeptLog:
@@ -114,9 +119,7 @@ class KeptLog:
             next_number = told.get(each, 0)
             told[each] = log.next_number
             shown: list[tuple[int, RankLine]] = []
-            for number, order, line in log.lines:
-                if number < next_number:
-                    continue
+            for number, order, line in reversed(log.after(next_number)):
                 if number > next_number:
                     shown.append((order, _gap(each, line.time, number - next_number)))
                 shown.append((order, line))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -154,6 +155,16 @@ def test_a_line_of_a_job_is_not_one_of_the_next() -> None:
         log.begin(job_id)
         log.add("stderr", f"of {job_id}")
     assert [(each.job_id, each.lines[0].text) for each in log.take()] == [(1, "of 1"), (2, "of 2")]
+
+
+def test_records_of_a_worker_name_job_and_rank() -> None:
+    log = JobLog()
+    record = logging.LogRecord("theirs", logging.WARNING, "", 0, "text", (), None)
+    assert log.name_place(record)
+    assert not hasattr(record, "job")
+    log.begin(3, 2, 4)
+    assert log.name_place(record)
+    assert (record.__dict__["job"], record.__dict__["rank"]) == (3, 2)
 
 
 def test_what_is_written_to_the_descriptors_is_heard_and_goes_on() -> None:
