@@ -498,19 +498,23 @@ class MasterShell:
         known = {job.job_id: job for job in self._state.status(0.0).jobs}
         forgotten = self._channels.keys() - known.keys()
         for job_id in forgotten:
-            del self._channels[job_id]
+            self._channels.pop(job_id).forget_plans()
         if self._journal is not None and forgotten:
             self._journal.forget_jobs(forgotten)
         ended = [job_id for job_id, job in known.items() if job.phase.is_end]
-        kept = self._retention.job_bytes * self._retention.jobs
+        outputs = plans = self._retention.job_bytes * self._retention.jobs
         kept_logs = _ENDED_LOG_BYTES
         for number, job_id in enumerate(reversed(ended)):
             channel = self._channels[job_id]
-            kept -= channel.held_bytes
-            if kept < 0 or (number >= self._retention.jobs and not channel.readers):
+            is_old = number >= self._retention.jobs and not channel.readers
+            outputs -= channel.held_bytes
+            plans -= channel.plan_bytes
+            if is_old or outputs < 0:
                 channel.forget_outputs()
                 if self._journal is not None:
                     self._journal.drop_outputs(job_id, channel.dropped_through)
+            if is_old or plans < 0:
+                channel.forget_plans()
             kept_logs -= channel.log.held_bytes
             if kept_logs < 0:
                 channel.log.forget()

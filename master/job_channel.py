@@ -40,8 +40,8 @@ class Retention:
     job_bytes: int = 64 << 20
     """`--keep-outputs-bytes`: of the outputs of one job."""
     jobs: int = 4
-    """`--keep-jobs`: ended jobs whose outputs are kept, those that ended last. All of them
-    together keep at most `jobs * job_bytes`."""
+    """`--keep-jobs`: ended jobs whose outputs and plans are kept, those that came last. All of them
+    together keep at most `jobs * job_bytes` of outputs, and as much of plans."""
 
 
 _EVENT_OVERHEAD = 512
@@ -118,10 +118,14 @@ class JobChannel:
 
     @property
     def held_bytes(self) -> int:
-        """Of outputs and plans that are kept for readers."""
+        """Of outputs that are kept for readers."""
+        return self._held
+
+    @property
+    def plan_bytes(self) -> int:
+        """Of what is kept for those who ask what the job was compiled into."""
         parcels = {id(parcel): parcel for parcel in (*self.parcels.values(), *self.plans.values())}
-        kept = sum(parcel.wire_bytes for parcel in parcels.values())
-        return self._held + len(self.data) + kept
+        return len(self.data) + sum(parcel.wire_bytes for parcel in parcels.values())
 
     def publish(self, event: JobEvent) -> None:
         """Add an event for all readers, present and future; of what is missing only the latest."""
@@ -158,7 +162,6 @@ class JobChannel:
     def forget_outputs(self) -> None:
         """Keep only what happened, not what was computed."""
         self._limit = 0
-        self._forget_plans()
         self._trim(self._latest_step + 1)
         self._events = [
             None if isinstance(event, RankTimeline) else event for event in self._events
@@ -252,7 +255,8 @@ class JobChannel:
             ranks_of.setdefault(id(parcel), []).append(rank)
         return parts + [(mode, tuple(ranks), parcels[ranks[0]]) for ranks in ranks_of.values()]
 
-    def _forget_plans(self) -> None:
+    def forget_plans(self) -> None:
+        """Let go of what the job was compiled into."""
         self.data, self.parcels, self.graph = b"", {}, None
         self.plans.clear()
         for reservation in self._plan_reservations:
@@ -277,7 +281,7 @@ class JobChannel:
             reservation.close()
         self._reservations.clear()
         if not self.digest:
-            self._forget_plans()
+            self.forget_plans()
         self.log.close()
         self.feeds.clear()
         relays, self.relays = list(self.relays.values()), {}

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from plancompiler.eager.creation import tensor  # not the module of that name
     from plancompiler.jit.compile import compile
     from plancompiler.passes import Config
+    from plancompiler.plan.compiled_plans import CompiledPlans, read_plans
     from plancompiler.running.client import Client
     from plancompiler.running.session import Session, run
 
@@ -72,6 +73,8 @@ _LATER = {
     "Session": "plancompiler.running.session",
     "compile": "plancompiler.jit.compile",
     "Client": "plancompiler.running.client",
+    "CompiledPlans": "plancompiler.plan.compiled_plans",
+    "read_plans": "plancompiler.plan.compiled_plans",
     "Config": "plancompiler.passes",
     "eager": "plancompiler.eager",
     **dict.fromkeys(
@@ -115,6 +118,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "AttributeValueError",
     "Client",
+    "CompiledPlans",
     "Config",
     "CustomOp",
     "DType",
@@ -164,6 +168,7 @@ __all__ = [
     "op",
     "optim",
     "output",
+    "read_plans",
     "run",
     "stage",
     "tensor",

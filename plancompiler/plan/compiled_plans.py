@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version as version_of
+from os import PathLike
 from pathlib import Path
 
 from plancompiler.errors import (
@@ -22,6 +23,7 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.ir import Job, verify_job
+from plancompiler.ir.arguments import folder_path
 from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.plan.digest import digest_of_plans
@@ -60,10 +62,11 @@ class CompiledPlans:
         """One hash over the text form of all plans."""
         return digest_of_plans(self.plans)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | PathLike[str]) -> None:
         """Write them, in place of what was compiled into the folder before; OutputError where that
         cannot be done.
         """
+        folder = folder_path("the folder of plans", folder)
         with naming_output("a folder of plans", folder):
             folder.mkdir(parents=True, exist_ok=True)
             for file in folder.iterdir():
@@ -91,13 +94,14 @@ class CompiledPlans:
                 write_whole(folder / name, (data,))
 
 
-def read_plans(folder: Path) -> CompiledPlans:
+def read_plans(folder: str | PathLike[str]) -> CompiledPlans:
     """What `CompiledPlans.save` wrote, verified again.
 
     UsageError for a folder that holds no plans, VersionError for plans of another version,
     RankError where those of some ranks are missing, WireFormatError for damaged files, each naming
     the file.
     """
+    folder = folder_path("the folder of plans", folder)
     file = folder / INDEX_FILE
     if not file.is_file():
         is_model = (folder / MODEL_FILE).is_file()

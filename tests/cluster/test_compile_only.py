@@ -92,10 +92,9 @@ def test_a_job_with_inputs_is_compiled_and_run_here(client: Client, tmp_path: Pa
 
 @pytest.mark.processes
 def test_compiled_plans_are_run_by_processes_as_they_are() -> None:
-    job = mlp(ranks=2)
-    # Compiling this job again would not give them.
-    others = compile_plans(mlp(ranks=2, hidden=31), 2).plans
-    plans = CompiledPlans(job, 2, others)
+    # Compiling this job again would not give these.
+    others = compile_plans(mlp(ranks=1, hidden=31), 1).plans
+    plans = CompiledPlans(mlp(ranks=1), 1, others)
     with pc.run(plans, backend="processes") as session:
         assert session.digest == plans.digest
         assert session.plans == plans.plans

@@ -25,6 +25,7 @@ from plancompiler.cluster.chunks import (
     arrays_from_bytes,
     arrays_to_bytes,
     from_chunks,
+    pack,
     to_chunks,
 )
 from plancompiler.cluster.codec import decode, encode
@@ -468,6 +469,23 @@ def test_a_reader_hears_of_the_steps_that_it_asks_for_and_of_all_others_how_many
     if kept > 100_000:
         assert not dropped
     assert all(event.step >= since for event in found if isinstance(event, m.RankOutputs))
+
+
+def test_plans_are_kept_apart_from_outputs() -> None:
+    channel = JobChannel(Job("j", ()), m.JobRequest(1), data=bytes(100))
+    shared = pack(bytes(50))
+    channel.parcels = {0: shared, 1: shared, 2: pack(bytes(30))}
+    assert (channel.held_bytes, channel.plan_bytes) == (0, 180)
+    channel.publish(m.CompileFinished("digest", 1.0))
+    channel.publish(m.RankOutputs(0, 0, bytes(1000)))
+    channel.release()
+    channel.forget_outputs()
+    assert channel.plan_bytes == 180
+    channel.forget_plans()
+    assert (channel.held_bytes, channel.plan_bytes) == (0, 0)
+    channel = JobChannel(Job("j", ()), m.JobRequest(1), data=bytes(100))
+    channel.release()  # a job that was never compiled has no plans
+    assert channel.plan_bytes == 0
 
 
 def test_timelines_are_kept_as_long_as_outputs() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import plancompiler as pc
 from plancompiler.cli.program import cli
 from plancompiler.errors import (
     JobFileError,
@@ -51,7 +52,7 @@ def replace_file(folder: Path, name: str, data: bytes) -> None:
 
 
 def test_plans_are_read_as_they_were_written(compiled: CompiledPlans, folder: Path) -> None:
-    found = read_plans(folder)
+    found = pc.read_plans(str(folder))
     assert found.plans == compiled.plans
     assert (found.world_size, found.graph) == (2, b"a graph")
     assert found.digest == compiled.digest
