@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 from plancompiler.cache.plan_cache import open_cache
 from plancompiler.cluster.channel import report_of
@@ -530,12 +529,24 @@ class MasterShell:
         """How many ranks a job has."""
         return self._state.ranks_of(job_id)
 
-    def raise_failure(self, job_id: int) -> NoReturn:
-        """Raise why a job has ended as it did."""
+    async def provide_plans(self, job_id: int) -> None:
+        """Wait for what a job is compiled into; raise why there is nothing of it."""
+        channel = self.channel(job_id)
+        await channel.compiled()
         error = self.job_status(job_id).error
-        if error is None:
-            raise ClusterError(f"job {job_id} has ended before it was compiled")
-        raise PlanCompilerError.from_report(error)
+        only = channel.request.compile_only
+        if error is not None and (only or not channel.digest):
+            raise PlanCompilerError.from_report(error)
+        if channel.data and not only and not channel.parcels:  # an earlier master had them
+            made = await self._compilers.run(
+                masters_half, channel.data, channel.request, self._cache, self._plans
+            )
+            channel.parcels = made.parcels
+        if not channel.data or (only and not channel.plans):
+            raise ClusterError(
+                f"the plans of job {job_id} are no longer kept",
+                hint="ask earlier, or start the master with a larger --keep-jobs",
+            )
 
     def phase(self, job_id: int) -> JobPhase:
         """Where a job is."""

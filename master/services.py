@@ -346,16 +346,7 @@ class ClientService(pb_grpc.ClientServicer):
         channel = self._own(job_id)
         channel.readers += 1  # what a reader has asked for is kept for it
         try:
-            await channel.compiled()
-            if not channel.digest or (
-                channel.request.compile_only and len(channel.plans) < len(channel.parcels)
-            ):
-                self._shell.raise_failure(job_id)
-            if not channel.data:
-                raise ClusterError(
-                    f"the plans of job {job_id} are no longer kept",
-                    hint="ask earlier, or start the master with a larger --keep-jobs",
-                )
+            await self._shell.provide_plans(job_id)
             job = await self._unpacking.parcel(channel.data)
             sent, world_size = Sent(), len(channel.parcels)
             for kind, ranks, parcel in [("job", (), job), *channel.compiled_parts()]:

@@ -43,6 +43,7 @@ from plancompiler.cluster.messages import (
 from plancompiler.errors import (
     ClusterError,
     FeedError,
+    MasterUnreachableError,
     NonFiniteError,
     PlanCompilerError,
     UsageError,
@@ -242,7 +243,10 @@ class Client(Closing):
         plans = FetchedPlans(self._stub, self.address, handle.job_id)
         try:
             handle.result()
-            return plans.receive()
+            try:
+                return plans.receive()
+            except MasterUnreachableError:  # it was started again meanwhile, as the job's end says
+                return handle.plans()
         except BaseException:
             with suppress(PlanCompilerError):
                 handle.cancel()

@@ -141,6 +141,23 @@ def test_plans_that_never_come_and_plans_that_are_no_longer_kept(workers: Worker
             worker.stop()
 
 
+def test_plans_after_a_master_was_started_again(workers: Workers, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    with MasterServer(ranks=1, journal=journal) as server, Client(server.address) as client:
+        workers(server.address)
+        ran = client.submit(mlp(ranks=1), 1)
+        ran.result()
+        plans = ran.plans()
+        compiled = client.submit_compilation(mlp(ranks=1))
+        compiled.result()
+        for worker in workers.started:
+            worker.stop()
+    with MasterServer(ranks=1, journal=journal) as server, Client(server.address) as client:
+        assert client.job(ran.job_id).plans().plans == plans.plans
+        with pytest.raises(ClusterError, match="no longer kept"):
+            client.job(compiled.job_id).plans()
+
+
 def test_what_has_no_meaning_for_a_job_that_is_compiled_only(
     cluster: MasterServer, client: Client, tmp_path: Path
 ) -> None:
