@@ -125,7 +125,7 @@ def test_a_worker_that_is_stopped_is_named(cluster: Cluster, when: str) -> None:
                 end = time.monotonic() + WAIT
                 while len(client.status().workers) == 2:
                     assert time.monotonic() < end, "the worker stays"
-                assert client.status().workers[0].rank == 0
+                assert client.status().workers[0].slot == 0
                 return
             handle = client.submit(regression(2), 10**7)
             assert next(handle)["step"] == 0
