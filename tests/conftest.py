@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     settings.load_profile("any speed")
     config.addinivalue_line("markers", "processes: starts processes")
-    config.addinivalue_line("markers", "engines: needs what scripts/test --engines installs")
+    config.addinivalue_line("markers", "engines: only scripts/test --engines runs them")
     config.addinivalue_line("markers", "slow: its cases take a second of a processor or more")
     if "not processes" in config.option.markexpr:
         GUARD.install()

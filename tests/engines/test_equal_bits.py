@@ -29,6 +29,7 @@ def test_an_eager_program(engine: Engine, line: Path, losses: str) -> None:
     assert done.stdout == losses
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     "variables",
     [

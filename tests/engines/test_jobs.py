@@ -26,7 +26,7 @@ from tests.engines.installed import (
     our_processes,
 )
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.engines]
 MLP = (ROOT / "examples/mlp.py", "--ranks", 2, "--no-cache", "--json")
 
 

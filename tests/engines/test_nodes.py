@@ -61,6 +61,7 @@ def nodes(count: int, *words: object, ranks: int = 1) -> Iterator[list[subproces
 
 
 @pytest.mark.processes
+@pytest.mark.engines
 def test_two_hosts_are_one_world(line: Path) -> None:
     alone = local().run("launch", "-n", 2, line)
     with nodes(2, "--nnodes", 2, line) as started:
@@ -71,6 +72,7 @@ def test_two_hosts_are_one_world(line: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.engines
 def test_a_host_that_is_lost_is_left_out_of_the_next_start(tmp_path: Path) -> None:
     script = tmp_path / "restarted.py"
     script.write_text(RESTARTED)
@@ -100,6 +102,7 @@ def lead(started: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.processes
+@pytest.mark.engines
 def test_a_script_is_started_again(tmp_path: Path) -> None:
     script = tmp_path / "resuming.py"
     script.write_text(

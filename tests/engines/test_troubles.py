@@ -14,7 +14,7 @@ import pytest
 from tests.cli.test_processes import await_end
 from tests.engines.installed import WAIT, Engine, both, mpich, our_processes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.engines]
 RUNS = re.compile(r"^process (\d+) runs$", re.M)
 
 
