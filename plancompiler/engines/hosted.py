@@ -104,6 +104,8 @@ class HostedLauncher:
     def look(self) -> None:
         if self._server is not None:
             self._server.look()
+            if any(each.has_failed for each in self._started):
+                self._server.silent_are_lost()
         if self._started:
             for rank, how in self._engine.lost().items():
                 self._started[rank].has_ended(None, how)

@@ -56,6 +56,8 @@ class RemoteAgent:
     ranks: dict[int, RemoteRank] = field(default_factory=dict)
     gone: threading.Event = field(default_factory=threading.Event)
     said_goodbye: bool = False
+    heard: float = field(default_factory=time.monotonic)
+    """When it said something last."""
 
 
 class AgentServer:
@@ -109,6 +111,14 @@ class AgentServer:
             for each in here[status.pid].ranks.values():
                 each.trouble = f"of the agent of this rank, {status.stopped_text}"
 
+    def silent_are_lost(self) -> None:
+        """A rank has failed: agents that say nothing since are why, so their ranks are lost."""
+        with self.arrived:
+            agents = list(self.agents)
+        for each in agents:
+            if time.monotonic() - each.heard > time_limits.QUIET:
+                _lost(each)
+
     @staticmethod
     def _is_here(agent: RemoteAgent) -> bool:
         return bool(agent.space) and agent.space == process_space()
@@ -154,6 +164,7 @@ class AgentServer:
             self.agents.append(agent)
             self.arrived.notify_all()
         while (message := connection.receive()) is not None:
+            agent.heard = time.monotonic()
             with suppress(KeyError, TypeError, ValueError):
                 self._take(agent, message)
         with self.arrived:
