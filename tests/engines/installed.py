@@ -24,7 +24,7 @@ import pytest
 
 from plancompiler.engines.launch_variables import without_launcher
 from plancompiler.executor.process_status import own_processes, process_environment
-from tests.engines.slurm_cluster import slurm_variables
+from tests.engines.slurm_cluster import guard, slurm_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 100
@@ -176,6 +176,7 @@ def start_service(
         env={**os.environ, **RAY, **SERVED, **(variables or {})},
         start_new_session=True,
     )
+    guard().add(service.pid)
 
     def end() -> None:
         if service.poll() is not None:

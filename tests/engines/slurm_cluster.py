@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from plancompiler.engines.guard import Guard
+
 CONFIGURATION = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -45,6 +47,12 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
 WAIT = 60
+
+
+@functools.cache
+def guard() -> Guard:
+    """Ends what the tests of this process serve, however the process ends."""
+    return Guard(5.0)
 
 
 @contextmanager
@@ -82,9 +90,14 @@ def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
             with (folder / f"{number}.log").open("wb") as log:
                 started.append(
                     subprocess.Popen(
-                        command, env={**os.environ, **environment}, stdout=log, stderr=log
+                        command,
+                        env={**os.environ, **environment},
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
                     )
                 )
+                guard().add(started[-1].pid)
             if command[0] == "munged":
                 until = time.monotonic() + WAIT
                 while not (folder / "munge.socket").exists() and time.monotonic() < until:
