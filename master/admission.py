@@ -235,8 +235,9 @@ async def _answer(answer: Any, request: Any, context: Context) -> Any:
 class SignInService(pb_grpc.SignInServicer):
     """The way to a session."""
 
-    def __init__(self, challenger: Challenger) -> None:
+    def __init__(self, challenger: Challenger, is_durable: bool) -> None:
         self._challenger = challenger
+        self._is_durable = is_durable
 
     async def Challenge(  # noqa: N802  # as in cluster.proto
         self, request: pb.ChallengeRequest, context: Context
@@ -256,4 +257,4 @@ class SignInService(pb_grpc.SignInServicer):
             )
         except PlanCompilerError as error:
             await refuse(context, error)
-        return pb.ProveReply(session=session)
+        return pb.ProveReply(session=session, is_durable=self._is_durable)

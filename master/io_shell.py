@@ -145,6 +145,8 @@ class MasterShell:
         self._channels: dict[int, JobChannel] = {}
         self._files: dict[int, tuple[Connection, Relay[FilePart]]] = {}
         """Files that workers upload, by ticket, with who is asked and for whom."""
+        self._keys: dict[tuple[str, str], int] = {}
+        """Owner and key of a submission -> its job."""
         self._numbers = itertools.count(1)
         self._job_ids = itertools.count(1 if journal is None else journal.last_job + 1)
         self._tickets = itertools.count(1)
@@ -272,6 +274,7 @@ class MasterShell:
             if job.record.phase.is_end:
                 channel.release()
             self._channels[job.record.id] = channel
+            self._keys[job.owner, job.record.request.key] = job.record.id
         records = [job.record for job in kept]
         self._perform(self._state.restore(journal.workers(), records, self._now()))
         self._forget_old_jobs()
@@ -445,6 +448,10 @@ class MasterShell:
         self, job: Job, data: bytes, request: JobRequest, owner: str, reservation: Reservation
     ) -> int:
         """Queue a job, which came as `data` and holds `reservation` until it has ended; its id."""
+        known = self._keys.get((owner, request.key)) if request.key else None
+        if known is not None:  # the client did not hear of it, as the master was killed
+            reservation.close()
+            return known
         mode = request.mode or self._mode
         request = replace(
             request,
@@ -473,6 +480,7 @@ class MasterShell:
             data,
             log,
         )
+        self._keys[owner, request.key] = job_id
         self._submitted[job_id] = owner, tuple(job.outputs), data
         try:
             self.handle(
@@ -486,7 +494,7 @@ class MasterShell:
                 )
             )
         except PlanCompilerError:
-            del self._channels[job_id]
+            del self._channels[job_id], self._keys[owner, request.key]
             raise
         finally:
             del self._submitted[job_id]
@@ -497,7 +505,9 @@ class MasterShell:
         known = {job.job_id: job for job in self._state.status(0.0).jobs}
         forgotten = self._channels.keys() - known.keys()
         for job_id in forgotten:
-            self._channels.pop(job_id).forget_plans()
+            channel = self._channels.pop(job_id)
+            channel.forget_plans()
+            self._keys.pop((channel.owner, channel.request.key), None)
         if self._journal is not None and forgotten:
             self._journal.forget_jobs(forgotten)
         ended = [job_id for job_id, job in known.items() if job.phase.is_end]

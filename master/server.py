@@ -158,7 +158,7 @@ class MasterServer:
         """The secret that the master leaves where its user's clients and workers find it."""
         credentials = read_token_file(token_file) if token_file is not None else ()
         challenger = Challenger(credentials if self._own is None else (self._own,))
-        self._sign_in = SignInService(challenger)
+        self._sign_in = SignInService(challenger, journal is not None)
         self._admission = Admission(challenger, streams or StreamLimits(), ranks)
         self._token_watch = None
         if token_file is not None:

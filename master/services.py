@@ -258,7 +258,6 @@ class ClientService(pb_grpc.ClientServicer):
         reply = pb.SubmitReply(
             job_id=job_id,
             world_size=request.ranks or job.world_size,
-            is_durable=self._shell.is_durable and not request.open,
         )
         return Sent()(reply)
 

@@ -8,7 +8,6 @@ and the clients go on reading as if nothing had happened.
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -103,9 +102,9 @@ class Restarts:
         lost = "no master can be reached"
         if client.code is None:
             result.problems.append(f"{client.name} still runs; it said last: {client.last_line}")
-        elif client.code != 0 and not re.search(r"job \d+", client.err) and lost in client.err:
-            # The master was killed before the job was its: the client knows that nothing runs.
-            result.ending = "an error names the master, before it had the job"
+        elif client.code != 0 and not client.says("queued after", 0.0) and lost in client.err:
+            # It had not yet reached the master for the first time.
+            result.ending = "an error names the master, which was away at the client's start"
         else:
             result.require(client.code == 0, f"{client.name} fails: {client.last_line}")
             given = losses_of(client)

@@ -33,9 +33,12 @@ class StopRequest:
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Within the block, the first SIGINT or SIGTERM asks for a graceful stop and a second one
-    interrupts.
+    interrupts. Python lets only the main thread handle signals; elsewhere nothing does.
     """
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
 
     def stop(number: int, _frame: FrameType | None) -> None:
         if request.event.is_set():

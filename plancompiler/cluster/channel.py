@@ -231,11 +231,12 @@ def sign_in(
     `connect_master`.
     """
     await_master(channel.plain, address, seconds, tls)
-    channel.session = _prove(channel.plain, address, find_credential(address, token_file))
+    reply = _prove(channel.plain, address, find_credential(address, token_file))
+    channel.session, channel.is_durable = reply.session, reply.is_durable
 
 
-def _prove(channel: grpc.Channel, address: str, credential: Credential) -> bytes:
-    """A session, once both sides have proved that they know the secret."""
+def _prove(channel: grpc.Channel, address: str, credential: Credential) -> pb.ProveReply:
+    """The answer with a session, once both sides have proved that they know the secret."""
     stub = SignInStub(channel)  # type: ignore[no-untyped-call]  # generated
     nonce, key = secrets.token_bytes(NONCE_BYTES), credential.key
     try:
@@ -249,7 +250,8 @@ def _prove(channel: grpc.Channel, address: str, credential: Credential) -> bytes
             )
         proof = credential.proof(b"caller", nonce, answer.nonce)
         request = pb.ProveRequest(nonce=nonce, key=key, challenge=answer.nonce, proof=proof)
-        return bytes(stub.Prove(request, timeout=CALL_SECONDS).session)
+        reply: pb.ProveReply = stub.Prove(request, timeout=CALL_SECONDS)
+        return reply
     except grpc.RpcError as error:
         raise call_error(error, address) from error
 
@@ -260,6 +262,8 @@ class SessionChannel(Closing, grpc.Channel):
     def __init__(self, channel: grpc.Channel, session: bytes) -> None:
         self.session = session
         """That its calls show from now on."""
+        self.is_durable = False
+        """Whether the jobs of the master outlive it."""
         self.plain = channel
         """The channel without it."""
 

@@ -67,6 +67,8 @@ class JobRequest:
     """What to call the job; empty: as it was traced."""
     compile_only: bool = False
     """Whether plans are made and kept, and nothing is executed."""
+    key: str = ""
+    """Drawn by the client: a job with the same one, of the same owner, is the same submission."""
 
 
 # --- worker to master -----------------------------------------------------------------------------

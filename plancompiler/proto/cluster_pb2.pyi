@@ -79,10 +79,12 @@ class ProveRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., key: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class ProveReply(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "is_durable")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     session: bytes
-    def __init__(self, session: _Optional[bytes] = ...) -> None: ...
+    is_durable: bool
+    def __init__(self, session: _Optional[bytes] = ..., is_durable: _Optional[bool] = ...) -> None: ...
 
 class JobRequest(_message.Message):
     __slots__ = ("job_id", "since", "beside", "check")
@@ -155,7 +157,7 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., check: _Optional[int] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly", "restored", "ranks", "priority", "name", "compile_only")
+    __slots__ = ("version", "steps", "mode", "open", "restore", "save", "cache", "save_every", "deadline", "record", "anomaly", "restored", "ranks", "priority", "name", "compile_only", "key")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +174,7 @@ class SubmitHeader(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMPILE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     version: str
     steps: int
     mode: str
@@ -188,19 +191,18 @@ class SubmitHeader(_message.Message):
     priority: int
     name: str
     compile_only: bool
-    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., name: _Optional[str] = ..., compile_only: _Optional[bool] = ...) -> None: ...
+    key: str
+    def __init__(self, version: _Optional[str] = ..., steps: _Optional[int] = ..., mode: _Optional[str] = ..., open: _Optional[bool] = ..., restore: _Optional[str] = ..., save: _Optional[str] = ..., cache: _Optional[bool] = ..., save_every: _Optional[int] = ..., deadline: _Optional[float] = ..., record: _Optional[bool] = ..., anomaly: _Optional[bool] = ..., restored: _Optional[_Iterable[str]] = ..., ranks: _Optional[int] = ..., priority: _Optional[int] = ..., name: _Optional[str] = ..., compile_only: _Optional[bool] = ..., key: _Optional[str] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
-    __slots__ = ("job_id", "world_size", "is_durable", "check")
+    __slots__ = ("job_id", "world_size", "check")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
-    IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     world_size: int
-    is_durable: bool
     check: int
-    def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ..., is_durable: _Optional[bool] = ..., check: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., world_size: _Optional[int] = ..., check: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("job_id", "steps", "chunk", "check")

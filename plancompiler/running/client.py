@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -79,6 +80,7 @@ from plancompiler.running.watched_job import (
     OnPhase,
     OnWaiting,
     WatchedJob,
+    await_restart,
     call,
     cancel_job,
     describe_job,
@@ -116,8 +118,6 @@ class Client(Closing):
         self._channel = connect_master(address, tls, token, seconds, silence=timeout)
         self._sign_in = partial(sign_in, self._channel, address, tls, token, seconds)
         self._stub = ClientStub(self._channel)  # type: ignore[no-untyped-call]  # generated
-        self._is_durable = False
-        """Whether the job that was submitted last outlives its master."""
 
     def submit(
         self,
@@ -189,7 +189,7 @@ class Client(Closing):
         job_id = self._submit(job, request)
         handle = Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, steps)
         handle.watch()
-        return self._surviving(handle, self._is_durable)
+        return self._surviving(handle, self._channel.is_durable)
 
     def submit_compilation(
         self,
@@ -354,6 +354,7 @@ class Client(Closing):
     def _submit(self, job: Job, request: JobRequest) -> int:
         header = encode(pb.SubmitHeader, request)
         header.version = software_version()
+        header.key = secrets.token_hex(16)
         chunks = to_chunks(job_to_bytes(job), compress=True)
 
         def messages() -> Iterator[pb.SubmitRequest]:
@@ -362,9 +363,15 @@ class Client(Closing):
             for chunk in chunks:
                 yield sent(pb.SubmitRequest(chunk=chunk))
 
-        reply = call(self.address, self._stub.Submit, messages(), timeout=_TRANSFER_SECONDS)
-        self._is_durable = reply.is_durable
-        return int(reply.job_id)
+        while True:
+            try:
+                reply = call(self.address, self._stub.Submit, messages(), timeout=_TRANSFER_SECONDS)
+            except MasterUnreachableError:
+                # Whether it has the job or not: with the same key it does not take it twice.
+                if self._channel.is_durable and await_restart(self._sign_in):
+                    continue
+                raise
+            return int(reply.job_id)
 
 
 class Handle(WatchedJob):

@@ -201,15 +201,7 @@ class WatchedJob(Closing):
         """Wait for a lost master to be started again, and go on where its stream broke off; whether
         that can be.
         """
-        if self.sign_in is None:
-            return False
-        until = time.monotonic() + time_limits.MASTER_GRACE
-        while time.monotonic() < until:
-            time.sleep(_RECONNECT_SECONDS)
-            with suppress(PlanCompilerError):
-                self.sign_in()
-                break
-        else:
+        if self.sign_in is None or not await_restart(self.sign_in):
             return False
         if self._steps.next is not None:
             self._watched.since = self._steps.next
@@ -246,6 +238,17 @@ class WatchedJob(Closing):
     def _stop_watching(self) -> None:
         if self._stream is not None:
             self._stream.cancel()
+
+
+def await_restart(sign_in: Callable[[], None]) -> bool:
+    """Wait for a lost master to be started again; whether it was."""
+    until = time.monotonic() + time_limits.MASTER_GRACE
+    while time.monotonic() < until:
+        time.sleep(_RECONNECT_SECONDS)
+        with suppress(PlanCompilerError):
+            sign_in()
+            return True
+    return False
 
 
 def call(

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from plancompiler.cluster.channel import software_version
+from plancompiler.cluster.checked import Sent
+from plancompiler.cluster.chunks import to_chunks
+from plancompiler.cluster.codec import encode
 from plancompiler.cluster.messages import (
     JobPhase,
     JobRequest,
@@ -22,10 +26,15 @@ from plancompiler.cluster.messages import (
 )
 from plancompiler.errors import ClusterError
 from plancompiler.master.events import FromWorker
+from plancompiler.master.server import MasterServer
+from plancompiler.plan.job_serde import job_to_bytes
+from plancompiler.proto import cluster_pb2 as pb
+from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.client import Client
 from plancompiler.running.worker_processes import WorkerProcesses
 from plancompiler.worker.events import Exit, FromMaster, MasterGone, Reconnect, WorkerTick
 from plancompiler.worker.state import WorkerState
+from tests.cluster.conftest import signed_in
 from tests.cluster.simulated import ALL_GOOD, cluster_of, until
 from tests.examples import mlp
 
@@ -193,6 +202,28 @@ def cluster_on_a_journal(
     finally:
         if master.process.poll() is None:
             master.kill()
+
+
+def test_a_submission_that_comes_twice_is_one_job(tmp_path: Path) -> None:
+    job = mlp(ranks=1)
+
+    def messages(key: str) -> Iterator[pb.SubmitRequest]:
+        header = encode(pb.SubmitHeader, JobRequest(1))
+        header.version, header.key = software_version(), key
+        sent = Sent()
+        yield sent(pb.SubmitRequest(header=header))
+        for chunk in to_chunks(job_to_bytes(job)):
+            yield sent(pb.SubmitRequest(chunk=chunk))
+
+    def submit(key: str) -> int:
+        with MasterServer(ranks=1, journal=tmp_path / "journal") as server:
+            channel = signed_in(server.address)
+            ids = [int(ClientStub(channel).Submit(messages(key)).job_id) for _ in range(2)]
+            channel.close()
+        assert ids[0] == ids[1]
+        return ids[0]
+
+    assert [submit(key) for key in ("one", "one", "two")] == [1, 1, 2]
 
 
 @pytest.mark.processes
