@@ -75,7 +75,7 @@ def test_a_dump(invoke: Invoke, mlp: str, disk: Path, monkeypatch: pytest.Monkey
 @pytest.mark.processes
 def test_compiled_plans(invoke: Invoke, mlp: str, disk: Path) -> None:
     result = invoke("compile", mlp, "--out", str(disk / "out"))
-    refused(result, "a compiled file cannot be written", disk / "out" / "rank_0.plan")
+    refused(result, "a compiled file cannot be written", disk / "out" / "job.bin")
 
 
 @pytest.mark.processes

@@ -82,7 +82,7 @@ def test_every_job_has_its_turn_and_only_one_that_fits(
 def free_on(hosts: str) -> list[Worker]:
     """A free worker per letter, on the host of that letter, in the order of slots."""
     return [
-        Worker(slot, slot, Register(slot, host, "cpu", "1"), 0.0) for slot, host in enumerate(hosts)
+        Worker(slot, Register(slot, host, "cpu", "1"), 0.0, slot) for slot, host in enumerate(hosts)
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from plancompiler.cli import submit
+from plancompiler.cli import waiting
 from plancompiler.cli.program import cli
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
@@ -31,7 +31,7 @@ def test_submit_says_which_ranks_are_missing_and_times_steps_only(
     job = tmp_path / "job.py"
     job.write_text(JOB)
     said: list[str] = []
-    note = submit.print_note
+    note = waiting.print_note
 
     def listen(line: str) -> None:
         """As a user who starts the missing worker when the command says that it is missing."""
@@ -40,7 +40,7 @@ def test_submit_says_which_ranks_are_missing_and_times_steps_only(
         if line.startswith("waiting") and len(workers.started) == 1:
             workers(server.address, rank=0)
 
-    monkeypatch.setattr(submit, "print_note", listen)
+    monkeypatch.setattr(waiting, "print_note", listen)
     workers(server.address, rank=1)
     with Client(server.address) as client:
         command = ["submit", str(job), "--master", server.address, "--steps", str(STEPS), "--json"]

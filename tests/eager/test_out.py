@@ -205,6 +205,7 @@ def test_every_function_of_tensors_takes_out():
         "no_grad",
         "op",
         "output",
+        "read_plans",
         "run",
         "stage",
         "tensor",

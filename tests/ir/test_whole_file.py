@@ -138,8 +138,10 @@ WRITES = re.compile(
     r"write_text\(|write_bytes\(|open\(\s*\"[wxa+b]*[wxa+][wxa+b]*\"|os\.O_(?:CREAT|WRONLY|RDWR)"
 )
 WRITER = "plancompiler/ir/whole_file.py"
-IN_PLACE = {"plancompiler/cli/output.py", "executor/trace.py"}
-"""They open the null device, and try whether a pipe takes what is written."""
+IN_PLACE = {"plancompiler/cli/output.py", "executor/trace.py", "master/journal.py"}
+"""They open the null device, try whether a pipe takes what is written, and make a database private
+before SQLite opens it.
+"""
 
 
 def test_nothing_else_of_the_product_opens_files_to_write() -> None:

@@ -261,7 +261,12 @@ def whole_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
 @pytest.fixture
 def whole_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update like SGD's that may only work on whole matrices, for one test."""
-    definition = replace(op_def("sgd_update"), kind="whole_update", rule=whole_rule)
+    definition = replace(
+        op_def("sgd_update"),
+        kind="whole_update",
+        rule=whole_rule,
+        infer=lambda inputs, _: inputs[:1],
+    )
     monkeypatch.setitem(registry._TABLE, definition.kind, definition)
 
 
