@@ -113,7 +113,7 @@ def test_a_rank_that_is_stopped_is_named(script, tmp_path, how):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("stop early", "meeting the other ranks: the process of rank 1 does not run"),
+        ("stop early", "connecting to the other ranks: the process of rank 1 does not run"),
         ("stop", "all_reduce sum of 32 bytes (operation 1 of ranks [0, 1]): the process of rank 1"),
     ],
 )
