@@ -167,6 +167,7 @@ def test_records_of_a_worker_name_job_and_rank() -> None:
     assert (record.__dict__["job"], record.__dict__["rank"]) == (3, 2)
 
 
+@pytest.mark.processes
 def test_what_is_written_to_the_descriptors_is_heard_and_goes_on() -> None:
     """In another process: this one's streams are pytest's."""
     program = """

@@ -223,6 +223,7 @@ def test_what_is_kept_of_a_long_job_is_bounded() -> None:
     observation.note(7, StepDone(0))  # of a job that is forgotten
 
 
+@pytest.mark.processes
 def test_log_lines_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     program = """
 import logging
