@@ -11,7 +11,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from plancompiler.cache.plan_cache import open_cache
@@ -64,7 +65,7 @@ from plancompiler.master.events import (
     WorkerGone,
 )
 from plancompiler.master.job_channel import JobChannel, Relay, Retention
-from plancompiler.master.journal import Journal
+from plancompiler.master.journal import Journal, Writing
 from plancompiler.master.kept_log import KeptLog
 from plancompiler.master.masters_half import SLICES_MODE, masters_half
 from plancompiler.master.observation import Observation
@@ -133,6 +134,8 @@ class MasterShell:
         self._submitted: dict[int, tuple[str, tuple[str, ...], bytes]] = {}
         """Owner, names of outputs and bytes of a job that the journal does not have yet."""
         self._on_failure = on_failure
+        self._failure: PlanCompilerError | None = None
+        """Why the journal cannot be written any longer."""
         self._max_queue = max_queue
         self._retention = retention or Retention()
         self._state = MasterState(world_size, version, limits, allow_mixed_kernels)
@@ -198,21 +201,23 @@ class MasterShell:
 
     def handle(self, event: MasterEvent) -> None:
         """Feed the state machine, keep what has changed, and do what it asks for. Refused requests
-        raise.
+        raise, and everything does once the journal cannot be written.
         """
+        if self._failure is not None:
+            raise self._failure
         self._perform(self._state.handle(event, self._now()))
+
+    def take(self, event: MasterEvent) -> None:
+        """The same for an event that nobody is to hear an error of."""
+        with self._unasked():
+            self.handle(event)
 
     def _perform(self, actions: Sequence[MasterAction]) -> None:
         for action in actions:
             if isinstance(action, Tell) and isinstance(action.message, Registered):
                 self._give_token(action)
         if self._journal is not None:
-            try:
-                self._keep(self._journal, actions)
-            except PlanCompilerError as error:  # what is not kept must not be done either
-                if self._on_failure is not None:
-                    self._on_failure(error)
-                raise
+            self._keep(self._journal, actions)
         for action in actions:
             self._act(action)
 
@@ -225,35 +230,60 @@ class MasterShell:
 
     # --- the journal --------------------------------------------------------------------------
 
+    @contextmanager
+    def _writing(self, journal: Journal) -> Iterator[Writing]:
+        """What is written within the block is kept as a whole. Where it cannot be kept the master
+        ends, as what is not kept must not be done either.
+        """
+        try:
+            with journal.transaction() as writing:
+                yield writing
+        except PlanCompilerError as error:
+            self._failure = self._failure or error
+            if self._on_failure is not None:
+                self._on_failure(error)
+            raise
+
+    @contextmanager
+    def _unasked(self) -> Iterator[None]:
+        """Trouble with the journal within the block ends the master, and is the error of no client
+        or worker: workers wait for the master to be started again.
+        """
+        try:
+            yield
+        except PlanCompilerError:
+            if self._failure is None:
+                raise
+
     def _keep(self, journal: Journal, actions: Sequence[MasterAction]) -> None:
         """Write what the latest event has changed."""
         state = self._state
         published = [each for each in actions if isinstance(each, Publish)]
         if not (state.changed_slots or state.changed_jobs or state.counted_jobs or published):
             return
-        with journal.transaction():
+        with self._writing(journal) as writing:
             for each in published:
                 if not isinstance(each.event, Waiting):
-                    journal.add_event(each.job_id, each.event)
+                    writing.add_event(each.job_id, each.event)
             for action in actions:
                 if isinstance(action, Tell) and action.place and action.slot is not None:
-                    journal.add_command(action.slot, action.place, action.message)
+                    writing.add_command(action.slot, action.place, action.message)
             for slot in state.changed_slots:
                 worker = state.worker(slot)
                 if worker is None:
-                    journal.forget_worker(slot)
+                    writing.forget_worker(slot)
                 else:
-                    journal.save_worker(worker)
+                    writing.save_worker(worker)
             for job_id in state.changed_jobs | state.counted_jobs:
                 job = state.job(job_id)
                 if job is None:
                     continue
                 if job_id in self._submitted:
-                    journal.add_job(job, *self._submitted[job_id])
+                    writing.add_job(job, *self._submitted[job_id])
                 elif job_id in state.changed_jobs:
-                    journal.save_job(job)
+                    writing.save_job(job)
                 else:
-                    journal.save_counts(job)
+                    writing.save_counts(job)
 
     def _restore(self, journal: Journal) -> None:
         """Take over the jobs and workers of an earlier master."""
@@ -307,8 +337,10 @@ class MasterShell:
                 received=worker.received,
             ),
         )
-        self._journal.confirm_commands(worker.slot, register.received)
-        for command in self._journal.commands(worker.slot, register.received):
+        with self._writing(self._journal) as writing:
+            writing.confirm_commands(worker.slot, register.received)
+            commands = self._journal.commands(worker.slot, register.received)
+        for command in commands:
             self._send(connection, command)
         self.handle(WorkerBack(connection.number, worker.slot))
 
@@ -407,9 +439,9 @@ class MasterShell:
             if asked is connection:
                 relay.close()
         if error is None:
-            self.handle(WorkerGone(connection.number))
+            self.take(WorkerGone(connection.number))
         else:
-            self.handle(WorkerGone(connection.number, error.what))
+            self.take(WorkerGone(connection.number, error.what))
 
     def rank_of_token(self, token: bytes, job_id: int) -> int:
         """The rank of a job that the worker is which holds a token."""
@@ -423,7 +455,7 @@ class MasterShell:
         """Something is said of a worker that says nothing itself."""
         connection = self._by_token.get(token)
         if connection is not None:
-            self.handle(FromWorker(connection.number, heartbeat))
+            self.take(FromWorker(connection.number, heartbeat))
 
     def stopped_early(self, rank: int, host: str) -> None:
         """A worker that has not registered is stopped by a signal; `rank` -1: it wants any."""
@@ -436,7 +468,8 @@ class MasterShell:
         before = channel.dropped_through
         channel.publish(event)
         if self._journal is not None and channel.dropped_through > before:
-            self._journal.drop_outputs(job_id, channel.dropped_through)
+            with self._unasked(), self._writing(self._journal) as writing:
+                writing.drop_outputs(job_id, channel.dropped_through)
 
     def _publish_waiting(self, channel: JobChannel, waiting: Waiting) -> None:
         stopped = self._stopped_early.texts(waiting.ranks, self._now())
@@ -509,7 +542,8 @@ class MasterShell:
             channel.forget_plans()
             self._keys.pop((channel.owner, channel.request.key), None)
         if self._journal is not None and forgotten:
-            self._journal.forget_jobs(forgotten)
+            with self._unasked(), self._writing(self._journal) as writing:
+                writing.forget_jobs(forgotten)
         ended = [job_id for job_id, job in known.items() if job.phase.is_end]
         outputs = plans = self._retention.job_bytes * self._retention.jobs
         kept_logs = _ENDED_LOG_BYTES
@@ -521,7 +555,8 @@ class MasterShell:
             if is_old or outputs < 0:
                 channel.forget_outputs()
                 if self._journal is not None:
-                    self._journal.drop_outputs(job_id, channel.dropped_through)
+                    with self._unasked(), self._writing(self._journal) as writing:
+                        writing.drop_outputs(job_id, channel.dropped_through)
             if is_old or plans < 0:
                 channel.forget_plans()
             kept_logs -= channel.log.held_bytes
@@ -659,7 +694,7 @@ class MasterShell:
             if not isinstance(error, PlanCompilerError):
                 _log.exception("job %d does not compile", job_id)
             event = MasterFailed(job_id, report_of(error, "compiling the job"))
-        self.handle(event)
+        self.take(event)
 
     async def _tick(self) -> None:
         woken = 0.0
@@ -668,7 +703,7 @@ class MasterShell:
             await asyncio.sleep(TICK_SECONDS)
             self._stood_still += max(0.0, time.monotonic() - before - _LONGEST_TICK)
             try:
-                self.handle(MasterTick())
+                self.take(MasterTick())
             except Exception:
                 _log.exception("the clock of the master stumbled")
             readers = sum(channel.readers for channel in self._channels.values())
@@ -685,19 +720,21 @@ class MasterShell:
         if isinstance(message, LogLines):
             self._keep_lines(connection, message)
             return
-        if isinstance(message, Register) and message.token:
-            self._come_back(connection, message)
-            return
-        self.handle(event)
-        if self._journal is not None and isinstance(message, Heartbeat) and message.received:
-            self._confirm(self._journal, connection, message.received)
+        with self._unasked():
+            if isinstance(message, Register) and message.token:
+                self._come_back(connection, message)
+                return
+            self.handle(event)
+            if self._journal is not None and isinstance(message, Heartbeat) and message.received:
+                self._confirm(self._journal, connection, message.received)
 
     def _confirm(self, journal: Journal, connection: Connection, received: int) -> None:
         """A worker has so many commands for good."""
         slot = self._state.slot_of(connection.number)
         if slot is not None and received > connection.confirmed:
             connection.confirmed = received
-            journal.confirm_commands(slot, received)
+            with self._writing(journal) as writing:
+                writing.confirm_commands(slot, received)
 
     def _keep_lines(self, connection: Connection, message: LogLines) -> None:
         """What a worker printed; a job that is forgotten needs it no longer."""

@@ -96,12 +96,12 @@ class Journal:
         if not self._db.execute("select count(*) from sqlite_master").fetchone()[0]:
             for statement in _TABLES.split(";"):
                 self._db.execute(statement)
-            self._set("format", _FORMAT)
-            self._set("version", version)
-            self._set("world size", world_size)
-            self._set("starts", 0)
-            self._set("last job", 0)
-            self._set("peer key", os.urandom(32))
+            _set(self._db, "format", _FORMAT)
+            _set(self._db, "version", version)
+            _set(self._db, "world size", world_size)
+            _set(self._db, "starts", 0)
+            _set(self._db, "last job", 0)
+            _set(self._db, "peer key", os.urandom(32))
         elif self._db.execute("pragma quick_check").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("the file is damaged")
         written = str(self._get("version"))
@@ -119,7 +119,7 @@ class Journal:
                 expected=f"{world_size} ranks",
                 hint="start the master with the --ranks of its journal, or with another --journal",
             )
-        self._set("starts", self.starts + 1)
+        _set(self._db, "starts", self.starts + 1)
         self._db.execute("commit")
 
     @property
@@ -142,9 +142,6 @@ class Journal:
         if row is None:
             raise sqlite3.DatabaseError(f"it has no {name}")
         return row[0]
-
-    def _set(self, name: str, value: int | str | bytes) -> None:
-        self._db.execute("insert or replace into about values (?, ?)", (name, value))
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -191,16 +188,54 @@ class Journal:
     # --- writing ------------------------------------------------------------------------------
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """What is written within the block is written as a whole, or not at all."""
+    def transaction(self) -> Iterator[Writing]:
+        """What is written within the block is written as a whole, or not at all; ClusterError where
+        that fails.
+        """
         with self._explained():
             self._db.execute("begin")
             try:
-                yield
+                yield Writing(self._db)
+                self._db.execute("commit")
             except BaseException:
-                self._db.execute("rollback")
+                if self._db.in_transaction:  # SQLite itself takes back what finds its disk full
+                    self._db.execute("rollback")
                 raise
-            self._db.execute("commit")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Trouble with the file within the block is a ClusterError that names it."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise self._unusable(error) from error
+            raise ClusterError(
+                "another master uses this journal",
+                got=str(self.path),
+                hint="give each master a --journal of its own, or stop the other one",
+            ) from None
+        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> ClusterError:
+        return ClusterError(
+            "the master's journal cannot be used",
+            got=f"{self.path}: {error}",
+            hint="free its disk and start the master again, which goes on where it was; or start "
+            "with another --journal, without the jobs of this one",
+        )
+
+
+class Writing:
+    """What can be written within a transaction of the journal."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
 
     def add_job(self, job: JobRecord, owner: str, outputs: tuple[str, ...], data: bytes) -> None:
         """A job was submitted."""
@@ -208,7 +243,7 @@ class Journal:
             "insert into job values (?, ?, ?, ?, ?, ?)",
             (job.id, owner, json.dumps(outputs), _record(job), _counts(job), data),
         )
-        self._set("last job", job.id)
+        _set(self._db, "last job", job.id)
 
     def save_job(self, job: JobRecord) -> None:
         """A job has changed."""
@@ -260,33 +295,9 @@ class Journal:
         """A worker has so many commands."""
         self._db.execute("delete from command where slot = ? and place <= ?", (slot, through))
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._db.close()
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Trouble with the file within the block is a ClusterError that names it."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise self._unusable(error) from error
-            raise ClusterError(
-                "another master uses this journal",
-                got=str(self.path),
-                hint="give each master a --journal of its own, or stop the other one",
-            ) from None
-        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: Exception) -> ClusterError:
-        return ClusterError(
-            "the master's journal cannot be used",
-            got=f"{self.path}: {error}",
-            hint="free its disk and start the master again, which goes on where it was; or start "
-            "with another --journal, without the jobs of this one",
-        )
+def _set(db: sqlite3.Connection, name: str, value: int | str | bytes) -> None:
+    db.execute("insert or replace into about values (?, ?)", (name, value))
 
 
 def _record(job: JobRecord) -> str:

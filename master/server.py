@@ -87,6 +87,15 @@ def _says_more_than_cancelled(record: logging.LogRecord) -> bool:
 logging.getLogger("grpc._cython.cygrpc").addFilter(_says_more_than_cancelled)
 
 
+async def _calls_end() -> None:
+    """Wait for the calls that were cancelled: gRPC prints a traceback for each one that the end of
+    the event loop cancels once more.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_STOP_SECONDS)
+
+
 class MasterServer:
     """A master, embedded or for itself.
 
@@ -266,6 +275,7 @@ class MasterServer:
                 self._endpoint.close()
             if token is not None:
                 token.remove()
+            await _calls_end()
             if self._journal is not None:
                 self._journal.close()
 

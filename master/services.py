@@ -278,7 +278,7 @@ class ClientService(pb_grpc.ClientServicer):
         finally:
             # An open job has nobody else who would ask it for anything.
             if channel.request.open and not request.beside:
-                self._shell.handle(CancelAsked(job_id, "its client went away"))
+                self._shell.take(CancelAsked(job_id, "its client went away"))
 
     @_answering
     async def Step(self, _: AsyncIterator[pb.StepRequest], context: Context) -> pb.OperationReply:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from plancompiler.cluster.messages import (
     StepDone,
 )
 from plancompiler.errors import ClusterError, ErrorReport, SecurityError, VersionError
-from plancompiler.master.journal import Journal
+from plancompiler.master.journal import Journal, Writing
 from plancompiler.master.record_json import from_json, to_json
 from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.saving import Saving
@@ -65,16 +68,17 @@ def test_what_is_written_is_there_for_the_next_master(tmp_path: Path) -> None:
     commands = [Compile(7, "naive", 0, 2, True, b"d" * 32), Run(7, 11, 2, False), Abort(7, REPORT)]
     journal = Journal(path, "1.2.3", 4)
     key = journal.peer_key
-    with journal.transaction():
-        journal.add_job(job, "user", ("loss",), b"data")
+    with journal.transaction() as writing:
+        writing.add_job(job, "user", ("loss",), b"data")
         for event in (*events, RankOutputs(5, 0, b"5"), StepDone(5)):
-            journal.add_event(job.id, event)
-        journal.save_worker(worker)
+            writing.add_event(job.id, event)
+        writing.save_worker(worker)
         for place, command in enumerate(commands, 1):
-            journal.add_command(worker.slot, place, command)
+            writing.add_command(worker.slot, place, command)
     job.counts.came(0, 5, 2, ())
-    journal.save_counts(job)
-    journal.drop_outputs(job.id, 4)
+    with journal.transaction() as writing:
+        writing.save_counts(job)
+        writing.drop_outputs(job.id, 4)
     journal.close()
     again = Journal(path, "1.2.9", 4)
     assert (again.starts, again.last_job, again.peer_key) == (2, 7, key)
@@ -85,24 +89,73 @@ def test_what_is_written_is_there_for_the_next_master(tmp_path: Path) -> None:
     (back,) = again.workers()
     assert (back.slot, back.token, back.connection) == (3, b"token", 0)
     assert again.commands(3, 1) == commands[1:]
-    again.confirm_commands(3, 2)
+    with again.transaction() as writing:
+        writing.confirm_commands(3, 2)
     assert again.commands(3, 0) == commands[2:]
-    again.forget_jobs([job.id])
-    again.forget_worker(3)
+    with again.transaction() as writing:
+        writing.forget_jobs([job.id])
+        writing.forget_worker(3)
     assert list(again.jobs()) == again.workers() == again.commands(3, 0) == []
     again.close()
 
 
 def write_half(journal: Journal) -> None:
-    journal.add_job(full_job(), "user", ("loss",), b"data")
-    raise ZeroDivisionError
+    with journal.transaction() as writing:
+        writing.add_job(full_job(), "user", ("loss",), b"data")
+        raise ZeroDivisionError
 
 
 def test_what_fails_in_between_is_not_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal", "1.2.3", 4)
-    with pytest.raises(ZeroDivisionError), journal.transaction():
+    with pytest.raises(ZeroDivisionError):
         write_half(journal)
     assert list(journal.jobs()) == []
+    journal.close()
+
+
+@contextmanager
+def without_room() -> Iterator[None]:
+    """Within the block no file of this process can be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def write(journal: Journal, change: Callable[[Writing], None]) -> None:
+    with journal.transaction() as writing:
+        change(writing)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda writing: writing.add_event(7, StepDone(2)),
+        lambda writing: writing.drop_outputs(7, 1),
+        lambda writing: writing.forget_jobs([7]),
+        lambda writing: writing.confirm_commands(3, 1),
+    ],
+    ids=["add an event", "drop outputs", "forget a job", "confirm a command"],
+)
+def test_a_journal_that_cannot_be_written_says_so_and_can_be_once_there_is_room(
+    tmp_path: Path, change: Callable[[Writing], None]
+) -> None:
+    journal = Journal(tmp_path / "journal", "1.2.3", 4)
+    with journal.transaction() as writing:
+        writing.add_job(full_job(), "user", ("loss",), b"data")
+        writing.add_event(7, StepDone(1))
+        writing.add_command(3, 1, Run(7, 11, 2, False))
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="cannot be used") as caught, without_room():
+            write(journal, change)
+        assert str(tmp_path / "journal") in str(caught.value.report.got)
+        assert "transaction" not in str(caught.value.report.got)
+    (kept,) = journal.jobs()
+    assert kept.events == (StepDone(1),)
+    assert len(journal.commands(3, 0)) == 1
+    write(journal, change)
     journal.close()
 
 
@@ -129,7 +182,8 @@ def test_a_journal_of_another_version_or_size_is_refused(
 def test_a_damaged_journal_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "journal"
     journal = Journal(path, "1.2.3", 1)
-    journal.add_job(full_job(), "user", ("loss",), b"data")
+    with journal.transaction() as writing:
+        writing.add_job(full_job(), "user", ("loss",), b"data")
     journal.close()
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:5000])

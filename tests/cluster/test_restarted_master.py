@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,8 @@ from plancompiler.cluster.messages import (
 )
 from plancompiler.errors import ClusterError
 from plancompiler.master.events import FromWorker
+from plancompiler.master.job_channel import Retention
+from plancompiler.master.journal import Journal
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
@@ -34,7 +39,7 @@ from plancompiler.running.client import Client
 from plancompiler.running.worker_processes import WorkerProcesses
 from plancompiler.worker.events import Exit, FromMaster, MasterGone, Reconnect, WorkerTick
 from plancompiler.worker.state import WorkerState
-from tests.cluster.conftest import signed_in
+from tests.cluster.conftest import Workers, signed_in
 from tests.cluster.simulated import ALL_GOOD, cluster_of, until
 from tests.examples import mlp
 
@@ -170,11 +175,16 @@ class KilledMaster:
                 *self._words,
             ],
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None
         self.address = json.loads(self.process.stdout.readline())["address"]
+
+    def fill_disk(self) -> str:
+        """From now on it can write no file; what it says last before it ends."""
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+        return self.process.communicate(timeout=30)[1]
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -239,3 +249,50 @@ def test_a_killed_master_goes_on_where_it_was(tmp_path: Path) -> None:
         master.start()
         assert [*seen, *(each["loss"] for each in running)] == quiet
         assert len(list(queued)) == 5
+
+
+@pytest.mark.processes
+def test_a_master_whose_disk_is_full_ends_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    steps = 400
+    with cluster_on_a_journal(tmp_path, 2) as (master, _), Client(master.address) as client:
+        quiet = [each["loss"] for each in client.submit(mlp(ranks=2), steps)]
+        running = client.submit(mlp(ranks=2), steps)
+        seen = [next(running)["loss"] for _ in range(20)]
+        said = master.fill_disk()
+        assert master.process.returncode == 1
+        assert "the master's journal cannot be used" in said.splitlines()[-1]
+        assert str(tmp_path / "journal") in said
+        assert "Traceback" not in said
+        master.start()
+        assert [*seen, *(each["loss"] for each in running)] == quiet
+
+
+@pytest.mark.parametrize("table", ["event", "job", "command"])
+def test_a_master_ends_where_it_cannot_clean_its_journal(
+    workers: Workers, tmp_path: Path, caplog: pytest.LogCaptureFixture, table: str
+) -> None:
+    """Outputs beyond what it keeps, jobs that are long over, commands that were confirmed."""
+    path = tmp_path / "journal"
+    Journal(path, software_version(), 1).close()
+    database = sqlite3.connect(path)
+    database.execute(
+        f"create trigger full before delete on {table} begin select raise(fail, 'disk full'); end"
+    )
+    database.commit()
+    database.close()
+    with (
+        caplog.at_level(logging.WARNING),
+        MasterServer(ranks=1, journal=path, retention=Retention(1000, 1)) as server,
+        Client(server.address) as client,
+    ):
+        if table == "job":  # which is forgotten when a hundred others have ended after it
+            with suppress(ClusterError):
+                while True:
+                    client.submit(mlp(ranks=1), 1).cancel()
+        else:
+            workers(server.address)
+            client.submit(mlp(ranks=1), 100)
+        server.wait()
+        with pytest.raises(ClusterError, match=r"cannot be used.*disk full"):
+            server.check()
+    assert not [record for record in caplog.records if record.exc_info]
