@@ -27,6 +27,7 @@ from plancompiler.ir import (
     Placement,
     Reduction,
     Sbp,
+    SourceLine,
     Split,
     Value,
 )
@@ -364,8 +365,9 @@ class _RankGraphBuilder:
             self._add_assembly(family)
             return
         source = self._local_register(family.inputs[0])
-        shape = self._registers[source].shape
-        whole = tuple((0, extent) for extent in shape)
+        if source not in self._registers:
+            raise self._lacks(source, family.name, family.source)
+        whole = tuple((0, extent) for extent in self._registers[source].shape)
         kind, reduction = family.kind, None
         pieces: tuple[Piece, ...] = (Piece(0, whole, whole),)
         if transfer.primitive is Primitive.SLICE:
@@ -490,15 +492,18 @@ class _RankGraphBuilder:
     def _task(self, task: RankTask) -> None:
         for register in task.inputs:
             if register not in self._registers and register not in self._remote:
-                raise VerifyError(
-                    "the slice lacks what makes an input of a task",
-                    op=task.name,
-                    source=task.source,
-                    rank=self._rank,
-                    got=format_id(register),
-                )
+                raise self._lacks(register, task.name, task.source)
             self._consumers.setdefault(register, {})[task.id] = None
         self._tasks.append(task)
+
+    def _lacks(self, register: int, name: str, source: SourceLine) -> VerifyError:
+        return VerifyError(
+            "the slice lacks what makes an input of a task",
+            op=name,
+            source=source,
+            rank=self._rank,
+            got=format_id(register),
+        )
 
 
 def _split_axes(over: Sequence[Sbp], count: int) -> tuple[int, ...]:

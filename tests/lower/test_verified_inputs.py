@@ -14,7 +14,9 @@ from plancompiler.boxing.slices import slice_for_rank
 from plancompiler.boxing.verify import verify_boxing_graph
 from plancompiler.errors import JobError, PlanCompilerError, VerifyError
 from plancompiler.ir import Job, NdSbp, Op
+from plancompiler.ir.task import CROSSING, TaskKind
 from plancompiler.lower.compile import build_graph, compile_plans
+from plancompiler.lower.rebuild import rebuild_rank_task_graph
 from plancompiler.ops.verify_types import verify_types
 from plancompiler.passes import run_passes
 from tests.damaged_formats import small_job
@@ -131,6 +133,27 @@ def test_a_graph_that_does_not_hold_together_is_refused(
 ) -> None:
     with pytest.raises(VerifyError, match=said):
         verify_boxing_graph(change(graph))
+
+
+def test_a_slice_that_lacks_what_makes_an_input_is_refused(tmp_path: Path) -> None:
+    whole = slice_for_rank(build_graph(small_job(tmp_path), 2), 0)
+    made = {placed.family for placed in whole.ops} | {each.number for each in whole.families}
+    absent = next(number for number in range(max(made)) if number not in made)
+    readers = [
+        family
+        for family in whole.families
+        if family.number > absent and family.transfer is not None and family.kind not in CROSSING
+    ]
+    assert {TaskKind.SLICE_BOXING, TaskKind.COLLECTIVE_BOXING} <= {each.kind for each in readers}
+    for reader in readers:
+        odd = replace(reader, inputs=(FamilyOutput(absent, 0),) * len(reader.inputs))
+        families = tuple(odd if each is reader else each for each in whole.families)
+        damaged = replace(whole, families=families)
+        verify_boxing_graph(damaged)  # it may be another rank's
+        with pytest.raises(VerifyError, match="lacks what makes an input") as caught:
+            rebuild_rank_task_graph(damaged, 0)
+        assert caught.value.report.op == reader.name
+        assert caught.value.report.rank == 0
 
 
 def test_examples_hold_together(tmp_path: Path) -> None:
