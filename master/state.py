@@ -227,7 +227,7 @@ class MasterState:
         job = self._known(job_id)
         for slot in job.slots:
             worker = self._workers.get(slot)
-            if worker is not None:
+            if worker is not None and worker.connection:
                 return worker.connection
         raise ClusterError(
             f"no worker can read what job {job_id} has written",

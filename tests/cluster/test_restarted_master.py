@@ -118,6 +118,20 @@ def test_a_worker_that_does_not_come_back_is_lost_after_the_grace() -> None:
     assert cluster.busy() == {0: 0}
 
 
+def test_files_are_asked_of_a_worker_that_has_come_back() -> None:
+    cluster, workers = cluster_of(2)
+    job = cluster.submit(JobRequest(steps=3))
+    cluster.run()
+    assert cluster.master.connection_for(job) == workers[0].connection
+    cluster.kill(workers[0])
+    cluster.restart_master()
+    assert cluster.master.connection_for(job) == workers[1].connection
+    cluster.kill(workers[1])
+    cluster.restart_master()
+    with pytest.raises(ClusterError, match="none of its workers is there"):
+        cluster.master.connection_for(job)
+
+
 def test_a_message_that_is_sent_again_counts_once() -> None:
     cluster, workers = cluster_of(1)
     job = cluster.submit(JobRequest(steps=0, open=True))
