@@ -1,33 +1,45 @@
 """A master that serves many clients: throughput, latency, and what the master's process holds.
 
-    python -m benchmarks.service [--clients 1000] [--jobs 10000] [--ranks 2] [--journal]
+    python -m benchmarks.service [--clients 1000] [--jobs 10000] [--ranks 2] [--journal] [--write]
 
-Starts a master and `--ranks` workers as processes, and connects so many clients. First, jobs of
-one rank and one step go through the idle master one after another: the time from `submit()` to the
-first output, once with jobs that nobody has compiled before and then with plans from the cache.
-Then each client submits its share of the jobs one after another, all clients at the same time;
-memory and open descriptors of the master are read from /proc every second.
+Starts a master and `--ranks` workers as processes. First, jobs of one rank and one step go through
+the idle master one after another: the time from `submit()` to the first output, with jobs that
+nobody has compiled before and then with plans from the cache. Then so many clients connect, each
+over a connection of its own, and all at the same time submit their share of the jobs, one job after
+another, and read each to its end; memory and open descriptors of the master are read from /proc
+every second. `--write` puts the table into docs/reliability.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import statistics
+import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import plancompiler as pc
+from benchmarks.light_client import LightClient
+from plancompiler.cluster.token import find_credential
+from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.running.client import Client
 from plancompiler.running.worker_processes import WorkerProcesses
 
-SINGLE_JOBS = 40
-QUANTILES = (0.5, 0.99)
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reliability.md"
+SINGLE_JOBS = 100
+CONNECTING = 50
+"""Clients that sign in at the same time."""
+MOMENTS = (10, 30, 50, 70, 90)
+"""Per cent of the time at which the master is looked at."""
 
 
 def short_job(width: int) -> pc.Job:
@@ -40,18 +52,24 @@ def short_job(width: int) -> pc.Job:
 
 
 def first_output(client: Client, job: pc.Job) -> float:
-    """Seconds from `submit` to the first step's outputs."""
+    """Seconds from `submit` to the first step's outputs; waits for the job's end."""
     begin = time.perf_counter()
     with client.submit(job, 1) as handle:
         next(handle)
-        return time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        handle.result()
+    return seconds
 
 
-def milliseconds(seconds: list[float]) -> str:
-    """The median and the 99th percentile."""
+def quantile(seconds: list[float], share: float) -> float:
+    """In milliseconds."""
     ordered = sorted(seconds)
-    parts = (ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in QUANTILES)
-    return " / ".join(f"{1e3 * part:,.0f}" for part in parts)
+    return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def latencies(seconds: list[float]) -> str:
+    """The median and the 99th percentile."""
+    return f"{quantile(seconds, 0.5):,.0f} ms | {quantile(seconds, 0.99):,.0f} ms"
 
 
 class Held:
@@ -61,6 +79,7 @@ class Held:
         self._folder = Path(f"/proc/{pid}")
         self._stop = threading.Event()
         self.readings: list[tuple[float, int]] = []
+        """MiB of memory, descriptors."""
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -72,23 +91,83 @@ class Held:
             if self._stop.wait(1.0):
                 return
 
-    def stop(self) -> None:
-        """Read no more."""
+    def stop(self) -> list[tuple[float, int]]:
+        """Read no more; what was read at `MOMENTS`."""
         self._stop.set()
         self._thread.join()
+        return [self.readings[len(self.readings) * moment // 100] for moment in MOMENTS]
 
 
-def main() -> None:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--journal", action="store_true")
-    options = parser.parse_args()
+def processor_seconds(pid: int) -> float:
+    """That a process has used."""
+    words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """What many clients saw."""
+
+    seconds: float
+    """Of all jobs together."""
+    to_first: list[float]
+    """Seconds from each job's submission to its first output,"""
+    from_turn: list[float]
+    """and from the job's turn to that."""
+    held: list[tuple[float, int]]
+    """The master's memory and descriptors, at `MOMENTS`,"""
+    after: tuple[float, int]
+    """and when the clients had gone."""
+    processor: tuple[float, float]
+    """Seconds that the master and all workers used."""
+
+
+async def run_crowd(
+    address: str, master: int, workers: list[int], clients: int, jobs: int
+) -> Crowd:
+    """Let so many clients share the jobs."""
+    credential, data = find_credential(address), job_to_bytes(short_job(8))
+    few = asyncio.Semaphore(CONNECTING)
+
+    async def connect() -> LightClient:
+        async with few:
+            return await LightClient.connect(address, credential)
+
+    opened = await asyncio.gather(*(connect() for _ in range(clients)))
+
+    async def share(client: LightClient, count: int) -> list[tuple[float, float]]:
+        return [await client.run(data) for _ in range(count)]
+
+    counts = [jobs // clients + (each < jobs % clients) for each in range(clients)]
+    used = [processor_seconds(pid) for pid in (master, *workers)]
+    held = Held(master)
+    begin = time.perf_counter()
+    try:
+        rows = await asyncio.gather(*map(share, opened, counts))
+        seconds = time.perf_counter() - begin
+    finally:
+        readings = held.stop()
+        await asyncio.gather(*(client.close() for client in opened))
+    used = [
+        processor_seconds(pid) - before
+        for pid, before in zip((master, *workers), used, strict=True)
+    ]
+    to_first, from_turn = zip(*(pair for row in rows for pair in row), strict=True)
+    await asyncio.sleep(1.0)
+    last = Held(master)
+    last.stop()
+    return Crowd(
+        *(seconds, list(to_first), list(from_turn)),
+        *(readings, last.readings[-1], (used[0], sum(used[1:]))),
+    )
+
+
+@contextmanager
+def cluster(ranks: int, with_journal: bool) -> Iterator[tuple[str, int, list[int]]]:
+    """The address of a master, its process and those of its workers."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--listen", "127.0.0.1:0", "--ranks", str(options.ranks), "--json"]
-        if options.journal:
+        words = ["--listen", "127.0.0.1:0", "--ranks", str(ranks), "--json"]
+        if with_journal:
             words += ["--journal", f"{folder}/journal"]
         master = subprocess.Popen(
             [sys.executable, "-m", "plancompiler", "master", *words],
@@ -99,9 +178,9 @@ def main() -> None:
         try:
             assert master.stdout is not None
             address = json.loads(master.stdout.readline())["address"]
-            workers = WorkerProcesses(address, options.ranks)
+            workers = WorkerProcesses(address, ranks)
             try:
-                measure(address, master.pid, options.clients, options.jobs)
+                yield address, master.pid, workers.pids
             finally:
                 workers.close()
         finally:
@@ -109,40 +188,66 @@ def main() -> None:
             master.communicate()
 
 
-def measure(address: str, pid: int, clients: int, jobs: int) -> None:
-    """All figures."""
-    with Client(address) as client:
-        first_output(client, short_job(7))  # waits for the workers, and imports
-        fresh = [first_output(client, short_job(8 + each)) for each in range(SINGLE_JOBS)]
-        cached = [first_output(client, short_job(8)) for _ in range(SINGLE_JOBS)]
-    print(f"idle master, median / p99 ms to the first output: {milliseconds(fresh)}", flush=True)
-    print(f"the same with cached plans: {milliseconds(cached)}", flush=True)
-    job = short_job(8)
-    opened = [Client(address) for _ in range(clients)]
-    share = jobs // clients
-    held = Held(pid)
-    begin = time.perf_counter()
-    try:
-        with ThreadPoolExecutor(clients) as pool:
-            latencies = list(
-                pool.map(lambda each: [first_output(each, job) for _ in range(share)], opened)
-            )
-        seconds = time.perf_counter() - begin
-    finally:
-        held.stop()
-        for each in opened:
-            each.close()
-    of_all = [one for row in latencies for one in row]
-    print(
-        f"{clients:,} clients, {len(of_all):,} jobs: {len(of_all) / seconds:,.0f} jobs per second; "
-        f"median / p99 ms from submit to the first output: {milliseconds(of_all)}"
+def measure(ranks: int, with_journal: bool, clients: int, jobs: int) -> str:
+    """All figures, as a table."""
+    with cluster(ranks, with_journal) as (address, master, workers):
+        with Client(address) as client:
+            first_output(client, short_job(7))  # waits for the workers, and imports
+            fresh = [first_output(client, short_job(8 + each)) for each in range(SINGLE_JOBS)]
+            cached = [first_output(client, short_job(8)) for _ in range(SINGLE_JOBS)]
+        crowd = asyncio.run(run_crowd(address, master, workers, clients, jobs))
+    many = f"{clients:,} clients, {jobs:,} jobs"
+    rows = [
+        "| what | median | 99 % within |",
+        "|---|---|---|",
+        f"| idle master, a new job: `submit()` to its first output | {latencies(fresh)} |",
+        f"| idle master, cached plan: the same | {latencies(cached)} |",
+        f"| {many}: submission to the first output | {latencies(crowd.to_first)} |",
+        f"| {many}: the job's turn to its first output | {latencies(crowd.from_turn)} |",
+        "",
+        f"| the master at | {' | '.join(f'{each} %' for each in MOMENTS)} | the end |",
+        f"|---|{'---|' * (len(MOMENTS) + 1)}",
+        "| memory, MiB | "
+        + " | ".join(f"{resident:.0f}" for resident, _ in (*crowd.held, crowd.after))
+        + " |",
+        "| open descriptors | "
+        + " | ".join(f"{count:,}" for _, count in (*crowd.held, crowd.after))
+        + " |",
+    ]
+    per_job = [1e3 * each / jobs for each in crowd.processor]
+    note = (
+        f"{jobs:,} jobs of {clients:,} clients on {ranks} ranks"
+        f"{', with a journal' if with_journal else ''}: {jobs / crowd.seconds:,.0f} jobs per "
+        f"second in {crowd.seconds:,.0f} s; a job takes {per_job[0]:.1f} ms of the master's "
+        f"processor time and {per_job[1]:.1f} ms of its worker's. Load average of the machine, "
+        f"{os.cpu_count()} cores, at the end: {os.getloadavg()[0]:.0f}."
     )
-    tenths = [held.readings[len(held.readings) * tenth // 10] for tenth in range(1, 10, 2)]
-    print(
-        "master's memory in MiB and descriptors, at 10, 30, 50, 70, 90 % of the time: "
-        + ", ".join(f"{resident:.0f} / {files}" for resident, files in tenths)
-        + f" (median {statistics.median(each[0] for each in held.readings):.0f})"
-    )
+    return "\n".join((*rows, "", note))
+
+
+def write(table: str) -> None:
+    """Put the table between its marks on the page."""
+    text = PAGE.read_text()
+    marked = re.search(r"<!-- service -->.*?<!-- end -->", text, flags=re.S)
+    if marked is None:
+        sys.exit(f"{PAGE} has no place for it")
+    inside = f"<!-- service -->\n{table}\n<!-- end -->"
+    PAGE.write_text(text[: marked.start()] + inside + text[marked.end() :])
+
+
+def main() -> None:
+    """Run, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--journal", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
+    options = parser.parse_args()
+    table = measure(options.ranks, options.journal, options.clients, options.jobs)
+    print(table)
+    if options.write:
+        write(table)
 
 
 if __name__ == "__main__":

@@ -535,8 +535,8 @@ class MasterShell:
         return job_id
 
     def _forget_old_jobs(self) -> None:
-        known = {job.job_id: job for job in self._state.status(0.0).jobs}
-        forgotten = self._channels.keys() - known.keys()
+        """Let go of what the state has forgotten, and of what jobs that ended earlier have made."""
+        forgotten = [each for each in self._state.changed_jobs if self._state.job(each) is None]
         for job_id in forgotten:
             channel = self._channels.pop(job_id)
             channel.forget_plans()
@@ -544,15 +544,14 @@ class MasterShell:
         if self._journal is not None and forgotten:
             with self._unasked(), self._writing(self._journal) as writing:
                 writing.forget_jobs(forgotten)
-        ended = [job_id for job_id, job in known.items() if job.phase.is_end]
         outputs = plans = self._retention.job_bytes * self._retention.jobs
         kept_logs = _ENDED_LOG_BYTES
-        for number, job_id in enumerate(reversed(ended)):
+        for number, job_id in enumerate(reversed(self._state.ended_jobs)):
             channel = self._channels[job_id]
             is_old = number >= self._retention.jobs and not channel.readers
             outputs -= channel.held_bytes
             plans -= channel.plan_bytes
-            if is_old or outputs < 0:
+            if (is_old or outputs < 0) and not channel.has_forgotten:
                 channel.forget_outputs()
                 if self._journal is not None:
                     with self._unasked(), self._writing(self._journal) as writing:

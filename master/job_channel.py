@@ -40,7 +40,7 @@ class Retention:
     job_bytes: int = 64 << 20
     """`--keep-outputs-bytes`: of the outputs of one job."""
     jobs: int = 4
-    """`--keep-jobs`: ended jobs whose outputs and plans are kept, those that came last. All of them
+    """`--keep-jobs`: jobs whose outputs and plans are kept, those that ended last. All of them
     together keep at most `jobs * job_bytes` of outputs, and as much of plans."""
 
 
@@ -100,6 +100,8 @@ class JobChannel:
         """What its ranks printed."""
         self.readers = 0
         """How many follow its events."""
+        self.has_forgotten = False
+        """Whether it was told to keep no outputs."""
         self._events: list[JobEvent | None] = []
         self.waiting: Waiting | None = None
         """Which ranks the job waits for, as its readers hear."""
@@ -161,6 +163,7 @@ class JobChannel:
 
     def forget_outputs(self) -> None:
         """Keep only what happened, not what was computed."""
+        self.has_forgotten = True
         self._limit = 0
         self._trim(self._latest_step + 1)
         self._events = [

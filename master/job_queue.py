@@ -49,7 +49,7 @@ class JobQueue:
             return self._jobs.pop(0)
         if head.blocked is None:
             head.blocked = now
-        if now - head.blocked >= PASSING:
+        if not free or now - head.blocked >= PASSING:
             return None
         for place, job in enumerate(self._jobs):
             if job.world_size <= free:

@@ -134,13 +134,15 @@ class MasterState:
         self._queue = JobQueue()
         self._active: dict[int, JobRecord] = {}
         """Jobs that hold slots."""
+        self._ended: dict[int, None] = {}
+        """Jobs that have ended, the last one last."""
         self._tickets = itertools.count(1 << 32)
         """For operations that no client asked for."""
         self._actions: list[MasterAction] = []
         self.changed_slots: set[int] = set()
         """Slots whose workers the latest event has changed."""
         self.changed_jobs: set[int] = set()
-        """Jobs that it has changed,"""
+        """Jobs that it has changed, among them those that it made the master forget,"""
         self.counted_jobs: set[int] = set()
         """and those of which it has only reported a step."""
 
@@ -200,6 +202,11 @@ class MasterState:
         """The worker that is yet to come back and was given this token."""
         absent = (each for each in self._workers.values() if not each.connection)
         return next((each for each in absent if each.token == token), None)
+
+    @property
+    def ended_jobs(self) -> list[int]:
+        """Those that are remembered, the last one last."""
+        return list(self._ended)
 
     @property
     def queue_length(self) -> int:
@@ -269,6 +276,8 @@ class MasterState:
             elif self._ranks(job):
                 self._active[job.id] = job
                 self._resume(job, now)
+        ended = [job for job in self._jobs.values() if job.phase.is_end]
+        self._ended = {job.id: None for job in sorted(ended, key=lambda job: job.ended or 0.0)}
         return self._actions
 
     def _resume(self, job: JobRecord, now: float) -> None:
@@ -446,10 +455,11 @@ class MasterState:
         job = JobRecord(event.job_id, event.name, request, event.transport_token, world_size, now)
         if not request.open:
             job.operations.extend(operations_of(job.id, request, self._tickets))
-        ended = [each.id for each in self._jobs.values() if each.phase.is_end]
-        for job_id in ended[: max(0, len(ended) - _JOBS_REMEMBERED + 1)]:
+        many = max(0, len(self._ended) - _JOBS_REMEMBERED + 1)
+        for job_id in list(itertools.islice(self._ended, many)):
             if job_id not in self._active:
-                del self._jobs[job_id]
+                del self._jobs[job_id], self._ended[job_id]
+                self.changed_jobs.add(job_id)
         self._jobs[job.id] = job
         self._queue.add(job)
         self._enter(job, JobPhase.QUEUED, math.inf, now)
@@ -723,6 +733,7 @@ class MasterState:
         """The job's last phase. Its ranks have a little time to let go of it."""
         job.aborting = False
         job.ended = now
+        self._ended[job.id] = None
         job.operations.clear()
         job.facts.clear()
         job.kernels.clear()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from queue import SimpleQueue
 
 import click
 
@@ -21,7 +21,7 @@ from plancompiler.cli.options import (
     tls_options,
     token_option,
 )
-from plancompiler.cli.output import format_bytes, log_as_json, print_json, print_note
+from plancompiler.cli.output import format_bytes, log_as_json, print_json, print_note, print_notes
 from plancompiler.cli.signals import stop_on_signals
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobEvent, PhaseChanged, Shipped
@@ -38,6 +38,10 @@ _LOOK_SECONDS = 0.5
 """Between two looks at whether the master has ended by itself."""
 _NOTE_SECONDS = time_limits.NOTES
 """How long the last lines may take at the end."""
+_NOTE_PAUSE = 0.05
+"""Between two batches of notes: each time that their thread wakes up, the event loop has to let go
+of the interpreter.
+"""
 
 
 @click.command("master")
@@ -205,26 +209,36 @@ def master_command(
 @contextmanager
 def _notes() -> Iterator[Callable[[int, JobEvent], None]]:
     """Takes events of jobs and prints them in a thread: the master must not wait for stderr."""
-    lines: SimpleQueue[tuple[int, str] | None] = SimpleQueue()
+    lines: deque[tuple[str, int]] = deque()
+    said, ending = threading.Event(), threading.Event()
+
+    def add(text: str, job_id: int) -> None:
+        lines.append((text, job_id))
+        said.set()
 
     def note(job_id: int, event: JobEvent) -> None:
         if isinstance(event, PhaseChanged):
             reason = "" if event.error is None else f": {event.error.what}"
-            lines.put((job_id, f"{event.phase} after {event.seconds:.2f} s{reason}"))
+            add(f"{event.phase} after {event.seconds:.2f} s{reason}", job_id)
         elif isinstance(event, Shipped):
             sent = format_bytes(event.sent_bytes)
             ranks = f"{event.ranks} of {event.world_size} ranks"
-            lines.put((job_id, f"{ranks} have their slice or plan, {sent} sent"))
+            add(f"{ranks} have their slice or plan, {sent} sent", job_id)
 
     def write() -> None:
-        while (line := lines.get()) is not None:
-            job_id, text = line
-            print_note(text, job_id)
+        is_last = False
+        while not is_last:
+            said.wait()
+            said.clear()
+            is_last = ending.wait(_NOTE_PAUSE)
+            if waiting := [lines.popleft() for _ in range(len(lines))]:
+                print_notes(waiting)
 
     writer = threading.Thread(target=write, name="plancompiler-notes", daemon=True)
     writer.start()
     try:
         yield note
     finally:
-        lines.put(None)
+        ending.set()
+        said.set()
         writer.join(_NOTE_SECONDS)

@@ -103,13 +103,21 @@ def _writing_results() -> Iterator[None]:
 
 def print_note(line: str, job: int | None = None) -> None:
     """A plain line on stderr, of a `job` where one is named."""
+    print_notes([(line, job)])
+
+
+def print_notes(notes: Iterable[tuple[str, int | None]]) -> None:
+    """Lines and their jobs, written at once."""
+    click.echo("\n".join(_note(line, job) for line, job in notes), err=True)
+
+
+def _note(line: str, job: int | None) -> str:
     if not _notes_as_json:
-        click.echo(line if job is None else f"job {job}: {line}", err=True)
-        return
+        return line if job is None else f"job {job}: {line}"
     record = logging.LogRecord("plancompiler", logging.INFO, "", 0, line, (), None)
     if job is not None:
         record.job = job
-    click.echo(_JsonFormatter().format(record), err=True)
+    return _JsonFormatter().format(record)
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import importlib.metadata
 import logging
@@ -126,6 +127,7 @@ class TlsFiles:
         return contents[0], contents[1], contents[2]
 
 
+@functools.cache  # each submission asks, and it reads files
 def software_version() -> str:
     """The version of this installation."""
     return importlib.metadata.version("plancompiler")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import cProfile
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plancompiler.cluster.channel import software_version
+from plancompiler.cluster.chunks import Reservation, UploadBudget
 from plancompiler.cluster.messages import JobPhase, JobRequest, Register, Run
 from plancompiler.errors import RankError
 from plancompiler.limits.time_limits import PASSING
-from plancompiler.master.events import CancelAsked
+from plancompiler.master.events import CancelAsked, FromWorker, Limits
+from plancompiler.master.io_shell import MasterShell
 from plancompiler.master.job_queue import JobQueue
 from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.slot_choice import choose_slots
+from plancompiler.plan.job_serde import job_to_bytes
 from tests.cluster.simulated import ALL_GOOD, SimulatedCluster, cluster_of, drop_work, until
+from tests.examples import mlp
 
 
 def record(job_id: int, ranks: int, priority: int = 0) -> JobRecord:
@@ -211,3 +218,30 @@ def test_jobs_of_all_sizes_end_in_every_interleaving(seed: int) -> None:
         if job != cancelled:
             assert cluster.phases(job) == ALL_GOOD
     assert not any(worker.exited for worker in workers)
+
+
+# --- what a submission costs ----------------------------------------------------------------------
+
+
+def test_a_submission_costs_the_same_however_many_jobs_wait() -> None:
+    job = mlp(ranks=1)
+    data = job_to_bytes(job)
+
+    async def calls_of_submissions() -> list[int]:
+        shell = MasterShell(1, software_version(), Limits(), None)
+        shell.start()
+        connection = shell.connect()
+        register = Register(0, "host", "cpu", software_version())
+        shell.from_worker(connection, FromWorker(connection.number, register))
+        calls = []
+        for number in range(400):
+            request = JobRequest(1, key=str(number))
+            reservation = Reservation(UploadBudget(1 << 30))
+            profiler = cProfile.Profile()
+            profiler.runcall(shell.submit, job, data, request, "somebody", reservation)
+            calls.append(sum(entry.callcount for entry in profiler.getstats()))
+        await shell.finish()
+        return calls
+
+    calls = asyncio.run(calls_of_submissions())
+    assert calls[-1] <= calls[10]
