@@ -18,6 +18,7 @@ import grpc
 from plancompiler.cluster.channel import SESSION_KEY, TRANSFER_SERVICE, refuse
 from plancompiler.cluster.token import OPERATE, ROLES, SUBMIT, WORKER, Challenger, Credential
 from plancompiler.errors import LimitError, PlanCompilerError, SecurityError
+from plancompiler.master.connections import Connections
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 
@@ -235,14 +236,16 @@ async def _answer(answer: Any, request: Any, context: Context) -> Any:
 class SignInService(pb_grpc.SignInServicer):
     """The way to a session."""
 
-    def __init__(self, challenger: Challenger, is_durable: bool) -> None:
+    def __init__(self, challenger: Challenger, connections: Connections, is_durable: bool) -> None:
         self._challenger = challenger
+        self._connections = connections
         self._is_durable = is_durable
 
     async def Challenge(  # noqa: N802  # as in cluster.proto
         self, request: pb.ChallengeRequest, context: Context
     ) -> pb.ChallengeReply:
         try:
+            self._connections.admit()
             nonce, proof = self._challenger.challenge(request.nonce, request.key)
         except PlanCompilerError as error:
             await refuse(context, error)

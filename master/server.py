@@ -44,6 +44,7 @@ from plancompiler.master.admission import (
     SignInService,
     StreamLimits,
 )
+from plancompiler.master.connections import MAX_CONNECTIONS, Connections
 from plancompiler.master.events import Limits
 from plancompiler.master.http_endpoint import HttpEndpoint
 from plancompiler.master.io_shell import MAX_QUEUE, MasterShell
@@ -103,7 +104,8 @@ class MasterServer:
     `insecure`. `ranks` is the world size. `mode` is the compile mode of jobs that name none; by
     default the environment's, else rank_per_process. `limits` says how long things may take.
     `token_file` holds the secrets of clients and workers; by default the master makes one, which
-    those of the same user find. `streams` says how many may be open. `max_upload_bytes` of what
+    those of the same user find. `streams` says how many may be open, over at most
+    `max_connections` of clients (see `Connections`). `max_upload_bytes` of what
     clients upload are held at the same time, and `max_queue` jobs may wait, each of at most
     `max_ops` ops. `retention` says what is kept for clients that come late. `transfers` workers
     fetch at the same time, the others wait. `observe` hears every event of every job and its id; it
@@ -136,6 +138,7 @@ class MasterServer:
         journal: Path | None = None,
         metrics: str | None = None,
         max_ops: int = MAX_OPS,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         if transfers < 1:
             raise UsageError("a master must let at least one worker fetch", got=transfers)
@@ -163,11 +166,12 @@ class MasterServer:
         self._max_ops = max_ops
         self._budget = UploadBudget(max_upload_bytes)
         self._gate = Gate(transfers)
+        self._connections = Connections(max_connections, ranks)
         self._own = new_credential() if token_file is None else None
         """The secret that the master leaves where its user's clients and workers find it."""
         credentials = read_token_file(token_file) if token_file is not None else ()
         challenger = Challenger(credentials if self._own is None else (self._own,))
-        self._sign_in = SignInService(challenger, journal is not None)
+        self._sign_in = SignInService(challenger, self._connections, journal is not None)
         self._admission = Admission(challenger, streams or StreamLimits(), ranks)
         self._token_watch = None
         if token_file is not None:
@@ -223,7 +227,8 @@ class MasterServer:
 
     async def _serve(self, started: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(self._admission,))
+        options = [*SERVER_OPTIONS, *self._connections.server_options]
+        server = grpc.aio.server(options=options, interceptors=(self._admission,))
         silence = self._limits.stream
         unpacking = Unpacking(silence, self._budget)
         clients = ClientService(self._shell, silence, unpacking, self._max_ops)
@@ -248,7 +253,7 @@ class MasterServer:
                 got=self.address,
                 hint="choose a free port, or 0 for any",
             )
-        self._port = port
+        self._port = self._connections.port = port
         # Written before anyone gets an answer, so that whoever does finds it.
         token = None if self._own is None else SecretFile(self.address, self._own)
         watch = None

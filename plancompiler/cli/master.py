@@ -27,6 +27,7 @@ from plancompiler.cluster.channel import TlsFiles
 from plancompiler.cluster.messages import JobEvent, PhaseChanged, Shipped
 from plancompiler.limits import time_limits
 from plancompiler.master.admission import StreamLimits
+from plancompiler.master.connections import MAX_CONNECTIONS, raise_descriptor_limit
 from plancompiler.master.events import Limits
 from plancompiler.master.io_shell import MAX_QUEUE
 from plancompiler.master.job_channel import Retention
@@ -75,6 +76,13 @@ of the interpreter.
     default=StreamLimits().peer,
     show_default=True,
     help="The same for one connection.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=MAX_CONNECTIONS,
+    show_default=True,
+    help="Connections of clients that may be open at once.",
 )
 @click.option(
     "--max-upload-bytes",
@@ -145,6 +153,7 @@ def master_command(
     insecure: bool,
     max_streams: int,
     max_streams_per_peer: int,
+    max_connections: int,
     max_upload_bytes: int,
     max_queue: int,
     keep_outputs_bytes: int,
@@ -169,6 +178,7 @@ def master_command(
     if log_format == "json":
         log_as_json()
     allow_custom_ops(*allow_ops)
+    raise_descriptor_limit()
     limits = Limits(stream=stream_silence)
     begin = time.monotonic()
     with (
@@ -184,6 +194,7 @@ def master_command(
             limits=limits,
             token_file=token_file,
             streams=StreamLimits(max_streams, max_streams_per_peer),
+            max_connections=max_connections,
             max_upload_bytes=max_upload_bytes,
             max_queue=max_queue,
             observe=note,
