@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import plancompiler as pc
 from plancompiler.cli.program import cli
+from plancompiler.cluster.checked import Received
 from plancompiler.cluster.chunks import CHUNK_BYTES, arrays_from_bytes
 from plancompiler.cluster.file_parts import FileReceiver, parts_of_file
 from plancompiler.errors import (
@@ -23,11 +24,14 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.executor.checkpoint import read_index
+from plancompiler.executor.checkpoint_index import INDEX
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.compiled_plans import read_plans
 from plancompiler.proto.cluster_pb2 import FilePart
+from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.client import Client
-from tests.cluster.conftest import Workers, eventually
+from plancompiler.running.watched_job import job_request
+from tests.cluster.conftest import Workers, eventually, signed_in
 from tests.examples import mlp
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -118,6 +122,63 @@ def test_the_checkpoint_of_a_job(workers: Workers, tmp_path: Path) -> None:
         assert_refused(client, waiting.job_id, tmp_path / "early", "has not begun")
         with pytest.raises(ClusterError, match="no such job"):
             client.fetch_checkpoint(99, tmp_path / "unknown")
+
+
+@pytest.mark.slow
+def test_checkpoints_that_are_fetched_while_steps_run(workers: Workers, tmp_path: Path) -> None:
+    """Each of them is the newest that was whole, and from each the losses go on."""
+    steps = 40
+    with MasterServer(ranks=2) as server, Client(server.address) as client:
+        started = workers(server.address, 2)
+        quiet = [each["loss"] for each in client.submit(mlp(ranks=2), steps + 1)]
+        handle = client.submit(mlp(ranks=2), steps, save=tmp_path / "saved", save_every=1)
+        for _ in range(3):  # the second checkpoint begins when the first one is whole
+            next(handle)
+        folders: list[Path] = []
+        while not handle.status().phase.is_end:
+            folders.append(tmp_path / f"fetched{len(folders)}")
+            handle.fetch_checkpoint(folders[-1])
+        assert handle.result()["step"] == steps - 1
+        folders.append(tmp_path / "last")
+        handle.fetch_checkpoint(folders[-1])
+        saved = [read_index(folder)["step"] for folder in folders]
+        assert saved == sorted(saved)
+        assert saved[0] >= 1
+        assert saved[-1] == steps
+        for place in {0, len(folders) // 2, len(folders) - 1}:
+            with client.submit(mlp(ranks=2), 1, restore=folders[place]) as again:
+                assert next(again)["loss"] == quiet[saved[place]]
+        for worker in started:
+            worker.stop()
+
+
+def test_a_later_save_does_not_disturb_a_checkpoint_on_its_way(
+    cluster: MasterServer, tmp_path: Path
+) -> None:
+    saved, here = tmp_path / "saved", tmp_path / "here"
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    with (
+        Client(cluster.address) as client,
+        signed_in(cluster.address) as channel,
+        client.open(mlp(ranks=1, hidden=1500)) as session,
+    ):
+        session.save(saved)
+        before = files(saved)
+        here.mkdir()
+        receiver, received = FileReceiver(here), Received("the master")
+        stream = ClientStub(channel).FetchCheckpoint(job_request(session.job_id))
+        receiver.add(received(next(stream)))
+        list(session.run(1))
+        session.save(saved)
+        assert not (before.keys() & files(saved).keys()) - {INDEX}
+        for part in stream:
+            receiver.add(received(part))
+        assert receiver.is_complete
+        assert files(here) == before
+        assert sum(map(len, before.values())) > 8 * CHUNK_BYTES  # more than is on its way at once
 
 
 def assert_refused(client: Client, job_id: int, folder: Path, why: str) -> None:
