@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from plancompiler.limits import time_limits
-
-FORCED_STOP_SECONDS = time_limits.COMMAND_STOP
-"""How long a graceful stop may take once standard input has ended."""
 
 
 class StopRequest:
@@ -70,17 +64,3 @@ def stop_after_saving() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def stop_with_stdin(request: StopRequest) -> None:
-    """Stop when standard input ends: whoever holds its other end is gone."""
-
-    def watch() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        request.ask(0)
-        # A daemon thread: it only gets past this wait where the graceful stop did not end us.
-        threading.Event().wait(FORCED_STOP_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="plancompiler-stdin", daemon=True).start()

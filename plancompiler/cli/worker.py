@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -18,7 +18,7 @@ from plancompiler.cli.options import (
     token_option,
 )
 from plancompiler.cli.output import log_as_json, print_json, print_note
-from plancompiler.cli.signals import stop_on_signals, stop_with_stdin
+from plancompiler.cli.signals import stop_on_signals
 from plancompiler.cluster.channel import TlsFiles
 from plancompiler.ir.user_cache import user_cache_folder
 from plancompiler.limits import time_limits
@@ -85,7 +85,6 @@ from plancompiler.worker.peers import LISTEN, TRANSPORTS
     help="Refuse jobs whose variables and buffers on this rank take more.",
 )
 @click.option("--any-path", is_flag=True, hidden=True)
-@click.option("--stop-with-stdin", "with_stdin", is_flag=True, hidden=True)
 @click.option("--record", type=click.Path(path_type=Path), hidden=True)
 @token_option
 @tls_options
@@ -107,7 +106,6 @@ def worker_command(
     allow_paths: tuple[Path, ...],
     max_memory: int | None,
     any_path: bool,
-    with_stdin: bool,
     record: Path | None,
     token_file: Path | None,
     tls: TlsFiles | None,
@@ -132,11 +130,8 @@ def worker_command(
     log = JobLog()
     if log_format == "json":
         log_as_json().addFilter(log.name_place)
-    with one_blas_thread(), stop_on_signals() as stop, ExitStack() as capture:
-        if with_stdin:  # whoever started it hears what it prints
-            stop_with_stdin(stop)
-        else:
-            log.streams = capture.enter_context(captured_streams(log.add))
+    with one_blas_thread(), stop_on_signals() as stop, captured_streams(log.add) as streams:
+        log.streams = streams
         print_note(f"worker of the master at {master}; Ctrl-C stops it")
         run_worker(
             master,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from plancompiler.cluster.chunks import Array
 from plancompiler.engines.control import tls_files
 from plancompiler.engines.launch_variables import INSECURE
 from plancompiler.engines.launcher import Launcher
-from plancompiler.engines.local import secret_file
+from plancompiler.engines.local import LocalLauncher, secret_file
 from plancompiler.errors import CheckpointError, DeadlineError, NonFiniteError, PlanCompilerError
 from plancompiler.executor.checkpoint import CHECK_VARIABLE
 from plancompiler.executor.finite_check import anomaly_wanted
@@ -26,7 +27,6 @@ from plancompiler.limits import time_limits
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.plan import Plan
 from plancompiler.running.client import Client
-from plancompiler.running.engine_workers import EngineWorkers
 from plancompiler.running.worker_processes import WorkerProcesses
 
 START_SECONDS = time_limits.START
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProcessWorld:
-    """A master in this process and one worker process per rank, all on this machine."""
+    """A master in this process and one worker process per rank."""
 
     def __init__(
         self,
@@ -63,11 +63,13 @@ class ProcessWorld:
         try:
             if recording is not None:
                 self._parts.enter_context(recording)
+            if launcher is None:
+                launcher = LocalLauncher(os.environ, subprocess.DEVNULL)
             secret = secrets.token_hex(32)
-            token_file = self._token_file(secret) if launcher is not None else None
+            token_file = self._token_file(secret)
             server = self._parts.enter_context(
                 MasterServer(
-                    f"{'127.0.0.1' if launcher is None else launcher.host}:0",
+                    f"{launcher.host}:0",
                     world_size,
                     mode=mode,
                     tls=tls_of_environment(),
@@ -76,19 +78,16 @@ class ProcessWorld:
                     plans=plans,
                 )
             )
-            options = (
+            workers = WorkerProcesses(
+                launcher,
+                server.address,
+                secret,
                 world_size,
                 allow_ops,
                 None if recording is None else recording.folder,
                 deadline,
                 {} if check_restore else {CHECK_VARIABLE: "0"},
             )
-            workers: WorkerProcesses | EngineWorkers
-            if launcher is None:
-                workers = WorkerProcesses(server.address, *options)
-            else:
-                self._parts.callback(launcher.close)  # where it fails to start all
-                workers = EngineWorkers(launcher, server.address, secret, *options)
             self._parts.callback(workers.close)
             client = self._parts.enter_context(
                 Client(
@@ -171,7 +170,7 @@ class ProcessWorld:
             _log.debug("the job did not end cleanly: %s", error)
 
 
-def _await_workers(client: Client, workers: WorkerProcesses | EngineWorkers, count: int) -> None:
+def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None:
     """Return when all workers have registered; raise where one ends or they take too long."""
     deadline = time.monotonic() + START_SECONDS
     while len(client.status().workers) < count:

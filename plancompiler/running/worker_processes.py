@@ -1,32 +1,29 @@
-"""Worker processes on this machine, one per rank, which end when the starting process ends."""
+"""Worker processes, one per rank, which end when the starting process ends."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import os
-import signal
-import subprocess
 import sys
 import sysconfig
-import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from plancompiler.blas.loaded_library import kernel_environment
 from plancompiler.blas.threads import one_thread_environment
+from plancompiler.cluster.address import is_loopback, split_address
+from plancompiler.engines.control import tls_files
+from plancompiler.engines.launch_variables import INSECURE
+from plancompiler.engines.launcher import RANK_WORD, SECRET_WORD, Launcher, Program
+from plancompiler.engines.supervise import end_ranks
 from plancompiler.errors import UsageError, WorkerLostError
-from plancompiler.executor.process_status import CONTINUE_HINT, StoppedProcesses
-from plancompiler.ir.whole_file import naming_output
+from plancompiler.executor.process_status import CONTINUE_HINT
 from plancompiler.limits import time_limits
 from plancompiler.ops.registry import check_top_level
 
-STOP_SECONDS = time_limits.WORKER_STOP
-"""How long a worker may take to end after it was asked to; then it is killed."""
-SHOWN_BYTES = 4000
-"""How much of a lost worker's standard error is shown."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,124 +68,96 @@ def _folders_of(module: str) -> list[Path]:
 
 
 class WorkerProcesses:
-    """`plancompiler worker` for each of `count` ranks of the master at `address`.
+    """`plancompiler worker` for each of `count` ranks of the master at `address`, started by a
+    launcher.
 
-    Each worker holds the reading end of a pipe from this process and stops when the pipe closes, so
-    it stops even if this process is killed. It has its own process group, so that Ctrl-C in a
-    terminal reaches it only through this process.
-
-    Workers may import custom ops of the top-level modules `allow_ops`, which they find where this
-    process does. They record timelines in the folder `record`. `deadline` is theirs (see
-    `worker.agent.run_worker`), and so is what `environment` adds to this process's.
+    Workers may access files with the rights of this process's user, without further restriction,
+    and import custom ops of the top-level modules `allow_ops`, which they find where this process
+    does. They record timelines in the folder `record`. `deadline` is theirs (see
+    `worker.agent.run_worker`), and so is what `environment` adds to this process's. `secret` is the
+    master's; no other process is shown it, and it is in no file. Without it they find the one that
+    the master has left for its user.
     """
 
     def __init__(
         self,
+        launcher: Launcher,
         address: str,
+        secret: str | None,
         count: int,
         allow_ops: Sequence[str] = (),
         record: Path | None = None,
         deadline: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        # They access files with the rights of this process's user, without further restriction.
-        self._options = ["--any-path"]
-        self._options += [word for module in allow_ops for word in ("--allow-ops", module)]
-        if record is not None:
-            self._options += ["--record", str(record)]
-        if deadline is not None:
-            self._options += ["--deadline", str(deadline)]
-        self._environment = worker_environment(allow_ops) | dict(environment or {})
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._errors: list[IO[bytes]] = []
-        self._watch = StoppedProcesses()
+        command = [sys.executable, "-m", "plancompiler", "worker", "--any-path"]
+        command += ["--master", address, "--rank", RANK_WORD]
+        command += [] if secret is None else ["--token-file", SECRET_WORD]
+        command += [word for module in allow_ops for word in ("--allow-ops", module)]
+        command += [] if record is None else ["--record", str(record)]
+        command += [] if deadline is None else ["--deadline", str(deadline)]
+        command += _exposure(address)
+        wanted = worker_environment(allow_ops) | dict(environment or {})
+        own = {name: text for name, text in wanted.items() if os.environ.get(name) != text}
+        self._launcher = launcher
+        self._failure: str | None = None
+        program = Program(tuple(command), own, secret, handles_signals=False)
         try:
-            for rank in range(count):
-                self._start(address, rank)
-        except BaseException:
-            self.close()
+            self.started = launcher.start(program, count, _log.debug, threading.Event())
+        except BaseException as error:
+            launcher.close(str(error))
             raise
 
-    def _start(self, address: str, rank: int) -> None:
-        with naming_output("what a worker says", "the temporary folder"):
-            errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
-        self._errors.append(errors)
-        command = [sys.executable, "-m", "plancompiler", "worker", "--stop-with-stdin"]
-        command += ["--master", address, "--rank", str(rank), *self._options]
-        self._children.append(
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=self._environment,
-                start_new_session=True,
-            )
-        )
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids in rank order."""
-        return [child.pid for child in self._children]
-
     def check(self) -> None:
-        """Raise WorkerLostError if a worker has ended, with its last output, or if a signal has
-        stopped it for some time.
-        """
-        for rank, child in enumerate(self._children):
-            code = child.poll()
-            if code is not None:
+        """Raise WorkerLostError where one has ended, with what it said, or does not run."""
+        self._launcher.look()
+        for each in self.started:
+            if each.ended.is_set():
                 raise WorkerLostError(
-                    "a worker process ended",
-                    rank=rank,
-                    got=f"exit code {code}; it said: {self._last_words(rank) or 'nothing'}",
+                    f"a worker process of the engine {self._launcher.name} ended",
+                    rank=each.rank,
+                    got=f"{each.how}; it said: {each.last_words or 'nothing'}",
                 )
-
-        status = self._watch.look(self.pids)
-        if status is not None:
-            raise WorkerLostError(
-                "a worker process has been stopped",
-                rank=self.pids.index(status.pid),
-                got=status.stopped_text,
-                expected="all workers running",
-                hint=CONTINUE_HINT,
-            )
+            if each.trouble is not None:
+                raise WorkerLostError(
+                    "a worker process does not run",
+                    rank=each.rank,
+                    got=each.trouble,
+                    expected="all workers running",
+                    hint=CONTINUE_HINT,
+                )
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Log the last output of ended workers if the block fails."""
+        """Log what ended workers have said when the block fails. The first failure is what the
+        ranks are told when they are ended.
+        """
         try:
             yield
-        except Exception:
-            for rank, child in enumerate(self._children):
-                words = self._last_words(rank)
-                if child.poll() is not None and words:
-                    _log.error("rank %d said: %s", rank, words)
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = str(error) or type(error).__name__
+            for each in self.started:
+                if each.ended.is_set() and each.last_words:
+                    _log.error("rank %d said: %s", each.rank, each.last_words)
             raise
 
     def close(self) -> None:
         """Stop all workers and wait until they have ended."""
-        for child in self._children:
-            if child.stdin is not None:
-                child.stdin.close()
-            child.terminate()
-            child.send_signal(signal.SIGCONT)  # a stopped one would not hear it
-        for child in self._children:
-            try:
-                child.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-        for rank, errors in enumerate(self._errors):
-            if errors.closed:
-                continue
-            for line in self._last_words(rank).splitlines():
-                _log.debug("rank %d: %s", rank, line)
-            errors.close()
+        end_ranks(self.started, time_limits.WORKER_STOP)
+        self._launcher.close(self._failure)
 
-    def _last_words(self, rank: int) -> str:
-        descriptor = self._errors[rank].fileno()
-        size = os.fstat(descriptor).st_size
-        # pread leaves the offset alone, which the worker shares.
-        tail = os.pread(descriptor, SHOWN_BYTES, max(0, size - SHOWN_BYTES))
-        return tail.decode(errors="replace").strip()
+
+def _exposure(address: str) -> list[str]:
+    """How workers listen for each other: beyond their own hosts if the master does."""
+    if is_loopback(split_address(address)[0]):
+        return []
+    files = tls_files()
+    options = [
+        word
+        for option, name in zip(("--tls-ca", "--tls-cert", "--tls-key"), files, strict=False)
+        for word in (option, files[name])
+    ]
+    if not files and os.environ.get(INSECURE, "0") != "0":
+        options = ["--insecure"]
+    return ["--listen", "0.0.0.0:0", *options]

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from plancompiler.errors import WorkerLostError
+from plancompiler.executor.process_status import process_arguments
 from plancompiler.master.server import MasterServer
-from plancompiler.running.worker_processes import WorkerProcesses
+from tests.cluster.local_workers import LocalWorkers
 
 WAIT = 60
 PROGRAM = [sys.executable, "-m", "plancompiler"]
@@ -59,9 +60,9 @@ def read_until(stream: IO[str] | None, words: str) -> str:
     raise AssertionError(f"no line with {words!r}")
 
 
-def children_of(pid: int) -> list[int]:
-    """Live child processes of a process."""
-    children = []
+def workers_of(pid: int) -> list[int]:
+    """Live child processes of a process that are workers."""
+    workers = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -70,9 +71,9 @@ def children_of(pid: int) -> list[int]:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(parent) == pid and state != "Z":
-            children.append(int(entry.name))
-    return children
+        if int(parent) == pid and state != "Z" and "worker" in process_arguments(int(entry.name)):
+            workers.append(int(entry.name))
+    return workers
 
 
 def await_end(pids: list[int]) -> None:
@@ -144,7 +145,7 @@ def test_an_unforeseen_error_is_one_paragraph_and_shows_its_traceback_on_demand(
 def test_ctrl_c_ends_a_run_and_its_children(start: Start, mlp: str, backend: str) -> None:
     child = start("run", mlp, "--steps", "1000000", "--backend", backend)
     read_until(child.stderr, "step 1/1000000")
-    workers = children_of(child.pid)
+    workers = workers_of(child.pid)
     assert len(workers) == (2 if backend == "processes" else 0)
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=WAIT)
@@ -161,7 +162,7 @@ def test_ctrl_c_ends_a_run_and_its_children(start: Start, mlp: str, backend: str
 def test_workers_do_not_outlive_a_run(start: Start, mlp: str, number: int, code: int) -> None:
     child = start("run", mlp, "--steps", "1000000", "--backend", "processes")
     read_until(child.stderr, "step 1/1000000")
-    workers = children_of(child.pid)
+    workers = workers_of(child.pid)
     assert len(workers) == 2
     child.send_signal(number)
     child.communicate(timeout=WAIT)
@@ -173,7 +174,7 @@ def test_workers_do_not_outlive_a_run(start: Start, mlp: str, number: int, code:
 def test_a_killed_worker_fails_the_run_and_names_the_rank(start: Start, mlp: str) -> None:
     child = start("run", mlp, "--steps", "1000000", "--backend", "processes")
     read_until(child.stderr, "step 1/1000000")
-    workers = children_of(child.pid)
+    workers = workers_of(child.pid)
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in workers}
     second = next(
         pid for pid, words in commands.items() if words[words.index(b"--rank") + 1] == b"1"
@@ -189,9 +190,9 @@ def test_a_killed_worker_fails_the_run_and_names_the_rank(start: Start, mlp: str
 @pytest.mark.processes
 def test_worker_processes_that_are_refused_say_why() -> None:
     with MasterServer("127.0.0.1:0", ranks=1) as server:
-        workers = WorkerProcesses(server.address, 2)
+        workers = LocalWorkers(server.address, 2)
         try:
-            await_end(workers.pids[1:])
+            assert workers.started[1].ended.wait(WAIT)
             with pytest.raises(WorkerLostError, match="RankError") as caught:
                 workers.check()
             assert caught.value.report.rank == 1

@@ -28,8 +28,8 @@ from plancompiler.executor.checkpoint import read_index
 from plancompiler.lower.compile import MODES, compile_plans
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
-from plancompiler.running.worker_processes import WorkerProcesses
 from tests.cluster.conftest import Workers
+from tests.cluster.local_workers import LocalWorkers
 from tests.dense import run_dense
 from tests.examples import mlp
 
@@ -380,7 +380,7 @@ def shared_memory() -> list[str]:
 
 @pytest.mark.processes
 def test_a_killed_worker_fails_its_job_and_frees_the_other(server: MasterServer) -> None:
-    processes = WorkerProcesses(server.address, 2)
+    processes = LocalWorkers(server.address, 2)
     try:
         with Client(server.address) as client:
             handle = client.submit(mlp(ranks=2), 1_000_000)
@@ -391,7 +391,7 @@ def test_a_killed_worker_fails_its_job_and_frees_the_other(server: MasterServer)
                 handle.result()
             assert caught.value.report.rank == 0
             assert "running" in str(caught.value)
-            replacement = WorkerProcesses(server.address, 1)
+            replacement = LocalWorkers(server.address, 1)
             try:
                 assert client.submit(mlp(ranks=2), 2).result()["step"] == 1
             finally:
@@ -406,7 +406,7 @@ def test_a_killed_worker_fails_its_job_and_frees_the_other(server: MasterServer)
 
 @pytest.mark.processes
 def test_workers_killed_while_they_prepare_leave_nothing(server: MasterServer) -> None:
-    processes = WorkerProcesses(server.address, 2)
+    processes = LocalWorkers(server.address, 2)
 
     def kill(phase: JobPhase, _: float) -> None:
         if phase is JobPhase.PREPARING:

@@ -36,10 +36,10 @@ from plancompiler.plan.job_serde import job_to_bytes
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto.cluster_pb2_grpc import ClientStub
 from plancompiler.running.client import Client
-from plancompiler.running.worker_processes import WorkerProcesses
 from plancompiler.worker.events import Exit, FromMaster, MasterGone, Reconnect, WorkerTick
 from plancompiler.worker.state import WorkerState
 from tests.cluster.conftest import Workers, signed_in
+from tests.cluster.local_workers import LocalWorkers
 from tests.cluster.simulated import ALL_GOOD, cluster_of, until
 from tests.examples import mlp
 
@@ -212,12 +212,10 @@ class KilledMaster:
 
 
 @contextmanager
-def cluster_on_a_journal(
-    folder: Path, ranks: int
-) -> Iterator[tuple[KilledMaster, WorkerProcesses]]:
+def cluster_on_a_journal(folder: Path, ranks: int) -> Iterator[tuple[KilledMaster, LocalWorkers]]:
     master = KilledMaster(folder / "journal", ranks)
     try:
-        workers = WorkerProcesses(master.address, ranks)
+        workers = LocalWorkers(master.address, ranks)
         try:
             yield master, workers
         finally:

@@ -12,8 +12,8 @@ from plancompiler.errors import JobCancelledError, NonFiniteError, WorkerLostErr
 from plancompiler.master.job_channel import Retention
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client, Handle
-from plancompiler.running.worker_processes import WorkerProcesses
 from tests.cluster.conftest import Workers
+from tests.cluster.local_workers import LocalWorkers
 from tests.examples import mlp
 
 MANY = 1_000_000
@@ -36,7 +36,7 @@ def test_jobs_on_disjoint_ranks_never_touch_each_other() -> None:
         MasterServer(ranks=4, retention=keeping) as server,
         Client(server.address) as client,
     ):
-        processes = WorkerProcesses(server.address, 4)
+        processes = LocalWorkers(server.address, 4)
         try:
             alone = losses(client.submit(mlp(ranks=1), STEPS), STEPS)
             together = losses(client.submit(mlp(ranks=2), STEPS), STEPS)

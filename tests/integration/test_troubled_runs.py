@@ -38,7 +38,7 @@ def reference(ranks: int, steps: int = STEPS) -> list[float]:
 
 
 def pids_of(session: pc.Session) -> list[int]:
-    return session._world._workers.pids
+    return [each.process.pid for each in session._world._workers.started]
 
 
 def states(pids: Sequence[int]) -> list[str]:
