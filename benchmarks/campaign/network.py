@@ -34,8 +34,8 @@ JOB = PROGRAMS / "regression.py"
 START_SECONDS = 60.0
 LIMIT_SECONDS = 15.0
 """Within which a connection that no longer carries anything is noticed, or a wrong one."""
-MEETING_SECONDS = time_limits.PREPARING
-"""The same between workers, which may still be meeting each other."""
+CONNECTING_SECONDS = time_limits.PREPARING
+"""The same between workers, which may still be connecting to each other."""
 SLACK_SECONDS = 10.0
 ERROR = re.compile(r"\[(E\d{3}) (\w+)\]")
 
@@ -228,7 +228,7 @@ class Network:
 
         def is_late() -> bool:
             begin = proxy.fired_at or max(child.began for child in children) + START_SECONDS
-            limit = MEETING_SECONDS if result.group.startswith("workers:") else LIMIT_SECONDS
+            limit = CONNECTING_SECONDS if result.group.startswith("workers:") else LIMIT_SECONDS
             return time.monotonic() > begin + limit + SLACK_SECONDS
 
         until(lambda: first.code is not None or is_late(), 3 * START_SECONDS)

@@ -136,11 +136,11 @@ from plancompiler.blas.loaded_library import numeric_kernels
 from tests.examples import mlp
 
 if __name__ == "__main__":
-    found = []
+    losses = []
     for backend in ("threads", "processes"):
         with pc.run(mlp(ranks=2, hidden=48), backend=backend) as session:
-            found.append([outputs["loss"] for outputs in session.run(40)])
-    print(found[0] == found[1], numeric_kernels())
+            losses.append([outputs["loss"] for outputs in session.run(40)])
+    print(losses[0] == losses[1], numeric_kernels())
 """
 
 

@@ -205,29 +205,29 @@ class SimulatedCluster:
 
     def choices(self) -> list[Callable[[], None]]:
         """All events that may come next, time apart."""
-        found: list[Callable[[], None]] = []
+        choices: list[Callable[[], None]] = []
         if self.compiling:
-            found.append(self._master_compiles)
+            choices.append(self._master_compiles)
         for worker in self.workers:
             if worker.to_master:
-                found.append(lambda worker=worker: self._deliver_to_master(worker))
+                choices.append(lambda worker=worker: self._deliver_to_master(worker))
             elif worker.exited and self.master.slot_of(worker.connection) is not None:
-                found.append(lambda worker=worker: self._connection_breaks(worker))
+                choices.append(lambda worker=worker: self._connection_breaks(worker))
             if worker.exited or worker.silent:
                 continue
             if worker.to_worker:
-                found.append(lambda worker=worker: self._deliver_to_worker(worker))
+                choices.append(lambda worker=worker: self._deliver_to_worker(worker))
             elif worker.disconnecting:
-                found.append(lambda worker=worker: self._master_hangs_up(worker))
+                choices.append(lambda worker=worker: self._master_hangs_up(worker))
             if worker.fetching and worker.interrupted is None:
-                found.append(lambda worker=worker: self._fetches(worker))
+                choices.append(lambda worker=worker: self._fetches(worker))
             elif worker.work is not None:
-                found.append(lambda worker=worker: self._work_ends(worker))
+                choices.append(lambda worker=worker: self._work_ends(worker))
             elif worker.closing is not None:
-                found.append(lambda worker=worker: self._closes(worker))
+                choices.append(lambda worker=worker: self._closes(worker))
             if worker.beside is not None and not worker.slow_disk:
-                found.append(lambda worker=worker: self._writes(worker))
-        return found
+                choices.append(lambda worker=worker: self._writes(worker))
+        return choices
 
     def settle(self, choose: Callable[[list[Callable[[], None]]], Callable[[], None]]) -> None:
         """Let things happen until nothing can, time standing still; a ceiling means a livelock."""

@@ -26,8 +26,8 @@ SMALL = ("-D", "hidden=30", "-D", "batch=30")
 
 @pytest.fixture
 def client(cluster: MasterServer) -> Iterator[Client]:
-    with Client(cluster.address) as found:
-        yield found
+    with Client(cluster.address) as client:
+        yield client
 
 
 def test_a_job_outlives_its_client_and_is_read_again_from_any_step(
@@ -124,8 +124,8 @@ def test_the_commands(cluster: MasterServer) -> None:
     def asked(*arguments: str) -> dict[str, Any]:
         result = invoke(*arguments, *master, "--json")
         assert result.exit_code == 0, result.stderr
-        found: dict[str, Any] = json.loads(result.stdout)
-        return found
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
 
     submitted = asked("submit", file, *SMALL, "--steps", f"{STEPS}", "--detach", "--name", "night")
     job = str(submitted["job"])

@@ -30,8 +30,8 @@ SMALL = ("-D", "hidden=30", "-D", "batch=30")
 
 @pytest.fixture
 def client(cluster: MasterServer) -> Iterator[Client]:
-    with Client(cluster.address) as found:
-        yield found
+    with Client(cluster.address) as client:
+        yield client
 
 
 def invoke(*arguments: str) -> Result:
@@ -41,8 +41,8 @@ def invoke(*arguments: str) -> Result:
 def asked(*arguments: str) -> dict[str, Any]:
     result = invoke(*arguments, "--json")
     assert result.exit_code == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
 
 
 def contents(folder: Path) -> dict[str, bytes]:

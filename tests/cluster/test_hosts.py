@@ -68,8 +68,8 @@ def cluster_on(hosts: str) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """Of a cluster on the hosts of the parameter."""
-    with cluster_on(request.param) as found:
-        yield found
+    with cluster_on(request.param) as client:
+        yield client
 
 
 def losses(client: Client, job: Job) -> list[float]:
@@ -149,8 +149,8 @@ def test_a_wildcard_is_announced_as_the_address_towards_the_master(workers: Work
         workers(server.address, host="a", listen="0.0.0.0:0", insecure=True)
         workers(server.address, host="b")
         with Client(server.address) as client:
-            found = losses(client, mlp(ranks=2))
-        assert found == local_losses(mlp(ranks=2), 2)
+            over_network = losses(client, mlp(ranks=2))
+        assert over_network == local_losses(mlp(ranks=2), 2)
         for worker in workers.started:
             worker.stop()
             assert worker.error is None
@@ -182,15 +182,15 @@ def namespaces() -> Iterator[dict[str, str]]:
             ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no virtual cable can be made: {error.stderr.decode().strip()}")
-        found = {}
+        addresses = {}
         for index, (name, end) in enumerate(zip(names, ends, strict=True)):
             address = f"10.213.7.{index + 1}"
             ip("link", "set", end, "netns", name)
             ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
             ip("-n", name, "link", "set", end, "up")
             ip("-n", name, "link", "set", "lo", "up")
-            found[name] = address
-        yield found
+            addresses[name] = address
+        yield addresses
 
 
 @pytest.mark.processes

@@ -114,7 +114,7 @@ def test_what_fails_in_between_is_not_written(tmp_path: Path) -> None:
 
 
 @contextmanager
-def without_room() -> Iterator[None]:
+def with_full_disk() -> Iterator[None]:
     """Within the block no file of this process can be written."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
@@ -148,7 +148,7 @@ def test_a_journal_that_cannot_be_written_says_so_and_can_be_once_there_is_room(
         writing.add_event(7, StepDone(1))
         writing.add_command(3, 1, Run(7, 11, 2, False))
     for _ in range(2):
-        with pytest.raises(ClusterError, match="cannot be used") as caught, without_room():
+        with pytest.raises(ClusterError, match="cannot be used") as caught, with_full_disk():
             write(journal, change)
         assert str(tmp_path / "journal") in str(caught.value.report.got)
         assert "transaction" not in str(caught.value.report.got)

@@ -236,10 +236,10 @@ def test_logs_of_a_jobs_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     import ops_that_print as ops
 
     def job(op: pc.Tensor) -> pc.Job:
-        with pc.job("talks") as found:
+        with pc.job("talks") as traced:
             ones = pc.ones((4,), "float32", pc.Placement("cpu", [0]))
             pc.output("loss", op(ones).sum())
-        return found
+        return traced
 
     with MasterServer() as server, Client(server.address) as client:
         chatty, failing, endless = (

@@ -309,12 +309,12 @@ def test_what_arrived_is_moved_a_few_times_and_not_with_each_chunk() -> None:
     data = (LARGE * 20)[: 20 * CHUNK_BYTES + 5]
     budget = UploadBudget(len(data))
     assembler = Assembler("it", len(data), Reservation(budget))
-    rooms, actual = set(), None
+    held, actual = set(), None
     for chunk in to_chunks(data):
         actual = assembler.add(chunk)
-        rooms.add(budget.held)
+        held.add(budget.held)
     assert actual == data
-    assert rooms == {4 * CHUNK_BYTES, 20 * CHUNK_BYTES, len(data)}
+    assert held == {4 * CHUNK_BYTES, 20 * CHUNK_BYTES, len(data)}
 
 
 def test_all_uploads_together_have_a_budget() -> None:
@@ -458,17 +458,17 @@ def test_a_reader_hears_of_the_steps_that_it_asks_for_and_of_all_others_how_many
     channel.publish(m.RankOutputs(24, 1, bytes(1000)))
     channel.publish(m.StepDone(24))
     channel.publish(m.PhaseChanged(m.JobPhase.FINISHED, 1.0))
-    found = read_all(channel, since)
-    assert isinstance(found[-1], m.PhaseChanged)
-    done = [event.step for event in found if isinstance(event, m.StepDone)]
-    skipped = sum(event.count for event in found if isinstance(event, m.StepsSkipped))
-    dropped = sum(event.count for event in found if isinstance(event, m.StepsDropped))
+    events = read_all(channel, since)
+    assert isinstance(events[-1], m.PhaseChanged)
+    done = [event.step for event in events if isinstance(event, m.StepDone)]
+    skipped = sum(event.count for event in events if isinstance(event, m.StepsSkipped))
+    dropped = sum(event.count for event in events if isinstance(event, m.StepsDropped))
     assert skipped == min(20, max(0, since - 5))
     assert skipped + dropped + len(done) == 20
     assert done == list(range(25 - len(done), 25))
     if kept > 100_000:
         assert not dropped
-    assert all(event.step >= since for event in found if isinstance(event, m.RankOutputs))
+    assert all(event.step >= since for event in events if isinstance(event, m.RankOutputs))
 
 
 def test_plans_are_kept_apart_from_outputs() -> None:

@@ -55,7 +55,7 @@ def ranks_with(sides: Sequence[Side], deadline: float = 60.0) -> Iterator[list[R
         yield runtimes
 
 
-def refusal(runtimes: Sequence[Runtime]) -> SecurityError:
+def security_error(runtimes: Sequence[Runtime]) -> SecurityError:
     """What rank 0 raises when the ranks meet. It cannot tell rank 1; a master would."""
     with ThreadPoolExecutor(len(runtimes)) as pool:
         futures = [pool.submit(runtime.prepare) for runtime in runtimes]
@@ -100,7 +100,7 @@ def test_a_server_is_refused(certificates: Path, case: str) -> None:
         for each in (GOOD, names)
     ]
     with ranks_with(sides) as runtimes:
-        report = refusal(runtimes).report
+        report = security_error(runtimes).report
         assert report.rank == 1
         assert report.what.startswith("rank 1 at 127.0.0.1:")
         assert got in report.got
@@ -120,7 +120,7 @@ def test_a_client_is_refused(certificates: Path, client: str | None, hint: str) 
     good = tls(certificates, "server")
     own = None if client is None else tls(certificates, client)
     with ranks_with([(good, own), (good, good)]) as runtimes:
-        report = refusal(runtimes).report
+        report = security_error(runtimes).report
         assert report.rank == 1
         assert hint in report.hint
 

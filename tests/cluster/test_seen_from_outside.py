@@ -116,10 +116,10 @@ def test_metrics_and_page_of_a_master_that_works(watched: MasterServer) -> None:
     answer = get(watched.metrics_address, "/metrics", bearer(watched))
     assert answer.status == 200
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    found = samples(answer.text)
+    numbers = samples(answer.text)
 
     def value(name: str, **labels: str) -> float:
-        return found[name, tuple(labels.items())]
+        return numbers[name, tuple(labels.items())]
 
     assert value("plancompiler_steps_total") == 30
     assert value("plancompiler_queue_length") == 1
@@ -181,9 +181,9 @@ def test_strangers_see_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture)
                 assert refused.headers["WWW-Authenticate"].startswith("Basic")
                 assert server.address not in refused.text
         assert get(address, "/nothing").status == 401  # nor which paths there are
-        found = samples(get(address, "/metrics", f"Bearer {SECRET}ops").text)
-        assert found["plancompiler_refused_calls_total", (("code", "unauthorized"),)] == 11
-        assert found["plancompiler_refused_calls_total", (("code", "forbidden"),)] == 2
+        numbers = samples(get(address, "/metrics", f"Bearer {SECRET}ops").text)
+        assert numbers["plancompiler_refused_calls_total", (("code", "unauthorized"),)] == 11
+        assert numbers["plancompiler_refused_calls_total", (("code", "forbidden"),)] == 2
     assert caplog.text.count("refused an HTTP request of 127.0.0.1:") == 13
     assert SECRET not in caplog.text
 

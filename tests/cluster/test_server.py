@@ -225,8 +225,8 @@ def test_messages_without_a_check_are_refused(server: MasterServer) -> None:
         with pytest.raises(grpc.RpcError, match=r"a client of version 0\.0\.1"):
             client.Submit(iter([old]), timeout=SECONDS)
         say = channel.stream_stream("/plancompiler.proto.Worker/Connect")
-        (refusal,) = say(iter([b"\xff" * 9]), timeout=SECONDS)
-        assert b"is not a message of this protocol" in refusal
+        (answer,) = say(iter([b"\xff" * 9]), timeout=SECONDS)
+        assert b"is not a message of this protocol" in answer
 
 
 def test_uploads_give_back_what_they_hold_and_the_queue_has_an_end() -> None:

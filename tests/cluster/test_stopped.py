@@ -68,11 +68,11 @@ class Cluster:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    found = Cluster()
+    cluster = Cluster()
     try:
-        yield found
+        yield cluster
     finally:
-        found.close()
+        cluster.close()
 
 
 def await_workers(client: Client, count: int) -> None:

@@ -127,7 +127,7 @@ class CountingGate(Gate):
     def __init__(self, places: int) -> None:
         super().__init__(places)
         self.inside = self.most = self.total = 0
-        self.meeting: asyncio.Barrier | None = None
+        self.barrier: asyncio.Barrier | None = None
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -136,9 +136,9 @@ class CountingGate(Gate):
             self.total += 1
             self.most = max(self.most, self.inside)
             try:
-                if self.meeting is not None:
+                if self.barrier is not None:
                     async with asyncio.timeout(SECONDS):
-                        await self.meeting.wait()
+                        await self.barrier.wait()
                 yield
             finally:
                 self.inside -= 1
@@ -201,7 +201,7 @@ def test_256_workers_get_their_slices_once_per_host_or_in_turns() -> None:
             once = {each.digest: sum(map(len, each.messages)) for each in parcels.values()}
             assert job.sent_bytes == sum(once.values())
             # Now all of them fetch from the master at once, four by four.
-            gate.meeting = asyncio.Barrier(4)
+            gate.barrier = asyncio.Barrier(4)
             slices = list(
                 pool.map(lambda each: each.fetch(job.job_id, digests[each.rank]), workers)
             )

@@ -61,13 +61,13 @@ def test_streams_with_certificates(tls):
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         addresses = ",".join(f"localhost:{each.getsockname()[1]}" for each in sockets)
-    found = {}
+    gathered = {}
 
     def run(rank):
         environment = {ADDRESSES: addresses, SECRET: "secret of this test", **tls}
         link = open_world("grpc", Launched(None, rank, 2, ""), 60.0, 60.0, environment)
         comm = CommContextManager(link)
-        found[rank] = comm.context((0, 1)).all_gather(np.array([rank + 5])).tolist()
+        gathered[rank] = comm.context((0, 1)).all_gather(np.array([rank + 5])).tolist()
         comm.close()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
@@ -75,7 +75,7 @@ def test_streams_with_certificates(tls):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {0: [5, 6], 1: [5, 6]}
+    assert gathered == {0: [5, 6], 1: [5, 6]}
 
 
 @pytest.fixture

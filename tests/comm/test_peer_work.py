@@ -25,13 +25,13 @@ DEADLINE = 0.2
 
 
 def worlds_on(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> dict[int, MessageWorldLink]:
-    found: dict[int, MessageWorldLink] = {}
+    worlds: dict[int, MessageWorldLink] = {}
     for rank, host in enumerate(hosts):
         monkeypatch.setenv(HOST_VARIABLE, host)
-        found[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, found)), len(hosts), DEADLINE)
-    for world in found.values():  # now all are there to hear it
+        worlds[rank] = MessageWorldLink(MessageLink(rank, Wire(rank, worlds)), len(hosts), DEADLINE)
+    for world in worlds.values():  # now all are there to hear it
         world.link.work.introduce()
-    return found
+    return worlds
 
 
 @pytest.mark.parametrize("hosts", [("here", "here"), ("here", "there")])

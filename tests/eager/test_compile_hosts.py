@@ -62,9 +62,9 @@ sys.stdout.flush()
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    found = tmp_path_factory.mktemp("hosts") / "script.py"
-    found.write_text(SCRIPT)
-    return found
+    path = tmp_path_factory.mktemp("hosts") / "script.py"
+    path.write_text(SCRIPT)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,8 @@ def test_losses_over_streams_are_those_of_shared_memory(script, wanted):
 
 @pytest.mark.processes
 def test_some_ranks_share_memory_and_some_do_not(script):
-    found = losses_of(run(script, 3, "aba", transport="grpc"), 3)
-    assert found == losses_of(run(script, 3, "one"), 3)
+    losses = losses_of(run(script, 3, "aba", transport="grpc"), 3)
+    assert losses == losses_of(run(script, 3, "one"), 3)
 
 
 @pytest.mark.processes

@@ -75,8 +75,8 @@ def test_ranks_are_one_world(script):
 @pytest.mark.processes
 def test_json_is_one_object(script):
     done = launch("--json", "-n", 1, script)
-    found = json.loads(done.stdout)
-    assert (found["ranks"], found["exit_codes"]) == (1, [0])
+    report = json.loads(done.stdout)
+    assert (report["ranks"], report["exit_codes"]) == (1, [0])
     assert "rank 0 45.0" in done.stderr
 
 

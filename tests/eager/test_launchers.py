@@ -112,13 +112,13 @@ def torchrun(ranks: int) -> list[str]:
 
 def slurm(command: str) -> str:
     """A command of Slurm's, whose controller answers."""
-    found, control = shutil.which(command), shutil.which("scontrol")
-    if found is None or control is None:
+    path, control = shutil.which(command), shutil.which("scontrol")
+    if path is None or control is None:
         pytest.skip("Slurm is not installed")
     asked = subprocess.run([control, "ping"], capture_output=True, text=True, check=False)
     if asked.returncode != 0:
         pytest.skip(f"Slurm's controller does not answer: {asked.stdout or asked.stderr}")
-    return found
+    return path
 
 
 def srun(ranks: int) -> list[str]:

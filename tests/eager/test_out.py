@@ -213,13 +213,13 @@ def test_every_function_of_tensors_takes_out():
     }
 
 
-def empty_like(found):
+def empty_like(results):
     """Tensors that can take these results; None for what is no tensor."""
-    if isinstance(found, (list, tuple)):
-        return [empty_like(one) for one in found]
-    if not isinstance(found, pc.DistTensor):
+    if isinstance(results, (list, tuple)):
+        return [empty_like(one) for one in results]
+    if not isinstance(results, pc.DistTensor):
         return None
-    return pc.tensor(np.full(found.shape, 3, found.local.dtype), found.placement, found.sbp)
+    return pc.tensor(np.full(results.shape, 3, results.local.dtype), results.placement, results.sbp)
 
 
 def leaves(*trees):
@@ -242,11 +242,11 @@ def test_the_value_is_that_of_the_plain_call(name, sbp):
         out = empty_like(plain)
         pc.manual_seed(4)
         args, kwargs = CALLS[name](Arguments(PAIR, sbp))
-        found = function(*args, **kwargs, out=out)
+        results = function(*args, **kwargs, out=out)
         whole = all(taken is not None for (taken,) in leaves(out))
-        assert found is out if whole else type(found) is type(plain)
+        assert results is out if whole else type(results) is type(plain)
         count = 0
-        for taken, got, wanted in leaves(out, found, plain):
+        for taken, got, wanted in leaves(out, results, plain):
             if taken is None:
                 assert got == wanted
                 continue
@@ -453,15 +453,15 @@ def test_out_in_compiled_functions():
     def rank(wrap):
         pc.manual_seed(9)
         run = wrap(function)
-        found = []
+        arrays = []
         for step in range(2):
             pc.default_generator().start_step(step)
             x = pc.tensor(np.arange(16.0).reshape(4, 4) % 7 - step, PAIR, "B")
             y = pc.tensor(np.zeros((4, 4)), PAIR, "B")
             pair = (pc.tensor(np.zeros((4, 4)), PAIR), pc.tensor(np.zeros((4, 4), np.int64), PAIR))
             made = run(x, y, pair)
-            found += [each.numpy() for each in (made, x, y, *pair)]
-        return found
+            arrays += [each.numpy() for each in (made, x, y, *pair)]
+        return arrays
 
     eager = spawn(lambda: rank(lambda it: it), 2)
     compiled = spawn(lambda: rank(pc.compile), 2)
@@ -492,10 +492,10 @@ def test_into_serves_functions_of_users():
         return {"unused": x} if scale is None else [x * scale, (x + y, None)]
 
     y, z = plain(1.0, 1.0), plain(0.0, 0.0)
-    found = pc.eager.into([y, (z, None)], both, plain(2.0, 3.0), scale=10.0)
+    taken = pc.eager.into([y, (z, None)], both, plain(2.0, 3.0), scale=10.0)
     assert (y.numpy().tolist(), z.numpy().tolist()) == ([20.0, 30.0], [3.0, 4.0])
-    assert found[0] is y
-    assert found[1][0] is z
+    assert taken[0] is y
+    assert taken[1][0] is z
     with pytest.raises(UsageError, match="the results of both do not pair up"):
         pc.eager.into([y, z], both, y, scale=None)
     with pytest.raises(UsageError, match="a tensor of its own"):

@@ -72,11 +72,11 @@ def all_samples(tmp_path_factory):
     return samples(tmp_path_factory.mktemp("data"))
 
 
-def differentiable(found: list[Sample]) -> list[Sample]:
+def differentiable(all_calls: list[Sample]) -> list[Sample]:
     table = op_table()
     return [
         sample
-        for sample in found
+        for sample in all_calls
         if sample.inputs
         and sample.differentiable
         and sample.kind not in STRUCTURE
@@ -91,15 +91,15 @@ def calls(all_samples):
 
 def test_the_kinds_without_a_gradient_are_those_named_here(all_samples):
     table = op_table()
-    found = set()
+    ungraded = set()
     for sample in all_samples:
         types = tuple(map(type_of, sample.inputs))
         outputs = infer_types(sample.kind, types, sample.attrs)
         between_floats = all(any(each.dtype.is_floating for each in s) for s in (types, outputs))
         if between_floats and table[sample.kind].gradient is None:
-            found.add(sample.kind)
+            ungraded.add(sample.kind)
     named = [kind for kinds in WITHOUT.values() for kind in kinds]
-    assert sorted(named) == sorted(found)
+    assert sorted(named) == sorted(ungraded)
 
 
 def numbers_for(sample: Sample, seed: int) -> np.random.Generator:
@@ -142,7 +142,7 @@ def second_order(calls, weights, placement):
     """Of each call the gradients of `score` by its inputs and by the weight, and the kinds on the
     tape of the first gradients that have no gradient."""
     generator = pc.manual_seed(SEED)
-    found, stuck = [], []
+    gradients, stuck = [], []
     for number, (sample, (weight, pulls)) in enumerate(zip(calls, weights, strict=True)):
         generator.start_step(STEP)
 
@@ -157,7 +157,7 @@ def second_order(calls, weights, placement):
             leaf.requires_grad = True
         output = tensors[0]._apply(sample.kind, tensors, sample.attrs)[0]
         if not output.requires_grad:
-            found.append([None] * (len(leaves) + 1))
+            gradients.append([None] * (len(leaves) + 1))
             continue
         firsts = pc.eager.grad(output, leaves, seed, create_graph=True)
         stuck += stuck_kinds(firsts)
@@ -168,11 +168,11 @@ def second_order(calls, weights, placement):
                 part = (first * pc.tensor(pull, placement)).sum().cast("float64")
                 total = part if total is None else total + part
         if total is None or not total.requires_grad:
-            found.append([None] * (len(leaves) + 1))
+            gradients.append([None] * (len(leaves) + 1))
             continue
         seconds = pc.eager.grad(total, [*leaves, seed])
-        found.append([None if each is None else each.numpy() for each in seconds])
-    return found, stuck
+        gradients.append([None if each is None else each.numpy() for each in seconds])
+    return gradients, stuck
 
 
 def differences(sample, weight, pulls, along):
@@ -196,10 +196,10 @@ def differences(sample, weight, pulls, along):
 @pytest.mark.slow
 def test_second_derivatives_match_differences_of_first_ones(calls, record_property):
     weights = [weights_of(sample, numbers_for(sample, 6)) for sample in calls]
-    found, stuck = second_order(calls, weights, ALONE)
+    gradients, stuck = second_order(calls, weights, ALONE)
     assert stuck == []
     checked = set()
-    for sample, (weight, pulls), seconds in zip(calls, weights, found, strict=True):
+    for sample, (weight, pulls), seconds in zip(calls, weights, gradients, strict=True):
         rng = numbers_for(sample, 7)
         floats = [slot for slot, one in enumerate(sample.inputs) if one.dtype.kind == "f"]
         for _ in range(2):
@@ -216,7 +216,7 @@ def test_second_derivatives_match_differences_of_first_ones(calls, record_proper
     record_property("second_derivatives_of_op_kinds", f"{len(checked)}, in {len(calls)} calls")
     assert len(checked) >= LEAST_KINDS
     (parts, _), _ = spawn(second_order, 2, calls, weights, PAIR)
-    for sample, wanted, got in zip(calls, found, parts, strict=True):
+    for sample, wanted, got in zip(calls, gradients, parts, strict=True):
         for left, right in zip(wanted, got, strict=True):
             assert (left is None) == (right is None), str(sample)
             if left is not None:
@@ -228,9 +228,9 @@ def test_second_derivatives_keep_halves(tmp_path):
     calls = differentiable(samples(tmp_path, "float16"))
     weights = [weights_of(sample, rng) for sample in calls]
     with np.errstate(all="ignore"):  # some are beyond what halves hold
-        found, _ = second_order(calls, weights, ALONE)
+        gradients, _ = second_order(calls, weights, ALONE)
     halves = 0
-    for sample, (weight, _), seconds in zip(calls, weights, found, strict=True):
+    for sample, (weight, _), seconds in zip(calls, weights, gradients, strict=True):
         dtypes = [one.dtype for one in (*sample.inputs, weight) if one.dtype.kind == "f"]
         for dtype, second in zip(dtypes, seconds, strict=True):
             assert second is None or second.dtype == dtype, str(sample)
@@ -278,14 +278,14 @@ def test_the_norm_of_a_gradient_is_differentiated_through_a_normalised_attention
     def second(x, *others):
         return pc.eager.grad(norm_of_gradient(x, *others), [x])[0]
 
-    found = second(*given(data, ALONE)).numpy()
+    eager = second(*given(data, ALONE)).numpy()
     along = rng.normal(size=data.shape)
     ends = [
         float(norm_of_gradient(*given(data + step * along, ALONE)).numpy())
         for step in (STEP_SIZE, -STEP_SIZE)
     ]
     expected = (ends[0] - ends[1]) / (2 * STEP_SIZE)
-    np.testing.assert_allclose(np.sum(found * along), expected, 1e-6)
+    np.testing.assert_allclose(np.sum(eager * along), expected, 1e-6)
 
     def compiled():
         function = pc.compile(second)
@@ -294,4 +294,4 @@ def test_the_norm_of_a_gradient_is_differentiated_through_a_normalised_attention
         return made
 
     for made in spawn(compiled, 2):
-        np.testing.assert_allclose(made, found, 1e-10)
+        np.testing.assert_allclose(made, eager, 1e-10)

@@ -40,14 +40,14 @@ def test_an_eager_program(engine: Engine, line: Path, losses: str) -> None:
 )
 def test_ranks_that_others_start(line: Path, losses: str, variables: dict[str, str]) -> None:
     """By the variables alone, as torchrun and the manifests of Indexed Jobs set them."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(line)],
             stdout=subprocess.PIPE,
             text=True,
             env=local().variables()
-            | meeting
+            | rendezvous
             | {name: text.format(rank) for name, text in variables.items()},
         )
         for rank in range(2)

@@ -47,7 +47,7 @@ class World:
         self.ranks = {rank: load_actors(plan) for rank, plan in ranks.items()}
         self.messages: dict[tuple[int, int, int], deque[int]] = {}
         self.running: dict[tuple[int, int], int] = {}
-        self.meetings: dict[tuple[int, int], set[int]] = {}
+        self.arrivals: dict[tuple[int, int], set[int]] = {}
         self.slots: dict[int, list[Slot]] = {}
         self.consumers: dict[int, set[int]] = {}
         self.per_microbatch: dict[int, bool] = {}
@@ -124,7 +124,7 @@ class World:
                 slot.version = -2
             assert slot.version == -2, f"{task.name} adds to something else"
         if isinstance(task.spec, CollectiveSpec):
-            self.meetings.setdefault((unpack_id(task.id).family, actor.version), set()).add(rank)
+            self.arrivals.setdefault((unpack_id(task.id).family, actor.version), set()).add(rank)
 
     def version(self, register: int, actor: StreamActor) -> int:
         """The version of a register that the head task of a stream has to do with."""
@@ -149,7 +149,7 @@ class World:
         if not isinstance(task.spec, CollectiveSpec):
             return True
         members = self.plans[rank].communicators[task.spec.communicator].ranks
-        return self.meetings[unpack_id(task.id).family, actor.version] >= set(members)
+        return self.arrivals[unpack_id(task.id).family, actor.version] >= set(members)
 
     def finish(self, key: tuple[int, int]) -> None:
         rank, stream = key

@@ -36,7 +36,7 @@ class Ranks:
 
     def __init__(self, plans, stack):
         hub = LocalHub()
-        self.found = {}
+        self.outputs = {}
         self.runtimes = [
             Runtime(plan, hub.link(rank), on_outputs=self.collect) for rank, plan in plans.items()
         ]
@@ -46,7 +46,7 @@ class Ranks:
         self.together(lambda runtime: runtime.prepare())
 
     def collect(self, step, name, value):
-        self.found[name] = value
+        self.outputs[name] = value
 
     def together(self, action):
         return list(self.pool.map(action, self.runtimes))
@@ -57,7 +57,7 @@ class Ranks:
             runtime.run(1)
 
         self.together(run)
-        return dict(self.found)
+        return dict(self.outputs)
 
 
 @pytest.fixture

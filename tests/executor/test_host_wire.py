@@ -158,7 +158,7 @@ def test_a_private_block_cannot_be_read_by_others():
     link.close()
 
 
-class Meeting:
+class Handshake:
     """Rank 0 of a pipeline in a thread, and a hand-made peer that calls it."""
 
     def __init__(self) -> None:
@@ -207,28 +207,28 @@ def run_until_it_fails(runtime: Runtime) -> None:
     "greeting", [b"", b"hello", b"x" * 60, b"x" * 9000, "wrong token", "wrong rank"]
 )
 def test_strangers_are_sent_away(greeting):
-    with Meeting() as meeting:
-        with meeting.call() as stranger:
+    with Handshake() as handshake:
+        with handshake.call() as stranger:
             if greeting == "wrong token":
                 wire.send_hello(stranger, "another", 1, [])
             elif greeting == "wrong rank":
-                wire.send_hello(stranger, meeting.token, 3, [])
+                wire.send_hello(stranger, handshake.token, 3, [])
             elif greeting:
                 stranger.send(greeting)
             else:
                 stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(10) == b""
-        meeting.join_properly()
-    assert meeting.failure is None
+        handshake.join_properly()
+    assert handshake.failure is None
 
 
 def test_another_version_is_refused(monkeypatch):
-    with Meeting() as meeting, meeting.call() as peer:
-        packed = wire._HELLO.pack(wire._MAGIC, 99, 1, 0, wire._proof(meeting.token))
+    with Handshake() as handshake, handshake.call() as peer:
+        packed = wire._HELLO.pack(wire._MAGIC, 99, 1, 0, wire._proof(handshake.token))
         peer.send(packed)
-        meeting.thread.join()
-    assert isinstance(meeting.failure, VersionError)
-    assert "99" in str(meeting.failure)
+        handshake.thread.join()
+    assert isinstance(handshake.failure, VersionError)
+    assert "99" in str(handshake.failure)
 
 
 @pytest.mark.parametrize(
@@ -246,17 +246,17 @@ def test_a_peer_that_talks_nonsense_stops_the_run(packet, text):
     directory = wire.SharedMemory("directory", len(directory_text))
     directory.buffer()[:] = bytearray(directory_text)
     counters = wire.SharedMemory("counters", 64)
-    with Meeting() as meeting:
-        with meeting.call() as peer:
-            wire.send_hello(peer, meeting.token, 1, [directory.descriptor, counters.descriptor])
-            _, descriptors = wire.receive_hello(peer, meeting.token)
+    with Handshake() as handshake:
+        with handshake.call() as peer:
+            wire.send_hello(peer, handshake.token, 1, [directory.descriptor, counters.descriptor])
+            _, descriptors = wire.receive_hello(peer, handshake.token)
             wire.close_descriptors(descriptors)
-            meeting.thread.join()
+            handshake.thread.join()
             if packet is not None:
                 peer.send(packet)
                 # Rank 0 closes or reports; its answer means that it has seen the packet.
                 assert peer.recv(wire.MAX_PACKET)[:1] in (b"", bytes([wire.ABORT]))
         with pytest.raises(ExecutionError, match=text):
-            run_until_it_fails(meeting.runtime)
+            run_until_it_fails(handshake.runtime)
     directory.close_descriptor()
     counters.close_descriptor()

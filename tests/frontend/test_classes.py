@@ -348,9 +348,9 @@ sampled, places, sizes = pc.class_center_sample(labels, len(given["w"]), 6)
 rows = pc.class_center_rows(w, sampled, sizes)
 loss = pc.margin_cross_entropy(pc.matmul(x, rows, transpose_b=True), places)
 loss.backward()
-found = [each.numpy() for each in (loss, sampled, places, x.grad, w.grad)]
+results = [each.numpy() for each in (loss, sampled, places, x.grad, w.grad)]
 if world.rank == 0:
-    np.savez(sys.argv[2], *found)
+    np.savez(sys.argv[2], *results)
 """
 
 

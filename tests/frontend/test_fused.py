@@ -309,14 +309,14 @@ def losses(ranks):
     layer = pc.nn.FusedTransformerLayer(attention, pc.nn.FusedFeedForward(12, 10, std=0.4))
     layer.place_split(mesh)
     optimizer = pc.optim.DistributedFusedLamb(0.02, max_norm=0.5, accumulate=2)
-    found = []
+    rounded = []
     for step in range(6):
         pc.default_generator().start_step(step)
         data = np.random.default_rng(step).normal(size=(3, 5, 12)).astype(np.float32)
         loss = (layer(pc.tensor(data, mesh)) ** 2).mean()
         optimizer.minimize(loss)
-        found.append(round(loss.item(), 4))
-    return found
+        rounded.append(round(loss.item(), 4))
+    return rounded
 
 if __name__ == "__main__":
     world = pc.init()

@@ -73,15 +73,15 @@ def hard_job(stages: int = 1) -> Job:
         targets = pc.input("targets", (BATCH, LENGTH), "int64", last, ["S(0)", "B"])
         loss = pc.cross_entropy(model(tokens), targets, ignore_index=None)
         parameters = [each.value for each in model.parameters()]
-        found = [grad for grad in pc.gradients(loss, parameters) if grad is not None]
-        clipped, norm = pc.clip_by_global_norm(found, 0.5)
+        grads = [grad for grad in pc.gradients(loss, parameters) if grad is not None]
+        clipped, norm = pc.clip_by_global_norm(grads, 0.5)
         scaled = [grad * 0.5 for grad in clipped]
         # A large eps: the gradient of a key's bias is nothing but rounding.
         pc.optim.AdamW(1e-2, eps=1e-3).apply(parameters[2:], scaled[2:])
         pc.optim.SGD(0.1, momentum=0.9).apply(parameters[:2], scaled[:2])
         pc.output("loss", loss * 1.0)
         pc.output("norm", norm)
-        pc.output("table_grad", pc.square(found[0]).sum())
+        pc.output("table_grad", pc.square(grads[0]).sum())
     return job
 
 
@@ -109,20 +109,20 @@ def check(stages: int, **settings: Any) -> None:
     with LocalWorld(plans) as world:
         outputs = [world.step(feeds) for feeds in batches()]
         shards = [shards_to_bytes(plan, world.variables(rank), 0) for rank, plan in plans.items()]
-    found = assemble(shards)
+    variables = assemble(shards)
     wanted_outputs, wanted = reference(stages)
     tolerance = TOLERANCE[settings.get("precision", "float32")]
     for step, (got, expected) in enumerate(zip(outputs, wanted_outputs, strict=True)):
         for name, value in expected.items():
             loose = tolerance if name == "loss" else 4 * tolerance
             np.testing.assert_allclose(got[name], value, loose, err_msg=f"step {step} {name}")
-    assert wanted.keys() <= found.keys()
+    assert wanted.keys() <= variables.keys()
     for name, value in wanted.items():
         scale = float(np.abs(value).max())
         # Some gradients are zero but for rounding, as that of a bias added to all keys.
         least = 1e-7 if tolerance == TOLERANCE["float32"] else 1e-6
         np.testing.assert_allclose(
-            found[name], value, tolerance, max(tolerance * scale, least), err_msg=name
+            variables[name], value, tolerance, max(tolerance * scale, least), err_msg=name
         )
 
 

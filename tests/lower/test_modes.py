@@ -98,10 +98,10 @@ def test_a_tensor_parallel_block_takes_two_all_reduces_each_way() -> None:
 def test_data_parallel_takes_one_all_reduce_per_parameter() -> None:
     job = mlp(layout="dp", ranks=2, evaluate=False)
     parameters = [op for op in job.ops if op.kind == "variable" and op.attr("trainable")]
-    found = collectives(job)
+    counts = collectives(job)
     # One per parameter, and one for the loss that is reported.
-    assert found.pop("all_reduce") == len(parameters) + 1
-    assert set(found) <= {"slice"}
+    assert counts.pop("all_reduce") == len(parameters) + 1
+    assert set(counts) <= {"slice"}
 
 
 def test_stages_exchange_one_activation_and_one_gradient() -> None:

@@ -34,7 +34,7 @@ def _convolutions(make: Maker) -> list[Sample]:
         kind = f"conv{ndim}d"
         stride, dilation = attrs.get("stride", (1,) * ndim), attrs.get("dilation", (1,) * ndim)
         padding = attrs.get("padding", (0,) * 2 * ndim)
-        rooms = [
+        spans = [
             x_shape[axis + 2]
             + padding[2 * axis]
             + padding[2 * axis + 1]
@@ -42,8 +42,8 @@ def _convolutions(make: Maker) -> list[Sample]:
             - 1
             for axis in range(ndim)
         ]
-        windows = [room // step + 1 for room, step in zip(rooms, stride, strict=True)]
-        more = tuple(room % step for room, step in zip(rooms, stride, strict=True))
+        windows = [span // step + 1 for span, step in zip(spans, stride, strict=True)]
+        more = tuple(span % step for span, step in zip(spans, stride, strict=True))
         dy_shape = (x_shape[0], weight_shape[0], *windows)
         samples += [
             Sample(kind, (real(*x_shape), real(*weight_shape)), attrs),

@@ -132,15 +132,15 @@ def assemble(
     shards: Mapping[Coordinates, np.ndarray], sbp: NdSbp, hierarchy: tuple[int, ...]
 ) -> np.ndarray:
     """The whole array from its shards; checks that broadcast copies agree."""
-    found = dict(shards)
+    joined = dict(shards)
     for axis in reversed(range(len(hierarchy))):
-        found = {
+        joined = {
             coordinates: _join(
-                [found[(*coordinates, i)] for i in range(hierarchy[axis])], sbp[axis]
+                [joined[(*coordinates, i)] for i in range(hierarchy[axis])], sbp[axis]
             )
             for coordinates in product(*map(range, hierarchy[:axis]))
         }
-    return found[()]
+    return joined[()]
 
 
 def _join(pieces, entry):

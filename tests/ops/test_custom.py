@@ -75,9 +75,9 @@ def test_a_function_sees_float32_in_place_of_bfloat16():
         pc.output("y", halved(x))
     feeds = {"x": np.arange(15).reshape(5, 3).astype(DType.BFLOAT16.numpy)}
     with LocalWorld(compile_plans(job, 3, "rank_per_iter").plans) as world:
-        found = world.step(feeds)["y"]
-    assert found.dtype == DType.BFLOAT16.numpy
-    np.testing.assert_array_equal(found.astype(float), np.arange(15).reshape(5, 3) / 2)
+        y = world.step(feeds)["y"]
+    assert y.dtype == DType.BFLOAT16.numpy
+    np.testing.assert_array_equal(y.astype(float), np.arange(15).reshape(5, 3) / 2)
 
 
 @pc.op(rule="a b -> a", reduction="max")
@@ -101,8 +101,8 @@ def test_a_custom_op_is_an_op_like_any_other():
     types = (type_of(X), type_of(W))
     outputs = definition.infer(types, {"scale": 1.0})
     assert outputs == (pc.TensorType((2, 5, 4), pc.DType.FLOAT64),)
-    found = {str(one) for one in axis_signatures(project.kind, types, outputs, (), 2)}
-    assert found == {
+    signatures = {str(one) for one in axis_signatures(project.kind, types, outputs, (), 2)}
+    assert signatures == {
         "B, B -> B",
         "S(0), B -> S(0)",
         "S(1), B -> S(1)",
@@ -125,12 +125,12 @@ def test_a_custom_op_is_an_op_like_any_other():
 def test_every_signature_gives_the_dense_result(custom, inputs, attrs, hierarchy):
     dense = custom.function(*inputs, **attrs) if custom is not ranks_of_rows else None
     for signature in signatures_on(Sample(custom.kind, inputs, attrs), hierarchy):
-        found = ShardedCall(custom.kind, inputs, attrs).run(signature, hierarchy, RANDOM)
+        results = ShardedCall(custom.kind, inputs, attrs).run(signature, hierarchy, RANDOM)
         if dense is None:
-            np.testing.assert_allclose(found[0], inputs[0] ** 3 * inputs[1][:, None])
-            np.testing.assert_array_equal(found[1], range(5))
+            np.testing.assert_allclose(results[0], inputs[0] ** 3 * inputs[1][:, None])
+            np.testing.assert_array_equal(results[1], range(5))
         else:
-            np.testing.assert_allclose(found[0], dense, 1e-12, 1e-12, err_msg=str(signature))
+            np.testing.assert_allclose(results[0], dense, 1e-12, 1e-12, err_msg=str(signature))
 
 
 def test_the_gradient_is_that_of_the_function():
@@ -153,9 +153,9 @@ def test_it_runs_in_a_job_on_several_ranks():
     (dense,) = run_dense(job, 1, {"x": X, "w": W})
     np.testing.assert_allclose(dense["y"], 2 * X @ W)
     with LocalWorld(compile_plans(job, 3, "rank_per_iter").plans) as world:
-        found = world.step({"x": X, "w": W})
+        outputs = world.step({"x": X, "w": W})
     for name, value in dense.items():
-        np.testing.assert_allclose(found[name], value, 1e-10, 1e-10, err_msg=name)
+        np.testing.assert_allclose(outputs[name], value, 1e-10, 1e-10, err_msg=name)
 
 
 def test_called_with_arrays_it_is_the_function():
@@ -502,9 +502,9 @@ def test_exceptions_of_users_functions_in_jobs(part):
 @pytest.fixture
 def allowed(monkeypatch):
     """The allow-list, empty, and forgotten afterwards."""
-    found: set[str] = set()
-    monkeypatch.setattr(registry, "_ALLOWED", found)
-    return found
+    names: set[str] = set()
+    monkeypatch.setattr(registry, "_ALLOWED", names)
+    return names
 
 
 def module(directory, monkeypatch, name, text):

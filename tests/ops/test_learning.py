@@ -196,17 +196,17 @@ def test_attention_needs_memory_for_tiles_only():
 
 
 def test_grouped_heads_split_by_heads_of_keys():
-    def found(heads, shared, parts):
+    def signatures_of_attention(heads, shared, parts):
         inputs = (f32(2, heads, 5, 4), f32(2, shared, 5, 4), f32(2, shared, 5, 4))
         outputs = infer_types("attention", inputs, {"scale": 1.0})
         signatures = axis_signatures("attention", inputs, outputs, (("scale", 1.0),), parts)
         return {str(one) for one in signatures}
 
     by_heads = "S(1), S(1), S(1) -> S(1), S(1)"
-    assert by_heads in found(8, 4, 2)
-    assert by_heads not in found(8, 4, 3)
-    assert by_heads in found(4, 4, 3)
-    assert "S(2), B, B -> S(2), S(2)" in found(8, 4, 2)
+    assert by_heads in signatures_of_attention(8, 4, 2)
+    assert by_heads not in signatures_of_attention(8, 4, 3)
+    assert by_heads in signatures_of_attention(4, 4, 3)
+    assert "S(2), B, B -> S(2), S(2)" in signatures_of_attention(8, 4, 2)
 
 
 def test_rotary_embedding_turns_pairs():

@@ -36,10 +36,10 @@ def signatures_on(sample: Sample, hierarchy: tuple[int, ...]) -> tuple[NdSignatu
         return mesh_signatures(sample.kind, inputs, outputs, attrs, hierarchy)
     return tuple(
         NdSignature(
-            tuple(NdSbp((one,)) for one in found.inputs),
-            tuple(NdSbp((one,)) for one in found.outputs),
+            tuple(NdSbp((one,)) for one in signature.inputs),
+            tuple(NdSbp((one,)) for one in signature.outputs),
         )
-        for found in axis_signatures(sample.kind, inputs, outputs, attrs, hierarchy[0])
+        for signature in axis_signatures(sample.kind, inputs, outputs, attrs, hierarchy[0])
     )
 
 
@@ -62,8 +62,8 @@ def prove(sample, rng):
     for hierarchy in MESHES:
         for signature in signatures_on(sample, hierarchy):
             try:
-                found = call.run(signature, hierarchy, rng)
-                for got, expected in zip(found, dense, strict=True):
+                results = call.run(signature, hierarchy, rng)
+                for got, expected in zip(results, dense, strict=True):
                     assert_close(got, expected, tolerance(expected))
             except Exception as error:
                 raise AssertionError(f"{sample} on {hierarchy}: {signature}") from error
@@ -140,8 +140,8 @@ def test_signatures_hold_in_bfloat16(tmp_path):
         dense = run_dense(sample.kind, inputs, sample.attrs, seed=5, step=2)
         call = ShardedCall(sample.kind, inputs, sample.attrs, seed=5, step=2)
         for signature in signatures_on(sample, (3,)):
-            found = call.run(signature, (3,), rng)
-            for got, expected in zip(found, dense, strict=True):
+            results = call.run(signature, (3,), rng)
+            for got, expected in zip(results, dense, strict=True):
                 assert got.dtype == expected.dtype
                 np.testing.assert_allclose(
                     got.astype(np.float64),
@@ -158,21 +158,21 @@ def test_signatures_hold_in_bfloat16(tmp_path):
 def split_axes(kind, inputs, attrs, parts):
     """Pairs (axes split on the inputs, axes split on the outputs) of an op's signatures."""
     outputs = infer_types(kind, inputs, attrs)
-    found = set()
+    pairs = set()
     for signature in axis_signatures(kind, inputs, outputs, freeze_attrs(attrs), parts):
         axes = [
             tuple(entry.axis if isinstance(entry, Split) else None for entry in side)
             for side in (signature.inputs, signature.outputs)
         ]
-        found.add(tuple(axes))
-    return found
+        pairs.add(tuple(axes))
+    return pairs
 
 
 def test_matmul_has_the_four_classic_signatures():
     types = (TensorType((8, 4), DType.FLOAT32), TensorType((4, 6), DType.FLOAT32))
     outputs = infer_types("matmul", types, {})
-    found = {str(one) for one in axis_signatures("matmul", types, outputs, (), 2)}
-    assert found == {
+    signatures = {str(one) for one in axis_signatures("matmul", types, outputs, (), 2)}
+    assert signatures == {
         "B, B -> B",
         "S(0), B -> S(0)",
         "S(1), S(0) -> P",
@@ -208,8 +208,8 @@ def test_matmul_has_the_four_classic_signatures():
 def test_partial_sums_flow_only_through_linear_ops(kind, attrs, linear):
     types = (TensorType((4, 3), DType.FLOAT32),)
     outputs = infer_types(kind, types, attrs)
-    found = {str(one) for one in axis_signatures(kind, types, outputs, freeze_attrs(attrs), 2)}
-    assert ("P -> P" in found) == linear
+    signatures = {str(one) for one in axis_signatures(kind, types, outputs, freeze_attrs(attrs), 2)}
+    assert ("P -> P" in signatures) == linear
 
 
 def test_reshape_splits_leading_axes_only_where_they_divide():
@@ -228,12 +228,12 @@ def test_nested_splits_of_a_reshape_must_divide_all_together(extent, nested):
     types = (TensorType((extent, 3), DType.FLOAT32),)
     attrs = {"shape": (extent * 3,)}
     outputs = infer_types("reshape", types, attrs)
-    found = {
+    layouts = {
         str(one.inputs[0])
         for one in mesh_signatures("reshape", types, outputs, freeze_attrs(attrs), (2, 2))
     }
-    assert {"[S(0), B]", "[B, S(0)]"} <= found
-    assert ("[S(0), S(0)]" in found) == nested
+    assert {"[S(0), B]", "[B, S(0)]"} <= layouts
+    assert ("[S(0), S(0)]" in layouts) == nested
 
 
 def test_a_reshape_that_keeps_an_axis_splits_it_unevenly():

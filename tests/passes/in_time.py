@@ -251,7 +251,7 @@ def fed(shapes: dict[str, tuple[int, ...]], classes: int = 0) -> Feeds:
     ]
 
 
-def refusal(build: Callable[[], Job], microbatches: int = 4, **settings: Any) -> str:
+def microbatch_error(build: Callable[[], Job], microbatches: int = 4, **settings: Any) -> str:
     """The error of a job that cannot be cut; it names an op and its line."""
     job = build()
     with pytest.raises(MicrobatchError) as caught:

@@ -15,7 +15,7 @@ from plancompiler.ops.registry import op_def
 from plancompiler.passes import run_passes
 from plancompiler.passes.recompute import AGAIN, regions_of, with_checkpoints
 from tests.examples import gpt, mlp
-from tests.passes.in_time import assert_same, cut, fed, in_segments, refusal, segment_of
+from tests.passes.in_time import assert_same, cut, fed, in_segments, microbatch_error, segment_of
 from tests.passes.worlds import Tower, mesh, record_of
 
 
@@ -267,6 +267,6 @@ def test_an_op_that_couples_the_batch() -> None:
             pc.output("loss", pc.square(pc.batch_norm(x)).mean())
         return job
 
-    text = refusal(build)
+    text = microbatch_error(build)
     assert "channel_variance needs the whole batch" in text
     assert "layer_norm" in text

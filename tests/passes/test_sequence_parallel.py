@@ -26,7 +26,7 @@ from tests.passes.worlds import (
     losses,
     mesh,
     record_of,
-    refusal,
+    usage_error,
 )
 
 SPLIT = {"sequence_parallel": True}
@@ -291,7 +291,7 @@ def test_a_gradient_of_a_parameter_is_no_activation() -> None:
 
 
 def refused(job: Job) -> str:
-    error = refusal(job, **SPLIT)
+    error = usage_error(job, **SPLIT)
     assert error.report.hint
     return str(error)
 

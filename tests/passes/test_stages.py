@@ -15,7 +15,15 @@ from plancompiler.ir import Job, Partial, Phase, Split
 from plancompiler.ir.pipeline import Segment, SegmentKind
 from plancompiler.ops.registry import op_def
 from tests.examples import gpt
-from tests.passes.in_time import STEPS, assert_same, cut, fed, in_segments, refusal, segment_of
+from tests.passes.in_time import (
+    STEPS,
+    assert_same,
+    cut,
+    fed,
+    in_segments,
+    microbatch_error,
+    segment_of,
+)
 from tests.passes.worlds import mesh
 
 
@@ -291,25 +299,29 @@ def test_random_pipelines(seed: int) -> None:
 def test_a_stage_without_ops() -> None:
     homes = [mesh(1, first=rank) for rank in range(2)]
     for last in (2, 1 << 40):
-        text = refusal(lambda number=last: named_job(homes, [0, number])[0])
+        text = microbatch_error(lambda number=last: named_job(homes, [0, number])[0])
         assert "stage 1 has no op" in text
 
 
 def test_a_value_that_goes_back() -> None:
     homes = [mesh(1, first=rank) for rank in range(3)]
-    text = refusal(lambda: named_job(homes, [0, 2, 1])[0])
+    text = microbatch_error(lambda: named_job(homes, [0, 2, 1])[0])
     assert "a value goes back to an earlier stage" in text
     assert "Expected: stage 2 or later" in text
 
 
 def test_stages_that_share_ranks() -> None:
     homes = [mesh(2), mesh(1, first=1)]
-    assert "chunks 0 and 1 of the model share ranks" in refusal(lambda: named_job(homes, [0, 1])[0])
+    assert "chunks 0 and 1 of the model share ranks" in microbatch_error(
+        lambda: named_job(homes, [0, 1])[0]
+    )
 
 
 def test_interleaved_chunks_out_of_turn() -> None:
     first, last = two_stages()
-    text = refusal(lambda: named_job([first, last, last], [0, 1, 2])[0], schedule="interleaved")
+    text = microbatch_error(
+        lambda: named_job([first, last, last], [0, 1, 2])[0], schedule="interleaved"
+    )
     assert "chunks 1 and 2 of the model share ranks" in text
 
 
@@ -330,4 +342,4 @@ def test_recomputation_across_stages() -> None:
             pc.output("loss", loss)
         return job
 
-    assert "must lie within one stage" in refusal(build)
+    assert "must lie within one stage" in microbatch_error(build)

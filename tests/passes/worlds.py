@@ -29,7 +29,7 @@ def compiled(job: Job, **settings: object) -> Compilation:
     return compile_plans(configured(job, **settings), job.world_size, "rank_per_iter")
 
 
-def refusal(job: Job, **settings: object) -> UsageError:
+def usage_error(job: Job, **settings: object) -> UsageError:
     """The error of a job that cannot be compiled like this: says all of what, where and why."""
     with pytest.raises(UsageError) as caught:
         compiled(job, **settings)
@@ -43,7 +43,7 @@ def refusal(job: Job, **settings: object) -> UsageError:
 
 def refused(job: Job, **settings: object) -> str:
     """What that error says."""
-    return str(refusal(job, **settings))
+    return str(usage_error(job, **settings))
 
 
 def losses(job: Job, steps: int, **settings: object) -> list[float]:

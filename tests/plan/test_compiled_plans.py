@@ -52,15 +52,15 @@ def replace_file(folder: Path, name: str, data: bytes) -> None:
 
 
 def test_plans_are_read_as_they_were_written(compiled: CompiledPlans, folder: Path) -> None:
-    found = pc.read_plans(str(folder))
-    assert found.plans == compiled.plans
-    assert (found.world_size, found.graph) == (2, b"a graph")
-    assert found.digest == compiled.digest
-    assert str(found.job) == str(compiled.job)
+    plans_read = pc.read_plans(str(folder))
+    assert plans_read.plans == compiled.plans
+    assert (plans_read.world_size, plans_read.graph) == (2, b"a graph")
+    assert plans_read.digest == compiled.digest
+    assert str(plans_read.job) == str(compiled.job)
     written = {file.name: file.read_bytes() for file in folder.iterdir()}
     (folder / "rank_7.plan").write_bytes(b"of an earlier run")
     (folder / "notes").write_bytes(b"mine")
-    found.save(folder)
+    plans_read.save(folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
         **written,
         "notes": b"mine",

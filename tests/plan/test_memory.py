@@ -222,11 +222,11 @@ def test_forward_and_backward_lifetimes_meet_the_lower_bound() -> None:
     layers = 400
     starts, ends, sizes = [], [], []
     for layer in range(layers):
-        mirror = 2 * layers - layer
+        backward = 2 * layers - layer
         for start, end in (
-            (2 * layer, 2 * mirror + 1),
+            (2 * layer, 2 * backward + 1),
             (2 * layer, 2 * layer + 2 * chance.randint(1, 4) + 1),
-            (2 * mirror, 2 * mirror + 2 * chance.randint(1, 3) + 1),
+            (2 * backward, 2 * backward + 2 * chance.randint(1, 3) + 1),
         ):
             starts.append(start)
             ends.append(end)

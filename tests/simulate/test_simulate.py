@@ -251,15 +251,15 @@ def test_tasks_begin_after_what_they_read_and_slots_are_free(simulation: Simulat
 
 
 def test_collectives_begin_and_end_together(simulation: Simulation) -> None:
-    meetings: dict[tuple[int, tuple[int, ...], int, int], set[tuple[float, float]]] = {}
+    spans: dict[tuple[int, tuple[int, ...], int, int], set[tuple[float, float]]] = {}
     for action in simulation.actions:
         if isinstance(action.task.spec, CollectiveSpec):
             plan = simulation.plans[action.rank]
             members = plan.communicators[action.task.spec.communicator].ranks
             key = family_of(action.task.id), members, action.step, action.microbatch
-            meetings.setdefault(key, set()).add((action.begin, action.end))
-    assert len(meetings) > 0 or not any(plan.communicators for plan in simulation.plans.values())
-    assert all(len(moments) == 1 for moments in meetings.values())
+            spans.setdefault(key, set()).add((action.begin, action.end))
+    assert len(spans) > 0 or not any(plan.communicators for plan in simulation.plans.values())
+    assert all(len(moments) == 1 for moments in spans.values())
 
 
 def test_streams_are_busy_for_what_their_tasks_cost(simulation: Simulation) -> None:

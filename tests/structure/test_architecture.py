@@ -41,14 +41,14 @@ def modules_of(folder: Path) -> list[str]:
     )
 
 
-def unlisted_and_missing(listed: list[str], found: list[str]) -> tuple[list[str], list[str]]:
+def unlisted_and_missing(listed: list[str], files: list[str]) -> tuple[list[str], list[str]]:
     """Files that no entry covers, and entries without a file; `nn/` covers a folder's files."""
     families = tuple(entry for entry in listed if entry.endswith("/"))
-    unlisted = [file for file in found if file not in listed and not file.startswith(families)]
+    unlisted = [file for file in files if file not in listed and not file.startswith(families)]
     missing = [
         entry
         for entry in listed
-        if entry not in found and not any(file.startswith(entry) for file in found)
+        if entry not in files and not any(file.startswith(entry) for file in files)
     ]
     return unlisted, missing
 

@@ -97,7 +97,7 @@ class HostDevice:
         return self.world.unique_id()
 
     def communicator(self, unique_id, members, member):
-        return HostCommunicator(self.world.meeting(unique_id, members), member)
+        return HostCommunicator(self.world.group(unique_id, members), member)
 
 
 class LateDevice(HostDevice):
@@ -257,18 +257,16 @@ def spawn_on(where, function, ranks):
         return spawn_on_devices(function, ranks)
     if ranks > RANKS:
         pytest.skip(ALONE or f"needs {ranks} CUDA devices")
-    return spawn_on_devices(
-        function, ranks, lambda meetings: CudaDevice(current_world().rank % COUNT)
-    )
+    return spawn_on_devices(function, ranks, lambda world: CudaDevice(current_world().rank % COUNT))
 
 
 def spawn_on_devices(function, ranks, make=EagerDevice, deadline=60.0):
     """`pc.eager.spawn` of ranks that have a device each."""
-    meetings = World()
+    world = World()
     devices = []
 
     def run():
-        device = make(meetings)
+        device = make(world)
         devices.append(device)
         current_world().use_device(device)
         return function()
@@ -286,18 +284,18 @@ class World:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._meetings = {}
+        self._groups = {}
 
     def unique_id(self):
         with self._lock:
-            return len(self._meetings).to_bytes(64, "little") + random.randbytes(64)
+            return len(self._groups).to_bytes(64, "little") + random.randbytes(64)
 
-    def meeting(self, unique_id, members):
+    def group(self, unique_id, members):
         with self._lock:
-            return self._meetings.setdefault(unique_id, Meeting(members))
+            return self._groups.setdefault(unique_id, Group(members))
 
 
-class Meeting:
+class Group:
     def __init__(self, members):
         self.barrier = threading.Barrier(members)
         self.calls = [None] * members
@@ -306,11 +304,11 @@ class Meeting:
 class HostCommunicator:
     """Calls of a group, made together when the group ends."""
 
-    def __init__(self, meeting, member):
-        self._meeting, self._member = meeting, member
+    def __init__(self, group, member):
+        self._group, self._member = group, member
         self._calls, self._grouped = [], False
         self.aborted = False
-        meeting.barrier.wait(30)
+        group.barrier.wait(30)
 
     def group_start(self):
         self._grouped = True
@@ -326,14 +324,14 @@ class HostCommunicator:
 
     def _make(self):
         calls, self._calls = self._calls, []
-        meeting, own = self._meeting, self._member
-        meeting.calls[own] = [
+        group, own = self._group, self._member
+        group.calls[own] = [
             (kind, None if source is None else source.host.copy(), how, peer)
             for kind, source, _, how, peer in calls
         ]
-        meeting.barrier.wait()
-        everyone = list(meeting.calls)
-        meeting.barrier.wait()
+        group.barrier.wait()
+        everyone = list(group.calls)
+        group.barrier.wait()
         sent = {
             member: deque(
                 source for kind, source, _, peer in made if kind is CallKind.SEND and peer == own
@@ -378,7 +376,7 @@ class HostCommunicator:
 
     def abort(self):
         self.aborted = True
-        self._meeting.barrier.abort()
+        self._group.barrier.abort()
 
     def close(self):
         pass

@@ -29,10 +29,10 @@ def part(array, axis, members, member):
 
 
 def reduced(arrays, how):
-    found = arrays[0].astype(np.float64)
+    total = arrays[0].astype(np.float64)
     for each in arrays[1:]:
-        found = UFUNCS[how](found, each)
-    return found / len(arrays) if how is Reduction.AVG else found
+        total = UFUNCS[how](total, each)
+    return total / len(arrays) if how is Reduction.AVG else total
 
 
 def run(spec, sources, targets, dtype):
@@ -71,14 +71,14 @@ def test_reductions(shape, members, how):
     expected = reduced(sources, how)
     targets = [np.zeros(shape, np.float32) for _ in sources]
     run(CollectiveSpec(Primitive.ALL_REDUCE, 0, how), sources, targets, DType.FLOAT32)
-    for found in targets:
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for target in targets:
+        np.testing.assert_allclose(target, expected, rtol=1e-6)
     for axis in range(len(shape)):
         targets = [np.zeros_like(part(sources[0], axis, members, own)) for own in range(members)]
         spec = CollectiveSpec(Primitive.REDUCE_SCATTER, 0, how, dst_axis=axis)
         run(spec, sources, targets, DType.FLOAT32)
-        for own, found in enumerate(targets):
-            np.testing.assert_allclose(found, part(expected, axis, members, own), rtol=1e-6)
+        for own, target in enumerate(targets):
+            np.testing.assert_allclose(target, part(expected, axis, members, own), rtol=1e-6)
 
 
 @pytest.mark.parametrize("members", [2, 3])
@@ -90,14 +90,14 @@ def test_moves(shape, members):
         targets = [np.zeros_like(whole) for _ in range(members)]
         spec = CollectiveSpec(Primitive.ALL_GATHER, 0, src_axis=axis)
         run(spec, sources, targets, DType.INT16)
-        for found in targets:
-            np.testing.assert_array_equal(found, whole)
+        for target in targets:
+            np.testing.assert_array_equal(target, whole)
         for other in set(range(len(shape))) - {axis}:
             targets = [np.zeros_like(part(whole, other, members, own)) for own in range(members)]
             spec = CollectiveSpec(Primitive.ALL_TO_ALL, 0, src_axis=axis, dst_axis=other)
             run(spec, sources, targets, DType.INT16)
-            for own, found in enumerate(targets):
-                np.testing.assert_array_equal(found, part(whole, other, members, own))
+            for own, target in enumerate(targets):
+                np.testing.assert_array_equal(target, part(whole, other, members, own))
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_dtypes_that_are_reduced_as_others(dtype, how, expected):
     sources = [np.array([1, 0, 0], dtype), np.array([1, 1, 0], dtype)]
     targets = [np.zeros(3, dtype) for _ in sources]
     run(CollectiveSpec(Primitive.ALL_REDUCE, 0, how), sources, targets, DType.parse(dtype))
-    for found in targets:
-        np.testing.assert_array_equal(found, np.array(expected, dtype))
+    for target in targets:
+        np.testing.assert_array_equal(target, np.array(expected, dtype))
 
 
 def kinds(spec, source, target, members, own=0):

@@ -38,14 +38,14 @@ def on_one_device(make, **layout):
 @pytest.mark.parametrize("make", [mlp, gpt], ids=["mlp", "gpt"])
 def test_one_device_trains_to_the_hosts_losses(make, seed):
     layout = {"ranks": 1} if make is mlp else {}
-    found = losses(on_one_device(make, **layout), {0: LateDevice(seed)})
-    np.testing.assert_allclose(found, on_hosts(make, **layout)[1], rtol=1e-3)
+    on_devices = losses(on_one_device(make, **layout), {0: LateDevice(seed)})
+    np.testing.assert_allclose(on_devices, on_hosts(make, **layout)[1], rtol=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_micro_batches_on_one_device(seed):
-    found = losses(on_one_device(gpt, microbatches=4), {0: LateDevice(seed)})
-    np.testing.assert_allclose(found, on_hosts(gpt, microbatches=4)[1], rtol=1e-3)
+    on_devices = losses(on_one_device(gpt, microbatches=4), {0: LateDevice(seed)})
+    np.testing.assert_allclose(on_devices, on_hosts(gpt, microbatches=4)[1], rtol=1e-3)
 
 
 def devices_of(ranks):
@@ -71,8 +71,8 @@ def devices_of(ranks):
 def test_several_devices_train_to_the_hosts_losses(layout):
     job, wanted = on_hosts(gpt, **layout)
     devices = devices_of(range(job.world_size))
-    found = losses(compile_plans(moved(job), job.world_size).plans, devices)
-    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    on_devices = losses(compile_plans(moved(job), job.world_size).plans, devices)
+    np.testing.assert_allclose(on_devices, wanted, rtol=1e-3)
     for device in devices.values():
         device.close()
 
@@ -85,5 +85,5 @@ def test_devices_and_hosts_exchange_values(layout, on_device):
     job, wanted = on_hosts(gpt, **layout)
     mixed = moved(job, lambda rank: "cuda" if rank in on_device else "cpu")
     plans = compile_plans(mixed, 2).plans
-    found = losses(plans, {rank: LateDevice(3) for rank in on_device})
-    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    on_devices = losses(plans, {rank: LateDevice(3) for rank in on_device})
+    np.testing.assert_allclose(on_devices, wanted, rtol=1e-3)
