@@ -65,7 +65,7 @@ from plancompiler.master.events import (
     WorkerGone,
 )
 from plancompiler.master.job_channel import JobChannel, Relay, Retention
-from plancompiler.master.journal import Journal, Writing
+from plancompiler.master.journal import GRAPH, Journal, Writing
 from plancompiler.master.kept_log import KeptLog
 from plancompiler.master.masters_half import SLICES_MODE, masters_half
 from plancompiler.master.observation import Observation
@@ -301,6 +301,12 @@ class MasterShell:
             )
             for event in job.events:
                 channel.publish(event)
+            for rank, first, lines in job.lines:
+                channel.log.restore(rank, first, lines)
+            graph = job.plans.pop(GRAPH, None)
+            is_whole = len(job.plans) == job.record.world_size
+            if graph is not None and is_whole and job.record.phase is JobPhase.FINISHED:
+                channel.restore_plans(job.plans, graph)
             if job.record.phase.is_end:
                 channel.release()
             self._channels[job.record.id] = channel
@@ -556,11 +562,13 @@ class MasterShell:
                 if self._journal is not None:
                     with self._unasked(), self._writing(self._journal) as writing:
                         writing.drop_outputs(job_id, channel.dropped_through)
-            if is_old or plans < 0:
+            if (is_old or plans < 0) and channel.data:
                 channel.forget_plans()
-            kept_logs -= channel.log.held_bytes
-            if kept_logs < 0:
-                channel.log.forget()
+                self._drop_plans(job_id)
+            held = channel.log.held_bytes
+            kept_logs -= held
+            if kept_logs < 0 and held:
+                self._forget_lines(job_id, channel)
 
     def channel(self, job_id: int) -> JobChannel:
         """A job's things; ClusterError where there is no such job."""
@@ -589,8 +597,29 @@ class MasterShell:
         if not channel.data or (only and not channel.plans):
             raise ClusterError(
                 f"the plans of job {job_id} are no longer kept",
-                hint="ask earlier, or start the master with a larger --keep-jobs",
+                hint="ask earlier, or start the master with a larger --keep-jobs"
+                + (
+                    " or --keep-outputs-bytes, beyond which none are in its journal" if only else ""
+                ),
             )
+
+    def save_plan(self, job_id: int, rank: int, plan: Parcel) -> None:
+        """Write down what a rank has made of a job that is compiled only, unless all of its plans
+        come to more than is kept of a job.
+        """
+        if self._journal is None:
+            return
+        if self.channel(job_id).plan_bytes > self._retention.job_bytes:
+            self._drop_plans(job_id)
+            return
+        with self._unasked(), self._writing(self._journal) as writing:
+            writing.save_plan(job_id, rank, plan)
+
+    def _drop_plans(self, job_id: int) -> None:
+        """Keep the plans of a job in the journal no longer."""
+        if self._journal is not None:
+            with self._unasked(), self._writing(self._journal) as writing:
+                writing.drop_plans(job_id)
 
     def phase(self, job_id: int) -> JobPhase:
         """Where a job is."""
@@ -651,7 +680,10 @@ class MasterShell:
                 if self._observe is not None:
                     self._observe(job_id, event)
             case Release(job_id):
-                self._channels[job_id].release()
+                channel = self._channels[job_id]
+                channel.release()
+                if channel.request.compile_only and not channel.data:
+                    self._drop_plans(job_id)
 
     def _send(self, connection: Connection, message: MasterMessage) -> None:
         """Send a worker a message, with what only this shell knows."""
@@ -687,6 +719,8 @@ class MasterShell:
             )
             if channel.job is job:  # else it ended meanwhile
                 channel.parcels, channel.graph = made.parcels, made.graph
+                if made.graph is not None:
+                    self.save_plan(job_id, GRAPH, made.graph)
             digests = {rank: parcel.digest for rank, parcel in made.parcels.items()}
             event: MasterEvent = MasterCompiled(job_id, digests, made.cached)
         except Exception as error:  # the job fails with whatever stopped its compilation
@@ -739,5 +773,22 @@ class MasterShell:
         """What a worker printed; a job that is forgotten needs it no longer."""
         rank = self._state.rank_of(message.job_id, connection.number)
         channel = self._channels.get(message.job_id)
-        if rank is not None and channel is not None:
-            channel.log.add(rank, message)
+        if rank is None or channel is None:
+            return
+        log = channel.log
+        first, kept = log.next_number(rank), log.first_number(rank)
+        log.add(rank, message)
+        if self._journal is not None:
+            with self._unasked(), self._writing(self._journal) as writing:
+                writing.add_lines(rank, first, message)
+                if log.first_number(rank) > kept:
+                    writing.drop_lines(message.job_id, rank, log.first_number(rank))
+
+    def _forget_lines(self, job_id: int, channel: JobChannel) -> None:
+        """Keep only how many lines the ranks of a job have printed."""
+        counts = channel.log.forget()
+        if self._journal is not None:
+            with self._unasked(), self._writing(self._journal) as writing:
+                for rank, count in counts:
+                    writing.drop_lines(job_id, rank, count)
+                    writing.add_lines(rank, count, LogLines(job_id, ()))

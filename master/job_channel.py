@@ -246,6 +246,10 @@ class JobChannel:
         self.plans[rank] = plan
         self._plan_reservations.append(reservation)
 
+    def restore_plans(self, plans: Mapping[int, Parcel], graph: Parcel) -> None:
+        """Hold what an earlier master had of a job that is compiled only."""
+        self.plans, self.graph = dict(plans), graph
+
     def compiled_parts(self) -> list[tuple[str, tuple[int, ...], Parcel]]:
         """The graph, where there is one, and the plans or, in their place, the slices of ranks:
         kind, ranks and bytes.

@@ -1,4 +1,4 @@
-"""What a master must still know after it was killed: jobs, their outputs, and its workers' slots.
+"""What a master must still know after it was killed: jobs, what they made, its workers' slots.
 
 The journal is an SQLite file of the master's user alone. What an event changes is one transaction,
 and nothing is done about an event before that has been committed: a worker that is told something,
@@ -7,8 +7,9 @@ file is not forced to disk with each transaction, so that a master may be killed
 machine that loses its power may lose the last steps.
 
 A master's memory is rebuilt from rows, and not by repeating what happened: a job is one record
-(see `record_json`), its outputs and other events are rows as readers get them, and what a worker
-has been told and has not yet confirmed are rows of its slot.
+(see `record_json`), its outputs and other events are rows as readers get them, and so are what its
+ranks printed and the plans of a job that is compiled only; what a worker has been told and has not
+yet confirmed are rows of its slot.
 """
 
 from __future__ import annotations
@@ -22,15 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plancompiler.cluster.messages import JobEvent, MasterMessage, RankOutputs, StepDone
-from plancompiler.cluster.serde import JOB_EVENTS, MASTER_MESSAGES, Reader
+from plancompiler.cluster.chunks import Parcel, parcel_of
+from plancompiler.cluster.messages import (
+    JobEvent,
+    LogLines,
+    MasterMessage,
+    RankOutputs,
+    StepDone,
+)
+from plancompiler.cluster.serde import JOB_EVENTS, MASTER_MESSAGES, WORKER_MESSAGES, Reader
 from plancompiler.errors import ClusterError, SecurityError, VersionError
 from plancompiler.master.record_json import from_json, to_json
 from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.step_counts import StepCounts
 from plancompiler.proto import cluster_pb2 as pb
 
-_FORMAT = 1
+_FORMAT = 2
 _TABLES = """
 create table about (name text primary key, value) without rowid;
 create table job (
@@ -38,12 +46,20 @@ create table job (
 );
 create table event (number integer primary key, job integer, step integer, message blob);
 create index event_of_job on event (job, step);
+create table plan (number integer primary key, job integer, rank integer, message blob);
+create index plan_of_job on plan (job, rank);
+create table line (
+    number integer primary key, job integer, rank integer, first integer, next integer, message blob
+);
+create index line_of_job on line (job, rank);
 create table worker (slot integer primary key, record text);
 create table command (number integer primary key, slot integer, place integer, message blob);
 create index command_of_slot on command (slot, place);
 """
 _COUNTS = frozenset({"counts", "reported", "done_steps"})
 """Fields of a job that are kept apart, as they change with each step."""
+GRAPH = -1
+"""In place of a rank: the boxing task graph, which is kept with the plans of ranks."""
 FORGOTTEN = frozenset({"shipping", "facts", "kernels", "told", "asked"})
 """Fields of a job that a master which starts again does without."""
 
@@ -58,6 +74,10 @@ class KeptJob:
     """Of each step, by name."""
     data: bytes
     events: tuple[JobEvent, ...]
+    plans: dict[int, Parcel]
+    """By rank, and of `GRAPH`, where the job is compiled only."""
+    lines: tuple[tuple[int, int, LogLines], ...]
+    """What ranks printed: rank, the number of the first line among those of its rank, lines."""
 
 
 @dataclass(slots=True)
@@ -163,7 +183,8 @@ class Journal:
                 record.done_steps = counted.done_steps
                 names = tuple(map(str, json.loads(outputs)))
                 events = tuple(self._events(job_id))
-            yield KeptJob(record, owner, names, data, events)
+                plans, lines = self._plans(job_id), tuple(self._lines(job_id))
+            yield KeptJob(record, owner, names, data, events, plans, lines)
 
     def _events(self, job_id: int) -> Iterator[JobEvent]:
         reader = Reader(JOB_EVENTS)
@@ -173,6 +194,23 @@ class Journal:
             event = reader.read(pb.JobEvent.FromString(data))
             if event is not None:
                 yield event
+
+    def _plans(self, job_id: int) -> dict[int, Parcel]:
+        messages: dict[int, list[bytes]] = {}
+        for rank, data in self._db.execute(
+            "select rank, message from plan where job = ? order by number", (job_id,)
+        ):
+            messages.setdefault(rank, []).append(data)
+        return {rank: parcel_of(chunks) for rank, chunks in messages.items()}
+
+    def _lines(self, job_id: int) -> Iterator[tuple[int, int, LogLines]]:
+        reader = Reader(WORKER_MESSAGES)
+        for rank, first, data in self._db.execute(
+            "select rank, first, message from line where job = ? order by number", (job_id,)
+        ):
+            lines = reader.read(pb.WorkerMessage.FromString(data))
+            if isinstance(lines, LogLines):
+                yield rank, first, lines
 
     def commands(self, slot: int, after: int) -> list[MasterMessage]:
         """What the worker of a slot was told after so many commands."""
@@ -272,7 +310,35 @@ class Writing:
         """Jobs that ended long ago."""
         rows = [(job_id,) for job_id in job_ids]
         self._db.executemany("delete from job where id = ?", rows)
-        self._db.executemany("delete from event where job = ?", rows)
+        for table in ("event", "plan", "line"):
+            self._db.executemany(f"delete from {table} where job = ?", rows)
+
+    def save_plan(self, job_id: int, rank: int, plan: Parcel) -> None:
+        """What a rank has made of a job, in place of what it made before."""
+        self._db.execute("delete from plan where job = ? and rank = ?", (job_id, rank))
+        self._db.executemany(
+            "insert into plan (job, rank, message) values (?, ?, ?)",
+            [(job_id, rank, message) for message in plan.messages],
+        )
+
+    def drop_plans(self, job_id: int) -> None:
+        """The plans of a job are kept no longer."""
+        self._db.execute("delete from plan where job = ?", (job_id,))
+
+    def add_lines(self, rank: int, first: int, lines: LogLines) -> None:
+        """What a rank printed; the number of the first line, or of the first one that is gone."""
+        (message,) = WORKER_MESSAGES.write(lines)
+        place = first + lines.dropped + len(lines.lines)
+        self._db.execute(
+            "insert into line (job, rank, first, next, message) values (?, ?, ?, ?, ?)",
+            (lines.job_id, rank, first, place, message.SerializeToString()),
+        )
+
+    def drop_lines(self, job_id: int, rank: int, before: int) -> None:
+        """The lines of a rank before this number are kept no longer."""
+        self._db.execute(
+            "delete from line where job = ? and rank = ? and next <= ?", (job_id, rank, before)
+        )
 
     def save_worker(self, worker: Worker) -> None:
         """A worker has changed."""

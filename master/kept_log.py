@@ -64,6 +64,20 @@ class KeptLog:
                 lines.append(last)
         return lines
 
+    def next_number(self, rank: int) -> int:
+        """How many lines a rank has printed so far."""
+        return self._ranks[rank].next_number if rank in self._ranks else 0
+
+    def first_number(self, rank: int) -> int:
+        """The number of the first line of a rank that is kept."""
+        log = self._ranks.get(rank)
+        return log.lines[0][0] if log is not None and log.lines else self.next_number(rank)
+
+    def restore(self, rank: int, first: int, message: LogLines) -> None:
+        """Lines of a rank that an earlier master kept, the first of them with this number."""
+        self._ranks.setdefault(rank, _RankLog()).next_number = first
+        self.add(rank, message)
+
     def add(self, rank: int, message: LogLines) -> None:
         """Lines of a rank."""
         log = self._ranks.setdefault(rank, _RankLog())
@@ -78,11 +92,12 @@ class KeptLog:
             log.held -= _size(log.lines.popleft()[-1])
         self._changes.tell()
 
-    def forget(self) -> None:
-        """Keep no line, only how many there were."""
+    def forget(self) -> list[tuple[int, int]]:
+        """Keep no line, only how many there were: these, by rank."""
         for log in self._ranks.values():
             log.lines.clear()
             log.held = 0
+        return [(rank, log.next_number) for rank, log in self._ranks.items()]
 
     def close(self) -> None:
         """The job's ranks have let go of it: no more lines are waited for."""

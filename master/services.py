@@ -347,7 +347,7 @@ class ClientService(pb_grpc.ClientServicer):
         try:
             await self._shell.provide_plans(job_id)
             job = await self._unpacking.parcel(channel.data)
-            sent, world_size = Sent(), len(channel.parcels)
+            sent, world_size = Sent(), self._shell.ranks_of(job_id)
             for kind, ranks, parcel in [("job", (), job), *channel.compiled_parts()]:
                 for number, message in enumerate(parcel.messages):
                     part = pb.PlanPart(chunk=Chunk.FromString(message))
@@ -468,7 +468,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         rank = self._shell.rank_of_token(first.token, first.job_id)
         channel = self._shell.channel(first.job_id)
         if channel.request.compile_only:
-            await self._take_plan(context, channel, rank, received)
+            await self._take_plan(context, first.job_id, channel, rank, received)
             return Sent()(pb.UploadReply())
         relay = channel.relays.get(first.ticket)
         if relay is None:
@@ -479,7 +479,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         return Sent()(pb.UploadReply())
 
     async def _take_plan(
-        self, context: Context, channel: JobChannel, rank: int, received: Received
+        self, context: Context, job_id: int, channel: JobChannel, rank: int, received: Received
     ) -> None:
         with self._unpacking.reservation() as held:
             plan = await self._unpacking.receive(context, "a plan", MAX_JOB_BYTES, held, received)
@@ -488,6 +488,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             parcel = await self._unpacking.parcel(plan)
             held.keep(parcel.wire_bytes)
             channel.keep_plan(rank, parcel, held)
+            self._shell.save_plan(job_id, rank, parcel)
 
     @_answering
     async def UploadFiles(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -124,13 +124,17 @@ class Parcel:
         yield from self.messages[index + 1 :]
 
 
+def parcel_of(messages: Sequence[bytes]) -> Parcel:
+    """The parcel of these messages."""
+    first = Chunk.FromString(messages[0])
+    return Parcel(first.digest, first.wire_bytes, tuple(messages))
+
+
 def pack(data: bytes, *, compress: bool = False, checked: bool = False) -> Parcel:
     """Bytes as a parcel, once for all its receivers; see `to_chunks`."""
     digest = digest_of(data) if checked else b""
     chunks = to_chunks(data, compress=compress, digest=digest)
-    return Parcel(
-        digest, chunks[0].wire_bytes, tuple(chunk.SerializeToString() for chunk in chunks)
-    )
+    return parcel_of([chunk.SerializeToString() for chunk in chunks])
 
 
 # --- receiving ------------------------------------------------------------------------------------

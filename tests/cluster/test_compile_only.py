@@ -141,23 +141,6 @@ def test_plans_that_never_come_and_plans_that_are_no_longer_kept(workers: Worker
             worker.stop()
 
 
-def test_plans_after_a_master_was_started_again(workers: Workers, tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    with MasterServer(ranks=1, journal=journal) as server, Client(server.address) as client:
-        workers(server.address)
-        ran = client.submit(mlp(ranks=1), 1)
-        ran.result()
-        plans = ran.plans()
-        compiled = client.submit_compilation(mlp(ranks=1))
-        compiled.result()
-        for worker in workers.started:
-            worker.stop()
-    with MasterServer(ranks=1, journal=journal) as server, Client(server.address) as client:
-        assert client.job(ran.job_id).plans().plans == plans.plans
-        with pytest.raises(ClusterError, match="no longer kept"):
-            client.job(compiled.job_id).plans()
-
-
 def test_what_has_no_meaning_for_a_job_that_is_compiled_only(
     cluster: MasterServer, client: Client, tmp_path: Path
 ) -> None:
@@ -182,3 +165,29 @@ def test_what_has_no_meaning_for_a_job_that_is_compiled_only(
         client.compile(mlp(ranks=2), ranks=9)
     job = asked(*submit, "--detach")["job"]
     assert client.job(job).plans().world_size == 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_plans_after_a_master_was_started_again(
+    workers: Workers, tmp_path: Path, kept: bool
+) -> None:
+    retention = Retention() if kept else Retention(job_bytes=1000)
+    options: dict[str, Any] = {"ranks": 2, "journal": tmp_path / "journal", "retention": retention}
+    with MasterServer(**options) as server, Client(server.address) as client:
+        workers(server.address, 2)
+        client.compile(mlp(ranks=2)).save(tmp_path / "before")
+        ran = client.submit(mlp(ranks=2), 1)
+        ran.result()
+        plans = ran.plans()
+        for worker in workers.started:
+            worker.stop()
+    with MasterServer(**options) as server, Client(server.address) as client:
+        compiled, ran = client.job(1), client.job(2)
+        if kept:
+            assert ran.plans().plans == plans.plans
+            compiled.plans().save(tmp_path / "after")
+            assert contents(tmp_path / "after") == contents(tmp_path / "before")
+        else:
+            for handle in (compiled, ran):
+                with pytest.raises(ClusterError, match="no longer kept"):
+                    handle.plans()

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from plancompiler.cluster.chunks import pack
 from plancompiler.cluster.messages import (
     Abort,
     Compile,
     JobPhase,
     JobRequest,
+    LogLine,
+    LogLines,
     PhaseChanged,
     RankOutputs,
     Register,
@@ -24,7 +27,7 @@ from plancompiler.cluster.messages import (
     StepDone,
 )
 from plancompiler.errors import ClusterError, ErrorReport, SecurityError, VersionError
-from plancompiler.master.journal import Journal, Writing
+from plancompiler.master.journal import GRAPH, Journal, Writing
 from plancompiler.master.record_json import from_json, to_json
 from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.saving import Saving
@@ -68,8 +71,15 @@ def test_what_is_written_is_there_for_the_next_master(tmp_path: Path) -> None:
     commands = [Compile(7, "naive", 0, 2, True, b"d" * 32), Run(7, 11, 2, False), Abort(7, REPORT)]
     journal = Journal(path, "1.2.3", 4)
     key = journal.peer_key
+    plan, graph = pack(bytes(3 << 20)), pack(b"graph", compress=True)
+    lines = [LogLines(7, (LogLine(1.5, "stdout", f"{number}"),), 2) for number in range(3)]
     with journal.transaction() as writing:
         writing.add_job(job, "user", ("loss",), b"data")
+        for rank, parcel in ((0, graph), (0, plan), (GRAPH, graph)):
+            writing.save_plan(job.id, rank, parcel)
+        for number, each in enumerate(lines):
+            writing.add_lines(1, 3 * number, each)
+        writing.drop_lines(job.id, 1, 3)
         for event in (*events, RankOutputs(5, 0, b"5"), StepDone(5)):
             writing.add_event(job.id, event)
         writing.save_worker(worker)
@@ -86,6 +96,8 @@ def test_what_is_written_is_there_for_the_next_master(tmp_path: Path) -> None:
     assert (kept.owner, kept.outputs, kept.data) == ("user", ("loss",), b"data")
     assert kept.events == (events[0], RankOutputs(5, 0, b"5"), StepDone(5))
     assert kept.record == job
+    assert kept.plans == {0: plan, GRAPH: graph}
+    assert kept.lines == ((1, 3, lines[1]), (1, 6, lines[2]))
     (back,) = again.workers()
     assert (back.slot, back.token, back.connection) == (3, b"token", 0)
     assert again.commands(3, 1) == commands[1:]

@@ -241,7 +241,8 @@ def test_logs_of_a_jobs_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             pc.output("loss", op(ones).sum())
         return traced
 
-    with MasterServer() as server, Client(server.address) as client:
+    journal = tmp_path / "journal"
+    with MasterServer(journal=journal) as server, Client(server.address) as client:
         chatty, failing, endless = (
             client.submit(job(each), 2) for each in (ops.chatty, ops.failing, ops.endless)
         )
@@ -286,6 +287,10 @@ def test_logs_of_a_jobs_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert [json.loads(line)["text"] for line in as_json.stdout.splitlines()] == [
             line.text for line in followed
         ]
+        before = [list(client.logs(each.job_id)) for each in (chatty, failing, endless)]
+    with MasterServer(journal=journal) as server, Client(server.address) as client:
+        after = [list(client.logs(each.job_id)) for each in (chatty, failing, endless)]
+        assert after == before
     terminal = (tmp_path / "terminal").read_text()
     assert terminal.count("a kernel in C\n") == 2
     assert terminal.count("again and again, \n") == 8_000
