@@ -36,12 +36,11 @@ from plancompiler.ops.registry import (
     Extra,
     KernelContext,
     Legal,
-    OpDef,
     Rule,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature
 
@@ -372,61 +371,55 @@ def default_scale(width: int) -> float:
 
 
 _extra, _legal = split_by_groups(3, 2)
-register(
-    OpDef(
-        "attention",
-        infer=lambda inputs, attrs: _check("attention", inputs, attrs, 3),
-        operands=f"{_QUERY}, mask? F -> result F, normaliser A",
-        rule=_rule(3, "Y, L"),
-        attrs=_ATTRS,
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=unless_first(_gradient, attention_formula),
-        extra=_extra,
-        legal=_legal,
-        flops=_flops,
-        precision="low",
-        doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
-        "logarithm of the softmax's sum). Each of the g heads of keys serves h / g heads of "
-        'queries; with `causal` query i sees keys 0 to i, with "lower_right" the last query sees '
-        "all keys and each before it one fewer. A fourth input is added to the scores "
-        "[b, h, t, s]; each of its extents may be 1. Of the weights a share of `dropout` is "
-        "zeroed, the others scaled by 1 / (1 - dropout), by the bits that dropout "
-        "with this `key` has for them. A query that sees no key gets 0.",
-    )
+define_op(
+    "attention",
+    infer=lambda inputs, attrs: _check("attention", inputs, attrs, 3),
+    operands=f"{_QUERY}, mask? F -> result F, normaliser A",
+    rule=_rule(3, "Y, L"),
+    attrs=_ATTRS,
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=unless_first(_gradient, attention_formula),
+    extra=_extra,
+    legal=_legal,
+    flops=_flops,
+    precision="low",
+    doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e]) -> (softmax(scale q kᵀ) v, the "
+    "logarithm of the softmax's sum). Each of the g heads of keys serves h / g heads of "
+    'queries; with `causal` query i sees keys 0 to i, with "lower_right" the last query sees '
+    "all keys and each before it one fewer. A fourth input is added to the scores "
+    "[b, h, t, s]; each of its extents may be 1. Of the weights a share of `dropout` is "
+    "zeroed, the others scaled by 1 / (1 - dropout), by the bits that dropout "
+    "with this `key` has for them. A query that sees no key gets 0.",
 )
 _extra, _legal = split_by_groups(6, 3)
-register(
-    OpDef(
-        "attention_grad",
-        infer=_grad_infer,
-        operands=f"{_GRADIENT}, mask? F -> dquery F, dkey F, dvalue F",
-        rule=_rule(6, "Q, K, V"),
-        attrs=_ATTRS,
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_formula(gradient_formula),
-        linear=((5,),),
-        extra=_extra,
-        legal=_legal,
-        flops=lambda inputs, outputs, attrs: 5 * _flops(inputs, outputs, attrs) // 2,
-        precision="low",
-        wide=(4,),
-        doc="(q, k, v, y, logarithm of sums, dy) -> (dq, dk, dv); a mask follows them.",
-    )
+define_op(
+    "attention_grad",
+    infer=_grad_infer,
+    operands=f"{_GRADIENT}, mask? F -> dquery F, dkey F, dvalue F",
+    rule=_rule(6, "Q, K, V"),
+    attrs=_ATTRS,
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_formula(gradient_formula),
+    linear=((5,),),
+    extra=_extra,
+    legal=_legal,
+    flops=lambda inputs, outputs, attrs: 5 * _flops(inputs, outputs, attrs) // 2,
+    precision="low",
+    wide=(4,),
+    doc="(q, k, v, y, logarithm of sums, dy) -> (dq, dk, dv); a mask follows them.",
 )
-register(
-    OpDef(
-        "attention_mask_grad",
-        infer=_mask_grad_infer,
-        operands=f"{_GRADIENT}, mask F -> dmask F",
-        rule=_rule(6, "M"),
-        attrs=_ATTRS,
-        kernel=in_float32(contiguous(_mask_grad_kernel)),
-        gradient=by_formula(mask_formula),
-        linear=((5,),),
-        flops=_flops,
-        precision="low",
-        wide=(4,),
-        portable=False,
-        doc="(q, k, v, y, logarithm of sums, dy, mask) -> the gradient of the mask.",
-    )
+define_op(
+    "attention_mask_grad",
+    infer=_mask_grad_infer,
+    operands=f"{_GRADIENT}, mask F -> dmask F",
+    rule=_rule(6, "M"),
+    attrs=_ATTRS,
+    kernel=in_float32(contiguous(_mask_grad_kernel)),
+    gradient=by_formula(mask_formula),
+    linear=((5,),),
+    flops=_flops,
+    precision="low",
+    wide=(4,),
+    portable=False,
+    doc="(q, k, v, y, logarithm of sums, dy, mask) -> the gradient of the mask.",
 )

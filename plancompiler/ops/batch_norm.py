@@ -20,19 +20,17 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ops import kernel as blocking
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.formula import by_formula
-from plancompiler.ops.gradient import by_op, expand_to
+from plancompiler.ops.gradient import by_op, expand_to, of_one
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Rule,
-    Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 
@@ -106,26 +104,22 @@ def _mean_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     np.multiply(total, _shared_count(context), out=out, casting="same_kind")
 
 
-def _mean_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    (x,) = inputs
-    share = grads[0] * (1.0 / _count(x))
-    return (_per_channel(share if share.dtype is x.dtype else share.cast(x.dtype), x),)
+def _mean_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    share = dy * (1.0 / _count(x))
+    return _per_channel(share if share.dtype is x.dtype else share.cast(x.dtype), x)
 
 
-register(
-    OpDef(
-        "channel_mean",
-        infer=_statistic,
-        operands="x F n c ... -> mean A",
-        rule=_rule("X -> c"),
-        kernel=in_float32(contiguous(_mean_kernel)),
-        gradient=_mean_gradient,
-        linear=((0,),),
-        flops=1,
-        portable=False,
-        doc="The mean of each channel of x [n, c, ...] over batch and space, in at least float32: "
-        "[c].",
-    )
+define_op(
+    "channel_mean",
+    infer=_statistic,
+    operands="x F n c ... -> mean A",
+    rule=_rule("X -> c"),
+    kernel=in_float32(contiguous(_mean_kernel)),
+    gradient=of_one(_mean_gradient),
+    linear=((0,),),
+    flops=1,
+    portable=False,
+    doc="The mean of each channel of x [n, c, ...] over batch and space, in at least float32: [c].",
 )
 
 
@@ -160,33 +154,29 @@ def _variance_grad_formula(attrs: AttrMap, x: Any, mean: Any, dvariance: Any) ->
     return dx, -dx.sum(_others(x))
 
 
-register(
-    OpDef(
-        "channel_variance",
-        infer=_statistic,
-        operands="x F n c ..., mean A c -> variance A",
-        rule=_rule("X, c -> c"),
-        kernel=in_float32(contiguous(_variance_kernel)),
-        gradient=by_op("channel_variance", "channel_variance_grad"),
-        flops=3,
-        portable=False,
-        doc="(x [n, c, ...], mean [c]) -> the mean of (x - mean)² of each channel: [c].",
-    )
+define_op(
+    "channel_variance",
+    infer=_statistic,
+    operands="x F n c ..., mean A c -> variance A",
+    rule=_rule("X, c -> c"),
+    kernel=in_float32(contiguous(_variance_kernel)),
+    gradient=by_op("channel_variance", "channel_variance_grad"),
+    flops=3,
+    portable=False,
+    doc="(x [n, c, ...], mean [c]) -> the mean of (x - mean)² of each channel: [c].",
 )
-register(
-    OpDef(
-        "channel_variance_grad",
-        infer=_variance_grad_infer,
-        operands="x F n c ..., mean A c, dvariance A c -> dx F, dmean A",
-        rule=_rule("X, c, c -> X, c"),
-        kernel=in_float32(contiguous(_variance_grad_kernel)),
-        gradient=by_formula(_variance_grad_formula),
-        flops=3,
-        inplace=((0, 0),),
-        linear=((2,),),
-        portable=False,
-        doc="(x, mean, dvariance) -> (dx, dmean).",
-    )
+define_op(
+    "channel_variance_grad",
+    infer=_variance_grad_infer,
+    operands="x F n c ..., mean A c, dvariance A c -> dx F, dmean A",
+    rule=_rule("X, c, c -> X, c"),
+    kernel=in_float32(contiguous(_variance_grad_kernel)),
+    gradient=by_formula(_variance_grad_formula),
+    flops=3,
+    inplace=((0, 0),),
+    linear=((2,),),
+    portable=False,
+    doc="(x, mean, dvariance) -> (dx, dmean).",
 )
 
 
@@ -239,34 +229,30 @@ def _grad_formula(
     return dy * _per_channel(scale, x), -(scale * plain), dvariance, rstd * weighted, plain
 
 
-register(
-    OpDef(
-        "batch_norm",
-        infer="x F n c ..., mean A c, variance A c, gamma F c, beta F c -> y F n c ...",
-        rule=_rule("X, c, c, c, c -> X"),
-        attrs=(Float("eps", least=0.0),),
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=by_op("batch_norm", "batch_norm_grad"),
-        flops=3,
-        inplace=((0, 0),),
-        doc="(x [n, c, ...], mean, variance, gamma, beta) -> (x - mean) / sqrt(variance + eps) * "
-        "gamma + beta, each per channel.",
-    )
+define_op(
+    "batch_norm",
+    infer="x F n c ..., mean A c, variance A c, gamma F c, beta F c -> y F n c ...",
+    rule=_rule("X, c, c, c, c -> X"),
+    attrs=(Float("eps", least=0.0),),
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=by_op("batch_norm", "batch_norm_grad"),
+    flops=3,
+    inplace=((0, 0),),
+    doc="(x [n, c, ...], mean, variance, gamma, beta) -> (x - mean) / sqrt(variance + eps) * "
+    "gamma + beta, each per channel.",
 )
-register(
-    OpDef(
-        "batch_norm_grad",
-        infer=lambda inputs, attrs: (*inputs[:4], inputs[3]),
-        operands="x F n c ..., mean A c, variance A c, gamma F c, dy F n c ... -> "
-        "dx F, dmean A, dvariance A, dgamma F, dbeta F",
-        rule=_rule("X, c, c, c, X -> X, c, c, c, c"),
-        attrs=(Float("eps", least=0.0),),
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_formula(_grad_formula),
-        linear=((4,),),
-        flops=5,
-        inplace=((0, 0), (0, 4)),
-        portable=False,
-        doc="(x, mean, variance, gamma, dy) -> (dx, dmean, dvariance, dgamma, dbeta).",
-    )
+define_op(
+    "batch_norm_grad",
+    infer=lambda inputs, attrs: (*inputs[:4], inputs[3]),
+    operands="x F n c ..., mean A c, variance A c, gamma F c, dy F n c ... -> "
+    "dx F, dmean A, dvariance A, dgamma F, dbeta F",
+    rule=_rule("X, c, c, c, X -> X, c, c, c, c"),
+    attrs=(Float("eps", least=0.0),),
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_formula(_grad_formula),
+    linear=((4,),),
+    flops=5,
+    inplace=((0, 0), (0, 4)),
+    portable=False,
+    doc="(x, mean, variance, gamma, dy) -> (dx, dmean, dvariance, dgamma, dbeta).",
 )

@@ -31,11 +31,10 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 _BOOL = frozenset({DType.BOOL})
@@ -134,16 +133,14 @@ register_binary(
 register_binary(
     "bitwise_xor", np.bitwise_xor, None, dtypes=_BITS, doc="The bits set in one only, of x and y."
 )
-register(
-    OpDef(
-        "bitwise_not",
-        infer=unary_infer("bitwise_not", _BITS),
-        rule=UNARY_RULE,
-        kernel=ufunc_kernel(np.invert),
-        inplace=((0, 0),),
-        elementwise=True,
-        doc="All bits flipped.",
-    )
+define_op(
+    "bitwise_not",
+    infer=unary_infer("bitwise_not", _BITS),
+    rule=UNARY_RULE,
+    kernel=ufunc_kernel(np.invert),
+    inplace=((0, 0),),
+    elementwise=True,
+    doc="All bits flipped.",
 )
 register_binary(
     "shift_left",
@@ -217,17 +214,15 @@ def _lerp_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Ten
     )
 
 
-register(
-    OpDef(
-        "lerp",
-        infer=_lerp_infer,
-        rule="..., ..., ... -> ...",
-        kernel=_lerp_kernel,
-        gradient=_lerp_gradient,
-        linear=((0, 1),),
-        inplace=((0, 0),),
-        elementwise=True,
-        code="({0} + {2} * ({1} - {0}))",
-        doc="x + weight * (y - x); all three broadcast.",
-    )
+define_op(
+    "lerp",
+    infer=_lerp_infer,
+    rule="..., ..., ... -> ...",
+    kernel=_lerp_kernel,
+    gradient=_lerp_gradient,
+    linear=((0, 1),),
+    inplace=((0, 0),),
+    elementwise=True,
+    code="({0} + {2} * ({1} - {0}))",
+    doc="x + weight * (y - x); all three broadcast.",
 )

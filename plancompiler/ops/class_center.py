@@ -23,15 +23,7 @@ from plancompiler.ops.check import (
 )
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.loss import check_labels
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import NdSignature, Signature, operand_line
 from plancompiler.ops.shards import (
     FIRST,
@@ -156,27 +148,25 @@ def _with_others(own: Array, size: int, classes: Range, total: int, start: int) 
     return np.concatenate((own, others))
 
 
-register(
-    OpDef(
-        "class_center_sample",
-        infer=_infer,
-        operands="labels i -> sampled int64, remapped int64",
-        rule=_rule,
-        attrs=(
-            Ints("counts"),
-            Ints("sizes"),
-            Int("ignore_index", IGNORE_INDEX),
-            Int("key"),
-        ),
-        kernel=_kernel,
-        extra=_own_part,
-        legal=_by_shard,
-        flops=lambda inputs, outputs, attrs: sum(attrs["counts"]),
-        portable=False,
-        doc="labels [...] -> (sampled [s], labels [...]): of each range of `counts` classes the "
-        "ones among the labels and random others, `sizes` together, counted from the start of the "
-        "range; and each label as a position in the sample. `key` names the stream of numbers.",
-    )
+define_op(
+    "class_center_sample",
+    infer=_infer,
+    operands="labels i -> sampled int64, remapped int64",
+    rule=_rule,
+    attrs=(
+        Ints("counts"),
+        Ints("sizes"),
+        Int("ignore_index", IGNORE_INDEX),
+        Int("key"),
+    ),
+    kernel=_kernel,
+    extra=_own_part,
+    legal=_by_shard,
+    flops=lambda inputs, outputs, attrs: sum(attrs["counts"]),
+    portable=False,
+    doc="labels [...] -> (sampled [s], labels [...]): of each range of `counts` classes the "
+    "ones among the labels and random others, `sizes` together, counted from the start of the "
+    "range; and each label as a position in the sample. `key` names the stream of numbers.",
 )
 
 
@@ -254,43 +244,39 @@ def _rows_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
         np.add.at(out, chosen, values)
 
 
-register(
-    OpDef(
-        "class_center_rows",
-        infer=_rows_infer,
-        operands="weight F, sampled i -> rows F",
-        rule="c ..., s -> s ...",
-        attrs=(
-            Ints("counts"),
-            Ints("sizes"),
-        ),
-        kernel=_rows_kernel,
-        gradient=by_op("class_center_rows", "class_center_rows_grad"),
-        linear=((0,),),
-        extra=_aligned,
-        legal=shards_stay_whole,
-        flops=0,
-        portable=False,
-        doc="(weight [classes, ...], sampled [s]) -> [s, ...]: the rows of sampled classes, which "
-        "count from the start of their range as class_center_sample gives them.",
-    )
+define_op(
+    "class_center_rows",
+    infer=_rows_infer,
+    operands="weight F, sampled i -> rows F",
+    rule="c ..., s -> s ...",
+    attrs=(
+        Ints("counts"),
+        Ints("sizes"),
+    ),
+    kernel=_rows_kernel,
+    gradient=by_op("class_center_rows", "class_center_rows_grad"),
+    linear=((0,),),
+    extra=_aligned,
+    legal=shards_stay_whole,
+    flops=0,
+    portable=False,
+    doc="(weight [classes, ...], sampled [s]) -> [s, ...]: the rows of sampled classes, which "
+    "count from the start of their range as class_center_sample gives them.",
 )
-register(
-    OpDef(
-        "class_center_rows_grad",
-        infer=_rows_grad_infer,
-        operands="sampled i, drows F -> dweight F",
-        rule="s, s ... -> c ...",
-        attrs=(
-            Ints("counts"),
-            Ints("sizes"),
-        ),
-        kernel=_rows_grad_kernel,
-        gradient=by_op("class_center_rows_grad", "class_center_rows"),
-        linear=((1,),),
-        extra=_aligned,
-        legal=shards_stay_whole,
-        portable=False,
-        doc="The gradient of class_center_rows: (sampled, drows) -> dweight.",
-    )
+define_op(
+    "class_center_rows_grad",
+    infer=_rows_grad_infer,
+    operands="sampled i, drows F -> dweight F",
+    rule="s, s ... -> c ...",
+    attrs=(
+        Ints("counts"),
+        Ints("sizes"),
+    ),
+    kernel=_rows_grad_kernel,
+    gradient=by_op("class_center_rows_grad", "class_center_rows"),
+    linear=((1,),),
+    extra=_aligned,
+    legal=shards_stay_whole,
+    portable=False,
+    doc="The gradient of class_center_rows: (sampled, drows) -> dweight.",
 )

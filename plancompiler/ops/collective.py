@@ -9,14 +9,9 @@ from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import BROADCAST, NdSbp, Partial, Sbp, Split
 from plancompiler.ir.value import Value, current_tracer
 from plancompiler.ops.attributes import Int
+from plancompiler.ops.gradient import of_one
 from plancompiler.ops.kernel import copy_unless_shared
-from plancompiler.ops.registry import (
-    AttrMap,
-    OpDef,
-    Tensors,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import AttrMap, Types, define_op
 from plancompiler.ops.shape import keeps_extremes
 
 
@@ -95,32 +90,30 @@ def _infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs
 
 
-def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+def _gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
     along, split = attrs["along"], attrs["split"]
     where = None if along < 0 else along
     if split < 0:
-        return (reduced(grads[0], where),)
-    return (redistribute_along(grads[0], where, Split(split)),)
+        return reduced(dy, where)
+    return redistribute_along(dy, where, Split(split))
 
 
-register(
-    OpDef(
-        "place_gradient",
-        infer=_infer,
-        rule="... -> ...",
-        attrs=(
-            Int("along", -1, least=-1),
-            Int("split", -1, least=-1),
-        ),
-        kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
-        gradient=_gradient,
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        view=((0, 0),),
-        takes_bfloat16=True,
-        precision="following",
-        doc="The same values; their gradient takes its layout here, along mesh axis `along` (-1: "
-        "all): split by axis `split`, or with -1 reduced.",
-    )
+define_op(
+    "place_gradient",
+    infer=_infer,
+    rule="... -> ...",
+    attrs=(
+        Int("along", -1, least=-1),
+        Int("split", -1, least=-1),
+    ),
+    kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
+    gradient=of_one(_gradient),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    view=((0, 0),),
+    takes_bfloat16=True,
+    precision="following",
+    doc="The same values; their gradient takes its layout here, along mesh axis `along` (-1: "
+    "all): split by axis `split`, or with -1 reduced.",
 )

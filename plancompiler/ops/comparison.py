@@ -17,37 +17,33 @@ from plancompiler.ops.elementwise import (
     scalar_kernel,
     ufunc_kernel,
 )
-from plancompiler.ops.registry import OpDef, register
+from plancompiler.ops.registry import define_op
 
 
 def _register_comparison(
     kind: str, ufunc: np.ufunc, dtypes: Dtypes, doc: str, mirrored: str
 ) -> None:
     code = f"({{0}} {doc} {{1}})"
-    register(
-        OpDef(
-            kind,
-            infer=binary_infer(kind, dtypes, DType.BOOL),
-            rule=BINARY_RULE,
-            kernel=ufunc_kernel(ufunc),
-            elementwise=True,
-            mirrored=mirrored,
-            code=code,
-            doc=f"x {doc} y.",
-        )
+    define_op(
+        kind,
+        infer=binary_infer(kind, dtypes, DType.BOOL),
+        rule=BINARY_RULE,
+        kernel=ufunc_kernel(ufunc),
+        elementwise=True,
+        mirrored=mirrored,
+        code=code,
+        doc=f"x {doc} y.",
     )
     name = f"{kind}_scalar"
-    register(
-        OpDef(
-            name,
-            infer=scalar_infer(name, dtypes, DType.BOOL),
-            attrs=SCALAR,
-            rule=UNARY_RULE,
-            kernel=scalar_kernel(ufunc),
-            elementwise=True,
-            code=code,
-            doc=f"x {doc} scalar.",
-        )
+    define_op(
+        name,
+        infer=scalar_infer(name, dtypes, DType.BOOL),
+        attrs=SCALAR,
+        rule=UNARY_RULE,
+        kernel=scalar_kernel(ufunc),
+        elementwise=True,
+        code=code,
+        doc=f"x {doc} scalar.",
     )
 
 

@@ -32,12 +32,11 @@ from plancompiler.ops.registry import (
     Infer,
     Kernel,
     KernelContext,
-    OpDef,
     Rule,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 from plancompiler.ops.window import WINDOW_ATTRS, Window, box, window_attributes, window_of
 
@@ -382,85 +381,79 @@ def _register(ndim: int) -> None:
     space, windows, kernel = (
         " ".join(f"{name}{axis}" for axis in range(ndim)) for name in ("s", "t", "k")
     )
-    register(
-        OpDef(
-            kind,
-            infer=_conv_infer(kind, ndim),
-            operands=f"x N n c {space}, weight N o i {kernel} -> y N",
-            rule=_rule(
-                ndim,
-                _group_count,
-                "n c s, o c k -> n o t",
-                "n [c] s, [o] [i] k -> n [o] t",
-                "n g s, g [i] k -> n g t",
-            ),
-            attrs=attrs,
-            kernel=in_float32(contiguous(_conv_kernel(kind))),
-            gradient=_conv_gradient(kind),
-            linear=((0,), (1,)),
-            extra=extra,
-            legal=legal,
-            flops=lambda inputs, outputs, attrs: (
-                2 * element_count(outputs[0].shape) * prod(inputs[1].shape[1:])
-            ),
-            precision="low",
-            doc=f"x {_SPATIAL[ndim]} and weight [o, c / groups, *kernel] -> [n, o, *windows]: the "
-            "sum over channels and window of x times weight. Spatial axes stay whole.",
-        )
+    define_op(
+        kind,
+        infer=_conv_infer(kind, ndim),
+        operands=f"x N n c {space}, weight N o i {kernel} -> y N",
+        rule=_rule(
+            ndim,
+            _group_count,
+            "n c s, o c k -> n o t",
+            "n [c] s, [o] [i] k -> n [o] t",
+            "n g s, g [i] k -> n g t",
+        ),
+        attrs=attrs,
+        kernel=in_float32(contiguous(_conv_kernel(kind))),
+        gradient=_conv_gradient(kind),
+        linear=((0,), (1,)),
+        extra=extra,
+        legal=legal,
+        flops=lambda inputs, outputs, attrs: (
+            2 * element_count(outputs[0].shape) * prod(inputs[1].shape[1:])
+        ),
+        precision="low",
+        doc=f"x {_SPATIAL[ndim]} and weight [o, c / groups, *kernel] -> [n, o, *windows]: the "
+        "sum over channels and window of x times weight. Spatial axes stay whole.",
     )
-    register(
-        OpDef(
-            f"{kind}_transpose",
-            infer=_transpose_infer(f"{kind}_transpose", ndim),
-            operands=f"x N n i {windows}, weight N i o {kernel} -> y N",
-            rule=_rule(
-                ndim,
-                _group_count,
-                "n i t, i o k -> n o s",
-                "n [i] t, [i] [c] k -> n [o] s",
-                "n g t, g [c] k -> n g s",
-            ),
-            attrs=(*attrs, Ints("output_padding", (0,) * ndim)),
-            kernel=in_float32(contiguous(_transpose_kernel(kind))),
-            gradient=_transpose_gradient(kind),
-            linear=((0,), (1,)),
-            extra=extra,
-            legal=legal,
-            flops=lambda inputs, outputs, attrs: (
-                2 * element_count(inputs[0].shape) * prod(inputs[1].shape[1:])
-            ),
-            precision="low",
-            portable=ndim > 1,
-            doc=f"The transposed {kind}: x [n, i, *windows] and weight [i, o / groups, *kernel] -> "
-            "[n, o, *spatial], what each element passes back to its window. `output_padding` adds "
-            "elements behind the last window.",
-        )
+    define_op(
+        f"{kind}_transpose",
+        infer=_transpose_infer(f"{kind}_transpose", ndim),
+        operands=f"x N n i {windows}, weight N i o {kernel} -> y N",
+        rule=_rule(
+            ndim,
+            _group_count,
+            "n i t, i o k -> n o s",
+            "n [i] t, [i] [c] k -> n [o] s",
+            "n g t, g [c] k -> n g s",
+        ),
+        attrs=(*attrs, Ints("output_padding", (0,) * ndim)),
+        kernel=in_float32(contiguous(_transpose_kernel(kind))),
+        gradient=_transpose_gradient(kind),
+        linear=((0,), (1,)),
+        extra=extra,
+        legal=legal,
+        flops=lambda inputs, outputs, attrs: (
+            2 * element_count(inputs[0].shape) * prod(inputs[1].shape[1:])
+        ),
+        precision="low",
+        portable=ndim > 1,
+        doc=f"The transposed {kind}: x [n, i, *windows] and weight [i, o / groups, *kernel] -> "
+        "[n, o, *spatial], what each element passes back to its window. `output_padding` adds "
+        "elements behind the last window.",
     )
     extra, legal = group_split(_weight_group_count, (1, 1), (0,))
-    register(
-        OpDef(
-            f"{kind}_weight_grad",
-            infer=_weight_infer(f"{kind}_weight_grad", ndim),
-            operands=f"x N n c {space}, dy N n o {windows} -> dweight N",
-            rule=_rule(
-                ndim,
-                _weight_group_count,
-                "n c s, n o t -> o c k",
-                "n [c] s, n [o] t -> [o] [i] k",
-                "n g s, n g t -> g [i] k",
-            ),
-            attrs=(*attrs, Ints("kernel")),
-            kernel=in_float32(contiguous(_weight_kernel(kind))),
-            gradient=_weight_gradient(kind),
-            linear=((0,), (1,)),
-            extra=extra,
-            legal=legal,
-            flops=lambda inputs, outputs, attrs: (
-                2 * element_count(inputs[1].shape) * prod(outputs[0].shape[1:])
-            ),
-            precision="low",
-            doc=f"The gradient of {kind} by its weight: (x, dy) -> dweight.",
-        )
+    define_op(
+        f"{kind}_weight_grad",
+        infer=_weight_infer(f"{kind}_weight_grad", ndim),
+        operands=f"x N n c {space}, dy N n o {windows} -> dweight N",
+        rule=_rule(
+            ndim,
+            _weight_group_count,
+            "n c s, n o t -> o c k",
+            "n [c] s, n [o] t -> [o] [i] k",
+            "n g s, n g t -> g [i] k",
+        ),
+        attrs=(*attrs, Ints("kernel")),
+        kernel=in_float32(contiguous(_weight_kernel(kind))),
+        gradient=_weight_gradient(kind),
+        linear=((0,), (1,)),
+        extra=extra,
+        legal=legal,
+        flops=lambda inputs, outputs, attrs: (
+            2 * element_count(inputs[1].shape) * prod(outputs[0].shape[1:])
+        ),
+        precision="low",
+        doc=f"The gradient of {kind} by its weight: (x, dy) -> dweight.",
     )
 
 

@@ -17,7 +17,7 @@ from plancompiler.ir.shard import region_index, region_shape
 from plancompiler.ops import random
 from plancompiler.ops.attributes import Bool, Dtype, Floats, Int, Shape, Text, Texts
 from plancompiler.ops.kernel import of_box
-from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.stored import Indices, StoredRows, mapped_tokens, stored_array
 
 # --- arrays_batch ---------------------------------------------------------------------------------
@@ -92,30 +92,28 @@ def _row_order(context: KernelContext, first: int, last: int, count: int) -> Ind
     return rows
 
 
-register(
-    OpDef(
-        "arrays_batch",
-        infer=_arrays_infer,
-        rule="-> ...",
-        attrs=(
-            Texts("paths", least=1),
-            Text("key"),
-            Int("batch", least=1),
-            Shape(),
-            Dtype("dtype"),
-            Int("start", least=0),
-            Int("stop", least=1),
-            Bool("shuffle"),
-            Int("seed", least=0),
-        ),
-        kernel=_arrays_kernel,
-        flops=0,
-        source=True,
-        files=("paths",),
-        portable=False,
-        doc="Rows start to stop of an array in npz files, one file after another, `batch` per "
-        "step, epoch after epoch; shuffled anew each epoch on request.",
-    )
+define_op(
+    "arrays_batch",
+    infer=_arrays_infer,
+    rule="-> ...",
+    attrs=(
+        Texts("paths", least=1),
+        Text("key"),
+        Int("batch", least=1),
+        Shape(),
+        Dtype("dtype"),
+        Int("start", least=0),
+        Int("stop", least=1),
+        Bool("shuffle"),
+        Int("seed", least=0),
+    ),
+    kernel=_arrays_kernel,
+    flops=0,
+    source=True,
+    files=("paths",),
+    portable=False,
+    doc="Rows start to stop of an array in npz files, one file after another, `batch` per "
+    "step, epoch after epoch; shuffled anew each epoch on request.",
 )
 
 
@@ -145,27 +143,25 @@ def _tokens_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
         np.copyto(row, tokens[begin + shift + left : begin + shift + right], casting="unsafe")
 
 
-register(
-    OpDef(
-        "token_batch",
-        infer="-> tokens int64 batch length",
-        rule="-> ...",
-        attrs=(
-            Text("path"),
-            Text("dtype", among=STORED_TOKENS),
-            Int("batch", least=1),
-            Int("length", least=1),
-            Int("shift", least=0),
-            Int("seed", least=0),
-        ),
-        kernel=_tokens_kernel,
-        flops=0,
-        source=True,
-        files=("path",),
-        portable=False,
-        doc="`batch` sequences of `length` tokens from random places of a memory-mapped file, "
-        "moved on by `shift` (0: the tokens, 1: their successors), as int64.",
-    )
+define_op(
+    "token_batch",
+    infer="-> tokens int64 batch length",
+    rule="-> ...",
+    attrs=(
+        Text("path"),
+        Text("dtype", among=STORED_TOKENS),
+        Int("batch", least=1),
+        Int("length", least=1),
+        Int("shift", least=0),
+        Int("seed", least=0),
+    ),
+    kernel=_tokens_kernel,
+    flops=0,
+    source=True,
+    files=("path",),
+    portable=False,
+    doc="`batch` sequences of `length` tokens from random places of a memory-mapped file, "
+    "moved on by `shift` (0: the tokens, 1: their successors), as int64.",
 )
 
 
@@ -192,18 +188,16 @@ def _constant_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     np.copyto(outputs[0], of_box(context, "box", region, read_box))
 
 
-register(
-    OpDef(
-        "constant",
-        infer=_constant_infer,
-        rule="-> ...",
-        attrs=(
-            Shape(),
-            Dtype("dtype"),
-            Floats("values"),
-        ),
-        kernel=_constant_kernel,
-        flops=0,
-        doc="A small tensor whose elements are written in the job.",
-    )
+define_op(
+    "constant",
+    infer=_constant_infer,
+    rule="-> ...",
+    attrs=(
+        Shape(),
+        Dtype("dtype"),
+        Floats("values"),
+    ),
+    kernel=_constant_kernel,
+    flops=0,
+    doc="A small tensor whose elements are written in the job.",
 )

@@ -17,14 +17,7 @@ from plancompiler.ir.shard import Range, balanced_range
 from plancompiler.ops.attributes import Bool, Float, Int
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import blocks, in_float32, scratch
-from plancompiler.ops.registry import (
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import Signature
 from plancompiler.ops.shards import cut_together, shards_stay_whole
 
@@ -50,19 +43,17 @@ def _decayed_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
         np.add(state, work, out=out)
 
 
-register(
-    OpDef(
-        "decayed_sum_update",
-        infer=_decayed_infer,
-        operands="state F, summand F -> state F",
-        rule="..., ... -> ...",
-        attrs=(Float("decay", least=0.0),),
-        kernel=in_float32(_decayed_kernel),
-        flops=3,
-        mutates=((0, 0),),
-        skippable=True,
-        doc="(state, value) -> decay * state + value.",
-    )
+define_op(
+    "decayed_sum_update",
+    infer=_decayed_infer,
+    operands="state F, summand F -> state F",
+    rule="..., ... -> ...",
+    attrs=(Float("decay", least=0.0),),
+    kernel=in_float32(_decayed_kernel),
+    flops=3,
+    mutates=((0, 0),),
+    skippable=True,
+    doc="(state, value) -> decay * state + value.",
 )
 
 
@@ -134,42 +125,38 @@ def _a_group_each(
     return cut_together(1, 1) if parts == groups else ()
 
 
-register(
-    OpDef(
-        "group_sums",
-        infer=_sums_infer,
-        operands="x F rows ... -> sums F",
-        rule="n ... -> g ...",
-        attrs=(
-            Int("groups", least=1),
-            Bool("mean"),
-        ),
-        kernel=in_float32(_sums_kernel),
-        gradient=by_op("group_sums", "group_rows"),
-        linear=((0,),),
-        extra=_a_group_each,
-        legal=shards_stay_whole,
-        flops=1,
-        doc="x [n, ...] -> [groups, ...]: sums over `groups` balanced groups of rows; with `mean` "
-        "over the number of rows of each.",
-    )
+define_op(
+    "group_sums",
+    infer=_sums_infer,
+    operands="x F rows ... -> sums F",
+    rule="n ... -> g ...",
+    attrs=(
+        Int("groups", least=1),
+        Bool("mean"),
+    ),
+    kernel=in_float32(_sums_kernel),
+    gradient=by_op("group_sums", "group_rows"),
+    linear=((0,),),
+    extra=_a_group_each,
+    legal=shards_stay_whole,
+    flops=1,
+    doc="x [n, ...] -> [groups, ...]: sums over `groups` balanced groups of rows; with `mean` "
+    "over the number of rows of each.",
 )
-register(
-    OpDef(
-        "group_rows",
-        infer=_rows_infer,
-        operands="dsums F groups ... -> dx F",
-        rule="g ... -> n ...",
-        attrs=(
-            Int("rows", least=0),
-            Bool("mean"),
-        ),
-        kernel=in_float32(_rows_kernel),
-        gradient=by_op("group_rows", "group_sums"),
-        linear=((0,),),
-        extra=_a_group_each,
-        legal=shards_stay_whole,
-        doc="state [groups, ...] -> [rows, ...]: for each of `rows` rows the state of its group; "
-        "with `mean` over the number of rows of the group. The transpose of group_sums.",
-    )
+define_op(
+    "group_rows",
+    infer=_rows_infer,
+    operands="dsums F groups ... -> dx F",
+    rule="g ... -> n ...",
+    attrs=(
+        Int("rows", least=0),
+        Bool("mean"),
+    ),
+    kernel=in_float32(_rows_kernel),
+    gradient=by_op("group_rows", "group_sums"),
+    linear=((0,),),
+    extra=_a_group_each,
+    legal=shards_stay_whole,
+    doc="state [groups, ...] -> [rows, ...]: for each of `rows` rows the state of its group; "
+    "with `mean` over the number of rows of the group. The transpose of group_sums.",
 )

@@ -13,18 +13,16 @@ import numpy as np
 from plancompiler.errors import ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Dtype, Int
-from plancompiler.ops.gradient import by_op
+from plancompiler.ops.gradient import by_op, of_one
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
-    Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 from plancompiler.ops.shape import keeps_extremes
 
@@ -72,21 +70,19 @@ def _diagonal_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     np.copyto(outputs[0][..., local[2]], _diagonal_of(inputs[0], *local[:2]))
 
 
-register(
-    OpDef(
-        "diagonal",
-        infer=_diagonal_infer,
-        operands="x X ... rows columns -> y X",
-        rule="... m n -> ... d",
-        attrs=(Int("offset"),),
-        kernel=_diagonal_kernel,
-        gradient=by_op("diagonal", "diag_embed"),
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        doc="A diagonal of each matrix [..., m, n]: [..., d]. With rows or columns split, each "
-        "device has its elements, so the result is partial.",
-    )
+define_op(
+    "diagonal",
+    infer=_diagonal_infer,
+    operands="x X ... rows columns -> y X",
+    rule="... m n -> ... d",
+    attrs=(Int("offset"),),
+    kernel=_diagonal_kernel,
+    gradient=by_op("diagonal", "diag_embed"),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    doc="A diagonal of each matrix [..., m, n]: [..., d]. With rows or columns split, each "
+    "device has its elements, so the result is partial.",
 )
 
 
@@ -111,24 +107,22 @@ def _diag_embed_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) 
     np.copyto(_diagonal_of(outputs[0], *local[:2]), inputs[0][..., local[2]])
 
 
-register(
-    OpDef(
-        "diag_embed",
-        infer=_diag_embed_infer,
-        operands="dy X ... length -> dx X",
-        rule="... d -> ... m n",
-        attrs=(
-            Int("rows", least=0),
-            Int("columns", least=0),
-            Int("offset"),
-        ),
-        kernel=_diag_embed_kernel,
-        gradient=by_op("diag_embed", "diagonal"),
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        doc="Matrices [..., rows, columns] of zeros with [..., d] on a diagonal.",
-    )
+define_op(
+    "diag_embed",
+    infer=_diag_embed_infer,
+    operands="dy X ... length -> dx X",
+    rule="... d -> ... m n",
+    attrs=(
+        Int("rows", least=0),
+        Int("columns", least=0),
+        Int("offset"),
+    ),
+    kernel=_diag_embed_kernel,
+    gradient=by_op("diag_embed", "diagonal"),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    doc="Matrices [..., rows, columns] of zeros with [..., d] on a diagonal.",
 )
 
 
@@ -150,23 +144,18 @@ def _register_triangle(kind: str, outside: Callable[..., Any], doc: str) -> None
         copy_unless_shared(inputs[0], outputs[0])
         np.copyto(outputs[0], outputs[0].dtype.type(0), where=mask)
 
-    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        return (apply(kind, grads[0], diagonal=attrs["diagonal"]),)
-
-    register(
-        OpDef(
-            kind,
-            infer="x X ... m n -> y X ... m n",
-            rule="... -> ...",
-            attrs=(Int("diagonal"),),
-            kernel=kernel,
-            gradient=gradient,
-            linear=((0,),),
-            extra=keeps_extremes,
-            flops=0,
-            inplace=((0, 0),),
-            doc=doc,
-        )
+    define_op(
+        kind,
+        infer="x X ... m n -> y X ... m n",
+        rule="... -> ...",
+        attrs=(Int("diagonal"),),
+        kernel=kernel,
+        gradient=of_one(lambda attrs, x, y, dy: apply(kind, dy, diagonal=attrs["diagonal"])),
+        linear=((0,),),
+        extra=keeps_extremes,
+        flops=0,
+        inplace=((0, 0),),
+        doc=doc,
     )
 
 
@@ -186,19 +175,17 @@ def _eye_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
     _diagonal_of(outputs[0], *local[:2])[...] = 1
 
 
-register(
-    OpDef(
-        "eye",
-        infer="-> y dtype",
-        rule="-> rows columns",
-        attrs=(
-            Int("rows", least=0),
-            Int("columns", least=0),
-            Int("offset"),
-            Dtype("dtype"),
-        ),
-        kernel=_eye_kernel,
-        flops=0,
-        doc="A matrix of zeros with ones on a diagonal.",
-    )
+define_op(
+    "eye",
+    infer="-> y dtype",
+    rule="-> rows columns",
+    attrs=(
+        Int("rows", least=0),
+        Int("columns", least=0),
+        Int("offset"),
+        Dtype("dtype"),
+    ),
+    kernel=_eye_kernel,
+    flops=0,
+    doc="A matrix of zeros with ones on a diagonal.",
 )

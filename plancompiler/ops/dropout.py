@@ -10,15 +10,9 @@ import numpy as np
 from plancompiler.ir.shard import Region
 from plancompiler.ops import random
 from plancompiler.ops.attributes import Float, Int
+from plancompiler.ops.gradient import of_one
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, of_box
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    KernelContext,
-    OpDef,
-    apply,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, KernelContext, apply, define_op
 
 _LANES = 2
 """Elements of the last axis that share one 64-bit word: each takes 32 bits of it."""
@@ -111,22 +105,20 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         np.multiply(piece, keep, out=piece)
 
 
-register(
-    OpDef(
-        "dropout",
-        infer="x F -> y F",
-        rule="... -> ...",
-        attrs=(
-            Float("rate", least=0.0, below=1.0),
-            Int("key"),
-        ),
-        kernel=contiguous(_kernel),
-        gradient=lambda attrs, inputs, outputs, grads: (apply("dropout", grads[0], **attrs),),
-        linear=((0,),),
-        inplace=((0, 0),),
-        precision="following",
-        doc="Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate). The "
-        "mask follows from seed, key, step and the global index, so the gradient is the same op on "
-        "the gradient.",
-    )
+define_op(
+    "dropout",
+    infer="x F -> y F",
+    rule="... -> ...",
+    attrs=(
+        Float("rate", least=0.0, below=1.0),
+        Int("key"),
+    ),
+    kernel=contiguous(_kernel),
+    gradient=of_one(lambda attrs, x, y, dy: apply("dropout", dy, **attrs)),
+    linear=((0,),),
+    inplace=((0, 0),),
+    precision="following",
+    doc="Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate). The "
+    "mask follows from seed, key, step and the global index, so the gradient is the same op on "
+    "the gradient.",
 )

@@ -28,11 +28,10 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature
 
@@ -216,18 +215,16 @@ def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     return max(1, len(inputs)) * prod(extents.values())
 
 
-register(
-    OpDef(
-        "einsum",
-        infer=_infer,
-        rule=_rule,
-        attrs=(Text("equation"),),
-        kernel=in_float32(_kernel),
-        gradient=_gradient,
-        extra=_extra,
-        flops=_flops,
-        precision="low",
-        doc="Sums of products by `equation`, whose letters name axes: 'bij,bjk->bik'. A letter "
-        "that the output lacks is summed away; splitting it leaves a partial.",
-    )
+define_op(
+    "einsum",
+    infer=_infer,
+    rule=_rule,
+    attrs=(Text("equation"),),
+    kernel=in_float32(_kernel),
+    gradient=_gradient,
+    extra=_extra,
+    flops=_flops,
+    precision="low",
+    doc="Sums of products by `equation`, whose letters name axes: 'bij,bjk->bik'. A letter "
+    "that the output lacks is summed away; splitting it leaves a partial.",
 )

@@ -26,7 +26,7 @@ from plancompiler.ops.check import (
     expect_dtype,
     expect_same_dtype,
 )
-from plancompiler.ops.gradient import masked, nothing, reduce_to
+from plancompiler.ops.gradient import masked, nothing, of_one, reduce_to
 from plancompiler.ops.kernel import Direct, UfuncCall, with_direct, with_ufunc_call
 from plancompiler.ops.registry import (
     Array,
@@ -38,13 +38,12 @@ from plancompiler.ops.registry import (
     Kernel,
     KernelContext,
     LinearIf,
-    OpDef,
     Tensors,
     Types,
     apply,
     apply_source,
+    define_op,
     op_def,
-    register,
 )
 from plancompiler.ops.rule import Signature
 
@@ -109,22 +108,17 @@ def register_unary(
     """Register an op of one input, whose kernel may be a function of NumPy; `gradient(x, y, dy)`
     gives dx, `facts` are those of `OpDef`. Without `code` it is C++'s function of the op's name.
     """
-
-    def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        return (None if gradient is None else gradient(inputs[0], outputs[0], grads[0]),)
-
-    register(
-        OpDef(
-            kind,
-            infer=unary_infer(kind, dtypes),
-            rule=UNARY_RULE,
-            kernel=ufunc_kernel(kernel) if isinstance(kernel, np.ufunc) else kernel,
-            gradient=gradients,
-            inplace=((0, 0),),
-            elementwise=True,
-            code=code or f"{kind}({{0}})",
-            **facts,
-        )
+    usual = gradient or (lambda x, y, dy: None)
+    define_op(
+        kind,
+        infer=unary_infer(kind, dtypes),
+        rule=UNARY_RULE,
+        kernel=ufunc_kernel(kernel) if isinstance(kernel, np.ufunc) else kernel,
+        gradient=of_one(lambda attrs, x, y, dy: usual(x, y, dy)),
+        inplace=((0, 0),),
+        elementwise=True,
+        code=code or f"{kind}({{0}})",
+        **facts,
     )
 
 
@@ -261,17 +255,15 @@ def register_binary(
     **facts: Any,
 ) -> None:
     """Register an op of two inputs of one dtype that broadcast; `facts` are those of `OpDef`."""
-    register(
-        OpDef(
-            kind,
-            infer=binary_infer(kind, dtypes),
-            rule=BINARY_RULE,
-            kernel=ufunc_kernel(ufunc),
-            gradient=None if gradient is None else _binary_gradient(gradient),
-            inplace=((0, 0), (0, 1)),
-            elementwise=True,
-            **facts,
-        )
+    define_op(
+        kind,
+        infer=binary_infer(kind, dtypes),
+        rule=BINARY_RULE,
+        kernel=ufunc_kernel(ufunc),
+        gradient=None if gradient is None else _binary_gradient(gradient),
+        inplace=((0, 0), (0, 1)),
+        elementwise=True,
+        **facts,
     )
 
 
@@ -466,27 +458,22 @@ def _register_scalar(
     that holds.
     """
     name, plain = f"{kind}_scalar", op_def(kind)
-
-    def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        swapped = attrs["swapped"]
-        return (gradient(inputs[0], attrs["scalar"], outputs[0], grads[0], swapped),)
-
-    register(
-        OpDef(
-            name,
-            infer=scalar_infer(name, dtypes),
-            rule=UNARY_RULE,
-            attrs=SCALAR,
-            kernel=kernel,
-            gradient=gradients,
-            linear=() if linear_if is None else ((0,),),
-            linear_if=linear_if,
-            inplace=((0, 0),),
-            elementwise=True,
-            neutral=plain.neutral,
-            code=plain.code,
-            **facts,
-        )
+    define_op(
+        name,
+        infer=scalar_infer(name, dtypes),
+        rule=UNARY_RULE,
+        attrs=SCALAR,
+        kernel=kernel,
+        gradient=of_one(
+            lambda attrs, x, z, dz: gradient(x, attrs["scalar"], z, dz, attrs["swapped"])
+        ),
+        linear=() if linear_if is None else ((0,),),
+        linear_if=linear_if,
+        inplace=((0, 0),),
+        elementwise=True,
+        neutral=plain.neutral,
+        code=plain.code,
+        **facts,
     )
 
 
@@ -607,22 +594,18 @@ def _casts_linearly(inputs: Types, attrs: AttrMap) -> bool:
     return inputs[0].dtype.is_floating and attrs["dtype"].is_floating
 
 
-register(
-    OpDef(
-        "cast",
-        infer="x X -> y dtype",
-        rule=UNARY_RULE,
-        attrs=(Dtype("dtype"),),
-        kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0], casting="unsafe"),
-        gradient=lambda attrs, inputs, outputs, grads: (
-            (grads[0].cast(inputs[0].dtype) if inputs[0].dtype.is_floating else None,)
-        ),
-        linear=((0,),),
-        linear_if=_casts_linearly,
-        inplace=((0, 0),),
-        takes_bfloat16=True,
-        elementwise=True,
-        code="{0}",
-        doc="The same values as another dtype; linear between floating dtypes.",
-    )
+define_op(
+    "cast",
+    infer="x X -> y dtype",
+    rule=UNARY_RULE,
+    attrs=(Dtype("dtype"),),
+    kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0], casting="unsafe"),
+    gradient=of_one(lambda attrs, x, y, dy: dy.cast(x.dtype) if x.dtype.is_floating else None),
+    linear=((0,),),
+    linear_if=_casts_linearly,
+    inplace=((0, 0),),
+    takes_bfloat16=True,
+    elementwise=True,
+    code="{0}",
+    doc="The same values as another dtype; linear between floating dtypes.",
 )

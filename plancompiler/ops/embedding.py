@@ -9,13 +9,7 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Int
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    KernelContext,
-    OpDef,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, KernelContext, define_op
 
 
 def _local_ids(ids: Array, vocabulary: int, low: int, high: int) -> tuple[Array, Array | None]:
@@ -46,18 +40,16 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         out[inside] = table[rows[inside]]
 
 
-register(
-    OpDef(
-        "embedding",
-        infer="table F vocabulary d, ids i ... -> y F ... d",
-        rule="v d, ... -> ... d",
-        kernel=contiguous(_kernel),
-        gradient=by_op("embedding", "embedding_grad"),
-        linear=((0,),),
-        flops=0,
-        doc="(table [v, d], ids [...]) -> [..., d]. With the vocabulary split each device adds the "
-        "rows that it holds, so the result is partial.",
-    )
+define_op(
+    "embedding",
+    infer="table F vocabulary d, ids i ... -> y F ... d",
+    rule="v d, ... -> ... d",
+    kernel=contiguous(_kernel),
+    gradient=by_op("embedding", "embedding_grad"),
+    linear=((0,),),
+    flops=0,
+    doc="(table [v, d], ids [...]) -> [..., d]. With the vocabulary split each device adds the "
+    "rows that it holds, so the result is partial.",
 )
 
 
@@ -95,16 +87,14 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     add_rows(out, rows, gradient, inside)
 
 
-register(
-    OpDef(
-        "embedding_grad",
-        infer="ids i, dy F -> dtable F",
-        rule="..., ... d -> vocabulary d",
-        attrs=(Int("vocabulary", least=0),),
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_op("embedding_grad", "embedding"),
-        linear=((1,),),
-        flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
-        doc="(ids [...], dy [..., d]) -> the gradient of the table [vocabulary, d].",
-    )
+define_op(
+    "embedding_grad",
+    infer="ids i, dy F -> dtable F",
+    rule="..., ... d -> vocabulary d",
+    attrs=(Int("vocabulary", least=0),),
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_op("embedding_grad", "embedding"),
+    linear=((1,),),
+    flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
+    doc="(ids [...], dy [..., d]) -> the gradient of the table [vocabulary, d].",
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ops.kernel import blocks
-from plancompiler.ops.registry import Arrays, KernelContext, OpDef, register
+from plancompiler.ops.registry import Arrays, KernelContext, define_op
 from plancompiler.ops.rule import operand_line
 
 
@@ -15,15 +15,13 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     outputs[0].fill(0.0 if finite else 1.0)
 
 
-register(
-    OpDef(
-        "found_inf",
-        infer="x F -> found float32 ()",
-        rule=lambda inputs, outputs, attrs: f"{operand_line(len(inputs[0].shape))} -> ...",
-        kernel=_kernel,
-        reduction=Reduction.MAX,
-        flops=1,
-        doc="1 if any element is infinite or no number, else 0: a float32 scalar. Devices that "
-        "hold parts have partial maxima.",
-    )
+define_op(
+    "found_inf",
+    infer="x F -> found float32 ()",
+    rule=lambda inputs, outputs, attrs: f"{operand_line(len(inputs[0].shape))} -> ...",
+    kernel=_kernel,
+    reduction=Reduction.MAX,
+    flops=1,
+    doc="1 if any element is infinite or no number, else 0: a float32 scalar. Devices that "
+    "hold parts have partial maxima.",
 )

@@ -22,14 +22,13 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Types,
     axis_signatures,
+    define_op,
     flops_of,
     infer_types,
     is_custom,
     op_def,
-    register,
 )
 from plancompiler.ops.rule import Signature
 
@@ -173,18 +172,16 @@ def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     )
 
 
-register(
-    OpDef(
-        KIND,
-        infer=_infer,
-        rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ...",
-        attrs=(Attribute("program"),),
-        kernel=_kernel,
-        extra=_extra,
-        flops=_flops,
-        inplace=((0, 0),),
-        takes_bfloat16=True,
-        doc="A program of elementwise ops on tensors of one shape, block by block in cache; made "
-        "by the pass fuse_elementwise.",
-    )
+define_op(
+    KIND,
+    infer=_infer,
+    rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ...",
+    attrs=(Attribute("program"),),
+    kernel=_kernel,
+    extra=_extra,
+    flops=_flops,
+    inplace=((0, 0),),
+    takes_bfloat16=True,
+    doc="A program of elementwise ops on tensors of one shape, block by block in cache; made "
+    "by the pass fuse_elementwise.",
 )

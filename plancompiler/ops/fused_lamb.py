@@ -26,9 +26,8 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Types,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import NdSignature, Signature
 
@@ -43,17 +42,15 @@ def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
         np.add(total, gradient, out=out)
 
 
-register(
-    OpDef(
-        "gradient_sum_update",
-        infer="sum F, gradient F -> sum F",
-        rule="..., ... -> ...",
-        attrs=(Int("every", least=1),),
-        kernel=_sum_kernel,
-        linear=((0, 1),),
-        mutates=((0, 0),),
-        doc="(sum, g) -> g in every `every`-th step, counted from step 0, and sum + g in others.",
-    )
+define_op(
+    "gradient_sum_update",
+    infer="sum F, gradient F -> sum F",
+    rule="..., ... -> ...",
+    attrs=(Int("every", least=1),),
+    kernel=_sum_kernel,
+    linear=((0, 1),),
+    mutates=((0, 0),),
+    doc="(sum, g) -> g in every `every`-th step, counted from step 0, and sum + g in others.",
 )
 
 
@@ -113,24 +110,22 @@ def _square_sum(array: Array) -> float:
     )
 
 
-register(
-    OpDef(
-        "clip_addends",
-        infer=_clip_infer,
-        rule=_clip_rule,
-        inputs=AT_LEAST_ONE,
-        attrs=(
-            Float("max_norm"),
-            Float("eps", 1e-06, least=0.0),
-        ),
-        kernel=_clip_kernel,
-        extra=_clip_extra,
-        legal=_clip_legal,
-        doc="(g, ...) -> gradients scaled together to the norm `max_norm` where theirs is greater. "
-        "They are partial, and every device scales its own addends by their own norm: the result "
-        "depends on who holds what, as clipping before a reduction does. Of what is whole the "
-        "first device has all.",
-    )
+define_op(
+    "clip_addends",
+    infer=_clip_infer,
+    rule=_clip_rule,
+    inputs=AT_LEAST_ONE,
+    attrs=(
+        Float("max_norm"),
+        Float("eps", 1e-06, least=0.0),
+    ),
+    kernel=_clip_kernel,
+    extra=_clip_extra,
+    legal=_clip_legal,
+    doc="(g, ...) -> gradients scaled together to the norm `max_norm` where theirs is greater. "
+    "They are partial, and every device scales its own addends by their own norm: the result "
+    "depends on who holds what, as clipping before a reduction does. Of what is whole the "
+    "first device has all.",
 )
 
 
@@ -149,23 +144,21 @@ def _control_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     outputs[2].fill(count if skipped else count + 1)
 
 
-register(
-    OpDef(
-        "lamb_control",
-        infer="squares F (), count int32 () -> factor F (), skipped F (), count int32 ()",
-        rule="..., ... -> ..., ..., ...",
-        attrs=(
-            Int("every", least=1),
-            Float("max_norm", 0.0, least=0.0),
-            Float("eps", 1e-06, least=0.0),
-        ),
-        kernel=_control_kernel,
-        mutates=((2, 1),),
-        doc="(sum of squares of all gradients, updates so far) -> (what gradients are multiplied "
-        "with, whether this step updates nothing, updates with this one). Gradients are sums of "
-        "`every` steps, and the last of these updates, unless the sum of squares is not finite. "
-        "Their mean is clipped to `max_norm`, if it is not 0.",
-    )
+define_op(
+    "lamb_control",
+    infer="squares F (), count int32 () -> factor F (), skipped F (), count int32 ()",
+    rule="..., ... -> ..., ..., ...",
+    attrs=(
+        Int("every", least=1),
+        Float("max_norm", 0.0, least=0.0),
+        Float("eps", 1e-06, least=0.0),
+    ),
+    kernel=_control_kernel,
+    mutates=((2, 1),),
+    doc="(sum of squares of all gradients, updates so far) -> (what gradients are multiplied "
+    "with, whether this step updates nothing, updates with this one). Gradients are sums of "
+    "`every` steps, and the last of these updates, unless the sum of squares is not finite. "
+    "Their mean is clipped to `max_norm`, if it is not 0.",
 )
 
 
@@ -211,19 +204,17 @@ def _square_sums_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays)
             row[number] = _square_sum(flat[place])
 
 
-register(
-    OpDef(
-        "segment_square_sums",
-        infer=_square_sums_infer,
-        operands="first F, second F -> sums A",
-        rule="a, a -> [two] [n]",
-        attrs=(Ints("sizes"),),
-        kernel=_square_sums_kernel,
-        flops=4,
-        portable=False,
-        doc="Two flat buffers [a], cut into segments of these `sizes` -> the sums of squares of "
-        "each, [2, n], in at least float32.",
-    )
+define_op(
+    "segment_square_sums",
+    infer=_square_sums_infer,
+    operands="first F, second F -> sums A",
+    rule="a, a -> [two] [n]",
+    attrs=(Ints("sizes"),),
+    kernel=_square_sums_kernel,
+    flops=4,
+    portable=False,
+    doc="Two flat buffers [a], cut into segments of these `sizes` -> the sums of squares of "
+    "each, [2, n], in at least float32.",
 )
 
 
@@ -248,19 +239,17 @@ def _flat_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
             np.subtract(each, work, out=to)
 
 
-register(
-    OpDef(
-        "flat_lamb_update",
-        infer=_flat_infer,
-        operands="w F, u F, sums f, rate f (), skipped f () -> w F",
-        rule="a, a, [two] [n], ..., ... -> a",
-        attrs=(Ints("sizes"),),
-        kernel=in_float32(_flat_kernel),
-        flops=2,
-        inplace=((0, 0),),
-        portable=False,
-        doc="(w [a], u [a], sums of squares of the segments of both [2, n], lr, skipped) -> "
-        "w - lr trust u, where the trust ratio is that of each segment (see lamb_update), or w "
-        "where `skipped` is not 0.",
-    )
+define_op(
+    "flat_lamb_update",
+    infer=_flat_infer,
+    operands="w F, u F, sums f, rate f (), skipped f () -> w F",
+    rule="a, a, [two] [n], ..., ... -> a",
+    attrs=(Ints("sizes"),),
+    kernel=in_float32(_flat_kernel),
+    flops=2,
+    inplace=((0, 0),),
+    portable=False,
+    doc="(w [a], u [a], sums of squares of the segments of both [2, n], lr, skipped) -> "
+    "w - lr trust u, where the trust ratio is that of each segment (see lamb_update), or w "
+    "where `skipped` is not 0.",
 )

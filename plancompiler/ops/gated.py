@@ -10,14 +10,7 @@ from plancompiler.ops.elementwise_program import kernel_of
 from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import blocks, in_float32, scratch
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, define_op
 
 
 def _sigmoid(x: Array, out: Array) -> None:
@@ -55,34 +48,30 @@ def _grad_formula(attrs: AttrMap, gate: Any, up: Any, dy: Any) -> tuple[Any, Any
     return dy * up * (unit + (1.0 - unit) * value), dy * value
 
 
-register(
-    OpDef(
-        "swiglu",
-        infer="gate F, up F -> y F",
-        rule="..., ... -> ...",
-        takes_bfloat16=True,
-        kernel=kernel_of(_formula),
-        formula=_formula,
-        gradient=by_op("swiglu", "swiglu_grad"),
-        linear=((1,),),
-        flops=6,
-        inplace=((0, 0), (0, 1)),
-        elementwise=True,
-        precision="following",
-        doc="gate * sigmoid(gate) * up.",
-    )
+define_op(
+    "swiglu",
+    infer="gate F, up F -> y F",
+    rule="..., ... -> ...",
+    takes_bfloat16=True,
+    kernel=kernel_of(_formula),
+    formula=_formula,
+    gradient=by_op("swiglu", "swiglu_grad"),
+    linear=((1,),),
+    flops=6,
+    inplace=((0, 0), (0, 1)),
+    elementwise=True,
+    precision="following",
+    doc="gate * sigmoid(gate) * up.",
 )
-register(
-    OpDef(
-        "swiglu_grad",
-        infer="gate F, up F, dy F -> dgate F, dup F",
-        rule="..., ..., ... -> ..., ...",
-        kernel=in_float32(_grad_kernel),
-        gradient=by_formula(_grad_formula),
-        linear=((2,),),
-        flops=11,
-        inplace=((0, 0), (1, 1), (1, 2)),
-        precision="following",
-        doc="(gate, up, dy) -> (dgate, dup).",
-    )
+define_op(
+    "swiglu_grad",
+    infer="gate F, up F, dy F -> dgate F, dup F",
+    rule="..., ..., ... -> ..., ...",
+    kernel=in_float32(_grad_kernel),
+    gradient=by_formula(_grad_formula),
+    linear=((2,),),
+    flops=11,
+    inplace=((0, 0), (1, 1), (1, 2)),
+    precision="following",
+    doc="(gate, up, dy) -> (dgate, dup).",
 )

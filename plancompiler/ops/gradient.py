@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from plancompiler.errors import GradientError
@@ -59,6 +60,15 @@ def accumulated(gradient: Gradient) -> Gradient:
         ]
 
     return widely
+
+
+def of_one(gradient: Callable[[AttrMap, Any, Any, Any], Any]) -> Gradient:
+    """The gradient of an op of one input and one output: `(attrs, x, y, dy)` to dx."""
+
+    def gradients(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+        return (gradient(attrs, inputs[0], outputs[0], grads[0]),)
+
+    return gradients
 
 
 def by_op(kind: str, back: str) -> Gradient:

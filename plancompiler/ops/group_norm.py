@@ -20,16 +20,7 @@ from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    apply,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, apply, define_op
 
 
 def _check(inputs: Types, attrs: AttrMap) -> None:
@@ -195,42 +186,38 @@ def _line(inputs: Types, attrs: AttrMap, pattern: str) -> str:
 
 
 _extra, _legal = group_split(_group_count, (1, 0, 0), (1, 1, 1))
-register(
-    OpDef(
-        "group_norm",
-        infer=_infer,
-        operands="x F n c ..., gamma F c, beta F c -> y F, mean A, rstd A",
-        rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, C -> X, T, T"),
-        attrs=(
-            Int("groups", least=1),
-            Float("eps", least=0.0),
-        ),
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=unless_first(by_op("group_norm", "group_norm_grad"), _formula),
-        extra=_extra,
-        legal=_legal,
-        flops=7,
-        inplace=((0, 0),),
-        doc="(x [n, c, ...], gamma [c], beta [c]) -> (y, mean, 1 / standard deviation) over each "
-        "of `groups` groups of channels and all of space.",
-    )
+define_op(
+    "group_norm",
+    infer=_infer,
+    operands="x F n c ..., gamma F c, beta F c -> y F, mean A, rstd A",
+    rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, C -> X, T, T"),
+    attrs=(
+        Int("groups", least=1),
+        Float("eps", least=0.0),
+    ),
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=unless_first(by_op("group_norm", "group_norm_grad"), _formula),
+    extra=_extra,
+    legal=_legal,
+    flops=7,
+    inplace=((0, 0),),
+    doc="(x [n, c, ...], gamma [c], beta [c]) -> (y, mean, 1 / standard deviation) over each "
+    "of `groups` groups of channels and all of space.",
 )
 _extra, _legal = group_split(_group_count, (1, 0, 1, 1, 1), (1, 0, 0))
-register(
-    OpDef(
-        "group_norm_grad",
-        infer=_grad_infer,
-        operands="x F n c ..., gamma F c, mean A n groups, rstd A n groups, dy F n c ... -> "
-        "dx F, dgamma F, dbeta F",
-        rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, T, T, X -> X, C, C"),
-        attrs=(Int("groups", least=1),),
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_formula(_grad_formula),
-        linear=((4,),),
-        extra=_extra,
-        legal=_legal,
-        flops=14,
-        inplace=((0, 0), (0, 4)),
-        doc="(x, gamma, mean, rstd, dy) -> (dx, dgamma, dbeta).",
-    )
+define_op(
+    "group_norm_grad",
+    infer=_grad_infer,
+    operands="x F n c ..., gamma F c, mean A n groups, rstd A n groups, dy F n c ... -> "
+    "dx F, dgamma F, dbeta F",
+    rule=lambda inputs, outputs, attrs: _line(inputs, attrs, "X, C, T, T, X -> X, C, C"),
+    attrs=(Int("groups", least=1),),
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_formula(_grad_formula),
+    linear=((4,),),
+    extra=_extra,
+    legal=_legal,
+    flops=14,
+    inplace=((0, 0), (0, 4)),
+    doc="(x, gamma, mean, rstd, dy) -> (dx, dgamma, dbeta).",
 )

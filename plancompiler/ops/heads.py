@@ -22,11 +22,10 @@ from plancompiler.ops.registry import (
     Extra,
     KernelContext,
     Legal,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 _OTHERS = 2
@@ -134,35 +133,31 @@ def _between_groups() -> tuple[Extra, Legal]:
 
 
 _extra, _legal = _between_groups()
-register(
-    OpDef(
-        "split_qkv",
-        infer=_split_infer,
-        operands="product F b t g p d, bias? F g p d -> query F, key F, value F",
-        rule=_split_rule,
-        kernel=contiguous(_split_kernel),
-        gradient=_split_gradient,
-        extra=_extra,
-        legal=_legal,
-        precision="following",
-        doc="product [b, t, g, p, d], and a bias [g, p, d] to add first -> queries "
-        "[b, g (p - 2), t, d], keys and values [b, g, t, d].",
-    )
+define_op(
+    "split_qkv",
+    infer=_split_infer,
+    operands="product F b t g p d, bias? F g p d -> query F, key F, value F",
+    rule=_split_rule,
+    kernel=contiguous(_split_kernel),
+    gradient=_split_gradient,
+    extra=_extra,
+    legal=_legal,
+    precision="following",
+    doc="product [b, t, g, p, d], and a bias [g, p, d] to add first -> queries "
+    "[b, g (p - 2), t, d], keys and values [b, g, t, d].",
 )
 _extra, _legal = group_split(_join_groups, (1, 1, 1), (2,))
-register(
-    OpDef(
-        "join_qkv",
-        infer=_join_infer,
-        operands="query F b h t d, key F b g t d, value F b g t d -> product F",
-        rule=_join_rule,
-        kernel=contiguous(_join_kernel),
-        gradient=_join_gradient,
-        linear=((0, 1, 2),),
-        extra=_extra,
-        legal=_legal,
-        precision="following",
-        doc="queries [b, h, t, d], keys and values [b, g, t, d] -> [b, t, g, h / g + 2, d]: the "
-        "inverse of split_qkv, and its gradient.",
-    )
+define_op(
+    "join_qkv",
+    infer=_join_infer,
+    operands="query F b h t d, key F b g t d, value F b g t d -> product F",
+    rule=_join_rule,
+    kernel=contiguous(_join_kernel),
+    gradient=_join_gradient,
+    linear=((0, 1, 2),),
+    extra=_extra,
+    legal=_legal,
+    precision="following",
+    doc="queries [b, h, t, d], keys and values [b, g, t, d] -> [b, t, g, h / g + 2, d]: the "
+    "inverse of split_qkv, and its gradient.",
 )

@@ -28,12 +28,11 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
     apply_source,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature
 
@@ -118,22 +117,20 @@ def _take_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Ten
     return grad, None
 
 
-register(
-    OpDef(
-        "take_along_axis",
-        infer=_take_infer,
-        operands="x X, indices i -> y X",
-        rule=_take_rule,
-        attrs=(Axis(),),
-        kernel=_take_kernel,
-        gradient=_take_gradient,
-        linear=((0,),),
-        extra=_keeps_first,
-        flops=0,
-        portable=False,
-        doc="(x, indices) -> for each index, the element of x there along `axis`; the other axes "
-        "agree.",
-    )
+define_op(
+    "take_along_axis",
+    infer=_take_infer,
+    operands="x X, indices i -> y X",
+    rule=_take_rule,
+    attrs=(Axis(),),
+    kernel=_take_kernel,
+    gradient=_take_gradient,
+    linear=((0,),),
+    extra=_keeps_first,
+    flops=0,
+    portable=False,
+    doc="(x, indices) -> for each index, the element of x there along `axis`; the other axes "
+    "agree.",
 )
 
 
@@ -182,23 +179,21 @@ def _take_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
     _add_at(out, flat, values)
 
 
-register(
-    OpDef(
-        "take_along_axis_grad",
-        infer=_take_grad_infer,
-        operands="indices i ..., dy N ... -> dx N",
-        rule=_take_grad_rule,
-        attrs=(
-            Axis(),
-            Int("extent", least=0),
-        ),
-        kernel=in_float32(contiguous(_take_grad_kernel)),
-        gradient=by_op("take_along_axis_grad", "take_along_axis"),
-        linear=((1,),),
-        portable=False,
-        doc="(indices, dy) -> zeros with `extent` elements along `axis` and dy added at the "
-        "indices: the gradient of take_along_axis.",
-    )
+define_op(
+    "take_along_axis_grad",
+    infer=_take_grad_infer,
+    operands="indices i ..., dy N ... -> dx N",
+    rule=_take_grad_rule,
+    attrs=(
+        Axis(),
+        Int("extent", least=0),
+    ),
+    kernel=in_float32(contiguous(_take_grad_kernel)),
+    gradient=by_op("take_along_axis_grad", "take_along_axis"),
+    linear=((1,),),
+    portable=False,
+    doc="(indices, dy) -> zeros with `extent` elements along `axis` and dy added at the "
+    "indices: the gradient of take_along_axis.",
 )
 
 
@@ -270,25 +265,23 @@ def _put_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tens
     return dx, None, masked(taken, last)
 
 
-register(
-    OpDef(
-        "put_along_axis",
-        infer=_put_infer,
-        operands="x X, indices i ..., updates X ... -> y X",
-        rule=_put_rule,
-        attrs=(
-            Axis(),
-            Text("mode", among=MODES),
-        ),
-        kernel=in_float32(contiguous(_put_kernel)),
-        gradient=_put_gradient,
-        extra=_put_extra,
-        flops=0,
-        inplace=((0, 0),),
-        portable=False,
-        doc="(x, indices, updates) -> x with updates at the indices along `axis`, put there (of "
-        "equal indices the last wins) or added, by `mode`.",
-    )
+define_op(
+    "put_along_axis",
+    infer=_put_infer,
+    operands="x X, indices i ..., updates X ... -> y X",
+    rule=_put_rule,
+    attrs=(
+        Axis(),
+        Text("mode", among=MODES),
+    ),
+    kernel=in_float32(contiguous(_put_kernel)),
+    gradient=_put_gradient,
+    extra=_put_extra,
+    flops=0,
+    inplace=((0, 0),),
+    portable=False,
+    doc="(x, indices, updates) -> x with updates at the indices along `axis`, put there (of "
+    "equal indices the last wins) or added, by `mode`.",
 )
 
 
@@ -326,20 +319,18 @@ def _select_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: T
     return apply("index_select_grad", indices, grads[0], axis=axis, extent=x.shape[axis]), None
 
 
-register(
-    OpDef(
-        "index_select",
-        infer=_select_infer,
-        operands="x X, indices i i -> y X",
-        rule=_select_rule,
-        attrs=(Axis(),),
-        kernel=contiguous(_select_kernel),
-        gradient=_select_gradient,
-        linear=((0,),),
-        extra=_keeps_first,
-        flops=0,
-        doc="(x, indices [i]) -> x with the elements of `axis` at the indices, in their order.",
-    )
+define_op(
+    "index_select",
+    infer=_select_infer,
+    operands="x X, indices i i -> y X",
+    rule=_select_rule,
+    attrs=(Axis(),),
+    kernel=contiguous(_select_kernel),
+    gradient=_select_gradient,
+    linear=((0,),),
+    extra=_keeps_first,
+    flops=0,
+    doc="(x, indices [i]) -> x with the elements of `axis` at the indices, in their order.",
 )
 
 
@@ -369,24 +360,22 @@ def _select_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays)
     add_rows(rows, places, values, inside)
 
 
-register(
-    OpDef(
-        "index_select_grad",
-        infer=_select_grad_infer,
-        operands="indices i, dy N -> dx N",
-        rule=_select_grad_rule,
-        attrs=(
-            Axis(of=1),
-            Int("extent", least=0),
-        ),
-        kernel=in_float32(_select_grad_kernel),
-        gradient=by_op("index_select_grad", "index_select"),
-        linear=((1,),),
-        flops=lambda inputs, outputs, attrs: prod(inputs[1].shape),
-        portable=False,
-        doc="(indices [i], dy) -> zeros with `extent` elements along `axis` and those of dy added "
-        "at the indices: the gradient of index_select.",
-    )
+define_op(
+    "index_select_grad",
+    infer=_select_grad_infer,
+    operands="indices i, dy N -> dx N",
+    rule=_select_grad_rule,
+    attrs=(
+        Axis(of=1),
+        Int("extent", least=0),
+    ),
+    kernel=in_float32(_select_grad_kernel),
+    gradient=by_op("index_select_grad", "index_select"),
+    linear=((1,),),
+    flops=lambda inputs, outputs, attrs: prod(inputs[1].shape),
+    portable=False,
+    doc="(indices [i], dy) -> zeros with `extent` elements along `axis` and those of dy added "
+    "at the indices: the gradient of index_select.",
 )
 
 
@@ -404,19 +393,17 @@ def _one_hot_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     out.reshape(-1, high - low)[rows, places[rows]] = 1
 
 
-register(
-    OpDef(
-        "one_hot",
-        infer="ids i -> y dtype",
-        rule="... -> ... classes",
-        attrs=(
-            Int("classes", least=0),
-            Dtype("dtype"),
-        ),
-        kernel=contiguous(_one_hot_kernel),
-        flops=0,
-        doc="ids [...] -> [..., classes]: 1 at each id, zeros elsewhere.",
-    )
+define_op(
+    "one_hot",
+    infer="ids i -> y dtype",
+    rule="... -> ... classes",
+    attrs=(
+        Int("classes", least=0),
+        Dtype("dtype"),
+    ),
+    kernel=contiguous(_one_hot_kernel),
+    flops=0,
+    doc="ids [...] -> [..., classes]: 1 at each id, zeros elsewhere.",
 )
 
 
@@ -428,15 +415,13 @@ def _bincount_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     np.copyto(outputs[0], np.bincount(counted, minlength=high - low))
 
 
-register(
-    OpDef(
-        "bincount",
-        infer="ids i -> y int64",
-        rule="... -> classes",
-        attrs=(Int("classes", least=0),),
-        kernel=_bincount_kernel,
-        flops=lambda inputs, outputs, attrs: prod(inputs[0].shape),
-        portable=False,
-        doc="How often each number from 0 to classes - 1 occurs, as int64.",
-    )
+define_op(
+    "bincount",
+    infer="ids i -> y int64",
+    rule="... -> classes",
+    attrs=(Int("classes", least=0),),
+    kernel=_bincount_kernel,
+    flops=lambda inputs, outputs, attrs: prod(inputs[0].shape),
+    portable=False,
+    doc="How often each number from 0 to classes - 1 occurs, as int64.",
 )

@@ -16,7 +16,7 @@ from plancompiler.ops.attention_tiles import LOWER_RIGHT, Tiles
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.groups import group_split
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
-from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 
 
 def _update_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -48,18 +48,16 @@ def _update_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     np.copyto(out[:, :, start : start + new.shape[2]], new)
 
 
-register(
-    OpDef(
-        "cache_update",
-        infer=_update_infer,
-        operands="cache F b h s d, new F b h t d, position p () -> cache F",
-        rule="b h [s] d, b h [t] d, ... -> b h [s] d",
-        kernel=_update_kernel,
-        flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
-        mutates=((0, 0),),
-        doc="(cache [b, h, s, d], new [b, h, t, d], position) -> the cache with `new` from there "
-        "on. A step in which it does not fit fails.",
-    )
+define_op(
+    "cache_update",
+    infer=_update_infer,
+    operands="cache F b h s d, new F b h t d, position p () -> cache F",
+    rule="b h [s] d, b h [t] d, ... -> b h [s] d",
+    kernel=_update_kernel,
+    flops=lambda inputs, outputs, attrs: element_count(inputs[1].shape),
+    mutates=((0, 0),),
+    doc="(cache [b, h, s, d], new [b, h, t, d], position) -> the cache with `new` from there "
+    "on. A step in which it does not fit fails.",
 )
 
 
@@ -81,18 +79,16 @@ def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
 
 
 _extra, _legal = group_split(heads_of_keys, (1, 1, 1, None), (1,))
-register(
-    OpDef(
-        "cached_attention",
-        infer=_infer,
-        operands="query F b h t d, key F b g s d, value F b g s e, position p () -> y F",
-        rule=lambda inputs, outputs, attrs: attention_line(inputs, "Q, K, V, ... -> Y"),
-        attrs=(Float("scale"),),
-        kernel=in_float32(contiguous(_kernel)),
-        extra=_extra,
-        legal=_legal,
-        flops=_flops,
-        doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e], position) -> attention [b, h, t, e] "
-        "of query i to the first position + i + 1 keys. What later keys hold is not read.",
-    )
+define_op(
+    "cached_attention",
+    infer=_infer,
+    operands="query F b h t d, key F b g s d, value F b g s e, position p () -> y F",
+    rule=lambda inputs, outputs, attrs: attention_line(inputs, "Q, K, V, ... -> Y"),
+    attrs=(Float("scale"),),
+    kernel=in_float32(contiguous(_kernel)),
+    extra=_extra,
+    legal=_legal,
+    flops=_flops,
+    doc="(q [b, h, t, d], k [b, g, s, d], v [b, g, s, e], position) -> attention [b, h, t, e] "
+    "of query i to the first position + i + 1 keys. What later keys hold is not read.",
 )

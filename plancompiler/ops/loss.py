@@ -16,15 +16,7 @@ from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous
 from plancompiler.ops.pointwise import register_pointwise
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    apply,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, apply, define_op
 from plancompiler.ops.softmax import IGNORE_INDEX
 
 # --- distances ------------------------------------------------------------------------------------
@@ -191,33 +183,29 @@ def _nll_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     out.reshape(labels.size, out.shape[-1])[rows, classes] = -dloss.reshape(-1)[rows]
 
 
-register(
-    OpDef(
-        "nll_loss",
-        infer="logs F! ... classes, labels i ... -> loss F ...",
-        rule="... v, ... -> ...",
-        attrs=(Int("ignore_index", IGNORE_INDEX),),
-        kernel=contiguous(_nll_kernel),
-        gradient=by_op("nll_loss", "nll_loss_grad"),
-        linear=((0,),),
-        flops=0,
-        doc="Minus each row of log-probabilities at its label; zero where the label is "
-        "`ignore_index`. With the classes split, each device has the labels that it holds.",
-    )
+define_op(
+    "nll_loss",
+    infer="logs F! ... classes, labels i ... -> loss F ...",
+    rule="... v, ... -> ...",
+    attrs=(Int("ignore_index", IGNORE_INDEX),),
+    kernel=contiguous(_nll_kernel),
+    gradient=by_op("nll_loss", "nll_loss_grad"),
+    linear=((0,),),
+    flops=0,
+    doc="Minus each row of log-probabilities at its label; zero where the label is "
+    "`ignore_index`. With the classes split, each device has the labels that it holds.",
 )
-register(
-    OpDef(
-        "nll_loss_grad",
-        infer="labels i, dloss F -> dlogs F",
-        rule="..., ... -> ... classes",
-        attrs=(
-            Int("ignore_index", IGNORE_INDEX),
-            Int("classes", least=1),
-        ),
-        kernel=contiguous(_nll_grad_kernel),
-        gradient=by_op("nll_loss_grad", "nll_loss"),
-        linear=((1,),),
-        flops=0,
-        doc="The gradient of nll_loss: (labels, dloss) -> dlog-probabilities [..., classes].",
-    )
+define_op(
+    "nll_loss_grad",
+    infer="labels i, dloss F -> dlogs F",
+    rule="..., ... -> ... classes",
+    attrs=(
+        Int("ignore_index", IGNORE_INDEX),
+        Int("classes", least=1),
+    ),
+    kernel=contiguous(_nll_grad_kernel),
+    gradient=by_op("nll_loss_grad", "nll_loss"),
+    linear=((1,),),
+    flops=0,
+    doc="The gradient of nll_loss: (labels, dloss) -> dlog-probabilities [..., classes].",
 )

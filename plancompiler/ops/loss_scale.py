@@ -24,6 +24,7 @@ from plancompiler.ops.registry import (
     OpDef,
     Rule,
     Types,
+    define_op,
     op_def,
     op_table,
     register,
@@ -112,18 +113,16 @@ def _scale_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
     outputs[1].fill(good)
 
 
-register(
-    OpDef(
-        "loss_scale_update",
-        infer="scale F (), steps int32 (), found_inf f () -> scale F (), steps int32 ()",
-        rule="..., ..., ... -> ..., ...",
-        attrs=(
-            Int("interval", least=1),
-            Float("factor", 2.0, least=1.0),
-        ),
-        kernel=_scale_kernel,
-        mutates=((0, 0), (1, 1)),
-        doc="(scale, good steps, found_inf) -> (scale', good steps'): divided by `factor` where "
-        "found_inf is not 0, multiplied by it after `interval` good steps.",
-    )
+define_op(
+    "loss_scale_update",
+    infer="scale F (), steps int32 (), found_inf f () -> scale F (), steps int32 ()",
+    rule="..., ..., ... -> ..., ...",
+    attrs=(
+        Int("interval", least=1),
+        Float("factor", 2.0, least=1.0),
+    ),
+    kernel=_scale_kernel,
+    mutates=((0, 0), (1, 1)),
+    doc="(scale, good steps, found_inf) -> (scale', good steps'): divided by `factor` where "
+    "found_inf is not 0, multiplied by it after `interval` good steps.",
 )

@@ -16,16 +16,7 @@ from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32
 from plancompiler.ops.loss import own_rows
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    apply,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, apply, define_op
 from plancompiler.ops.softmax import IGNORE_INDEX
 
 NEAR_ONE = 1.0 - 1e-6
@@ -98,36 +89,32 @@ def _grad_formula(attrs: AttrMap, cosines: Any, labels: Any, dy: Any) -> Any:
     return passed + apply("nll_loss_grad", labels, change, **kept, classes=cosines.shape[-1])
 
 
-register(
-    OpDef(
-        "margin_logits",
-        infer=_infer,
-        operands="cosines F!, labels i -> y F",
-        rule="... v, ... -> ... v",
-        attrs=_ATTRS,
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=by_op("margin_logits", "margin_logits_grad"),
-        flops=1,
-        inplace=((0, 0),),
-        portable=False,
-        doc="(cosines [..., v], labels) -> `scale` * cosines, where that of the label is "
-        "cos(`margin1` * acos x + `margin2`) - `margin3` first. Rows with label `ignore_index` "
-        "are only scaled.",
-    )
+define_op(
+    "margin_logits",
+    infer=_infer,
+    operands="cosines F!, labels i -> y F",
+    rule="... v, ... -> ... v",
+    attrs=_ATTRS,
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=by_op("margin_logits", "margin_logits_grad"),
+    flops=1,
+    inplace=((0, 0),),
+    portable=False,
+    doc="(cosines [..., v], labels) -> `scale` * cosines, where that of the label is "
+    "cos(`margin1` * acos x + `margin2`) - `margin3` first. Rows with label `ignore_index` "
+    "are only scaled.",
 )
-register(
-    OpDef(
-        "margin_logits_grad",
-        infer=_infer,
-        operands="cosines F!, labels i, dy F -> dcosines F",
-        rule="... v, ..., ... v -> ... v",
-        attrs=_ATTRS,
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_formula(_grad_formula),
-        linear=((2,),),
-        flops=1,
-        inplace=((0, 2), (0, 0)),
-        portable=False,
-        doc="The gradient of margin_logits: (cosines, labels, dy) -> dcosines.",
-    )
+define_op(
+    "margin_logits_grad",
+    infer=_infer,
+    operands="cosines F!, labels i, dy F -> dcosines F",
+    rule="... v, ..., ... v -> ... v",
+    attrs=_ATTRS,
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_formula(_grad_formula),
+    linear=((2,),),
+    flops=1,
+    inplace=((0, 2), (0, 0)),
+    portable=False,
+    doc="The gradient of margin_logits: (cosines, labels, dy) -> dcosines.",
 )

@@ -24,11 +24,10 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 
@@ -124,24 +123,22 @@ def _matmul_flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
     return 2 * inner * element_count(outputs[0].shape)
 
 
-register(
-    OpDef(
-        "matmul",
-        infer=_matmul_infer,
-        rule=_matmul_rule,
-        inputs=2,
-        attrs=(
-            Bool("transpose_a", False),
-            Bool("transpose_b", False),
-        ),
-        kernel=in_float32(_matmul_kernel),
-        gradient=_matmul_gradient,
-        linear=((0,), (1,)),
-        flops=_matmul_flops,
-        precision="low",
-        doc="The matrix product over the last two axes, each side transposed first where its flag "
-        "is set; leading axes broadcast.",
-    )
+define_op(
+    "matmul",
+    infer=_matmul_infer,
+    rule=_matmul_rule,
+    inputs=2,
+    attrs=(
+        Bool("transpose_a", False),
+        Bool("transpose_b", False),
+    ),
+    kernel=in_float32(_matmul_kernel),
+    gradient=_matmul_gradient,
+    linear=((0,), (1,)),
+    flops=_matmul_flops,
+    precision="low",
+    doc="The matrix product over the last two axes, each side transposed first where its flag "
+    "is set; leading axes broadcast.",
 )
 
 
@@ -165,19 +162,15 @@ def _contract_gradient(
     return apply("matmul", b, dc, transpose_b=True), apply("matmul", a, dc)
 
 
-register(
-    OpDef(
-        "contract_leading",
-        infer="a N ... r i, b N ... r j -> c N i j",
-        rule="... i, ... j -> i j",
-        kernel=in_float32(_contract_kernel),
-        gradient=_contract_gradient,
-        linear=((0,), (1,)),
-        flops=lambda inputs, outputs, attrs: (
-            2 * element_count(inputs[0].shape) * inputs[1].shape[-1]
-        ),
-        precision="low",
-        doc="The sum over all leading axes of a[..., i] * b[..., j]: the gradient of the weight of "
-        "a linear layer, whatever batch axes are split.",
-    )
+define_op(
+    "contract_leading",
+    infer="a N ... r i, b N ... r j -> c N i j",
+    rule="... i, ... j -> i j",
+    kernel=in_float32(_contract_kernel),
+    gradient=_contract_gradient,
+    linear=((0,), (1,)),
+    flops=lambda inputs, outputs, attrs: 2 * element_count(inputs[0].shape) * inputs[1].shape[-1],
+    precision="low",
+    doc="The sum over all leading axes of a[..., i] * b[..., j]: the gradient of the weight of "
+    "a linear layer, whatever batch axes are split.",
 )

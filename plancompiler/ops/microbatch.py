@@ -14,7 +14,7 @@ from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ir.shard import region_index, relative
 from plancompiler.ops.attributes import Axis, Text
 from plancompiler.ops.check import same_types
-from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, OpDef, Types, register
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import Signature, operand_line
 from plancompiler.ops.shape import keeps_extremes
 
@@ -54,20 +54,18 @@ def _keeps_own(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tup
     return (Signature((own,), (own,)),)
 
 
-register(
-    OpDef(
-        "accumulate",
-        infer=same_types,
-        rule="... -> ...",
-        attrs=(Text("reduction", among=_NAMES),),
-        kernel=_accumulate_kernel,
-        extra=_keeps_own,
-        flops=1,
-        collects=True,
-        takes_bfloat16=True,
-        doc="The sum, max, min or product (`reduction`) of what the micro-batches of a step "
-        "contribute: the first is copied, the others are combined into it.",
-    )
+define_op(
+    "accumulate",
+    infer=same_types,
+    rule="... -> ...",
+    attrs=(Text("reduction", among=_NAMES),),
+    kernel=_accumulate_kernel,
+    extra=_keeps_own,
+    flops=1,
+    collects=True,
+    takes_bfloat16=True,
+    doc="The sum, max, min or product (`reduction`) of what the micro-batches of a step "
+    "contribute: the first is copied, the others are combined into it.",
 )
 
 
@@ -93,34 +91,30 @@ def _take_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     np.copyto(outputs[0], inputs[0][region_index(box)])
 
 
-register(
-    OpDef(
-        "collect_pieces",
-        infer=same_types,
-        rule=_piece_rule,
-        inputs=1,
-        attrs=(Axis(),),
-        kernel=_collect_kernel,
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        collects=True,
-        takes_bfloat16=True,
-        doc="The pieces along `axis` that the micro-batches of a step make, put together.",
-    )
+define_op(
+    "collect_pieces",
+    infer=same_types,
+    rule=_piece_rule,
+    inputs=1,
+    attrs=(Axis(),),
+    kernel=_collect_kernel,
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    collects=True,
+    takes_bfloat16=True,
+    doc="The pieces along `axis` that the micro-batches of a step make, put together.",
 )
-register(
-    OpDef(
-        "take_piece",
-        infer=same_types,
-        rule=_piece_rule,
-        inputs=1,
-        attrs=(Axis(),),
-        kernel=_take_kernel,
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        takes_bfloat16=True,
-        doc="This micro-batch's piece along `axis` of a value of the whole step.",
-    )
+define_op(
+    "take_piece",
+    infer=same_types,
+    rule=_piece_rule,
+    inputs=1,
+    attrs=(Axis(),),
+    kernel=_take_kernel,
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    takes_bfloat16=True,
+    doc="This micro-batch's piece along `axis` of a value of the whole step.",
 )

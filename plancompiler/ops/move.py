@@ -23,22 +23,22 @@ from plancompiler.ir.shard import Region
 from plancompiler.ops.attributes import Axes, Ints, Number, Shape
 from plancompiler.ops.check import same_types
 from plancompiler.ops.elementwise import check_scalar
+from plancompiler.ops.gradient import of_one
 from plancompiler.ops.kernel import copy_unless_shared, of_box
 from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     Kernel,
     KernelContext,
-    OpDef,
     Rule,
     Tensors,
     Types,
     apply,
     apply_source,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature
-from plancompiler.ops.shape import SLICED, keeps_extremes
+from plancompiler.ops.shape import SLICED, keeps_extremes, slice_like
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 AxisMap = Callable[[Indices], Indices]
@@ -136,23 +136,19 @@ def _flip_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     return {axis: lambda index, end=end: end - index for axis, end in last.items()}  # type: ignore[misc]  # the default binds the loop's value
 
 
-register(
-    OpDef(
-        "flip",
-        infer=same_types,
-        rule=moving_rule(lambda inputs, outputs, attrs: attrs["axes"]),
-        inputs=1,
-        attrs=(Axes(),),
-        kernel=moving_kernel(_flip_maps),
-        gradient=lambda attrs, inputs, outputs, grads: (
-            apply("flip", grads[0], axes=attrs["axes"]),
-        ),
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        moves=True,
-        doc="The elements in reverse order along axes.",
-    )
+define_op(
+    "flip",
+    infer=same_types,
+    rule=moving_rule(lambda inputs, outputs, attrs: attrs["axes"]),
+    inputs=1,
+    attrs=(Axes(),),
+    kernel=moving_kernel(_flip_maps),
+    gradient=of_one(lambda attrs, x, y, dy: apply("flip", dy, **attrs)),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    moves=True,
+    doc="The elements in reverse order along axes.",
 )
 
 
@@ -178,30 +174,28 @@ def _roll_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     return {axis: map_of(shape[axis], shift) for axis, shift in pairs}
 
 
-def _roll_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+def _roll_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
     back = tuple(-shift for shift in attrs["shifts"])
-    return (apply("roll", grads[0], shifts=back, axes=attrs["axes"]),)
+    return apply("roll", dy, shifts=back, axes=attrs["axes"])
 
 
-register(
-    OpDef(
-        "roll",
-        infer=_roll_infer,
-        rule=moving_rule(lambda inputs, outputs, attrs: attrs["axes"]),
-        inputs=1,
-        attrs=(
-            Ints("shifts"),
-            Axes(),
-        ),
-        kernel=moving_kernel(_roll_maps),
-        gradient=_roll_gradient,
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        moves=True,
-        doc="The elements moved by `shifts` places along `axes`; what leaves at one end comes in "
-        "at the other.",
-    )
+define_op(
+    "roll",
+    infer=_roll_infer,
+    rule=moving_rule(lambda inputs, outputs, attrs: attrs["axes"]),
+    inputs=1,
+    attrs=(
+        Ints("shifts"),
+        Axes(),
+    ),
+    kernel=moving_kernel(_roll_maps),
+    gradient=of_one(_roll_gradient),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    moves=True,
+    doc="The elements moved by `shifts` places along `axes`; what leaves at one end comes in "
+    "at the other.",
 )
 
 
@@ -241,28 +235,24 @@ def _tile_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     }
 
 
-def _tile_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    shape = inputs[0].shape
-    repeats = attrs["repeats"]
-    pairs = tuple(extent for pair in zip(repeats, shape, strict=True) for extent in pair)
-    return (grads[0].reshape(pairs).sum(tuple(range(0, len(pairs), 2))),)
+def _tile_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    pairs = [extent for pair in zip(attrs["repeats"], x.shape, strict=True) for extent in pair]
+    return dy.reshape(pairs).sum(tuple(range(0, len(pairs), 2)))
 
 
-register(
-    OpDef(
-        "tile",
-        infer=_tile_infer,
-        rule=moving_rule(_tiled),
-        inputs=1,
-        attrs=(Ints("repeats"),),
-        kernel=moving_kernel(_tile_maps),
-        gradient=_tile_gradient,
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        moves=True,
-        doc="The whole tensor repeated along each axis, as NumPy's tile.",
-    )
+define_op(
+    "tile",
+    infer=_tile_infer,
+    rule=moving_rule(_tiled),
+    inputs=1,
+    attrs=(Ints("repeats"),),
+    kernel=moving_kernel(_tile_maps),
+    gradient=of_one(_tile_gradient),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    moves=True,
+    doc="The whole tensor repeated along each axis, as NumPy's tile.",
 )
 
 
@@ -313,30 +303,25 @@ def _pad_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     }
 
 
-def _pad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    low = attrs["low"]
-    stops = tuple(start + extent for start, extent in zip(low, inputs[0].shape, strict=True))
-    return (apply("slice", grads[0], starts=low, stops=stops),)
+def _pad_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    return slice_like(dy, x, attrs["low"])
 
 
-register(
-    OpDef(
-        "pad",
-        infer=_pad_infer,
-        rule=_pad_rule,
-        inputs=1,
-        attrs=(
-            Ints("low"),
-            Ints("high"),
-            Number("value"),
-        ),
-        kernel=moving_kernel(_pad_maps, lambda attrs: attrs["value"]),
-        gradient=_pad_gradient,
-        extra=_pad_extra,
-        flops=0,
-        doc="`low` elements of `value` before and `high` after each axis; linear where they are "
-        "zero.",
-    )
+define_op(
+    "pad",
+    infer=_pad_infer,
+    rule=_pad_rule,
+    inputs=1,
+    attrs=(
+        Ints("low"),
+        Ints("high"),
+        Number("value"),
+    ),
+    kernel=moving_kernel(_pad_maps, lambda attrs: attrs["value"]),
+    gradient=of_one(_pad_gradient),
+    extra=_pad_extra,
+    flops=0,
+    doc="`low` elements of `value` before and `high` after each axis; linear where they are zero.",
 )
 
 
@@ -381,30 +366,28 @@ def _strided_slice_maps(context: KernelContext) -> Mapping[int, AxisMap]:
     }
 
 
-register(
-    OpDef(
-        "strided_slice",
-        infer=lambda inputs, attrs: (
-            (TensorType(_strided_shape(attrs, inputs[0].shape), inputs[0].dtype),)
-        ),
-        rule=moving_rule(_cut),
-        inputs=1,
-        attrs=(
-            Ints("starts"),
-            Ints("stops"),
-            Ints("steps"),
-        ),
-        kernel=moving_kernel(_strided_slice_maps),
-        gradient=lambda attrs, inputs, outputs, grads: (
-            (apply("strided_slice_grad", grads[0], shape=inputs[0].shape, **attrs),)
-        ),
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        moves=True,
-        strided=SLICED,
-        doc="Every step-th element from start to stop along each axis.",
-    )
+define_op(
+    "strided_slice",
+    infer=lambda inputs, attrs: (
+        (TensorType(_strided_shape(attrs, inputs[0].shape), inputs[0].dtype),)
+    ),
+    rule=moving_rule(_cut),
+    inputs=1,
+    attrs=(
+        Ints("starts"),
+        Ints("stops"),
+        Ints("steps"),
+    ),
+    kernel=moving_kernel(_strided_slice_maps),
+    gradient=of_one(
+        lambda attrs, x, y, dy: apply("strided_slice_grad", dy, shape=x.shape, **attrs)
+    ),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    moves=True,
+    strided=SLICED,
+    doc="Every step-th element from start to stop along each axis.",
 )
 
 
@@ -443,25 +426,23 @@ def _strided_slice_grad_gradient(
     return (apply("strided_slice", grads[0], **bounds),)
 
 
-register(
-    OpDef(
-        "strided_slice_grad",
-        infer=_strided_slice_grad_infer,
-        rule=moving_rule(_cut),
-        inputs=1,
-        attrs=(
-            Shape(),
-            Ints("starts"),
-            Ints("stops"),
-            Ints("steps"),
-        ),
-        kernel=moving_kernel(_strided_slice_grad_maps),
-        gradient=_strided_slice_grad_gradient,
-        linear=((0,),),
-        flops=0,
-        precision="following",
-        doc="Elements put back where strided_slice took them from, into zeros of a shape.",
-    )
+define_op(
+    "strided_slice_grad",
+    infer=_strided_slice_grad_infer,
+    rule=moving_rule(_cut),
+    inputs=1,
+    attrs=(
+        Shape(),
+        Ints("starts"),
+        Ints("stops"),
+        Ints("steps"),
+    ),
+    kernel=moving_kernel(_strided_slice_grad_maps),
+    gradient=_strided_slice_grad_gradient,
+    linear=((0,),),
+    flops=0,
+    precision="following",
+    doc="Elements put back where strided_slice took them from, into zeros of a shape.",
 )
 
 
@@ -528,28 +509,26 @@ def _slice_scatter_gradient(
     )
 
 
-register(
-    OpDef(
-        "slice_scatter",
-        infer=_slice_scatter_infer,
-        operands="x X, value X -> y X",
-        rule=_slice_scatter_rule,
-        attrs=(
-            Ints("starts"),
-            Ints("stops"),
-            Ints("steps"),
-        ),
-        kernel=_slice_scatter_kernel,
-        gradient=_slice_scatter_gradient,
-        linear=((0, 1),),
-        extra=lambda inputs, outputs, attrs, parts: tuple(
-            Signature((Partial(reduction),) * 2, (Partial(reduction),))
-            for reduction in (Reduction.MAX, Reduction.MIN)
-        ),
-        flops=0,
-        inplace=((0, 0),),
-        precision="following",
-        doc="The first tensor with the second in the place of every step-th element from start to "
-        "stop along each axis: what a change in place of a slice makes of the whole.",
-    )
+define_op(
+    "slice_scatter",
+    infer=_slice_scatter_infer,
+    operands="x X, value X -> y X",
+    rule=_slice_scatter_rule,
+    attrs=(
+        Ints("starts"),
+        Ints("stops"),
+        Ints("steps"),
+    ),
+    kernel=_slice_scatter_kernel,
+    gradient=_slice_scatter_gradient,
+    linear=((0, 1),),
+    extra=lambda inputs, outputs, attrs, parts: tuple(
+        Signature((Partial(reduction),) * 2, (Partial(reduction),))
+        for reduction in (Reduction.MAX, Reduction.MIN)
+    ),
+    flops=0,
+    inplace=((0, 0),),
+    precision="following",
+    doc="The first tensor with the second in the place of every step-th element from start to "
+    "stop along each axis: what a change in place of a slice makes of the whole.",
 )

@@ -12,14 +12,7 @@ from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.gradient import by_op, reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.numba_loops import row_loop
-from plancompiler.ops.registry import (
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    apply,
-    register,
-)
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, apply, define_op
 
 
 def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -95,30 +88,26 @@ def _grad_formula(
     return (pulled - shared) * rstd, reduce_to(dy * unit, gamma.shape), reduce_to(dy, gamma.shape)
 
 
-register(
-    OpDef(
-        "layer_norm",
-        infer="x F!, gamma F, beta F -> y F, mean A, rstd A",
-        rule="... [d], [d], [d] -> ... [d], ... 1, ... 1",
-        attrs=(Float("eps", least=0.0),),
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=unless_first(by_op("layer_norm", "layer_norm_grad"), _formula),
-        flops=7,
-        inplace=((0, 0),),
-        doc="(x, gamma, beta) -> (y, mean, 1 / standard deviation) over the last axis, which stays "
-        "whole; statistics in at least float32.",
-    )
+define_op(
+    "layer_norm",
+    infer="x F!, gamma F, beta F -> y F, mean A, rstd A",
+    rule="... [d], [d], [d] -> ... [d], ... 1, ... 1",
+    attrs=(Float("eps", least=0.0),),
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=unless_first(by_op("layer_norm", "layer_norm_grad"), _formula),
+    flops=7,
+    inplace=((0, 0),),
+    doc="(x, gamma, beta) -> (y, mean, 1 / standard deviation) over the last axis, which stays "
+    "whole; statistics in at least float32.",
 )
-register(
-    OpDef(
-        "layer_norm_grad",
-        infer="x F!, gamma F, mean A, rstd A, dy F -> dx F, dgamma F, dbeta F",
-        rule="... [d], [d], ... 1, ... 1, ... [d] -> ... [d], [d], [d]",
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_formula(_grad_formula),
-        linear=((4,),),
-        flops=14,
-        inplace=((0, 0), (0, 4)),
-        doc="(x, gamma, mean, rstd, dy) -> (dx, dgamma, dbeta).",
-    )
+define_op(
+    "layer_norm_grad",
+    infer="x F!, gamma F, mean A, rstd A, dy F -> dx F, dgamma F, dbeta F",
+    rule="... [d], [d], ... 1, ... 1, ... [d] -> ... [d], [d], [d]",
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_formula(_grad_formula),
+    linear=((4,),),
+    flops=14,
+    inplace=((0, 0), (0, 4)),
+    doc="(x, gamma, mean, rstd, dy) -> (dx, dgamma, dbeta).",
 )

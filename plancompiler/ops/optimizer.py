@@ -14,7 +14,7 @@ from plancompiler.ops import row_loops
 from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.kernel import blocks, copy_unless_shared, once, scratch
 from plancompiler.ops.numba_loops import row_loop
-from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, OpDef, register
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, define_op
 
 
 def _with_decay(context: KernelContext, w: Array, g: Array, scale: float, decay: float) -> Array:
@@ -50,21 +50,19 @@ def _sgd_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
             np.subtract(w, work, out=w_next)
 
 
-register(
-    OpDef(
-        "sgd_update",
-        infer="w F, g F, rate f () -> w F",
-        rule="..., ..., ... -> ...",
-        attrs=(
-            Float("weight_decay", 0.0, least=0.0),
-            Float("grad_scale", 1.0),
-        ),
-        kernel=_sgd_kernel,
-        flops=2,
-        mutates=((0, 0),),
-        skippable=True,
-        doc="(w, g, lr) -> w - lr * (g + weight_decay * w).",
-    )
+define_op(
+    "sgd_update",
+    infer="w F, g F, rate f () -> w F",
+    rule="..., ..., ... -> ...",
+    attrs=(
+        Float("weight_decay", 0.0, least=0.0),
+        Float("grad_scale", 1.0),
+    ),
+    kernel=_sgd_kernel,
+    flops=2,
+    mutates=((0, 0),),
+    skippable=True,
+    doc="(w, g, lr) -> w - lr * (g + weight_decay * w).",
 )
 
 
@@ -92,25 +90,23 @@ def _momentum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
         np.subtract(w, work, out=w_next)
 
 
-register(
-    OpDef(
-        "momentum_update",
-        infer="w F, g F, m F, rate f () -> w F, m F",
-        rule="..., ..., ..., ... -> ..., ...",
-        attrs=(
-            Float("momentum", least=0.0),
-            Bool("nesterov", False),
-            Float("weight_decay", 0.0, least=0.0),
-            Float("grad_scale", 1.0),
-        ),
-        kernel=_momentum_kernel,
-        flops=4,
-        mutates=((0, 0), (1, 2)),
-        skippable=True,
-        doc="(w, g, m, lr) -> (w', m') with m' = momentum * m + g + weight_decay * w and "
-        "w' = w - lr * m', or w - lr * (g + weight_decay * w + momentum * m') where nesterov "
-        "(Y. Nesterov, 1983; in this form I. Sutskever et al., 2013).",
-    )
+define_op(
+    "momentum_update",
+    infer="w F, g F, m F, rate f () -> w F, m F",
+    rule="..., ..., ..., ... -> ..., ...",
+    attrs=(
+        Float("momentum", least=0.0),
+        Bool("nesterov", False),
+        Float("weight_decay", 0.0, least=0.0),
+        Float("grad_scale", 1.0),
+    ),
+    kernel=_momentum_kernel,
+    flops=4,
+    mutates=((0, 0), (1, 2)),
+    skippable=True,
+    doc="(w, g, m, lr) -> (w', m') with m' = momentum * m + g + weight_decay * w and "
+    "w' = w - lr * m', or w - lr * (g + weight_decay * w + momentum * m') where nesterov "
+    "(Y. Nesterov, 1983; in this form I. Sutskever et al., 2013).",
 )
 
 
@@ -170,25 +166,23 @@ def _adam_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
             np.subtract(w, work, out=w_next)
 
 
-register(
-    OpDef(
-        "adam_update",
-        infer="w F, g F, m F, v F, rate f () -> w F, m F, v F",
-        rule="..., ..., ..., ..., ... -> ..., ..., ...",
-        attrs=(
-            Float("beta1", least=0.0, below=1.0),
-            Float("beta2", least=0.0, below=1.0),
-            Float("eps", least=0.0),
-            Float("weight_decay", 0.0, least=0.0),
-            Bool("decoupled", False),
-            Float("grad_scale", 1.0),
-        ),
-        kernel=_adam_kernel,
-        flops=12,
-        mutates=((0, 0), (1, 2), (2, 3)),
-        skippable=True,
-        doc="(w, g, m, v, lr) -> (w', m', v'): Adam (D. P. Kingma, J. Ba, 2015) with bias "
-        "correction from the step; where decoupled, weight decay acts on w alone (AdamW: "
-        "I. Loshchilov, F. Hutter, 2019).",
-    )
+define_op(
+    "adam_update",
+    infer="w F, g F, m F, v F, rate f () -> w F, m F, v F",
+    rule="..., ..., ..., ..., ... -> ..., ..., ...",
+    attrs=(
+        Float("beta1", least=0.0, below=1.0),
+        Float("beta2", least=0.0, below=1.0),
+        Float("eps", least=0.0),
+        Float("weight_decay", 0.0, least=0.0),
+        Bool("decoupled", False),
+        Float("grad_scale", 1.0),
+    ),
+    kernel=_adam_kernel,
+    flops=12,
+    mutates=((0, 0), (1, 2), (2, 3)),
+    skippable=True,
+    doc="(w, g, m, v, lr) -> (w', m', v'): Adam (D. P. Kingma, J. Ba, 2015) with bias "
+    "correction from the step; where decoupled, weight decay acts on w alone (AdamW: "
+    "I. Loshchilov, F. Hutter, 2019).",
 )

@@ -17,15 +17,7 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.kernel import blocks, contiguous, in_float32, scratch
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 
 
 def _betas(attrs: AttrMap) -> tuple[float, float]:
@@ -58,23 +50,21 @@ def _lion_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         np.subtract(w_next, turn, out=w_next)
 
 
-register(
-    OpDef(
-        "lion_update",
-        infer="w F, g F, m F, rate f () -> w F, m F",
-        rule="..., ..., ..., ... -> ..., ...",
-        attrs=(
-            Float("beta1", least=0.0, below=1.0),
-            Float("beta2", least=0.0, below=1.0),
-            Float("weight_decay", 0.0, least=0.0),
-        ),
-        kernel=_lion_kernel,
-        flops=9,
-        mutates=((0, 0), (1, 2)),
-        skippable=True,
-        doc="(w, g, m, lr) -> (w', m'): Lion (X. Chen et al., 2023), a step of lr along the signs "
-        "of beta1 m + (1 - beta1) g, with decoupled weight decay.",
-    )
+define_op(
+    "lion_update",
+    infer="w F, g F, m F, rate f () -> w F, m F",
+    rule="..., ..., ..., ... -> ..., ...",
+    attrs=(
+        Float("beta1", least=0.0, below=1.0),
+        Float("beta2", least=0.0, below=1.0),
+        Float("weight_decay", 0.0, least=0.0),
+    ),
+    kernel=_lion_kernel,
+    flops=9,
+    mutates=((0, 0), (1, 2)),
+    skippable=True,
+    doc="(w, g, m, lr) -> (w', m'): Lion (X. Chen et al., 2023), a step of lr along the signs "
+    "of beta1 m + (1 - beta1) g, with decoupled weight decay.",
 )
 
 
@@ -102,23 +92,21 @@ def _average_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
         np.add(out, work, out=out)
 
 
-register(
-    OpDef(
-        "moving_average_update",
-        infer=_average_infer,
-        operands="state F, value F -> state F",
-        rule="..., ... -> ...",
-        attrs=(
-            Float("decay", None, least=0.0, below=1.0),
-            Float("power", None, least=0.0),
-        ),
-        kernel=_average_kernel,
-        flops=3,
-        mutates=((0, 0),),
-        skippable=True,
-        doc="(state, value) -> decay * state + (1 - decay) * value, where decay is given, or is "
-        "1 - (step + 1) ** -power, with which the first value replaces the state.",
-    )
+define_op(
+    "moving_average_update",
+    infer=_average_infer,
+    operands="state F, value F -> state F",
+    rule="..., ... -> ...",
+    attrs=(
+        Float("decay", None, least=0.0, below=1.0),
+        Float("power", None, least=0.0),
+    ),
+    kernel=_average_kernel,
+    flops=3,
+    mutates=((0, 0),),
+    skippable=True,
+    doc="(state, value) -> decay * state + (1 - decay) * value, where decay is given, or is "
+    "1 - (step + 1) ** -power, with which the first value replaces the state.",
 )
 
 
@@ -170,42 +158,38 @@ def _lamb_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     _step_along(context, rate * trust, inputs, outputs)
 
 
-register(
-    OpDef(
-        "lamb_direction",
-        inputs=(4, 6),
-        infer="w F ..., g F ..., m F ..., v F ..., factor? f (), count? int32 () -> "
-        "u F ..., m F ..., v F ...",
-        rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ..., ..., ...",
-        attrs=(
-            Float("beta1", least=0.0, below=1.0),
-            Float("beta2", least=0.0, below=1.0),
-            Float("eps", least=0.0),
-            Float("weight_decay", 0.0, least=0.0),
-        ),
-        kernel=_direction_kernel,
-        flops=13,
-        mutates=((1, 2), (2, 3)),
-        counts_steps=True,
-        skippable=True,
-        doc="(w, g, m, v) -> (u, m', v'): the step of LAMB (Y. You et al., 2020) before it is "
-        "scaled: Adam's with bias correction, plus weight_decay * w. Two scalars more, factor and "
-        "count: g is multiplied with the factor, and the correction is that of the count-th "
-        "update (else of the step).",
-    )
+define_op(
+    "lamb_direction",
+    inputs=(4, 6),
+    infer="w F ..., g F ..., m F ..., v F ..., factor? f (), count? int32 () -> "
+    "u F ..., m F ..., v F ...",
+    rule=lambda inputs, outputs, attrs: f"{', '.join('...' for _ in inputs)} -> ..., ..., ...",
+    attrs=(
+        Float("beta1", least=0.0, below=1.0),
+        Float("beta2", least=0.0, below=1.0),
+        Float("eps", least=0.0),
+        Float("weight_decay", 0.0, least=0.0),
+    ),
+    kernel=_direction_kernel,
+    flops=13,
+    mutates=((1, 2), (2, 3)),
+    counts_steps=True,
+    skippable=True,
+    doc="(w, g, m, v) -> (u, m', v'): the step of LAMB (Y. You et al., 2020) before it is "
+    "scaled: Adam's with bias correction, plus weight_decay * w. Two scalars more, factor and "
+    "count: g is multiplied with the factor, and the correction is that of the count-th "
+    "update (else of the step).",
 )
-register(
-    OpDef(
-        "lamb_update",
-        infer="w F, u F, size f (), length f (), rate f () -> w F",
-        rule="..., ..., ..., ..., ... -> ...",
-        kernel=_lamb_kernel,
-        flops=2,
-        mutates=((0, 0),),
-        skippable=True,
-        doc="(w, u, sum of squares of w, of u, lr) -> w - lr * trust * u, where the trust ratio is "
-        "the norm of w over that of u, or 1 where either is zero.",
-    )
+define_op(
+    "lamb_update",
+    infer="w F, u F, size f (), length f (), rate f () -> w F",
+    rule="..., ..., ..., ..., ... -> ...",
+    kernel=_lamb_kernel,
+    flops=2,
+    mutates=((0, 0),),
+    skippable=True,
+    doc="(w, u, sum of squares of w, of u, lr) -> w - lr * trust * u, where the trust ratio is "
+    "the norm of w over that of u, or 1 where either is zero.",
 )
 
 
@@ -255,50 +239,44 @@ def _adafactor_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -
         np.subtract(out, work, out=out)
 
 
-register(
-    OpDef(
-        "adafactor_moments",
-        infer="g F -> rows F, columns F",
-        rule="... r c -> ... r, ... c",
-        attrs=(Float("eps", least=0.0),),
-        kernel=in_float32(contiguous(_moments_kernel)),
-        flops=4,
-        counts_steps=True,
-        doc="g [..., r, c] -> the means of g² + eps of each row and of each column.",
-    )
+define_op(
+    "adafactor_moments",
+    infer="g F -> rows F, columns F",
+    rule="... r c -> ... r, ... c",
+    attrs=(Float("eps", least=0.0),),
+    kernel=in_float32(contiguous(_moments_kernel)),
+    flops=4,
+    counts_steps=True,
+    doc="g [..., r, c] -> the means of g² + eps of each row and of each column.",
 )
-register(
-    OpDef(
-        "adafactor_direction",
-        infer="g F, rows F, columns F, total F -> u F",
-        rule="... r c, ... r, ... c, ... -> ... r c",
-        kernel=in_float32(_factored_kernel),
-        linear=((0,),),
-        flops=3,
-        inplace=((0, 0),),
-        portable=False,
-        doc="(g [..., r, c], row moments, column moments, sum of the row moments) -> g over the "
-        "root of the second moment that they stand for.",
-    )
+define_op(
+    "adafactor_direction",
+    infer="g F, rows F, columns F, total F -> u F",
+    rule="... r c, ... r, ... c, ... -> ... r c",
+    kernel=in_float32(_factored_kernel),
+    linear=((0,),),
+    flops=3,
+    inplace=((0, 0),),
+    portable=False,
+    doc="(g [..., r, c], row moments, column moments, sum of the row moments) -> g over the "
+    "root of the second moment that they stand for.",
 )
-register(
-    OpDef(
-        "adafactor_update",
-        infer="w F, u F, size f (), length f (), rate f () -> w F",
-        rule="..., ..., ..., ..., ... -> ...",
-        attrs=(
-            Float("clip", least=1e-30),
-            Bool("relative"),
-            Float("eps", least=0.0),
-            Float("weight_decay", 0.0, least=0.0),
-        ),
-        kernel=_adafactor_kernel,
-        flops=3,
-        mutates=((0, 0),),
-        skippable=True,
-        portable=False,
-        doc="(w, u, sum of squares of w, of u, lr) -> w': Adafactor (N. Shazeer, M. Stern, 2018): "
-        "w - rate * u / max(1, rms(u) / clip), where the rate is lr, times max(eps, rms(w)) if "
-        "`relative`; weight decay is decoupled.",
-    )
+define_op(
+    "adafactor_update",
+    infer="w F, u F, size f (), length f (), rate f () -> w F",
+    rule="..., ..., ..., ..., ... -> ...",
+    attrs=(
+        Float("clip", least=1e-30),
+        Bool("relative"),
+        Float("eps", least=0.0),
+        Float("weight_decay", 0.0, least=0.0),
+    ),
+    kernel=_adafactor_kernel,
+    flops=3,
+    mutates=((0, 0),),
+    skippable=True,
+    portable=False,
+    doc="(w, u, sum of squares of w, of u, lr) -> w': Adafactor (N. Shazeer, M. Stern, 2018): "
+    "w - rate * u / max(1, rms(u) / clip), where the rate is lr, times max(eps, rms(w)) if "
+    "`relative`; weight decay is decoupled.",
 )

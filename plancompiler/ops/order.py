@@ -12,15 +12,7 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Axis, Bool, Int
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.scan import at_indices, axis_rule
 
 _PARTITION_FROM = 256
@@ -97,29 +89,25 @@ def _argsort_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     np.copyto(np.moveaxis(outputs[0], axis, -1), order)
 
 
-register(
-    OpDef(
-        "sort",
-        infer="x N ... -> values N ..., indices int64 ...",
-        rule=axis_rule,
-        attrs=(Axis(), Bool("descending", False)),
-        kernel=_sort_kernel,
-        gradient=at_indices("sort"),
-        flops=_sort_flops,
-        portable=False,
-        doc="The elements in order along an axis, and the int64 index that each had.",
-    )
+define_op(
+    "sort",
+    infer="x N ... -> values N ..., indices int64 ...",
+    rule=axis_rule,
+    attrs=(Axis(), Bool("descending", False)),
+    kernel=_sort_kernel,
+    gradient=at_indices("sort"),
+    flops=_sort_flops,
+    portable=False,
+    doc="The elements in order along an axis, and the int64 index that each had.",
 )
-register(
-    OpDef(
-        "argsort",
-        infer="x N ... -> indices int64 ...",
-        rule=axis_rule,
-        attrs=(Axis(), Bool("descending", False)),
-        kernel=_argsort_kernel,
-        flops=_sort_flops,
-        doc="The int64 indices that put the elements in order along an axis.",
-    )
+define_op(
+    "argsort",
+    infer="x N ... -> indices int64 ...",
+    rule=axis_rule,
+    attrs=(Axis(), Bool("descending", False)),
+    kernel=_argsort_kernel,
+    flops=_sort_flops,
+    doc="The int64 indices that put the elements in order along an axis.",
 )
 
 
@@ -149,22 +137,20 @@ def _topk_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     np.copyto(values, np.take_along_axis(x, order, axis=-1))
 
 
-register(
-    OpDef(
-        "topk",
-        infer=_topk_infer,
-        operands="x N -> values N, indices int64",
-        rule=axis_rule,
-        attrs=(
-            Axis(),
-            Int("k", least=0),
-            Bool("largest", True),
-        ),
-        kernel=_topk_kernel,
-        gradient=at_indices("topk"),
-        flops=1,
-        portable=False,
-        doc="The k greatest elements along an axis (the least where `largest` is False), the first "
-        "of them first, and their int64 indices.",
-    )
+define_op(
+    "topk",
+    infer=_topk_infer,
+    operands="x N -> values N, indices int64",
+    rule=axis_rule,
+    attrs=(
+        Axis(),
+        Int("k", least=0),
+        Bool("largest", True),
+    ),
+    kernel=_topk_kernel,
+    gradient=at_indices("topk"),
+    flops=1,
+    portable=False,
+    doc="The k greatest elements along an axis (the least where `largest` is False), the first "
+    "of them first, and their int64 indices.",
 )

@@ -17,11 +17,10 @@ from plancompiler.ops.registry import (
     Formula,
     Gradient,
     Kernel,
-    OpDef,
     Precision,
     Tensors,
     apply,
-    register,
+    define_op,
 )
 
 Function = Callable[..., Any]
@@ -75,25 +74,23 @@ def register_pointwise(
         return dx, target_gradient(*inputs, grads[0], **complete(schema, attrs))
 
     def define(name: str, inputs: int, given: Kernel | None, how: Formula, back: Gradient) -> None:
-        register(
-            OpDef(
-                name,
-                infer=", ".join(f"x{each} F" for each in range(inputs)) + " -> y F",
-                attrs=schema,
-                rule=f"{', '.join(['...'] * inputs)} -> ...",
-                takes_bfloat16=given is None,
-                kernel=given or kernel_of(how),
-                gradient=back,
-                linear=() if name == kind else ((inputs - 1,),),
-                flops=flops,
-                inplace=tuple((0, place) for place in range(inputs)),
-                elementwise=target_gradient is None,
-                precision=precision,
-                portable=portable,
-                code=code if name == kind else None,
-                formula=None if how is formula and function is None else how,
-                doc=doc if name == kind else f"The gradient of {kind}: {takes} -> dx.",
-            )
+        define_op(
+            name,
+            infer=", ".join(f"x{each} F" for each in range(inputs)) + " -> y F",
+            attrs=schema,
+            rule=f"{', '.join(['...'] * inputs)} -> ...",
+            takes_bfloat16=given is None,
+            kernel=given or kernel_of(how),
+            gradient=back,
+            linear=() if name == kind else ((inputs - 1,),),
+            flops=flops,
+            inplace=tuple((0, place) for place in range(inputs)),
+            elementwise=target_gradient is None,
+            precision=precision,
+            portable=portable,
+            code=code if name == kind else None,
+            formula=None if how is formula and function is None else how,
+            doc=doc if name == kind else f"The gradient of {kind}: {takes} -> dx.",
         )
 
     takes = "(x, dy)" if target_gradient is None else "(x, target, dloss)"

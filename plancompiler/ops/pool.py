@@ -21,18 +21,17 @@ from plancompiler.ops.attributes import Bool, Ints
 from plancompiler.ops.check import (
     expect_shape,
 )
-from plancompiler.ops.gradient import by_op
+from plancompiler.ops.gradient import by_op, of_one
 from plancompiler.ops.kernel import contiguous, in_float32, scratch
 from plancompiler.ops.registry import (
     Array,
     Arrays,
     AttrMap,
+    Gradient,
     KernelContext,
-    OpDef,
-    Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature
 from plancompiler.ops.window import Index, Window, box, window_attributes, window_of
@@ -148,50 +147,43 @@ def _register_max(ndim: int) -> None:
         whole = Partial(Reduction.MAX)
         return (Signature((whole,), (whole,)),)
 
-    register(
-        OpDef(
-            kind,
-            infer=infer,
-            operands="x N -> y N",
-            rule=_line(ndim, "s>t"),
-            attrs=attrs,
-            kernel=contiguous(kernel),
-            gradient=by_op(kind, grad_kind),
-            extra=extra,
-            flops=_pool_flops,
-            doc=f"The greatest element of each window over the last {ndim} axes; padding never "
-            "wins.",
-        )
+    define_op(
+        kind,
+        infer=infer,
+        operands="x N -> y N",
+        rule=_line(ndim, "s>t"),
+        attrs=attrs,
+        kernel=contiguous(kernel),
+        gradient=by_op(kind, grad_kind),
+        extra=extra,
+        flops=_pool_flops,
+        doc=f"The greatest element of each window over the last {ndim} axes; padding never wins.",
     )
-    register(
-        OpDef(
-            grad_kind,
-            infer=grad_infer,
-            operands="x N, y N, dy N -> dx N",
-            rule=_line(ndim, "stt>s"),
-            attrs=attrs,
-            kernel=in_float32(contiguous(grad_kernel)),
-            gradient=by_op(grad_kind, pick_kind),
-            linear=((2,),),
-            flops=_grad_flops,
-            doc=f"The gradient of {kind}: (x, y, dy) -> dx, to the first greatest element of each "
-            "window.",
-        )
+    define_op(
+        grad_kind,
+        infer=grad_infer,
+        operands="x N, y N, dy N -> dx N",
+        rule=_line(ndim, "stt>s"),
+        attrs=attrs,
+        kernel=in_float32(contiguous(grad_kernel)),
+        gradient=by_op(grad_kind, pick_kind),
+        linear=((2,),),
+        flops=_grad_flops,
+        doc=f"The gradient of {kind}: (x, y, dy) -> dx, to the first greatest element of each "
+        "window.",
     )
-    register(
-        OpDef(
-            pick_kind,
-            infer=pick_infer,
-            operands="x N, y N, ddx N -> ddy N",
-            rule=_line(ndim, "sts>t"),
-            attrs=attrs,
-            kernel=in_float32(contiguous(pick_kernel)),
-            gradient=by_op(pick_kind, grad_kind),
-            linear=((2,),),
-            flops=_pool_flops,
-            doc=f"What {kind}_grad is transposed: (x, y, elements like x) -> the element of each "
-            "window where x is greatest, the first of equal ones.",
-        )
+    define_op(
+        pick_kind,
+        infer=pick_infer,
+        operands="x N, y N, ddx N -> ddy N",
+        rule=_line(ndim, "sts>t"),
+        attrs=attrs,
+        kernel=in_float32(contiguous(pick_kernel)),
+        gradient=by_op(pick_kind, grad_kind),
+        linear=((2,),),
+        flops=_pool_flops,
+        doc=f"What {kind}_grad is transposed: (x, y, elements like x) -> the element of each "
+        "window where x is greatest, the first of equal ones.",
     )
 
 
@@ -237,9 +229,8 @@ def _register_average(ndim: int) -> None:
                 np.add(made, x[box(slice(None), *source)], out=made)
             np.multiply(y, inverse, out=y)
 
-    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        spatial = inputs[0].shape[inputs[0].ndim - ndim :]
-        return (apply(grad_kind, grads[0], **attrs, size=spatial),)
+    def gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+        return apply(grad_kind, dy, **attrs, size=x.shape[x.ndim - ndim :])
 
     def grad_infer(inputs: Types, attrs: AttrMap) -> Types:
         window = _window(grad_kind, attrs, ndim)
@@ -262,36 +253,32 @@ def _register_average(ndim: int) -> None:
                 part = dx[box(slice(None), *source)]
                 np.add(part, share[box(slice(None), *target)], out=part)
 
-    register(
-        OpDef(
-            kind,
-            infer=infer,
-            operands="x F -> y F",
-            rule=_line(ndim, "s>t"),
-            attrs=attrs,
-            kernel=in_float32(contiguous(kernel)),
-            gradient=gradient,
-            linear=((0,),),
-            flops=_pool_flops,
-            portable=False,
-            doc=f"The average of each window over the last {ndim} axes, padding counted as zeros "
-            "unless `count_padding` is false.",
-        )
+    define_op(
+        kind,
+        infer=infer,
+        operands="x F -> y F",
+        rule=_line(ndim, "s>t"),
+        attrs=attrs,
+        kernel=in_float32(contiguous(kernel)),
+        gradient=of_one(gradient),
+        linear=((0,),),
+        flops=_pool_flops,
+        portable=False,
+        doc=f"The average of each window over the last {ndim} axes, padding counted as zeros "
+        "unless `count_padding` is false.",
     )
-    register(
-        OpDef(
-            grad_kind,
-            infer=grad_infer,
-            operands="dy F -> dx F",
-            rule=_line(ndim, "t>s"),
-            attrs=(*attrs, Ints("size")),
-            kernel=in_float32(contiguous(grad_kernel)),
-            gradient=by_op(grad_kind, kind),
-            linear=((0,),),
-            flops=_grad_flops,
-            portable=False,
-            doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
-        )
+    define_op(
+        grad_kind,
+        infer=grad_infer,
+        operands="dy F -> dx F",
+        rule=_line(ndim, "t>s"),
+        attrs=(*attrs, Ints("size")),
+        kernel=in_float32(contiguous(grad_kernel)),
+        gradient=by_op(grad_kind, kind),
+        linear=((0,),),
+        flops=_grad_flops,
+        portable=False,
+        doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
     )
 
 
@@ -345,42 +332,35 @@ def _register_adaptive(ndim: int) -> None:
         (dy,), (dx,) = inputs, outputs
         _along_axes(context, dy, dx, lambda axis: _bins(dx.shape[axis], dy.shape[axis], dy.dtype).T)
 
-    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        return (apply(grad_kind, grads[0], size=inputs[0].shape[inputs[0].ndim - ndim :]),)
+    def by(other: str) -> Gradient:
+        return of_one(lambda attrs, x, y, dy: apply(other, dy, size=x.shape[x.ndim - ndim :]))
 
-    def grad_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        return (apply(kind, grads[0], size=inputs[0].shape[inputs[0].ndim - ndim :]),)
-
-    register(
-        OpDef(
-            kind,
-            infer=lambda inputs, attrs: resized(kind, inputs, attrs),
-            operands="x F -> y F",
-            rule=_line(ndim, "s>t"),
-            attrs=(Ints("size"),),
-            kernel=in_float32(kernel),
-            gradient=gradient,
-            linear=((0,),),
-            flops=2,
-            portable=False,
-            doc=f"Averages over the last {ndim} axes to the extents `size`, over windows as equal "
-            "as they can be.",
-        )
+    define_op(
+        kind,
+        infer=lambda inputs, attrs: resized(kind, inputs, attrs),
+        operands="x F -> y F",
+        rule=_line(ndim, "s>t"),
+        attrs=(Ints("size"),),
+        kernel=in_float32(kernel),
+        gradient=by(grad_kind),
+        linear=((0,),),
+        flops=2,
+        portable=False,
+        doc=f"Averages over the last {ndim} axes to the extents `size`, over windows as equal "
+        "as they can be.",
     )
-    register(
-        OpDef(
-            grad_kind,
-            infer=lambda inputs, attrs: resized(grad_kind, inputs, attrs),
-            operands="x F -> y F",
-            rule=_line(ndim, "t>s"),
-            attrs=(Ints("size"),),
-            kernel=in_float32(grad_kernel),
-            gradient=grad_gradient,
-            linear=((0,),),
-            flops=lambda inputs, outputs, attrs: 2 * element_count(outputs[0].shape),
-            portable=False,
-            doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
-        )
+    define_op(
+        grad_kind,
+        infer=lambda inputs, attrs: resized(grad_kind, inputs, attrs),
+        operands="x F -> y F",
+        rule=_line(ndim, "t>s"),
+        attrs=(Ints("size"),),
+        kernel=in_float32(grad_kernel),
+        gradient=by(kind),
+        linear=((0,),),
+        flops=lambda inputs, outputs, attrs: 2 * element_count(outputs[0].shape),
+        portable=False,
+        doc=f"The gradient of {kind}: dy -> dx, whose last axes have the extents `size`.",
     )
 
 

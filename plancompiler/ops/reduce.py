@@ -17,7 +17,7 @@ from plancompiler.ops.check import (
     NUMBERS,
     expect_dtype,
 )
-from plancompiler.ops.gradient import accumulated, expand_to, masked
+from plancompiler.ops.gradient import accumulated, expand_to, masked, of_one
 from plancompiler.ops.kernel import Direct, in_float32, with_direct
 from plancompiler.ops.registry import (
     Array,
@@ -26,10 +26,8 @@ from plancompiler.ops.registry import (
     Extra,
     Infer,
     KernelContext,
-    OpDef,
-    Tensors,
     Types,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature, operand_line
 
@@ -133,22 +131,18 @@ def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
     np.add.reduce(x, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-register(
-    OpDef(
-        "sum",
-        infer=reduction_infer("sum", empty=True, dtypes=ANY, result=total_dtype),
-        rule=reduction_rule,
-        inputs=1,
-        attrs=REDUCED,
-        kernel=in_float32(_sum_kernel),
-        gradient=lambda attrs, inputs, outputs, grads: (
-            (expand_to(kept_axes(grads[0], attrs, inputs[0]), inputs[0].shape),)
-        ),
-        linear=((0,),),
-        linear_if=keeps_dtype,
-        flops=1,
-        doc="The sum over axes, in the dtype of the input; of whole numbers and bool in int64.",
-    )
+define_op(
+    "sum",
+    infer=reduction_infer("sum", empty=True, dtypes=ANY, result=total_dtype),
+    rule=reduction_rule,
+    inputs=1,
+    attrs=REDUCED,
+    kernel=in_float32(_sum_kernel),
+    gradient=of_one(lambda attrs, x, y, dy: expand_to(kept_axes(dy, attrs, x), x.shape)),
+    linear=((0,),),
+    linear_if=keeps_dtype,
+    flops=1,
+    doc="The sum over axes, in the dtype of the input; of whole numbers and bool in int64.",
 )
 
 
@@ -163,12 +157,11 @@ def _highest(dtype: np.dtype[Any]) -> float | int:
     return np.inf if dtype.kind == "f" else int(np.iinfo(dtype).max)
 
 
-def _extreme_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    x = inputs[0]
-    mask = x.equal(kept_axes(outputs[0], attrs, x))
+def _extreme_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    mask = x.equal(kept_axes(y, attrs, x))
     ties = mask.cast(x.dtype).sum(attrs["axes"], keepdims=True)
-    share = kept_axes(grads[0], attrs, x) / ties
-    return (masked(expand_to(share, x.shape), mask),)
+    share = kept_axes(dy, attrs, x) / ties
+    return masked(expand_to(share, x.shape), mask)
 
 
 def keeps_partial(reduction: Reduction) -> Extra:
@@ -198,20 +191,18 @@ def _register_extreme(
             # The shard of a split reduced axis may be empty.
             out.fill(identity(out.dtype))
 
-    register(
-        OpDef(
-            kind,
-            infer=reduction_infer(kind, empty=False),
-            rule=reduction_rule,
-            inputs=1,
-            attrs=REDUCED,
-            kernel=kernel,
-            gradient=accumulated(_extreme_gradient),
-            reduction=reduction,
-            extra=keeps_partial(reduction),
-            flops=1,
-            doc=f"The {kind} over axes; equal elements share the gradient equally.",
-        )
+    define_op(
+        kind,
+        infer=reduction_infer(kind, empty=False),
+        rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
+        kernel=kernel,
+        gradient=accumulated(of_one(_extreme_gradient)),
+        reduction=reduction,
+        extra=keeps_partial(reduction),
+        flops=1,
+        doc=f"The {kind} over axes; equal elements share the gradient equally.",
     )
 
 
@@ -244,20 +235,18 @@ def _register_arg(kind: str, find: Callable[..., Any], what: str) -> None:
         index = find(x, axis=axis, keepdims=context.attrs["keepdims"])
         np.copyto(out, index)
 
-    register(
-        OpDef(
-            kind,
-            infer=infer,
-            rule=_arg_rule,
-            inputs=1,
-            attrs=(
-                Axis(),
-                Bool("keepdims", False),
-            ),
-            kernel=kernel,
-            flops=1,
-            doc=f"The first index of the {what} element along an axis, which stays whole.",
-        )
+    define_op(
+        kind,
+        infer=infer,
+        rule=_arg_rule,
+        inputs=1,
+        attrs=(
+            Axis(),
+            Bool("keepdims", False),
+        ),
+        kernel=kernel,
+        flops=1,
+        doc=f"The first index of the {what} element along an axis, which stays whole.",
     )
 
 

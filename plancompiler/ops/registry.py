@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ Tensors = Sequence[Any]
 Types = tuple[TensorType, ...]
 
 
+Facts = ParamSpec("Facts")
 Tensor = TypeVar("Tensor", bound=TensorOperators)
 
 AT_LEAST_ONE = range(1, 1 << 16)
@@ -302,6 +303,17 @@ def register(definition: OpDef) -> OpDef:
         raise AttributeValueError("an op kind is defined twice", got=repr(definition.kind))
     _TABLE[definition.kind] = definition
     return definition
+
+
+def _defining(make: Callable[Facts, OpDef]) -> Callable[Facts, OpDef]:
+    def define(*args: Facts.args, **facts: Facts.kwargs) -> OpDef:
+        """Add the op of these facts, those of `OpDef`, to the table; a kind can be defined once."""
+        return register(make(*args, **facts))
+
+    return define
+
+
+define_op = _defining(OpDef)
 
 
 def op_def(kind: str) -> OpDef:

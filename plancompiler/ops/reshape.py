@@ -17,13 +17,9 @@ from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Split
 from plancompiler.ops.attributes import Ints
+from plancompiler.ops.gradient import of_one
 from plancompiler.ops.kernel import copy_unless_shared
-from plancompiler.ops.registry import (
-    AttrMap,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import AttrMap, Types, define_op
 from plancompiler.ops.rule import NdSignature, Signature
 from plancompiler.ops.shape import keeps_extremes
 
@@ -131,23 +127,21 @@ def _legal(
     return True
 
 
-register(
-    OpDef(
-        "reshape",
-        infer=_infer,
-        rule=_rule,
-        inputs=1,
-        attrs=(Ints("shape"),),
-        kernel=lambda context, inputs, outputs: copy_unless_shared(
-            inputs[0].reshape(outputs[0].shape), outputs[0]
-        ),
-        gradient=lambda attrs, inputs, outputs, grads: (grads[0].reshape(inputs[0].shape),),
-        linear=((0,),),
-        extra=_extra,
-        legal=_legal,
-        flops=0,
-        view=((0, 0),),
-        moves=True,
-        doc="The same elements in row-major order under another shape.",
-    )
+define_op(
+    "reshape",
+    infer=_infer,
+    rule=_rule,
+    inputs=1,
+    attrs=(Ints("shape"),),
+    kernel=lambda context, inputs, outputs: copy_unless_shared(
+        inputs[0].reshape(outputs[0].shape), outputs[0]
+    ),
+    gradient=of_one(lambda attrs, x, y, dy: dy.reshape(x.shape)),
+    linear=((0,),),
+    extra=_extra,
+    legal=_legal,
+    flops=0,
+    view=((0, 0),),
+    moves=True,
+    doc="The same elements in row-major order under another shape.",
 )

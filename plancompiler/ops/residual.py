@@ -12,11 +12,10 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 _KIND = "bias_dropout_residual"
@@ -62,19 +61,17 @@ def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors)
     return (dx, dy, *(dx.sum(tuple(range(len(dy.shape) - 1))) for _ in inputs[2:]))
 
 
-register(
-    OpDef(
-        _KIND,
-        infer="x F ... d, residual F ... d, bias? F d -> y F ... d",
-        rule=_rule,
-        attrs=(
-            Float("rate", 0.0, least=0.0, below=1.0),
-            Int("key", 0),
-        ),
-        kernel=contiguous(_kernel),
-        gradient=_gradient,
-        inplace=((0, 0), (0, 1)),
-        doc="(x, residual[, bias]) -> residual + dropout(x + bias), with the bits that `dropout` "
-        "has for this `rate` and `key`. Never linear, so that what is partial is reduced before.",
-    )
+define_op(
+    _KIND,
+    infer="x F ... d, residual F ... d, bias? F d -> y F ... d",
+    rule=_rule,
+    attrs=(
+        Float("rate", 0.0, least=0.0, below=1.0),
+        Int("key", 0),
+    ),
+    kernel=contiguous(_kernel),
+    gradient=_gradient,
+    inplace=((0, 0), (0, 1)),
+    doc="(x, residual[, bias]) -> residual + dropout(x + bias), with the bits that `dropout` "
+    "has for this `rate` and `key`. Never linear, so that what is partial is reduced before.",
 )

@@ -10,15 +10,7 @@ from plancompiler.ops.attributes import Float
 from plancompiler.ops.formula import by_formula, unless_first
 from plancompiler.ops.gradient import by_op, reduce_to
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    apply,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, apply, define_op
 
 
 def _average(context: KernelContext, width: int, dtype: np.dtype[Any]) -> Array:
@@ -76,30 +68,26 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         np.multiply(made, scale, out=made)
 
 
-register(
-    OpDef(
-        "rms_norm",
-        infer="x F!, gamma F -> y F, rstd A",
-        rule="... [d], [d] -> ... [d], ... 1",
-        attrs=(Float("eps", least=0.0),),
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=unless_first(by_op("rms_norm", "rms_norm_grad"), _formula),
-        flops=4,
-        inplace=((0, 0),),
-        doc="(x, gamma) -> (x / sqrt(mean x² + eps) * gamma, 1 / root mean square) over the last "
-        "axis, which stays whole; the latter in at least float32.",
-    )
+define_op(
+    "rms_norm",
+    infer="x F!, gamma F -> y F, rstd A",
+    rule="... [d], [d] -> ... [d], ... 1",
+    attrs=(Float("eps", least=0.0),),
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=unless_first(by_op("rms_norm", "rms_norm_grad"), _formula),
+    flops=4,
+    inplace=((0, 0),),
+    doc="(x, gamma) -> (x / sqrt(mean x² + eps) * gamma, 1 / root mean square) over the last "
+    "axis, which stays whole; the latter in at least float32.",
 )
-register(
-    OpDef(
-        "rms_norm_grad",
-        infer="x F!, gamma F, rstd A, dy F -> dx F, dgamma F",
-        rule="... [d], [d], ... 1, ... [d] -> ... [d], [d]",
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_formula(_grad_formula),
-        linear=((3,),),
-        flops=9,
-        inplace=((0, 0), (0, 3)),
-        doc="(x, gamma, rstd, dy) -> (dx, dgamma).",
-    )
+define_op(
+    "rms_norm_grad",
+    infer="x F!, gamma F, rstd A, dy F -> dx F, dgamma F",
+    rule="... [d], [d], ... 1, ... [d] -> ... [d], [d]",
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_formula(_grad_formula),
+    linear=((3,),),
+    flops=9,
+    inplace=((0, 0), (0, 3)),
+    doc="(x, gamma, rstd, dy) -> (dx, dgamma).",
 )

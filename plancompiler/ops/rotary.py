@@ -16,11 +16,10 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 
@@ -90,27 +89,25 @@ def _gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors)
     return (back, *(None for _ in inputs[1:]))
 
 
-register(
-    OpDef(
-        "rotary_embedding",
-        infer=_infer,
-        operands="x F ... t d, position? p () -> y F",
-        rule=_rule,
-        attrs=(
-            Float("base", least=1.0),
-            Int("offset", 0),
-            Bool("interleaved", False),
-            Bool("inverse", False),
-        ),
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
-        linear=((0,),),
-        flops=3,
-        inplace=((0, 0),),
-        precision="following",
-        doc="x [..., t, d]: pair i of features at position p turned by p * base ** (-2 i / d). "
-        "Pairs are feature i and i + d / 2, or neighbours where `interleaved`; positions count "
-        "from `offset`, plus a second input, a whole number. `inverse` turns back, which is the "
-        "gradient.",
-    )
+define_op(
+    "rotary_embedding",
+    infer=_infer,
+    operands="x F ... t d, position? p () -> y F",
+    rule=_rule,
+    attrs=(
+        Float("base", least=1.0),
+        Int("offset", 0),
+        Bool("interleaved", False),
+        Bool("inverse", False),
+    ),
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=_gradient,
+    linear=((0,),),
+    flops=3,
+    inplace=((0, 0),),
+    precision="following",
+    doc="x [..., t, d]: pair i of features at position p turned by p * base ** (-2 i / d). "
+    "Pairs are feature i and i + d / 2, or neighbours where `interleaved`; positions count "
+    "from `offset`, plus a second input, a whole number. `inverse` turns back, which is the "
+    "gradient.",
 )

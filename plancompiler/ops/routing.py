@@ -15,15 +15,7 @@ import numpy as np
 from plancompiler.errors import ExecutionError
 from plancompiler.ops.attributes import Int, Text
 from plancompiler.ops.gradient import by_op
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 
 OVERFLOW = ("error", "drop")
 """What becomes of rows beyond an expert's capacity, by the attribute `overflow`."""
@@ -75,23 +67,20 @@ def _pack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
         out[group, expert, :count] = rows[group, first : first + count]
 
 
-register(
-    OpDef(
-        "pack_rows",
-        infer="x X groups rows ..., counts i groups experts -> "
-        "packed X groups experts capacity ...",
-        rule=_pack_rule,
-        attrs=(Int("capacity", least=0), Text("overflow", "error", among=OVERFLOW)),
-        kernel=_pack_kernel,
-        gradient=by_op("pack_rows", "unpack_rows"),
-        linear=((0,),),
-        flops=0,
-        takes_bfloat16=True,
-        portable=False,
-        doc="(rows [g, r, ...], counts [g, e]) -> [g, e, capacity, ...]: each group's rows, sorted "
-        "by expert, in places by expert, the others zero. Rows beyond the capacity fail the run, "
-        "or with `overflow` 'drop' are left out.",
-    )
+define_op(
+    "pack_rows",
+    infer="x X groups rows ..., counts i groups experts -> packed X groups experts capacity ...",
+    rule=_pack_rule,
+    attrs=(Int("capacity", least=0), Text("overflow", "error", among=OVERFLOW)),
+    kernel=_pack_kernel,
+    gradient=by_op("pack_rows", "unpack_rows"),
+    linear=((0,),),
+    flops=0,
+    takes_bfloat16=True,
+    portable=False,
+    doc="(rows [g, r, ...], counts [g, e]) -> [g, e, capacity, ...]: each group's rows, sorted "
+    "by expert, in places by expert, the others zero. Rows beyond the capacity fail the run, "
+    "or with `overflow` 'drop' are left out.",
 )
 
 
@@ -111,20 +100,17 @@ def _unpack_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
         out[group, first : first + count] = packed[group, expert, :count]
 
 
-register(
-    OpDef(
-        "unpack_rows",
-        infer="dpacked X groups experts capacity ..., counts i groups experts -> "
-        "dx X groups rows ...",
-        rule=_unpack_rule,
-        attrs=(Int("rows", least=0), Text("overflow", "error", among=OVERFLOW)),
-        kernel=_unpack_kernel,
-        gradient=by_op("unpack_rows", "pack_rows"),
-        linear=((0,),),
-        flops=0,
-        takes_bfloat16=True,
-        portable=False,
-        doc="(packed [g, e, c, ...], counts [g, e]) -> [g, rows, ...]: the inverse of pack_rows; "
-        "rows that were dropped, and those beyond the counts, are zero.",
-    )
+define_op(
+    "unpack_rows",
+    infer="dpacked X groups experts capacity ..., counts i groups experts -> dx X groups rows ...",
+    rule=_unpack_rule,
+    attrs=(Int("rows", least=0), Text("overflow", "error", among=OVERFLOW)),
+    kernel=_unpack_kernel,
+    gradient=by_op("unpack_rows", "pack_rows"),
+    linear=((0,),),
+    flops=0,
+    takes_bfloat16=True,
+    portable=False,
+    doc="(packed [g, e, c, ...], counts [g, e]) -> [g, rows, ...]: the inverse of pack_rows; "
+    "rows that were dropped, and those beyond the counts, are zero.",
 )

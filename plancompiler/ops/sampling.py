@@ -16,15 +16,7 @@ from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
 )
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import operand_line
 
 
@@ -49,22 +41,20 @@ def _register(
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         np.copyto(outputs[0], make(context), casting="unsafe")
 
-    register(
-        OpDef(
-            kind,
-            infer=infer,
-            rule=lambda inputs, outputs, attrs: f"-> {operand_line(len(outputs[0].shape))}",
-            inputs=0,
-            attrs=(
-                Shape(),
-                Dtype("dtype"),
-                Int("key"),
-                *attributes,
-            ),
-            kernel=kernel,
-            portable=False,
-            doc=doc + " Attribute `key` names the stream of numbers.",
-        )
+    define_op(
+        kind,
+        infer=infer,
+        rule=lambda inputs, outputs, attrs: f"-> {operand_line(len(outputs[0].shape))}",
+        inputs=0,
+        attrs=(
+            Shape(),
+            Dtype("dtype"),
+            Int("key"),
+            *attributes,
+        ),
+        kernel=kernel,
+        portable=False,
+        doc=doc + " Attribute `key` names the stream of numbers.",
     )
 
 

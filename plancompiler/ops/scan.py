@@ -9,7 +9,7 @@ import numpy as np
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Axis, Bool
 from plancompiler.ops.formula import by_formula
-from plancompiler.ops.gradient import by_op, only_first
+from plancompiler.ops.gradient import by_op, of_one, only_first
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import keeps_dtype, total_dtype
 from plancompiler.ops.registry import (
@@ -18,12 +18,11 @@ from plancompiler.ops.registry import (
     AttrMap,
     Gradient,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
     apply_source,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import operand_line
 
@@ -65,28 +64,25 @@ def _cumsum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     np.add.accumulate(x, axis=axis, dtype=out.dtype, out=out)
 
 
-def _cumsum_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    reverse = not attrs["reverse"]
-    return (apply("cumsum", grads[0], axis=attrs["axis"], reverse=reverse),)
+def _cumsum_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    return apply("cumsum", dy, axis=attrs["axis"], reverse=not attrs["reverse"])
 
 
-register(
-    OpDef(
-        "cumsum",
-        infer=_total_infer,
-        rule=axis_rule,
-        inputs=1,
-        attrs=(
-            Axis(),
-            Bool("reverse", False),
-        ),
-        kernel=in_float32(_cumsum_kernel),
-        gradient=_cumsum_gradient,
-        linear=((0,),),
-        linear_if=keeps_dtype,
-        doc="The sum of all elements up to each along an axis, from its end where `reverse`; in "
-        "the dtype of the input, of whole numbers and bool in int64.",
-    )
+define_op(
+    "cumsum",
+    infer=_total_infer,
+    rule=axis_rule,
+    inputs=1,
+    attrs=(
+        Axis(),
+        Bool("reverse", False),
+    ),
+    kernel=in_float32(_cumsum_kernel),
+    gradient=of_one(_cumsum_gradient),
+    linear=((0,),),
+    linear_if=keeps_dtype,
+    doc="The sum of all elements up to each along an axis, from its end where `reverse`; in "
+    "the dtype of the input, of whole numbers and bool in int64.",
 )
 
 
@@ -147,31 +143,27 @@ def _cumprod_grad_formula(attrs: AttrMap, x: Any, dy: Any) -> Any:
     return (products * dy.reshape(beside)).sum(-1).transpose(order)
 
 
-register(
-    OpDef(
-        "cumprod",
-        infer=_total_infer,
-        operands="x X -> y X",
-        rule=axis_rule,
-        attrs=(Axis(),),
-        kernel=in_float32(_cumprod_kernel),
-        gradient=by_op("cumprod", "cumprod_grad"),
-        doc="The product of all elements up to each along an axis, in the dtype of the input; of "
-        "whole numbers and bool in int64.",
-    )
+define_op(
+    "cumprod",
+    infer=_total_infer,
+    operands="x X -> y X",
+    rule=axis_rule,
+    attrs=(Axis(),),
+    kernel=in_float32(_cumprod_kernel),
+    gradient=by_op("cumprod", "cumprod_grad"),
+    doc="The product of all elements up to each along an axis, in the dtype of the input; of "
+    "whole numbers and bool in int64.",
 )
-register(
-    OpDef(
-        "cumprod_grad",
-        infer="x F ..., dy F ... -> dx F ...",
-        rule=axis_rule,
-        attrs=(Axis(),),
-        kernel=in_float32(_cumprod_grad_kernel),
-        gradient=by_formula(_cumprod_grad_formula),
-        linear=((1,),),
-        portable=False,
-        doc="The gradient of cumprod, also where elements are zero: (x, dy) -> dx.",
-    )
+define_op(
+    "cumprod_grad",
+    infer="x F ..., dy F ... -> dx F ...",
+    rule=axis_rule,
+    attrs=(Axis(),),
+    kernel=in_float32(_cumprod_grad_kernel),
+    gradient=by_formula(_cumprod_grad_formula),
+    linear=((1,),),
+    portable=False,
+    doc="The gradient of cumprod, also where elements are zero: (x, dy) -> dx.",
 )
 
 
@@ -188,17 +180,15 @@ def _register_extreme(kind: str, ufunc: np.ufunc, what: str) -> None:
         np.multiply(np.equal(x, values), places, out=indices)
         np.maximum.accumulate(indices, axis=-1, out=indices)
 
-    register(
-        OpDef(
-            kind,
-            infer="x N ... -> values N ..., indices int64 ...",
-            rule=axis_rule,
-            attrs=(Axis(),),
-            kernel=kernel,
-            gradient=at_indices(kind),
-            portable=False,
-            doc=f"The {what} of all elements up to each along an axis, and its latest index.",
-        )
+    define_op(
+        kind,
+        infer="x N ... -> values N ..., indices int64 ...",
+        rule=axis_rule,
+        attrs=(Axis(),),
+        kernel=kernel,
+        gradient=at_indices(kind),
+        portable=False,
+        doc=f"The {what} of all elements up to each along an axis, and its latest index.",
     )
 
 

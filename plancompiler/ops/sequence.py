@@ -7,14 +7,7 @@ import numpy as np
 from plancompiler.errors import DTypeError
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Dtype, Float, Int
-from plancompiler.ops.registry import (
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
 
 
 def _arange_infer(inputs: Types, attrs: AttrMap) -> Types:
@@ -34,21 +27,19 @@ def _arange_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     np.copyto(outputs[0], start + step * index, casting="unsafe")
 
 
-register(
-    OpDef(
-        "arange",
-        infer=_arange_infer,
-        rule="-> n",
-        attrs=(
-            Float("start", exact=True),
-            Float("step", exact=True),
-            Int("count", least=0),
-            Dtype("dtype"),
-        ),
-        kernel=_arange_kernel,
-        flops=0,
-        doc="`count` numbers from `start` on, `step` apart.",
-    )
+define_op(
+    "arange",
+    infer=_arange_infer,
+    rule="-> n",
+    attrs=(
+        Float("start", exact=True),
+        Float("step", exact=True),
+        Int("count", least=0),
+        Dtype("dtype"),
+    ),
+    kernel=_arange_kernel,
+    flops=0,
+    doc="`count` numbers from `start` on, `step` apart.",
 )
 
 
@@ -69,19 +60,17 @@ def _linspace_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     np.copyto(outputs[0], values, casting="same_kind")
 
 
-register(
-    OpDef(
-        "linspace",
-        infer=_linspace_infer,
-        rule="-> n",
-        attrs=(
-            Float("start"),
-            Float("stop"),
-            Int("count", least=0),
-            Dtype("dtype"),
-        ),
-        kernel=_linspace_kernel,
-        flops=0,
-        doc="`count` numbers at equal distances from `start` to `stop`, both included.",
-    )
+define_op(
+    "linspace",
+    infer=_linspace_infer,
+    rule="-> n",
+    attrs=(
+        Float("start"),
+        Float("stop"),
+        Int("count", least=0),
+        Dtype("dtype"),
+    ),
+    kernel=_linspace_kernel,
+    flops=0,
+    doc="`count` numbers at equal distances from `start` to `stop`, both included.",
 )

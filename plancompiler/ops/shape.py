@@ -20,19 +20,18 @@ from plancompiler.ops.check import (
     describe,
     expect_same_dtype,
 )
-from plancompiler.ops.gradient import reduce_to
+from plancompiler.ops.gradient import of_one, reduce_to
 from plancompiler.ops.registry import (
     AT_LEAST_ONE,
     Array,
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     View,
     apply,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature, operand_line
 
@@ -92,37 +91,33 @@ def _transpose_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
     return f"{operand_line(len(axes))} -> {permuted}"
 
 
-def _transpose_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
+def _transpose_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
     axes = attrs["axes"]
     inverse = sorted(range(len(axes)), key=axes.__getitem__)
-    return (apply("transpose", grads[0], axes=tuple(inverse)),)
+    return apply("transpose", dy, axes=tuple(inverse))
 
 
-register(
-    OpDef(
-        "transpose",
-        infer=_transpose_infer,
-        rule=_transpose_rule,
-        inputs=1,
-        attrs=(Ints("axes"),),
-        kernel=lambda context, inputs, outputs: np.copyto(
-            outputs[0], inputs[0].transpose(context.attrs["axes"])
+define_op(
+    "transpose",
+    infer=_transpose_infer,
+    rule=_transpose_rule,
+    inputs=1,
+    attrs=(Ints("axes"),),
+    kernel=lambda context, inputs, outputs: np.copyto(
+        outputs[0], inputs[0].transpose(context.attrs["axes"])
+    ),
+    gradient=of_one(_transpose_gradient),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    moves=True,
+    strided=View(
+        lambda array, attrs, made: array.transpose(attrs["axes"]),
+        lambda source, value, attrs: value.transpose(
+            [attrs["axes"].index(axis) for axis in range(source.ndim)]
         ),
-        gradient=_transpose_gradient,
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        moves=True,
-        strided=View(
-            lambda array, attrs, made: array.transpose(attrs["axes"]),
-            lambda source, value, attrs: value.transpose(
-                [attrs["axes"].index(axis) for axis in range(source.ndim)]
-            ),
-        ),
-        doc="Axes permuted.",
-    )
+    ),
+    doc="Axes permuted.",
 )
 
 
@@ -136,21 +131,19 @@ def _expand_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType(shape, inputs[0].dtype),)
 
 
-register(
-    OpDef(
-        "expand_to",
-        infer=_expand_infer,
-        rule="... -> ...",
-        attrs=(Shape(),),
-        kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0]),
-        gradient=lambda attrs, inputs, outputs, grads: (reduce_to(grads[0], inputs[0].shape),),
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        moves=True,
-        strided=View(lambda array, attrs, made: np.broadcast_to(array, made), None),
-        doc="The tensor broadcast to a shape, as NumPy does.",
-    )
+define_op(
+    "expand_to",
+    infer=_expand_infer,
+    rule="... -> ...",
+    attrs=(Shape(),),
+    kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0]),
+    gradient=of_one(lambda attrs, x, y, dy: reduce_to(dy, x.shape)),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    moves=True,
+    strided=View(lambda array, attrs, made: np.broadcast_to(array, made), None),
+    doc="The tensor broadcast to a shape, as NumPy does.",
 )
 
 
@@ -192,25 +185,23 @@ def _concat_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: T
     return pieces
 
 
-register(
-    OpDef(
-        "concat",
-        infer=_concat_infer,
-        rule=_concat_rule,
-        inputs=AT_LEAST_ONE,
-        attrs=(Axis(),),
-        kernel=lambda context, inputs, outputs: np.concatenate(
-            inputs, axis=context.attrs["axis"], out=outputs[0]
-        ),
-        gradient=_concat_gradient,
-        extra=lambda inputs, outputs, attrs, parts: (
-            Signature((PARTIAL_SUM,) * len(inputs), (PARTIAL_SUM,)),
-        ),
-        flops=0,
-        takes_bfloat16=True,
-        precision="following",
-        doc="Tensors one after another along an axis, which stays whole; linear in all together.",
-    )
+define_op(
+    "concat",
+    infer=_concat_infer,
+    rule=_concat_rule,
+    inputs=AT_LEAST_ONE,
+    attrs=(Axis(),),
+    kernel=lambda context, inputs, outputs: np.concatenate(
+        inputs, axis=context.attrs["axis"], out=outputs[0]
+    ),
+    gradient=_concat_gradient,
+    extra=lambda inputs, outputs, attrs, parts: (
+        Signature((PARTIAL_SUM,) * len(inputs), (PARTIAL_SUM,)),
+    ),
+    flops=0,
+    takes_bfloat16=True,
+    precision="following",
+    doc="Tensors one after another along an axis, which stays whole; linear in all together.",
 )
 
 
@@ -285,51 +276,45 @@ def _slice_grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) 
     outputs[0][window] = inputs[0]
 
 
-def _slice_grad_gradient(
-    attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
-) -> Tensors:
-    starts = attrs["starts"]
-    stops = tuple(start + extent for start, extent in zip(starts, inputs[0].shape, strict=True))
-    return (apply("slice", grads[0], starts=starts, stops=stops),)
+def slice_like(x: Any, small: Any, starts: tuple[int, ...]) -> Any:
+    """The box of x at `starts` that has the shape of another tensor."""
+    stops = tuple(start + extent for start, extent in zip(starts, small.shape, strict=True))
+    return apply("slice", x, starts=starts, stops=stops)
 
 
-register(
-    OpDef(
-        "slice",
-        infer=_slice_infer,
-        rule=_slice_rule,
-        inputs=1,
-        attrs=(
-            Ints("starts"),
-            Ints("stops"),
-        ),
-        kernel=_slice_kernel,
-        gradient=lambda attrs, inputs, outputs, grads: (
-            (apply("slice_grad", grads[0], shape=inputs[0].shape, starts=attrs["starts"]),)
-        ),
-        linear=((0,),),
-        extra=keeps_extremes,
-        flops=0,
-        moves=True,
-        strided=SLICED,
-        doc="The box from starts to stops; an axis that is cut stays whole.",
-    )
+define_op(
+    "slice",
+    infer=_slice_infer,
+    rule=_slice_rule,
+    inputs=1,
+    attrs=(
+        Ints("starts"),
+        Ints("stops"),
+    ),
+    kernel=_slice_kernel,
+    gradient=of_one(
+        lambda attrs, x, y, dy: apply("slice_grad", dy, shape=x.shape, starts=attrs["starts"])
+    ),
+    linear=((0,),),
+    extra=keeps_extremes,
+    flops=0,
+    moves=True,
+    strided=SLICED,
+    doc="The box from starts to stops; an axis that is cut stays whole.",
 )
-register(
-    OpDef(
-        "slice_grad",
-        infer=_slice_grad_infer,
-        rule=_slice_rule,
-        inputs=1,
-        attrs=(
-            Shape(),
-            Ints("starts"),
-        ),
-        kernel=_slice_grad_kernel,
-        gradient=_slice_grad_gradient,
-        linear=((0,),),
-        flops=0,
-        precision="following",
-        doc="A box put at starts into zeros of a shape: the gradient of slice.",
-    )
+define_op(
+    "slice_grad",
+    infer=_slice_grad_infer,
+    rule=_slice_rule,
+    inputs=1,
+    attrs=(
+        Shape(),
+        Ints("starts"),
+    ),
+    kernel=_slice_grad_kernel,
+    gradient=of_one(lambda attrs, x, y, dy: slice_like(dy, x, attrs["starts"])),
+    linear=((0,),),
+    flops=0,
+    precision="following",
+    doc="A box put at starts into zeros of a shape: the gradient of slice.",
 )

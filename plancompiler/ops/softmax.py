@@ -15,16 +15,7 @@ from plancompiler.ops.formula import by_formula
 from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.numba_loops import row_loop
-from plancompiler.ops.registry import (
-    Array,
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    apply,
-    register,
-)
+from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, apply, define_op
 from plancompiler.ops.rule import operand_line
 
 
@@ -125,63 +116,55 @@ def _log_softmax_grad_formula(attrs: AttrMap, y: Any, dy: Any) -> Any:
     return dy - y.exp() * dy.sum(attrs["axis"], keepdims=True)
 
 
-register(
-    OpDef(
-        "softmax",
-        infer=_axis_infer,
-        operands="x F -> y F",
-        rule=_axis_rule,
-        attrs=(Axis(),),
-        kernel=in_float32(_softmax_kernel),
-        gradient=by_op("softmax", "softmax_grad"),
-        flops=_flops,
-        inplace=((0, 0),),
-        doc="exp(x) over its sum along an axis.",
-    )
+define_op(
+    "softmax",
+    infer=_axis_infer,
+    operands="x F -> y F",
+    rule=_axis_rule,
+    attrs=(Axis(),),
+    kernel=in_float32(_softmax_kernel),
+    gradient=by_op("softmax", "softmax_grad"),
+    flops=_flops,
+    inplace=((0, 0),),
+    doc="exp(x) over its sum along an axis.",
 )
-register(
-    OpDef(
-        "softmax_grad",
-        infer=_axis_infer,
-        operands="y F ..., dy F ... -> dx F",
-        rule=_axis_rule,
-        attrs=(Axis(),),
-        kernel=in_float32(_softmax_grad_kernel),
-        gradient=by_formula(_softmax_grad_formula),
-        linear=((1,),),
-        flops=_flops,
-        inplace=((0, 1),),
-        doc="The gradient of softmax: (y, dy) -> dx.",
-    )
+define_op(
+    "softmax_grad",
+    infer=_axis_infer,
+    operands="y F ..., dy F ... -> dx F",
+    rule=_axis_rule,
+    attrs=(Axis(),),
+    kernel=in_float32(_softmax_grad_kernel),
+    gradient=by_formula(_softmax_grad_formula),
+    linear=((1,),),
+    flops=_flops,
+    inplace=((0, 1),),
+    doc="The gradient of softmax: (y, dy) -> dx.",
 )
-register(
-    OpDef(
-        "log_softmax",
-        infer=_axis_infer,
-        operands="x F -> y F",
-        rule=_axis_rule,
-        attrs=(Axis(),),
-        kernel=in_float32(_log_softmax_kernel),
-        gradient=by_op("log_softmax", "log_softmax_grad"),
-        flops=_flops,
-        inplace=((0, 0),),
-        doc="The logarithm of softmax along an axis.",
-    )
+define_op(
+    "log_softmax",
+    infer=_axis_infer,
+    operands="x F -> y F",
+    rule=_axis_rule,
+    attrs=(Axis(),),
+    kernel=in_float32(_log_softmax_kernel),
+    gradient=by_op("log_softmax", "log_softmax_grad"),
+    flops=_flops,
+    inplace=((0, 0),),
+    doc="The logarithm of softmax along an axis.",
 )
-register(
-    OpDef(
-        "log_softmax_grad",
-        infer=_axis_infer,
-        operands="y F ..., dy F ... -> dx F",
-        rule=_axis_rule,
-        attrs=(Axis(),),
-        kernel=in_float32(_log_softmax_grad_kernel),
-        gradient=by_formula(_log_softmax_grad_formula),
-        linear=((1,),),
-        flops=_flops,
-        inplace=((0, 0), (0, 1)),
-        doc="The gradient of log_softmax: (y, dy) -> dx.",
-    )
+define_op(
+    "log_softmax_grad",
+    infer=_axis_infer,
+    operands="y F ..., dy F ... -> dx F",
+    rule=_axis_rule,
+    attrs=(Axis(),),
+    kernel=in_float32(_log_softmax_grad_kernel),
+    gradient=by_formula(_log_softmax_grad_formula),
+    linear=((1,),),
+    flops=_flops,
+    inplace=((0, 0), (0, 1)),
+    doc="The gradient of log_softmax: (y, dy) -> dx.",
 )
 
 
@@ -244,30 +227,26 @@ def _cross_entropy_grad_formula(attrs: AttrMap, logits: Any, labels: Any, dloss:
     return apply("log_softmax_grad", logits.log_softmax(), dlogs, axis=logits.ndim - 1)
 
 
-register(
-    OpDef(
-        "cross_entropy",
-        infer="logits F!, labels i -> loss A",
-        rule="... [v], ... -> ...",
-        attrs=(Int("ignore_index", IGNORE_INDEX),),
-        kernel=in_float32(contiguous(_cross_entropy_kernel)),
-        gradient=by_op("cross_entropy", "cross_entropy_grad"),
-        flops=_flops,
-        doc="Minus the log-softmax of each row of logits at its label, in at least float32; zero "
-        "where the label is `ignore_index`.",
-    )
+define_op(
+    "cross_entropy",
+    infer="logits F!, labels i -> loss A",
+    rule="... [v], ... -> ...",
+    attrs=(Int("ignore_index", IGNORE_INDEX),),
+    kernel=in_float32(contiguous(_cross_entropy_kernel)),
+    gradient=by_op("cross_entropy", "cross_entropy_grad"),
+    flops=_flops,
+    doc="Minus the log-softmax of each row of logits at its label, in at least float32; zero "
+    "where the label is `ignore_index`.",
 )
-register(
-    OpDef(
-        "cross_entropy_grad",
-        infer="logits F!, labels i, dloss A -> dlogits F",
-        rule="... [v], ..., ... -> ... [v]",
-        attrs=(Int("ignore_index", IGNORE_INDEX),),
-        kernel=in_float32(contiguous(_cross_entropy_grad_kernel)),
-        gradient=by_formula(_cross_entropy_grad_formula),
-        linear=((2,),),
-        flops=_flops,
-        inplace=((0, 0),),
-        doc="The gradient of cross_entropy: (logits, labels, dloss) -> dlogits.",
-    )
+define_op(
+    "cross_entropy_grad",
+    infer="logits F!, labels i, dloss A -> dlogits F",
+    rule="... [v], ..., ... -> ... [v]",
+    attrs=(Int("ignore_index", IGNORE_INDEX),),
+    kernel=in_float32(contiguous(_cross_entropy_grad_kernel)),
+    gradient=by_formula(_cross_entropy_grad_formula),
+    linear=((2,),),
+    flops=_flops,
+    inplace=((0, 0),),
+    doc="The gradient of cross_entropy: (logits, labels, dloss) -> dlogits.",
 )

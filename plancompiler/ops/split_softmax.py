@@ -29,10 +29,9 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     apply,
-    register,
+    define_op,
     stops,
 )
 from plancompiler.ops.softmax import IGNORE_INDEX
@@ -40,20 +39,18 @@ from plancompiler.ops.softmax import IGNORE_INDEX
 # --- stop_gradient --------------------------------------------------------------------------------
 
 
-register(
-    OpDef(
-        "stop_gradient",
-        infer="x X -> y X",
-        rule="... -> ...",
-        kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
-        gradient=stops,
-        linear=((0,),),
-        flops=0,
-        view=((0, 0),),
-        inplace=((0, 0),),
-        moves=True,
-        doc="The same values, as a constant to differentiation.",
-    )
+define_op(
+    "stop_gradient",
+    infer="x X -> y X",
+    rule="... -> ...",
+    kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
+    gradient=stops,
+    linear=((0,),),
+    flops=0,
+    view=((0, 0),),
+    inplace=((0, 0),),
+    moves=True,
+    doc="The same values, as a constant to differentiation.",
 )
 
 
@@ -121,36 +118,32 @@ def _grad_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     made[rows, columns] += dtarget.reshape(-1)[rows]
 
 
-register(
-    OpDef(
-        "class_sums",
-        infer="logits F!, labels i, shift F -> total A, target A",
-        rule="... v, ..., ... -> ..., ...",
-        attrs=(Int("ignore_index", IGNORE_INDEX),),
-        kernel=in_float32(contiguous(_kernel)),
-        gradient=_gradient,
-        flops=3,
-        portable=False,
-        doc="(logits [..., v], labels, shift) -> per row the sum of exp(logits - shift), and the "
-        "logit of the label minus shift (zero where the label is `ignore_index`), in at least "
-        "float32. Both are partial with the classes split.",
-    )
+define_op(
+    "class_sums",
+    infer="logits F!, labels i, shift F -> total A, target A",
+    rule="... v, ..., ... -> ..., ...",
+    attrs=(Int("ignore_index", IGNORE_INDEX),),
+    kernel=in_float32(contiguous(_kernel)),
+    gradient=_gradient,
+    flops=3,
+    portable=False,
+    doc="(logits [..., v], labels, shift) -> per row the sum of exp(logits - shift), and the "
+    "logit of the label minus shift (zero where the label is `ignore_index`), in at least "
+    "float32. Both are partial with the classes split.",
 )
-register(
-    OpDef(
-        "class_sums_grad",
-        infer="logits F!, labels i, shift F, dtotal A, dtarget A -> dlogits F",
-        rule="... v, ..., ..., ..., ... -> ... v",
-        attrs=(Int("ignore_index", IGNORE_INDEX),),
-        kernel=in_float32(contiguous(_grad_kernel)),
-        gradient=by_formula(_grad_formula),
-        linear=((3, 4),),
-        flops=4,
-        inplace=((0, 0),),
-        portable=False,
-        doc="The gradient of class_sums by the logits: (logits, labels, shift, dsum, dtarget) -> "
-        "dlogits.",
-    )
+define_op(
+    "class_sums_grad",
+    infer="logits F!, labels i, shift F, dtotal A, dtarget A -> dlogits F",
+    rule="... v, ..., ..., ..., ... -> ... v",
+    attrs=(Int("ignore_index", IGNORE_INDEX),),
+    kernel=in_float32(contiguous(_grad_kernel)),
+    gradient=by_formula(_grad_formula),
+    linear=((3, 4),),
+    flops=4,
+    inplace=((0, 0),),
+    portable=False,
+    doc="The gradient of class_sums by the logits: (logits, labels, shift, dsum, dtarget) -> "
+    "dlogits.",
 )
 
 

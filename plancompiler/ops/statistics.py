@@ -13,7 +13,7 @@ from plancompiler.ir.dtype import DType
 from plancompiler.ir.sbp import Reduction
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import ANY, FLOATS
-from plancompiler.ops.gradient import accumulated, expand_to, masked, over_positive
+from plancompiler.ops.gradient import accumulated, expand_to, masked, of_one, over_positive
 from plancompiler.ops.kernel import in_float32
 from plancompiler.ops.reduce import (
     REDUCED,
@@ -29,11 +29,10 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 
@@ -51,12 +50,11 @@ def _prod_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
     np.multiply.reduce(x, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-def _prod_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
+def _prod_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
     # The product of the others: that of all nonzero ones without x, times the zeros among them.
     # One such zero is kept as what it is, an element, for second derivatives go through it (unless
     # the other product overflows: 0 times infinity is no number); of two the product is taken as
     # constant, which only third derivatives would see.
-    x = inputs[0]
     axes = attrs["axes"]
     is_zero = x.equal(0)
     none, one = (x._full((), x.dtype, value) for value in (0.0, 1.0))  # noqa: SLF001  # what every tensor has
@@ -67,24 +65,22 @@ def _prod_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Ten
     rest = product / safe
     by_one = apply("logical_and", others.equal(1), apply("isfinite", rest))
     kept = masked(rest, by_one) * (zeros.sum(axes, keepdims=True) - zeros)
-    grad = expand_to(kept_axes(grads[0], attrs, x), x.shape)
-    return (grad * (masked(rest, others.equal(0)) + kept),)
+    grad = expand_to(kept_axes(dy, attrs, x), x.shape)
+    return grad * (masked(rest, others.equal(0)) + kept)
 
 
-register(
-    OpDef(
-        "prod",
-        infer=reduction_infer("prod", empty=True, dtypes=ANY, result=total_dtype),
-        rule=reduction_rule,
-        inputs=1,
-        attrs=REDUCED,
-        kernel=in_float32(_prod_kernel),
-        gradient=accumulated(_prod_gradient),
-        reduction=Reduction.PROD,
-        extra=keeps_partial(Reduction.PROD),
-        flops=1,
-        doc="The product over axes, in the dtype of the input; of whole numbers and bool in int64.",
-    )
+define_op(
+    "prod",
+    infer=reduction_infer("prod", empty=True, dtypes=ANY, result=total_dtype),
+    rule=reduction_rule,
+    inputs=1,
+    attrs=REDUCED,
+    kernel=in_float32(_prod_kernel),
+    gradient=accumulated(of_one(_prod_gradient)),
+    reduction=Reduction.PROD,
+    extra=keeps_partial(Reduction.PROD),
+    flops=1,
+    doc="The product over axes, in the dtype of the input; of whole numbers and bool in int64.",
 )
 
 
@@ -96,19 +92,17 @@ def _register_truth(kind: str, ufunc: np.ufunc, reduction: Reduction, doc: str) 
         axes, keepdims = _axes(context, inputs[0])
         ufunc.reduce(inputs[0], axis=axes, out=outputs[0], keepdims=keepdims)
 
-    register(
-        OpDef(
-            kind,
-            infer=reduction_infer(kind, empty=True, dtypes=frozenset({DType.BOOL})),
-            rule=reduction_rule,
-            inputs=1,
-            attrs=REDUCED,
-            kernel=kernel,
-            reduction=reduction,
-            extra=keeps_partial(reduction),
-            flops=1,
-            doc=doc,
-        )
+    define_op(
+        kind,
+        infer=reduction_infer(kind, empty=True, dtypes=frozenset({DType.BOOL})),
+        rule=reduction_rule,
+        inputs=1,
+        attrs=REDUCED,
+        kernel=kernel,
+        reduction=reduction,
+        extra=keeps_partial(reduction),
+        flops=1,
+        doc=doc,
     )
 
 
@@ -122,19 +116,15 @@ def _count_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
     np.add.reduce(truths, axis=axes, dtype=np.int64, out=outputs[0], keepdims=keepdims)
 
 
-register(
-    OpDef(
-        "count_nonzero",
-        infer=reduction_infer(
-            "count_nonzero", empty=True, dtypes=ANY, result=lambda _: DType.INT64
-        ),
-        rule=reduction_rule,
-        inputs=1,
-        attrs=REDUCED,
-        kernel=_count_kernel,
-        flops=1,
-        doc="How many elements are not zero (or True), over axes, as int64.",
-    )
+define_op(
+    "count_nonzero",
+    infer=reduction_infer("count_nonzero", empty=True, dtypes=ANY, result=lambda _: DType.INT64),
+    rule=reduction_rule,
+    inputs=1,
+    attrs=REDUCED,
+    kernel=_count_kernel,
+    flops=1,
+    doc="How many elements are not zero (or True), over axes, as int64.",
 )
 
 
@@ -159,18 +149,16 @@ def _square_sum_gradient(
     return (x * expand_to(kept_axes(grads[0] * 2.0, attrs, x), x.shape),)
 
 
-register(
-    OpDef(
-        "square_sum",
-        infer=reduction_infer("square_sum", empty=True, dtypes=FLOATS),
-        rule=reduction_rule,
-        inputs=1,
-        attrs=REDUCED,
-        kernel=in_float32(_square_sum_kernel),
-        gradient=_square_sum_gradient,
-        flops=2,
-        doc="The sum of squares over axes: the square of the 2-norm.",
-    )
+define_op(
+    "square_sum",
+    infer=reduction_infer("square_sum", empty=True, dtypes=FLOATS),
+    rule=reduction_rule,
+    inputs=1,
+    attrs=REDUCED,
+    kernel=in_float32(_square_sum_kernel),
+    gradient=_square_sum_gradient,
+    flops=2,
+    doc="The sum of squares over axes: the square of the 2-norm.",
 )
 
 
@@ -182,23 +170,20 @@ def _abs_sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     np.add.reduce(sizes, axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-def _abs_sum_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    x = inputs[0]
-    return (apply("sign", x) * expand_to(kept_axes(grads[0], attrs, x), x.shape),)
+def _abs_sum_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    return apply("sign", x) * expand_to(kept_axes(dy, attrs, x), x.shape)
 
 
-register(
-    OpDef(
-        "abs_sum",
-        infer=reduction_infer("abs_sum", empty=True, result=total_dtype),
-        rule=reduction_rule,
-        inputs=1,
-        attrs=REDUCED,
-        kernel=in_float32(_abs_sum_kernel),
-        gradient=_abs_sum_gradient,
-        flops=2,
-        doc="The sum of absolute values over axes, the 1-norm; of whole numbers in int64.",
-    )
+define_op(
+    "abs_sum",
+    infer=reduction_infer("abs_sum", empty=True, result=total_dtype),
+    rule=reduction_rule,
+    inputs=1,
+    attrs=REDUCED,
+    kernel=in_float32(_abs_sum_kernel),
+    gradient=of_one(_abs_sum_gradient),
+    flops=2,
+    doc="The sum of absolute values over axes, the 1-norm; of whole numbers in int64.",
 )
 
 
@@ -209,28 +194,25 @@ def _abs_max_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> 
     np.maximum.reduce(np.absolute(x), axis=axes, out=out, keepdims=keepdims, initial=0)
 
 
-def _abs_max_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    x = inputs[0]
-    mask = abs(x).equal(kept_axes(outputs[0], attrs, x))
+def _abs_max_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+    mask = abs(x).equal(kept_axes(y, attrs, x))
     ties = mask.cast(x.dtype).sum(attrs["axes"], keepdims=True)
-    share = expand_to(kept_axes(grads[0], attrs, x) / ties, x.shape)
-    return (masked(apply("sign", x) * share, mask),)
+    share = expand_to(kept_axes(dy, attrs, x) / ties, x.shape)
+    return masked(apply("sign", x) * share, mask)
 
 
-register(
-    OpDef(
-        "abs_max",
-        infer=reduction_infer("abs_max", empty=True),
-        rule=reduction_rule,
-        inputs=1,
-        attrs=REDUCED,
-        kernel=_abs_max_kernel,
-        gradient=accumulated(_abs_max_gradient),
-        reduction=Reduction.MAX,
-        flops=2,
-        doc="The greatest absolute value over axes: the maximum norm; equal ones share the "
-        "gradient equally.",
-    )
+define_op(
+    "abs_max",
+    infer=reduction_infer("abs_max", empty=True),
+    rule=reduction_rule,
+    inputs=1,
+    attrs=REDUCED,
+    kernel=_abs_max_kernel,
+    gradient=accumulated(of_one(_abs_max_gradient)),
+    reduction=Reduction.MAX,
+    flops=2,
+    doc="The greatest absolute value over axes: the maximum norm; equal ones share the "
+    "gradient equally.",
 )
 
 
@@ -258,18 +240,16 @@ def _logsumexp_gradient(
     return (share * expand_to(kept_axes(grads[0], attrs, x), x.shape),)
 
 
-register(
-    OpDef(
-        "logsumexp",
-        infer=reduction_infer("logsumexp", empty=False, dtypes=FLOATS),
-        rule=whole_reduction_rule,
-        inputs=1,
-        attrs=REDUCED,
-        kernel=in_float32(_logsumexp_kernel),
-        gradient=accumulated(_logsumexp_gradient),
-        flops=4,
-        doc="log(sum(exp(x))) over axes, which stay whole; without overflow.",
-    )
+define_op(
+    "logsumexp",
+    infer=reduction_infer("logsumexp", empty=False, dtypes=FLOATS),
+    rule=whole_reduction_rule,
+    inputs=1,
+    attrs=REDUCED,
+    kernel=in_float32(_logsumexp_kernel),
+    gradient=accumulated(_logsumexp_gradient),
+    flops=4,
+    doc="log(sum(exp(x))) over axes, which stay whole; without overflow.",
 )
 
 
@@ -317,24 +297,21 @@ def _register_spread(
         if finish is not None:
             finish(outputs[0], out=outputs[0])
 
-    def gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-        x = inputs[0]
-        scale = slope(outputs[0], grads[0]) * (2.0 / _degrees(kind, x.shape, attrs))
+    def gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
+        scale = slope(y, dy) * (2.0 / _degrees(kind, x.shape, attrs))
         centred = x - x.mean(attrs["axes"], keepdims=True)
-        return (centred * expand_to(kept_axes(scale, attrs, x), x.shape),)
+        return centred * expand_to(kept_axes(scale, attrs, x), x.shape)
 
-    register(
-        OpDef(
-            kind,
-            infer=infer,
-            rule=whole_reduction_rule,
-            inputs=1,
-            attrs=(*REDUCED, Float("correction", 0.0, least=0.0)),
-            kernel=in_float32(kernel),
-            gradient=accumulated(gradient),
-            flops=4,
-            doc=doc,
-        )
+    define_op(
+        kind,
+        infer=infer,
+        rule=whole_reduction_rule,
+        inputs=1,
+        attrs=(*REDUCED, Float("correction", 0.0, least=0.0)),
+        kernel=in_float32(kernel),
+        gradient=accumulated(of_one(gradient)),
+        flops=4,
+        doc=doc,
     )
 
 

@@ -25,16 +25,10 @@ from plancompiler.ops.attributes import Bool, Dtype, Float, Floats, Int, Number,
 from plancompiler.ops.check import (
     check_float,
 )
+from plancompiler.ops.gradient import of_one
 from plancompiler.ops.initializer import check_initializer, initialize
 from plancompiler.ops.kernel import copy_unless_shared
-from plancompiler.ops.registry import (
-    Arrays,
-    AttrMap,
-    KernelContext,
-    OpDef,
-    Types,
-    register,
-)
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import operand_line
 
 
@@ -69,23 +63,21 @@ def _input_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> No
     copy_unless_shared(value, outputs[0])
 
 
-register(
-    OpDef(
-        "input",
-        infer="-> x dtype shape",
-        rule=_whole_rule,
-        attrs=(
-            Text("name"),
-            Shape(),
-            Dtype("dtype"),
-            Bool("batched", True),
-        ),
-        kernel=_input_kernel,
-        flops=0,
-        source=True,
-        portable=False,
-        doc="A value that the caller feeds at each step.",
-    )
+define_op(
+    "input",
+    infer="-> x dtype shape",
+    rule=_whole_rule,
+    attrs=(
+        Text("name"),
+        Shape(),
+        Dtype("dtype"),
+        Bool("batched", True),
+    ),
+    kernel=_input_kernel,
+    flops=0,
+    source=True,
+    portable=False,
+    doc="A value that the caller feeds at each step.",
 )
 
 
@@ -112,25 +104,23 @@ def _variable_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
     np.copyto(outputs[0], value)
 
 
-register(
-    OpDef(
-        "variable",
-        infer=_variable_infer,
-        rule=_whole_rule,
-        inputs=0,
-        attrs=(
-            Text("name"),
-            Shape(),
-            Dtype("dtype"),
-            Text("init"),
-            Floats("init_args"),
-            Bool("trainable"),
-        ),
-        kernel=_variable_kernel,
-        flops=0,
-        portable=False,
-        doc="A tensor that lives from step to step, and how it starts.",
-    )
+define_op(
+    "variable",
+    infer=_variable_infer,
+    rule=_whole_rule,
+    inputs=0,
+    attrs=(
+        Text("name"),
+        Shape(),
+        Dtype("dtype"),
+        Text("init"),
+        Floats("init_args"),
+        Bool("trainable"),
+    ),
+    kernel=_variable_kernel,
+    flops=0,
+    portable=False,
+    doc="A tensor that lives from step to step, and how it starts.",
 )
 
 
@@ -147,45 +137,39 @@ def _output_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
         )
 
 
-register(
-    OpDef(
-        "output",
-        infer="x X ->",
-        rule=_whole_rule,
-        attrs=(
-            Text("name"),
-            Bool("finite", False),
-        ),
-        kernel=_output_kernel,
-        flops=0,
-        portable=False,
-        doc="A value that each step reports.",
-    )
+define_op(
+    "output",
+    infer="x X ->",
+    rule=_whole_rule,
+    attrs=(
+        Text("name"),
+        Bool("finite", False),
+    ),
+    kernel=_output_kernel,
+    flops=0,
+    portable=False,
+    doc="A value that each step reports.",
 )
 
 
-register(
-    OpDef(
-        "redistribute",
-        infer="x X ... -> y X ...",
-        rule=_whole_rule,
-        attrs=(
-            Text("late", ""),
-            Text("along", ""),
-        ),
-        kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
-        gradient=lambda attrs, inputs, outputs, grads: (
-            grads[0].redistribute(placement=inputs[0].placement),
-        ),
-        flops=0,
-        view=((0, 0),),
-        precision="following",
-        doc="The same value in another layout: boxing before this op does the work. It stands "
-        "right after the value's producer and serves all who want the layout; with `late` it "
-        "stands right before the op of that name (before this one, if there is none) and serves "
-        "this op alone. With `along`, the layout is demanded along the mesh axis of that name "
-        "only; along others the input keeps its own, reduced.",
-    )
+define_op(
+    "redistribute",
+    infer="x X ... -> y X ...",
+    rule=_whole_rule,
+    attrs=(
+        Text("late", ""),
+        Text("along", ""),
+    ),
+    kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
+    gradient=of_one(lambda attrs, x, y, dy: dy.redistribute(placement=x.placement)),
+    flops=0,
+    view=((0, 0),),
+    precision="following",
+    doc="The same value in another layout: boxing before this op does the work. It stands "
+    "right after the value's producer and serves all who want the layout; with `late` it "
+    "stands right before the op of that name (before this one, if there is none) and serves "
+    "this op alone. With `along`, the layout is demanded along the mesh axis of that name "
+    "only; along others the input keeps its own, reduced.",
 )
 
 
@@ -203,16 +187,14 @@ def _assign_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> N
     outputs[0][...] = inputs[1]
 
 
-register(
-    OpDef(
-        "assign",
-        infer=_assign_infer,
-        rule="..., ... -> ...",
-        kernel=_assign_kernel,
-        flops=0,
-        mutates=((0, 0),),
-        doc="(variable, value) -> value, which the variable holds from then on.",
-    )
+define_op(
+    "assign",
+    infer=_assign_infer,
+    rule="..., ... -> ...",
+    kernel=_assign_kernel,
+    flops=0,
+    mutates=((0, 0),),
+    doc="(variable, value) -> value, which the variable holds from then on.",
 )
 
 
@@ -240,21 +222,19 @@ def _fill_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (tensor,)
 
 
-register(
-    OpDef(
-        "fill",
-        infer=_fill_infer,
-        rule=_free_rule,
-        inputs=0,
-        attrs=(
-            Shape(),
-            Dtype("dtype"),
-            Number("value"),
-        ),
-        kernel=lambda context, inputs, outputs: outputs[0].fill(context.attrs["value"]),
-        flops=0,
-        doc="A tensor full of one number.",
-    )
+define_op(
+    "fill",
+    infer=_fill_infer,
+    rule=_free_rule,
+    inputs=0,
+    attrs=(
+        Shape(),
+        Dtype("dtype"),
+        Number("value"),
+    ),
+    kernel=lambda context, inputs, outputs: outputs[0].fill(context.attrs["value"]),
+    flops=0,
+    doc="A tensor full of one number.",
 )
 
 
@@ -263,16 +243,14 @@ def _causal_mask_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays)
     np.less_equal(columns, rows[:, None], out=outputs[0])
 
 
-register(
-    OpDef(
-        "causal_mask",
-        infer="-> mask bool size size",
-        rule=_free_rule,
-        attrs=(Int("size", least=0),),
-        kernel=_causal_mask_kernel,
-        flops=0,
-        doc="bool [size, size], True where the column is at most the row.",
-    )
+define_op(
+    "causal_mask",
+    infer="-> mask bool size size",
+    rule=_free_rule,
+    attrs=(Int("size", least=0),),
+    kernel=_causal_mask_kernel,
+    flops=0,
+    doc="bool [size, size], True where the column is at most the row.",
 )
 
 
@@ -342,25 +320,23 @@ def _learning_rate_kernel(context: KernelContext, inputs: Arrays, outputs: Array
     outputs[0].fill(learning_rate_at(context.step, context.attrs) if rate is None else rate)
 
 
-register(
-    OpDef(
-        "learning_rate",
-        infer=_learning_rate_infer,
-        rule=_free_rule,
-        inputs=0,
-        attrs=(
-            Text("schedule", among=SCHEDULES),
-            Float("base", least=0.0),
-            Int("warmup", 0, least=0),
-            Int("total", 0),
-            Float("final", 0.0, least=0.0),
-            Int("optimizer", 0, least=0),
-            Floats("rates", None),
-            Int("first", None, least=0),
-        ),
-        kernel=_learning_rate_kernel,
-        flops=0,
-        counts_steps=True,
-        doc="The learning rate of the step, by a schedule or as it is fed.",
-    )
+define_op(
+    "learning_rate",
+    infer=_learning_rate_infer,
+    rule=_free_rule,
+    inputs=0,
+    attrs=(
+        Text("schedule", among=SCHEDULES),
+        Float("base", least=0.0),
+        Int("warmup", 0, least=0),
+        Int("total", 0),
+        Float("final", 0.0, least=0.0),
+        Int("optimizer", 0, least=0),
+        Floats("rates", None),
+        Int("first", None, least=0),
+    ),
+    kernel=_learning_rate_kernel,
+    flops=0,
+    counts_steps=True,
+    doc="The learning rate of the step, by a schedule or as it is fed.",
 )

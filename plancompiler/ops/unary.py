@@ -28,17 +28,15 @@ from plancompiler.ops.elementwise import (
     unary_infer,
 )
 from plancompiler.ops.erf import WORK, erf
-from plancompiler.ops.gradient import masked, nothing
+from plancompiler.ops.gradient import masked, nothing, of_one
 from plancompiler.ops.kernel import blocks, copy_unless_shared, in_float32, scratch
 from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
-    Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 from plancompiler.ops.rule import Signature
 
@@ -216,16 +214,14 @@ register_unary(
 
 
 def _register_predicate(kind: str, ufunc: Callable[..., Any], doc: str, code: str) -> None:
-    register(
-        OpDef(
-            kind,
-            infer=unary_infer(kind, FLOATS, DType.BOOL),
-            rule=UNARY_RULE,
-            kernel=ufunc_kernel(ufunc),
-            elementwise=True,
-            code=code,
-            doc=doc,
-        )
+    define_op(
+        kind,
+        infer=unary_infer(kind, FLOATS, DType.BOOL),
+        rule=UNARY_RULE,
+        kernel=ufunc_kernel(ufunc),
+        elementwise=True,
+        code=code,
+        doc=doc,
     )
 
 
@@ -253,39 +249,35 @@ def _clip_infer(inputs: Types, attrs: AttrMap) -> Types:
     return inputs
 
 
-def _clip_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors) -> Tensors:
-    (x,) = inputs
+def _clip_gradient(attrs: AttrMap, x: Any, y: Any, dy: Any) -> Any:
     if attrs["edges"]:
-        return (masked(grads[0], x.equal(outputs[0])),)
-    grad = grads[0]
+        return masked(dy, x.equal(y))
     if "low" in attrs:
-        grad = masked(grad, x > attrs["low"])
+        dy = masked(dy, x > attrs["low"])
     if "high" in attrs:
-        grad = masked(grad, x < attrs["high"])
-    return (grad,)
+        dy = masked(dy, x < attrs["high"])
+    return dy
 
 
-register(
-    OpDef(
-        "clip",
-        infer=_clip_infer,
-        rule=UNARY_RULE,
-        inputs=1,
-        attrs=(
-            Number("low", None),
-            Number("high", None),
-            Bool("edges", True),
-        ),
-        kernel=lambda context, inputs, outputs: np.clip(
-            inputs[0], context.attrs["low"], context.attrs["high"], out=outputs[0]
-        ),
-        gradient=_clip_gradient,
-        extra=monotone,
-        inplace=((0, 0),),
-        elementwise=True,
-        doc="x, but not below `low` nor above `high` (numbers; one may be absent). Elements that "
-        "stay as they are pass the gradient on, those at a bound unless `edges` is False.",
-    )
+define_op(
+    "clip",
+    infer=_clip_infer,
+    rule=UNARY_RULE,
+    inputs=1,
+    attrs=(
+        Number("low", None),
+        Number("high", None),
+        Bool("edges", True),
+    ),
+    kernel=lambda context, inputs, outputs: np.clip(
+        inputs[0], context.attrs["low"], context.attrs["high"], out=outputs[0]
+    ),
+    gradient=of_one(_clip_gradient),
+    extra=monotone,
+    inplace=((0, 0),),
+    elementwise=True,
+    doc="x, but not below `low` nor above `high` (numbers; one may be absent). Elements that "
+    "stay as they are pass the gradient on, those at a bound unless `edges` is False.",
 )
 
 
@@ -315,25 +307,21 @@ def _nan_to_num_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) 
         np.copyto(y, nan, where=unknown)
 
 
-register(
-    OpDef(
-        "nan_to_num",
-        infer="x F -> y F",
-        rule=UNARY_RULE,
-        attrs=(
-            Float("nan", 0.0),
-            Float("posinf", None),
-            Float("neginf", None),
-        ),
-        kernel=_nan_to_num_kernel,
-        gradient=lambda attrs, inputs, outputs, grads: (
-            masked(grads[0], apply("isfinite", inputs[0])),
-        ),
-        inplace=((0, 0),),
-        takes_bfloat16=True,
-        elementwise=True,
-        portable=False,
-        doc="x with `nan`, `posinf` and `neginf` (by default 0 and the largest finite numbers) in "
-        "place of what is not finite; no gradient flows there.",
-    )
+define_op(
+    "nan_to_num",
+    infer="x F -> y F",
+    rule=UNARY_RULE,
+    attrs=(
+        Float("nan", 0.0),
+        Float("posinf", None),
+        Float("neginf", None),
+    ),
+    kernel=_nan_to_num_kernel,
+    gradient=of_one(lambda attrs, x, y, dy: masked(dy, apply("isfinite", x))),
+    inplace=((0, 0),),
+    takes_bfloat16=True,
+    elementwise=True,
+    portable=False,
+    doc="x with `nan`, `posinf` and `neginf` (by default 0 and the largest finite numbers) in "
+    "place of what is not finite; no gradient flows there.",
 )

@@ -19,11 +19,10 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    OpDef,
     Tensors,
     Types,
     apply,
-    register,
+    define_op,
 )
 
 
@@ -34,25 +33,23 @@ def _masked_infer(inputs: Types, attrs: AttrMap) -> Types:
     return (TensorType(shape, inputs[0].dtype),)
 
 
-register(
-    OpDef(
-        "masked",
-        infer=_masked_infer,
-        rule=BINARY_RULE,
-        inputs=2,
-        kernel=lambda context, inputs, outputs: keep_where(inputs[0], inputs[1], outputs[0]),
-        gradient=lambda attrs, inputs, outputs, grads: (
-            reduce_to(masked(grads[0], inputs[1]), inputs[0].shape),
-            None,
-        ),
-        linear=((0,),),
-        inplace=((0, 0),),
-        takes_bfloat16=True,
-        elementwise=True,
-        precision="following",
-        code="({1} ? {0} : T(0))",
-        doc="(x, mask) -> x where the mask is true, else 0, whatever x is there; they broadcast.",
-    )
+define_op(
+    "masked",
+    infer=_masked_infer,
+    rule=BINARY_RULE,
+    inputs=2,
+    kernel=lambda context, inputs, outputs: keep_where(inputs[0], inputs[1], outputs[0]),
+    gradient=lambda attrs, inputs, outputs, grads: (
+        reduce_to(masked(grads[0], inputs[1]), inputs[0].shape),
+        None,
+    ),
+    linear=((0,),),
+    inplace=((0, 0),),
+    takes_bfloat16=True,
+    elementwise=True,
+    precision="following",
+    code="({1} ? {0} : T(0))",
+    doc="(x, mask) -> x where the mask is true, else 0, whatever x is there; they broadcast.",
 )
 
 
@@ -78,18 +75,16 @@ def _where_gradient(attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Te
     )
 
 
-register(
-    OpDef(
-        "where",
-        infer=_where_infer,
-        rule="..., ..., ... -> ...",
-        kernel=_where_kernel,
-        gradient=_where_gradient,
-        linear=((1, 2),),
-        inplace=((0, 2),),
-        elementwise=True,
-        precision="following",
-        code="({0} ? {1} : {2})",
-        doc="x where the condition holds, else y; all three broadcast.",
-    )
+define_op(
+    "where",
+    infer=_where_infer,
+    rule="..., ..., ... -> ...",
+    kernel=_where_kernel,
+    gradient=_where_gradient,
+    linear=((1, 2),),
+    inplace=((0, 2),),
+    elementwise=True,
+    precision="following",
+    code="({0} ? {1} : {2})",
+    doc="x where the condition holds, else y; all three broadcast.",
 )
