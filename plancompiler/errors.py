@@ -8,7 +8,7 @@ expected, and what to do. The command line prints `str(error)` and exits with `e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,16 @@ class ErrorReport:
     hint: str | None = None
 
 
+class Located(Protocol):
+    """What has a name and a line of the user's, as ops have."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> object: ...
+
+
 class PlanCompilerError(Exception):
     """Base of all errors raised on purpose; subclasses only differ in code and meaning."""
 
@@ -35,6 +45,7 @@ class PlanCompilerError(Exception):
         self,
         what: str,
         *,
+        at: Located | None = None,
         op: str | None = None,
         source: object | None = None,
         rank: int | None = None,
@@ -42,6 +53,9 @@ class PlanCompilerError(Exception):
         expected: object | None = None,
         hint: str | None = None,
     ) -> None:
+        """`at` is the op that gives `op` and `source`."""
+        if at is not None:
+            op, source = at.name, at.source
         self.report = ErrorReport(
             code=self.code,
             what=what.rstrip("."),

@@ -47,8 +47,7 @@ def build_boxing_task_graph(graph: OpGraph, world_size: int) -> BoxingTaskGraph:
         op = next(op for op in job.ops if max(op.placement.rank_list) >= world_size)
         raise RankError(
             "the job uses a rank outside the world",
-            op=op.name,
-            source=op.source,
+            at=op,
             got=f"rank {max(op.placement.rank_list)}",
             expected=f"ranks below {world_size}",
             hint=f"run on {job.world_size} ranks, or change the job's placements",
@@ -82,8 +81,7 @@ def _check_devices(job: Job) -> None:
             rank = min(both.intersection(op.placement.rank_list))
             raise PlacementError(
                 f"rank {rank} is on two devices",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=" and ".join(sorted(by_device)),
                 expected="one device for each rank",
                 hint="give what runs on the other device to other ranks",
@@ -150,8 +148,7 @@ def _readers_before_writers(ops: list[PlacedPair]) -> list[PlacedPair]:
         )
         raise JobError(
             "an op reads a variable's old value after its update",
-            op=op.name,
-            source=op.source,
+            at=op,
             got=f"%{value.name}, which {ops[writer[value.name]][0].name} overwrites before",
             hint="read the updated value only, or keep the old one in an op of its own before it: "
             "value.redistribute(sbp=...)",
@@ -240,8 +237,7 @@ class _FamilyBuilder:
         if len(op.outputs) > CONTROL_SLOT:
             raise IdOverflowError(
                 "the op has more outputs than the slots of an id",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=len(op.outputs),
                 expected=f"at most {CONTROL_SLOT}",
             )

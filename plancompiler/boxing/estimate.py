@@ -72,8 +72,8 @@ def _op_seconds(placed: PlacedOp) -> float:
             shares *= extent
     flops = flops_of(
         op.kind,
-        tuple(value.type for value in op.inputs),
-        tuple(value.type for value in op.outputs),
+        op.input_types,
+        op.output_types,
         dict(op.attrs),
     )
     nbytes = 0.0

@@ -93,8 +93,8 @@ class _Choices:
                 op.sbp,
                 op.placement.hierarchy,
                 _over(op),
-                tuple(value.type for value in op.inputs),
-                tuple(value.type for value in op.outputs),
+                op.input_types,
+                op.output_types,
             )
             number = self._number_of[op.name] = self._numbers.setdefault(key, len(self._numbers))
         return number
@@ -192,8 +192,7 @@ def _over(op: Op) -> Signature | None:
 
 
 def _choose(op: Op, layouts: _ValueLayouts) -> NdSignature:
-    input_types = tuple(value.type for value in op.inputs)
-    output_types = tuple(value.type for value in op.outputs)
+    input_types, output_types = op.input_types, op.output_types
     hierarchy = op.placement.hierarchy
     over = _over(op)
     if over is None:

@@ -78,8 +78,7 @@ def _accumulate(builder: JobBuilder, op: Op, reached: set[str], grads: dict[str,
         if grad.type != value.type or grad.placement != value.placement:
             raise GradientError(
                 f"the gradient of {op.kind} does not fit its input",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=f"{grad.type} on {grad.placement}",
                 expected=f"{value.type} on {value.placement}",
             )

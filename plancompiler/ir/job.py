@@ -121,21 +121,18 @@ def verify_job(job: Job) -> None:
     names: set[str] = set()
     for op in job.ops:
         if op.name in names:
-            raise JobError("two ops have one name", op=op.name, source=op.source)
+            raise JobError("two ops have one name", at=op)
         names.add(op.name)
         for value in op.inputs:
             if value.name not in made:
                 raise JobError(
                     "an op reads a value that no earlier op makes",
-                    op=op.name,
-                    source=op.source,
+                    at=op,
                     got=f"%{value.name}",
                 )
         for value in op.outputs:
             if value.name in made:
-                raise JobError(
-                    "two ops make one value", op=op.name, source=op.source, got=f"%{value.name}"
-                )
+                raise JobError("two ops make one value", at=op, got=f"%{value.name}")
             made.add(value.name)
     for kind in ("input", "output", "variable"):
         seen: set[str] = set()
@@ -145,8 +142,7 @@ def verify_job(job: Job) -> None:
                 if label in seen:
                     raise JobError(
                         f"two {kind}s have one name",
-                        op=op.name,
-                        source=op.source,
+                        at=op,
                         got=repr(label),
                         hint="give each a name of its own",
                     )

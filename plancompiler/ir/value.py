@@ -118,6 +118,16 @@ class Op:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    @property
+    def input_types(self) -> tuple[TensorType, ...]:
+        """Shapes and dtypes of the inputs."""
+        return tuple(value.type for value in self.inputs)
+
+    @property
+    def output_types(self) -> tuple[TensorType, ...]:
+        """Shapes and dtypes of the outputs."""
+        return tuple(value.type for value in self.outputs)
+
     def attr(self, name: str, default: AttrValue | None = None) -> AttrValue | None:
         """An attribute, or the default where it is not set."""
         for key, value in self.attrs:

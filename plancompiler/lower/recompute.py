@@ -146,8 +146,7 @@ def _check_enough(
         op = next(op for op in job.ops if rank in op.placement)
         raise UsageError(
             "the job does not fit its budget of memory, whatever is computed again",
-            op=op.name,
-            source=op.source,
+            at=op,
             rank=rank,
             got=f"{memory[rank].nbytes} bytes with all {count} regions computed again",
             expected=f"at most memory_bytes={budget}",

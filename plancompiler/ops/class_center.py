@@ -123,7 +123,7 @@ def _kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     moved = offsets[shard_of] + place - bounds[shard_of]
     np.copyto(remapped, np.where(flat == ignored, ignored, moved).reshape(labels.shape))
     low, high = context.output_regions[0][0]
-    start = random.stream(context.seed, context.attrs["key"], context.step)
+    start = random.stream_of(context)
     for shard in range(len(counts)):
         first, last = int(offsets[shard]), int(offsets[shard + 1])
         if max(first, low) >= min(last, high):

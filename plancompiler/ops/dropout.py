@@ -59,7 +59,7 @@ class Mask:
 
 def stream_of(context: KernelContext, rate: float) -> tuple[int, int]:
     """The start of a call's words, and the number below which a word drops its element."""
-    start = random.stream(context.seed, context.attrs["key"], context.step)
+    start = random.stream_of(context)
     return start, min(round(rate * 2**32), 2**32 - 1)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.ir.op import TensorType
-from plancompiler.ir.sbp import PARTIAL_SUM, Partial, Reduction
+from plancompiler.ir.sbp import PARTIAL_SUM
 from plancompiler.ir.shard import Region
 from plancompiler.ops.attributes import Axes, Ints, Number, Shape
 from plancompiler.ops.check import same_types
@@ -38,7 +38,7 @@ from plancompiler.ops.registry import (
     define_op,
 )
 from plancompiler.ops.rule import Signature
-from plancompiler.ops.shape import SLICED, keeps_extremes, slice_like
+from plancompiler.ops.shape import MOVES, SLICED, keeps_extremes, slice_like
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 AxisMap = Callable[[Indices], Indices]
@@ -144,10 +144,7 @@ define_op(
     attrs=(Axes(),),
     kernel=moving_kernel(_flip_maps),
     gradient=of_one(lambda attrs, x, y, dy: apply("flip", dy, **attrs)),
-    linear=((0,),),
-    extra=keeps_extremes,
-    flops=0,
-    moves=True,
+    **MOVES,
     doc="The elements in reverse order along axes.",
 )
 
@@ -190,10 +187,7 @@ define_op(
     ),
     kernel=moving_kernel(_roll_maps),
     gradient=of_one(_roll_gradient),
-    linear=((0,),),
-    extra=keeps_extremes,
-    flops=0,
-    moves=True,
+    **MOVES,
     doc="The elements moved by `shifts` places along `axes`; what leaves at one end comes in "
     "at the other.",
 )
@@ -248,10 +242,7 @@ define_op(
     attrs=(Ints("repeats"),),
     kernel=moving_kernel(_tile_maps),
     gradient=of_one(_tile_gradient),
-    linear=((0,),),
-    extra=keeps_extremes,
-    flops=0,
-    moves=True,
+    **MOVES,
     doc="The whole tensor repeated along each axis, as NumPy's tile.",
 )
 
@@ -382,10 +373,7 @@ define_op(
     gradient=of_one(
         lambda attrs, x, y, dy: apply("strided_slice_grad", dy, shape=x.shape, **attrs)
     ),
-    linear=((0,),),
-    extra=keeps_extremes,
-    flops=0,
-    moves=True,
+    **MOVES,
     strided=SLICED,
     doc="Every step-th element from start to stop along each axis.",
 )
@@ -522,10 +510,7 @@ define_op(
     kernel=_slice_scatter_kernel,
     gradient=_slice_scatter_gradient,
     linear=((0, 1),),
-    extra=lambda inputs, outputs, attrs, parts: tuple(
-        Signature((Partial(reduction),) * 2, (Partial(reduction),))
-        for reduction in (Reduction.MAX, Reduction.MIN)
-    ),
+    extra=keeps_extremes,
     flops=0,
     inplace=((0, 0),),
     precision="following",

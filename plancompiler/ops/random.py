@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from plancompiler.ir.shard import Region, region_shape
-from plancompiler.ops.registry import Array
+from plancompiler.ops.registry import Array, KernelContext
 
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -63,6 +63,11 @@ def stream(seed: int, key: int | str, step: int = 0) -> int:
     for part in (seed, _key_number(key), step):
         state = mix(state + GOLDEN ^ mix(part + GOLDEN))
     return state
+
+
+def stream_of(context: KernelContext) -> int:
+    """The start of the stream of a kernel with the attribute `key`, in its step."""
+    return stream(context.seed, context.attrs["key"], context.step)
 
 
 def _pieces(region: Region) -> Iterator[Region]:

@@ -22,7 +22,7 @@ from plancompiler.ops.rule import operand_line
 
 def _words(context: KernelContext) -> random.Words:
     """A random word per element of this device's box."""
-    start = random.stream(context.seed, context.attrs["key"], context.step)
+    start = random.stream_of(context)
     return random.words(start, context.output_shapes[0], context.output_regions[0])
 
 
@@ -207,7 +207,7 @@ def _check_permutation(attrs: AttrMap, tensor: TensorType) -> None:
 def _permutation(context: KernelContext) -> Array:
     # Every device orders all words, as their order is what the numbers are.
     (count,) = context.output_shapes[0]
-    start = random.stream(context.seed, context.attrs["key"], context.step)
+    start = random.stream_of(context)
     order = np.argsort(random.words(start, (count,), ((0, count),)), kind="stable")
     return order[slice(*context.output_regions[0][0])]
 

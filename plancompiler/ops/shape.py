@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -39,11 +39,22 @@ from plancompiler.ops.rule import Signature, operand_line
 def keeps_extremes(
     inputs: Types, outputs: Types, attrs: AttrMap, parts: int
 ) -> tuple[Signature, ...]:
-    """P(max) and P(min) pass through an op that only rearranges elements."""
+    """P(max) and P(min) of all inputs pass through an op that never falls and is exact, such as one
+    that only rearranges elements.
+    """
     return tuple(
-        Signature((Partial(reduction),), (Partial(reduction),))
+        Signature((Partial(reduction),) * len(inputs), (Partial(reduction),))
         for reduction in (Reduction.MAX, Reduction.MIN)
     )
+
+
+MOVES: Mapping[str, Any] = {
+    "linear": ((0,),),
+    "extra": keeps_extremes,
+    "flops": 0,
+    "moves": True,
+}
+"""Facts of an op that only moves the elements of its one input."""
 
 
 def slice_bounds(attrs: AttrMap, ndim: int) -> dict[str, tuple[int, ...]]:
@@ -107,10 +118,7 @@ define_op(
         outputs[0], inputs[0].transpose(context.attrs["axes"])
     ),
     gradient=of_one(_transpose_gradient),
-    linear=((0,),),
-    extra=keeps_extremes,
-    flops=0,
-    moves=True,
+    **MOVES,
     strided=View(
         lambda array, attrs, made: array.transpose(attrs["axes"]),
         lambda source, value, attrs: value.transpose(
@@ -138,10 +146,7 @@ define_op(
     attrs=(Shape(),),
     kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0]),
     gradient=of_one(lambda attrs, x, y, dy: reduce_to(dy, x.shape)),
-    linear=((0,),),
-    extra=keeps_extremes,
-    flops=0,
-    moves=True,
+    **MOVES,
     strided=View(lambda array, attrs, made: np.broadcast_to(array, made), None),
     doc="The tensor broadcast to a shape, as NumPy does.",
 )
@@ -295,10 +300,7 @@ define_op(
     gradient=of_one(
         lambda attrs, x, y, dy: apply("slice_grad", dy, shape=x.shape, starts=attrs["starts"])
     ),
-    linear=((0,),),
-    extra=keeps_extremes,
-    flops=0,
-    moves=True,
+    **MOVES,
     strided=SLICED,
     doc="The box from starts to stops; an axis that is cut stays whole.",
 )

@@ -13,7 +13,6 @@ import numpy as np
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.sbp import Partial, Reduction
 from plancompiler.ops.attributes import Bool, Float, Number
 from plancompiler.ops.check import (
     FLOATS,
@@ -38,16 +37,7 @@ from plancompiler.ops.registry import (
     apply,
     define_op,
 )
-from plancompiler.ops.rule import Signature
-
-
-def monotone(inputs: Types, outputs: Types, attrs: AttrMap, parts: int) -> tuple[Signature, ...]:
-    """P(max) and P(min) pass through a function that never falls and is exact."""
-    return tuple(
-        Signature((Partial(reduction),), (Partial(reduction),))
-        for reduction in (Reduction.MAX, Reduction.MIN)
-    )
-
+from plancompiler.ops.shape import keeps_extremes
 
 # --- trigonometric and hyperbolic -----------------------------------------------------------------
 
@@ -166,21 +156,21 @@ register_unary(
     "floor",
     np.floor,
     lambda x, y, dy: nothing(dy),
-    extra=monotone,
+    extra=keeps_extremes,
     doc="The greatest whole number up to x; its gradient is zero.",
 )
 register_unary(
     "ceil",
     np.ceil,
     lambda x, y, dy: nothing(dy),
-    extra=monotone,
+    extra=keeps_extremes,
     doc="The least whole number from x on; its gradient is zero.",
 )
 register_unary(
     "round",
     np.rint,
     lambda x, y, dy: nothing(dy),
-    extra=monotone,
+    extra=keeps_extremes,
     code="rint({0})",
     doc="The nearest whole number, of two the even one; its gradient is zero.",
 )
@@ -188,7 +178,7 @@ register_unary(
     "trunc",
     np.trunc,
     lambda x, y, dy: nothing(dy),
-    extra=monotone,
+    extra=keeps_extremes,
     doc="x without its fraction; its gradient is zero.",
 )
 
@@ -273,7 +263,7 @@ define_op(
         inputs[0], context.attrs["low"], context.attrs["high"], out=outputs[0]
     ),
     gradient=of_one(_clip_gradient),
-    extra=monotone,
+    extra=keeps_extremes,
     inplace=((0, 0),),
     elementwise=True,
     doc="x, but not below `low` nor above `high` (numbers; one may be absent). Elements that "

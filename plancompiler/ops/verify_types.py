@@ -36,11 +36,10 @@ def verify_types(job: Job) -> None:
         types = inferred.get(key)
         if types is None:
             types = inferred[key] = _inferred(op)
-        if types != tuple(value.type for value in op.outputs):
+        if types != op.output_types:
             raise JobError(
                 "an op makes something else than it says",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=", ".join(map(str, op.outputs)) or "nothing",
                 expected=", ".join(map(str, types)) or "nothing",
             )
@@ -51,7 +50,7 @@ def verify_types(job: Job) -> None:
 
 def _inferred(op: Op) -> Types:
     try:
-        return infer_types(op.kind, tuple(value.type for value in op.inputs), dict(op.attrs))
+        return infer_types(op.kind, op.input_types, dict(op.attrs))
     except PlanCompilerError as error:
         raise error.at(op=op.name, source=op.source) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -72,4 +71,4 @@ def _verify_value(op: Op, value: Value) -> None:
 
 
 def _wrong(op: Op, what: str, got: object) -> JobError:
-    return JobError(what, op=op.name, source=op.source, got=str(got))
+    return JobError(what, at=op, got=str(got))

@@ -83,8 +83,7 @@ def check_axes(job: Job, axes: Sequence[str], what: str, setting: str) -> None:
         op = job.ops[0]
         raise UsageError(
             f"{what} splits along a mesh axis that the job does not have",
-            op=op.name,
-            source=op.source,
+            at=op,
             got=f"{setting}={','.join(axes)}",
             expected=f"some of {', '.join(there)}" if there else "placements with named axes",
             hint=f"name the axes of the placements, and give their names as {setting}",

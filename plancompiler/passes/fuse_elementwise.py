@@ -134,7 +134,7 @@ def _after_updates(job: Job) -> set[str]:
 def _passes_one_partial(op: Op) -> bool:
     """Whether each partial that an op passes on comes from one operand of as many bytes."""
     (target,) = op.outputs
-    inputs = tuple(value.type for value in op.inputs)
+    inputs = op.input_types
     known = axis_signatures(op.kind, inputs, (target.type,), op.attrs, 2)
     for signature in known:
         if isinstance(signature.outputs[0], Partial):

@@ -185,7 +185,7 @@ class _LayoutsInTime:
                 )
                 for value in op.inputs
             ),
-            tuple(value.type for value in op.outputs),
+            op.output_types,
         )
         known = self._choices.get(key)
         if known is None:
@@ -247,8 +247,7 @@ class _LayoutsInTime:
         if extent % self._parts:
             raise MicrobatchError(
                 "a batch does not divide into micro-batches",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=f"{extent} rows of {op.kind} for {self._parts} micro-batches",
                 expected=f"a multiple of {self._parts}",
                 hint="change the batch or microbatches",
@@ -259,13 +258,7 @@ class _LayoutsInTime:
         """All signatures of an op along micro-batches, in rule order."""
         if op.kind == "redistribute":
             return self._passed_through(op)
-        return _signatures(
-            op.kind,
-            tuple(value.type for value in op.inputs),
-            tuple(value.type for value in op.outputs),
-            op.attrs,
-            self._parts,
-        )
+        return _signatures(op.kind, op.input_types, op.output_types, op.attrs, self._parts)
 
     def _passed_through(self, op: Op) -> tuple[Signature, ...]:
         """A change of layout keeps what it is given. Parts are accumulated before it, so that
@@ -314,8 +307,7 @@ class _LayoutsInTime:
         expected = [each for each in self.candidates(op) if not op_def(op.kind).mutates]
         return MicrobatchError(
             f"{op.kind} needs the whole batch where micro-batches give it pieces",
-            op=op.name,
-            source=op.source,
+            at=op,
             got="; ".join(layouts),
             expected=" or ".join(map(str, expected)) or "values that are whole",
             hint="what couples the rows of a batch cannot stand between the model and its loss: "

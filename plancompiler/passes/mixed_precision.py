@@ -185,8 +185,7 @@ def _seeds(job: Job) -> dict[str, Op]:
 def _second_order(op: Op, value: Value) -> UsageError:
     return UsageError(
         "a gradient of gradients cannot be computed with loss scaling",
-        op=op.name,
-        source=op.source,
+        at=op,
         got=f"%{value.name}, which follows from the gradients of another loss",
         expected="losses that depend on no gradient",
         hint="use precision=float32 for this job",
@@ -529,8 +528,7 @@ class _InLowPrecision:
         if kind is None:
             raise UsageError(
                 "loss scaling must be able to skip updates, and this one cannot be skipped",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=op.kind,
                 expected=f"one of {', '.join(SKIPPABLE)}",
                 hint="use precision='bfloat16', which needs no loss scale, or an optimizer with "

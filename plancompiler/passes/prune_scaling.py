@@ -221,13 +221,7 @@ def _not_linear(op: Op, follows: set[str]) -> str | None:
         return None
     # Where a partial sum passes through, so does a factor.
     wanted = tuple(PARTIAL_SUM if value.name in follows else BROADCAST for value in op.inputs)
-    known = axis_signatures(
-        op.kind,
-        tuple(value.type for value in op.inputs),
-        tuple(value.type for value in op.outputs),
-        op.attrs,
-        2,
-    )
+    known = axis_signatures(op.kind, op.input_types, op.output_types, op.attrs, 2)
     linear = any(
         each.inputs == wanted and all(entry == PARTIAL_SUM for entry in each.outputs)
         for each in known

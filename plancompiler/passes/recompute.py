@@ -95,8 +95,7 @@ def recompute_regions(job: Job) -> PassResult:
 def _side_effect_error(name: str, op: Op) -> UsageError:
     return UsageError(
         f"{name} cannot be computed again: it holds an op with a side effect",
-        op=op.name,
-        source=op.source,
+        at=op,
         got=op.kind,
         expected="ops that only compute their outputs: no inputs, data files, outputs or updates",
         hint="move this op out of what is checkpointed",

@@ -95,8 +95,7 @@ def split_sequences(job: Job, config: SequenceOptions) -> PassResult:
         op = job.ops[0]
         raise UsageError(
             "sequence_parallel finds nothing to split",
-            op=op.name,
-            source=op.source,
+            at=op,
             got=notes[0] if notes else "no activation that is partial",
             expected="activations [batch, length, dim] that are partial along "
             + ", ".join(config.tp_axes),
@@ -226,11 +225,7 @@ class _Walk:
         return [
             each
             for each in axis_signatures(
-                op.kind,
-                tuple(value.type for value in op.inputs),
-                tuple(value.type for value in op.outputs),
-                op.attrs,
-                op.placement.hierarchy[position],
+                op.kind, op.input_types, op.output_types, op.attrs, op.placement.hierarchy[position]
             )
             if (op.sbp is None or all(entry == op.sbp[position] for entry in each.outputs))
             and all(

@@ -242,8 +242,7 @@ class _Chunks:
             op = next(op for op in self.flow.ops if self.of[op.name] >= missing)
             raise MicrobatchError(
                 f"stage {missing} has no op that works on micro-batches",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=f"stage {self.of[op.name]}, and none on stage {missing}",
                 expected="stages counted from 0 without a gap",
             )
@@ -398,8 +397,7 @@ class _Placing:
             if known[producer.name] > chunk:
                 raise MicrobatchError(
                     "a value goes back to an earlier stage",
-                    op=op.name,
-                    source=op.source,
+                    at=op,
                     got=f"stage {chunk} reads %{producer.outputs[0].name} of stage "
                     f"{known[producer.name]}",
                     expected=f"stage {known[producer.name]} or later",
@@ -446,8 +444,7 @@ class _Placing:
         if not before:
             raise MicrobatchError(
                 "a gradient goes on to a later stage",
-                op=op.name,
-                source=op.source,
+                at=op,
                 got=f"stage {chunk} of %{producer.outputs[0].name} on {producer.placement}, moved "
                 f"to {op.placement}",
                 expected=f"a stage before {chunk}",
@@ -518,8 +515,7 @@ def _shared(
     expected = f"chunks {stages} apart" if stages else "chunks on the same or on other ranks"
     return MicrobatchError(
         f"chunks {one} and {other} of the model share ranks",
-        op=op.name,
-        source=op.source,
+        at=op,
         got=f"ranks {common} with schedule {schedule}",
         expected=f"interleaved stages: {expected}" if interleaved else "each on ranks of its own",
         hint="let the chunks go round the stages in turn"
@@ -543,7 +539,7 @@ def verify_pipeline(job: Job) -> None:
     for op in job.ops:
         micro = op.micro
         if micro is None or not 0 <= micro.segment < len(pipeline.segments):
-            raise JobError("an op has no segment", op=op.name, source=op.source)
+            raise JobError("an op has no segment", at=op)
         if micro.segment < before:
             raise JobError("ops are not in the order of their segments", op=op.name)
         before = micro.segment
@@ -576,8 +572,7 @@ def _verify_read(
         return
     raise JobError(
         "an op reads a value in a way that it is not made",
-        op=op.name,
-        source=op.source,
+        at=op,
         got=f"%{value.name}: {wrong}",
     )
 
@@ -587,7 +582,6 @@ def _verify_layout(op: Op, value: Value, sbp: Sbp, each_time: bool, microbatches
     if uneven or (sbp != BROADCAST and not each_time):
         raise JobError(
             "a value cannot lie like this along micro-batches",
-            op=op.name,
-            source=op.source,
+            at=op,
             got=f"{value} as {sbp} for {microbatches} micro-batches",
         )

@@ -86,8 +86,7 @@ def split_training_state(job: Job, config: ZeroOptions) -> PassResult:
         parameter = next(op for op in job.ops if op.kind == "variable")
         raise UsageError(
             "zero finds nothing to split",
-            op=parameter.name,
-            source=parameter.source,
+            at=parameter,
             got=facts.notes[0]
             if facts.notes
             else "no trainable variable that an optimizer updates",
@@ -316,11 +315,7 @@ def _splits(op: Op, variables: set[str], sbp: NdSbp) -> bool:
         if op.inputs[source].name in variables
     ]
     signatures = mesh_signatures(
-        op.kind,
-        tuple(value.type for value in op.inputs),
-        tuple(value.type for value in op.outputs),
-        op.attrs,
-        op.placement.hierarchy,
+        op.kind, op.input_types, op.output_types, op.attrs, op.placement.hierarchy
     )
     return any(
         all(

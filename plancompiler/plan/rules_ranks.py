@@ -389,8 +389,7 @@ def check_no_circle(index: PlansIndex) -> None:
     task = graph.members[circle[0]][0]
     raise DeadlockError(
         f"the plans break the rule {index.rule!r}: {len(circle)} tasks wait for each other",
-        op=task.name,
-        source=task.source if task.source.file else None,
+        at=task if task.source.file else None,
         rank=rank_of(task.id),
         got="; ".join(steps),
         expected="an order in which all tasks can run",

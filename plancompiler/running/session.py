@@ -125,8 +125,7 @@ def world_size_of(job: Job, ranks: int | None = None) -> int:
         op = next(op for op in job.ops if needed - 1 in op.placement.rank_list)
         raise RankError(
             "the job places an op outside the world",
-            op=op.name,
-            source=op.source,
+            at=op,
             rank=needed - 1,
             got=f"{ranks} ranks",
             expected=f"at least {needed} ranks",

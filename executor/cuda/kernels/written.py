@@ -184,7 +184,7 @@ def _dropout(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
         return context.arrays.asarray(rows), context.arrays.asarray(columns)
 
     rows, columns = of_box(context, "mask", region, places)
-    start = random.stream(context.seed, context.attrs["key"], context.step)
+    start = random.stream_of(context)
     threshold = min(round(rate * 2**32), 2**32 - 1)
     words = rows + (columns + np.uint64(start))
     random.mix_words(words, np.empty_like(words))
