@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from plancompiler.errors import (
     AttributeValueError,
@@ -69,6 +69,38 @@ def _is_real(dtype: Any) -> bool:
     """Whether the elements of an array of this dtype are numbers: no texts, dates or objects."""
     # NumPy calls the kind of dtypes that others define, such as bfloat16, "V".
     return getattr(dtype, "kind", "f") not in _NO_NUMBERS or dtype.name == "bfloat16"
+
+
+class _OfOne(Protocol):
+    """A method without arguments."""
+
+    def __get__(self, tensor: Tensor, owner: type[Tensor]) -> Callable[[], Tensor]: ...
+
+
+class _OfTwo(Protocol):
+    """A method of another tensor or a number."""
+
+    def __get__(self, tensor: Tensor, owner: type[Tensor]) -> Callable[[Any], Tensor]: ...
+
+
+def _of_one(kind: str) -> _OfOne:
+    """The method that is an op of one tensor."""
+
+    def method(self: TensorOperators) -> TensorOperators:
+        return self._unary(kind)
+
+    method.__name__ = kind
+    return cast("_OfOne", method)
+
+
+def _of_two(kind: str, *, swapped: bool = False) -> _OfTwo:
+    """The method or operator that is an op of two; `swapped` where the tensor is on the right."""
+
+    def method(self: TensorOperators, other: Any) -> TensorOperators:
+        return self._binary(kind, other, swapped=swapped)
+
+    method.__name__ = kind
+    return cast("_OfTwo", method)
 
 
 class TensorOperators:
@@ -172,88 +204,37 @@ class TensorOperators:
         return len(self.shape)
 
     # Arithmetic. Commutative ops need no swapped form.
-    def __add__(self, other: Any) -> Self:
-        return self._binary("add", other)
-
+    __add__ = _of_two("add")
     __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Self:
-        return self._binary("sub", other)
-
-    def __rsub__(self, other: Any) -> Self:
-        return self._binary("sub", other, swapped=True)
-
-    def __mul__(self, other: Any) -> Self:
-        return self._binary("mul", other)
-
+    __sub__ = _of_two("sub")
+    __rsub__ = _of_two("sub", swapped=True)
+    __mul__ = _of_two("mul")
     __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Self:
-        return self._binary("div", other)
-
-    def __rtruediv__(self, other: Any) -> Self:
-        return self._binary("div", other, swapped=True)
-
-    def __pow__(self, other: Any) -> Self:
-        return self._binary("pow", other)
-
-    def __rpow__(self, other: Any) -> Self:
-        return self._binary("pow", other, swapped=True)
-
-    def __floordiv__(self, other: Any) -> Self:
-        return self._binary("floor_divide", other)
-
-    def __rfloordiv__(self, other: Any) -> Self:
-        return self._binary("floor_divide", other, swapped=True)
-
-    def __mod__(self, other: Any) -> Self:
-        return self._binary("remainder", other)
-
-    def __rmod__(self, other: Any) -> Self:
-        return self._binary("remainder", other, swapped=True)
-
-    def __neg__(self) -> Self:
-        return self._unary("neg")
-
-    def __abs__(self) -> Self:
-        return self._unary("abs")
-
-    def __matmul__(self, other: Any) -> Self:
-        return self._binary("matmul", other)
-
-    def __rmatmul__(self, other: Any) -> Self:
-        return self._binary("matmul", other, swapped=True)
+    __truediv__ = _of_two("div")
+    __rtruediv__ = _of_two("div", swapped=True)
+    __pow__ = _of_two("pow")
+    __rpow__ = _of_two("pow", swapped=True)
+    __floordiv__ = _of_two("floor_divide")
+    __rfloordiv__ = _of_two("floor_divide", swapped=True)
+    __mod__ = _of_two("remainder")
+    __rmod__ = _of_two("remainder", swapped=True)
+    __neg__ = _of_one("neg")
+    __abs__ = _of_one("abs")
+    __matmul__ = _of_two("matmul")
+    __rmatmul__ = _of_two("matmul", swapped=True)
 
     # Bits of whole numbers; of bool, the truth values.
-    def __and__(self, other: Any) -> Self:
-        return self._binary("bitwise_and", other)
-
+    __and__ = _of_two("bitwise_and")
     __rand__ = __and__
-
-    def __or__(self, other: Any) -> Self:
-        return self._binary("bitwise_or", other)
-
+    __or__ = _of_two("bitwise_or")
     __ror__ = __or__
-
-    def __xor__(self, other: Any) -> Self:
-        return self._binary("bitwise_xor", other)
-
+    __xor__ = _of_two("bitwise_xor")
     __rxor__ = __xor__
-
-    def __invert__(self) -> Self:
-        return self._unary("bitwise_not")
-
-    def __lshift__(self, other: Any) -> Self:
-        return self._binary("shift_left", other)
-
-    def __rlshift__(self, other: Any) -> Self:
-        return self._binary("shift_left", other, swapped=True)
-
-    def __rshift__(self, other: Any) -> Self:
-        return self._binary("shift_right", other)
-
-    def __rrshift__(self, other: Any) -> Self:
-        return self._binary("shift_right", other, swapped=True)
+    __invert__ = _of_one("bitwise_not")
+    __lshift__ = _of_two("shift_left")
+    __rlshift__ = _of_two("shift_left", swapped=True)
+    __rshift__ = _of_two("shift_right")
+    __rrshift__ = _of_two("shift_right", swapped=True)
 
     # Comparison, elementwise. What tells tensors apart is `is`, and so is their hash.
     __hash__ = object.__hash__
@@ -264,45 +245,21 @@ class TensorOperators:
     def __ne__(self, other: Any) -> Any:
         return self._binary("not_equal", other) if _is_operand(other) else NotImplemented
 
-    def __lt__(self, other: Any) -> Self:
-        return self._binary("less", other)
-
-    def __le__(self, other: Any) -> Self:
-        return self._binary("less_equal", other)
-
-    def __gt__(self, other: Any) -> Self:
-        return self._binary("greater", other)
-
-    def __ge__(self, other: Any) -> Self:
-        return self._binary("greater_equal", other)
-
-    def equal(self, other: Any) -> Self:
-        return self._binary("equal", other)
-
-    def not_equal(self, other: Any) -> Self:
-        return self._binary("not_equal", other)
+    __lt__ = _of_two("less")
+    __le__ = _of_two("less_equal")
+    __gt__ = _of_two("greater")
+    __ge__ = _of_two("greater_equal")
+    equal = _of_two("equal")
+    not_equal = _of_two("not_equal")
 
     # Elementwise.
-    def exp(self) -> Self:
-        return self._unary("exp")
-
-    def log(self) -> Self:
-        return self._unary("log")
-
-    def sqrt(self) -> Self:
-        return self._unary("sqrt")
-
-    def tanh(self) -> Self:
-        return self._unary("tanh")
-
-    def sigmoid(self) -> Self:
-        return self._unary("sigmoid")
-
-    def relu(self) -> Self:
-        return self._unary("relu")
-
-    def gelu(self) -> Self:
-        return self._unary("gelu")
+    exp = _of_one("exp")
+    log = _of_one("log")
+    sqrt = _of_one("sqrt")
+    tanh = _of_one("tanh")
+    sigmoid = _of_one("sigmoid")
+    relu = _of_one("relu")
+    gelu = _of_one("gelu")
 
     def cast(self, dtype: DType | str) -> Self:
         """The same values as another dtype."""

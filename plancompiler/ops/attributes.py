@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from plancompiler.errors import AttributeValueError
 from plancompiler.ir.dtype import DType
@@ -25,14 +25,16 @@ class Attribute:
 
     name: str
     default: Any = REQUIRED
+    wanted: ClassVar[str] = "a value"
+    types: ClassVar[tuple[type, ...]] = (object,)
 
     def expected(self, inputs: Sequence[TensorType]) -> str:
         """The accepted values, as an error names them."""
-        return "a value"
+        return self.wanted
 
     def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
         """Whether this is a legal value for an op with inputs of these types."""
-        return True
+        return isinstance(value, self.types)
 
     def read(self, value: Any) -> Any:
         """A legal value as rules and kernels are given it."""
@@ -61,22 +63,16 @@ class Attribute:
 class Bool(Attribute):
     """A truth value."""
 
-    def expected(self, inputs: Sequence[TensorType]) -> str:
-        return "True or False"
-
-    def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
-        return isinstance(value, bool)
+    wanted = "True or False"
+    types = (bool,)
 
 
 @dataclass(frozen=True, slots=True)
 class Number(Attribute):
     """A truth value, a whole number or a float, kept as it is."""
 
-    def expected(self, inputs: Sequence[TensorType]) -> str:
-        return "a plain number"
-
-    def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
-        return isinstance(value, (bool, int, float))
+    wanted = "a plain number"
+    types = (bool, int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,54 +135,55 @@ class Dtype(Text):
 
 
 @dataclass(frozen=True, slots=True)
-class Texts(Attribute):
+class _Several(Attribute):
+    """A tuple of values of these types."""
+
+    def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
+        return isinstance(value, tuple) and all(type(item) in self.types for item in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts(_Several):
     """A tuple of at least `least` texts."""
 
     least: int = 0
+    types = (str,)
 
     def expected(self, inputs: Sequence[TensorType]) -> str:
         return f"a tuple of at least {self.least} texts" if self.least else "a tuple of texts"
 
     def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
-        return _all_are(value, str) and len(value) >= self.least
+        return _Several.accepts(self, value, inputs) and len(value) >= self.least
 
 
 @dataclass(frozen=True, slots=True)
-class Floats(Attribute):
+class Floats(_Several):
     """A tuple of numbers."""
 
-    def expected(self, inputs: Sequence[TensorType]) -> str:
-        return "a tuple of numbers"
-
-    def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
-        return _all_are(value, int, float)
+    wanted = "a tuple of numbers"
+    types = (int, float)
 
     def read(self, value: Any) -> Any:
         return None if value is None else tuple(map(float, value))
 
 
 @dataclass(frozen=True, slots=True)
-class Ints(Attribute):
+class Ints(_Several):
     """A tuple of whole numbers."""
 
-    def expected(self, inputs: Sequence[TensorType]) -> str:
-        return "a tuple of whole numbers"
-
-    def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
-        return _all_are(value, int)
+    wanted = "a tuple of whole numbers"
+    types = (int,)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Attribute):
+class Shape(Ints):
     """A tensor's shape."""
 
     name: str = "shape"
-
-    def expected(self, inputs: Sequence[TensorType]) -> str:
-        return "extents of at least 0"
+    wanted = "extents of at least 0"
 
     def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
-        return _all_are(value, int) and min(value, default=0) >= 0
+        return Ints.accepts(self, value, inputs) and min(value, default=0) >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +202,7 @@ class Axis(Attribute):
 
 
 @dataclass(frozen=True, slots=True)
-class Axes(Attribute):
+class Axes(Ints):
     """Distinct axes of the first input, in any order."""
 
     name: str = "axes"
@@ -215,7 +212,7 @@ class Axes(Attribute):
 
     def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
         return (
-            _all_are(value, int)
+            Ints.accepts(self, value, inputs)
             and len(set(value)) == len(value)
             and all(0 <= axis < len(inputs[0].shape) for axis in value)
         )
@@ -231,10 +228,6 @@ class Like(Attribute):
     def accepts(self, value: Any, inputs: Sequence[TensorType]) -> bool:
         types = type(self.default), type(value)
         return types[0] is types[1] or types == (float, int)
-
-
-def _all_are(value: Any, *types: type) -> bool:
-    return isinstance(value, tuple) and all(type(item) in types for item in value)
 
 
 class Recorded(dict[str, Any]):
