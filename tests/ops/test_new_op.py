@@ -29,7 +29,7 @@ import numpy as np
 
 from plancompiler.ops.attributes import Float
 from plancompiler.ops.check import FLOATS, expect_dtype
-from plancompiler.ops.registry import OpDef, register
+from plancompiler.ops.registry import define_op
 
 
 def infer(inputs, attrs):
@@ -42,21 +42,19 @@ def kernel(context, inputs, outputs):
     np.square(outputs[0], out=outputs[0])
 
 
-register(
-    OpDef(
-        "shifted_square",
-        infer=infer,
-        rule="... -> ...",
-        attrs=(Float("shift", 1.0),),
-        kernel=kernel,
-        gradient=lambda attrs, inputs, outputs, grads: (
-            (inputs[0] + attrs["shift"]) * grads[0] * 2.0,
-        ),
-        inplace=((0, 0),),
-        elementwise=True,
-        precision="following",
-        doc="(x + shift)², per element.",
-    )
+define_op(
+    "shifted_square",
+    infer=infer,
+    rule="... -> ...",
+    attrs=(Float("shift", 1.0),),
+    kernel=kernel,
+    gradient=lambda attrs, inputs, outputs, grads: (
+        (inputs[0] + attrs["shift"]) * grads[0] * 2.0,
+    ),
+    inplace=((0, 0),),
+    elementwise=True,
+    precision="following",
+    doc="(x + shift)², per element.",
 )
 '''
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
