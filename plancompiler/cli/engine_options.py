@@ -79,6 +79,54 @@ def engine_options(command: Command) -> Command:
     )
 
 
+def max_restarts_option(help_text: str) -> Callable[[Command], Command]:
+    """--max-restarts"""
+    return click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="R",
+        help=help_text,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where processes meet that were started one by one, and the secret by which they know each
+    other, as far as the user says.
+    """
+
+    endpoint: str | None
+    secret: str | None
+
+
+def meeting_options(command: Command) -> Command:
+    """--rdzv-endpoint --token-file as one parameter `meeting`"""
+
+    @functools.wraps(command)
+    def with_meeting(
+        *args: Any, rdzv_endpoint: str | None, token_file: Path | None, **kwargs: Any
+    ) -> Any:
+        secret = os.environ.get(TOKEN)
+        if token_file is not None:
+            secret = read_token_file(token_file)[0].secret
+        return command(*args, meeting=Meeting(rdzv_endpoint, secret), **kwargs)
+
+    decorated: Any = click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        help="File with the secret of all hosts of the run; else PLANCOMPILER_WORLD_TOKEN.",
+    )(with_meeting)
+    return cast(
+        "Command",
+        click.option(
+            "--rdzv-endpoint",
+            metavar="HOST:PORT",
+            help="Where the hosts of the run meet: an address of the one that leads.",
+        )(decorated),
+    )
+
+
 def nodes_options(command: Command) -> Command:
     """--nnodes --rdzv-endpoint --node-rank --token-file as one parameter `nodes`; None for one
     host.
@@ -86,47 +134,27 @@ def nodes_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_nodes(
-        *args: Any,
-        nnodes: str,
-        rdzv_endpoint: str | None,
-        node_rank: int | None,
-        token_file: Path | None,
-        **kwargs: Any,
+        *args: Any, nnodes: str, node_rank: int | None, meeting: Meeting, **kwargs: Any
     ) -> Any:
-        secret = os.environ.get(TOKEN)
-        if token_file is not None:
-            secret = read_token_file(token_file)[0].secret
-        nodes = parse_nodes(nnodes, rdzv_endpoint, secret, node_rank)
+        nodes = parse_nodes(nnodes, meeting.endpoint, meeting.secret, node_rank)
         return command(*args, nodes=nodes, **kwargs)
 
-    decorated: Any = with_nodes
-    for option in (
-        click.option(
-            "--token-file",
-            type=click.Path(path_type=Path),
-            help="File with the secret of all hosts of --nnodes; else PLANCOMPILER_WORLD_TOKEN.",
-        ),
-        click.option(
-            "--node-rank",
-            type=click.IntRange(min=0),
-            metavar="I",
-            help="This host's number; 0 leads. By default the first on the endpoint's host leads.",
-        ),
-        click.option(
-            "--rdzv-endpoint",
-            metavar="HOST:PORT",
-            help="Where the hosts of --nnodes meet: an address of the one that leads.",
-        ),
+    decorated: Any = click.option(
+        "--node-rank",
+        type=click.IntRange(min=0),
+        metavar="I",
+        help="This host's number; 0 leads. By default the first on the endpoint's host leads.",
+    )(meeting_options(with_nodes))
+    return cast(
+        "Command",
         click.option(
             "--nnodes",
             default="1",
             show_default=True,
             metavar="MIN[:MAX]",
             help="How many hosts run this command, each with the same SCRIPT.",
-        ),
-    ):
-        decorated = option(decorated)
-    return cast("Command", decorated)
+        )(decorated),
+    )
 
 
 def nodes_launcher(nodes: Nodes, engine: EngineOptions, ranks: int, as_json: bool) -> Launcher:

@@ -14,18 +14,19 @@ from plancompiler.blas.threads import one_thread_environment
 from plancompiler.cli.engine_options import (
     EngineOptions,
     engine_options,
+    max_restarts_option,
     nodes_launcher,
     nodes_options,
     say,
 )
+from plancompiler.cli.following import exit_if_stopped, follow_leader
 from plancompiler.cli.options import allow_mixed_kernels_option, json_option
 from plancompiler.cli.output import print_json, print_note
-from plancompiler.cli.program import EXIT_FAILED
-from plancompiler.cli.signals import StopRequest, stop_on_signals
+from plancompiler.cli.signals import stop_on_signals
 from plancompiler.engines.choice import LOCAL
 from plancompiler.engines.launch_variables import RESTART, TOKEN
 from plancompiler.engines.launcher import Program
-from plancompiler.engines.nodes import Nodes, follow
+from plancompiler.engines.nodes import Nodes
 from plancompiler.engines.supervise import Attempt, Signals, forwarding
 from plancompiler.plan.digest import ALLOW_MIXED_KERNELS
 
@@ -40,13 +41,7 @@ from plancompiler.plan.digest import ALLOW_MIXED_KERNELS
     help="How many ranks to start; with --nnodes, on this host.",
 )
 @nodes_options
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="R",
-    help="Where a rank fails, start all again up to R times; SCRIPT resumes by itself.",
-)
+@max_restarts_option("Where a rank fails, start all again up to R times; SCRIPT resumes by itself.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @engine_options
@@ -85,11 +80,7 @@ def launch_command(
     with stop_on_signals() as stop, forwarding(signals):
         signals.stop = stop.event
         if nodes is not None and not nodes.leads():
-            error = follow(nodes, program, ranks, stop.event)
-            _end_if_stopped(context, stop)
-            if error is not None:
-                print_note(f"plancompiler: the run has failed, as its leading host says: {error}")
-                context.exit(EXIT_FAILED)
+            follow_leader(context, nodes, program, ranks, stop)
             return
         if nodes is not None:
             launcher = nodes_launcher(nodes, engine, ranks, as_json)
@@ -108,13 +99,7 @@ def launch_command(
         codes = [each.code for each in attempt.started]
         seconds = time.monotonic() - begin
         print_json({"ranks": len(codes), "exit_codes": codes, "seconds": seconds})
-    _end_if_stopped(context, stop)
+    exit_if_stopped(context, stop)
     failure = attempt.error()
     if failure is not None:
         raise failure
-
-
-def _end_if_stopped(context: click.Context, stop: StopRequest) -> None:
-    if stop.event.is_set():
-        print_note("plancompiler: interrupted; everything it started has been stopped.")
-        context.exit(stop.exit_code)

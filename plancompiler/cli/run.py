@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
 from plancompiler.cli.config_options import config_options, configured
-from plancompiler.cli.engine_options import EngineOptions, engine_options
+from plancompiler.cli.engine_options import (
+    EngineOptions,
+    Meeting,
+    engine_options,
+    max_restarts_option,
+    meeting_options,
+    say,
+)
+from plancompiler.cli.following import follow_job
 from plancompiler.cli.job_file import job_folder_on_path, load_job
 from plancompiler.cli.options import (
     Setting,
@@ -31,7 +40,9 @@ from plancompiler.cli.output import print_note, progress
 from plancompiler.cli.plan_folder import is_plan_folder, load_plans
 from plancompiler.cli.record import Record, require_own_data
 from plancompiler.cli.signals import StopRequest, stop_after_saving
-from plancompiler.errors import PlanCompilerError
+from plancompiler.engines.joined import JobLeader, place_of
+from plancompiler.engines.nodes import Nodes
+from plancompiler.errors import PlanCompilerError, UsageError
 from plancompiler.executor.checkpoint import make_folder
 from plancompiler.executor.timeline import Timeline
 from plancompiler.ir import Job
@@ -71,14 +82,11 @@ from plancompiler.running.session import BACKENDS, Session, run
 @anomaly_option
 @save_options
 @timeline_options
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="R",
-    help="Where ranks fail, start them again up to R times, from the last checkpoint of --save.",
+@max_restarts_option(
+    "Where ranks fail, start them again up to R times, from the last checkpoint of --save."
 )
 @engine_options
+@meeting_options
 @cache_option
 @deadline_option
 @allow_ops_option
@@ -103,6 +111,7 @@ def run_command(
     profile: bool,
     max_restarts: int,
     engine: EngineOptions,
+    meeting: Meeting,
     cache: bool,
     deadline: float,
     allow_ops: tuple[str, ...],
@@ -124,7 +133,25 @@ def run_command(
       plancompiler run plans --steps 20
 
     With --save, SIGTERM and SIGUSR1 mean: save now, then end.
+
+    Where another launcher has started this command once for each rank, and its variables (RANK,
+    WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or JOB_COMPLETION_INDEX for RANK) say so, these processes
+    run the job together, and the first one reports.
     """
+    place = None
+    if engine.name is None:
+        place = place_of(os.environ, meeting.endpoint, meeting.secret)
+    if place is not None:
+        if ranks not in (None, place.maximum):
+            raise UsageError(
+                "--ranks contradicts the launcher that has started this process",
+                got=f"--ranks {ranks}, {place.maximum} processes",
+                expected="a process for each rank",
+                hint="leave out --ranks",
+            )
+        if not place.leads():
+            follow_job(context, place, saves=save is not None)
+        ranks = place.maximum
     job: Job | CompiledPlans
     folder: AbstractContextManager[None]
     if is_plan_folder(target):
@@ -142,10 +169,11 @@ def run_command(
     timelines: list[Sequence[Timeline]] = []
 
     def open_session(source: Path | None) -> Session:
+        launcher = leader if engine.name is None else engine.launcher(engine.name)
         session = run(
             job,
             ranks,
-            backend=backend if engine.name is None else "processes",
+            backend=backend if launcher is None else "processes",
             mode=mode,
             restore=source,
             allow_ops=allow_ops,
@@ -156,7 +184,7 @@ def run_command(
             check_restore=check_restore,
             strict_restore=strict_restore,
             anomaly=anomaly,
-            launcher=None if engine.name is None else engine.launcher(engine.name),
+            launcher=launcher,
         )
         print_note(
             f"{'read' if session.cached else 'compiled'} the plans of {name} for "
@@ -176,6 +204,7 @@ def run_command(
     with (
         folder,
         stop_after_saving() if save is not None else nullcontext(StopRequest()) as stop,
+        leading(place, max_restarts, None if save is None else stop.ask) as leader,
         progress("step", steps) as advance,
     ):
         for outputs in run_with_restarts(
@@ -200,7 +229,7 @@ def run_command(
         print_note(f"wrote the timeline to {trace}")
     record.report(
         ranks=session.ranks,
-        backend=backend if engine.name is None else engine.name,
+        backend=engine.name or (backend if place is None else "processes"),
         mode=session.mode,
         steps=steps,
         step_seconds=session.step_seconds,
@@ -210,3 +239,22 @@ def run_command(
         timelines=timelines[0] if profile else None,
         as_json=as_json,
     )
+
+
+@contextmanager
+def leading(
+    place: Nodes | None, restarts: int, save: Callable[[int], None] | None
+) -> Iterator[JobLeader | None]:
+    """The launcher of the first of several processes that somebody else has started; None where
+    there is one only. The others are told at the end why it has ended.
+    """
+    if place is None:
+        yield None
+        return
+    leader = JobLeader(place, say, restarts, save)
+    try:
+        yield leader
+    except BaseException as error:
+        leader.finish(str(error) or type(error).__name__)
+        raise
+    leader.finish(None)

@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from plancompiler.engines.control import Connection, connect
+from plancompiler.engines.control import Connection, connect, read_program
 from plancompiler.engines.launch_variables import TOKEN, read_launcher
 from plancompiler.engines.launcher import Program
 from plancompiler.engines.local import LocalLauncher, LocalRank
@@ -30,7 +29,7 @@ from plancompiler.executor.process_status import process_space
 from plancompiler.limits import time_limits
 
 ORDER = "PLANCOMPILER_AGENT"
-"""The variable in which an agent finds what it needs: an `Order` as JSON."""
+"""The variable in which an agent finds its `Order`, as JSON."""
 COMMAND = (sys.executable, "-m", "plancompiler.engines.agent")
 """What an engine runs for each rank. Hosts without this Python at this path cannot be used."""
 LINE_CHARACTERS = 100_000
@@ -39,27 +38,23 @@ _BEAT_SECONDS = 0.5
 _REACH_SECONDS = time_limits.SILENCE
 
 
-def order_of(
-    address: str, secret: str, program: Program, rank: int | None, *, is_ranked: bool = True
-) -> dict[str, Any]:
-    """What an agent needs. Without a rank the engine tells each its own, unless nobody does."""
-    return {
-        "address": address,
-        "secret": secret,
-        "command": program.command,
-        "environment": dict(program.environment),
-        "program_secret": program.secret,
-        "handles_signals": program.handles_signals,
-        "rank": rank,
-        "is_ranked": is_ranked,
-    }
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an agent needs to reach its launcher, which then tells it what to start."""
 
+    address: str
+    secret: str
+    rank: int | None
+    """Without one the engine tells each agent its own, unless it `is_ranked` by nobody."""
+    ranks: int = 1
+    """How many ranks it can start."""
+    is_ranked: bool = True
+    agents: int | None = None
+    """How many agents the run has at most, where somebody has told this one."""
 
-def order_variable(
-    address: str, secret: str, program: Program, rank: int | None, ranks: int = 1
-) -> dict[str, str]:
-    """The variable for an agent of so many ranks; `rank` as for `order_of`."""
-    return {ORDER: json.dumps(order_of(address, secret, program, rank) | {"ranks": ranks})}
+    def variable(self) -> dict[str, str]:
+        """It, for the environment of an agent."""
+        return {ORDER: json.dumps(asdict(self))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +70,31 @@ class LetGo:
 class Agent:
     """Serves one launcher until that lets it go, or is gone."""
 
-    def __init__(self, order: Mapping[str, Any], ranks: int = 1) -> None:
+    def __init__(self, order: Order, program: Program | None = None) -> None:
+        """Without a program its ranks run the one that the launcher names."""
         self._order = order
+        self._program = program
         self._launcher = LocalLauncher(dict(os.environ), self._said, holds=False)
         self._started: Sequence[LocalRank] = ()
-        self._slots = ranks
         self._over = threading.Event()
-        self._connection: Connection = connect(order["address"], order["secret"], _REACH_SECONDS)
+        self._connection: Connection = connect(order.address, order.secret, _REACH_SECONDS)
 
     def run(self) -> LetGo | None:
         """Until the launcher lets this agent go; None where it is gone."""
-        rank = self._order["rank"]
-        if rank is None and self._order["is_ranked"]:
+        order = self._order
+        rank = order.rank
+        if rank is None and order.is_ranked:
             rank = read_launcher(os.environ).rank
         self._connection.send(
             "here",
             rank=rank,
-            slots=self._slots,
+            slots=order.ranks,
+            agents=order.agents,
             host=socket.gethostname(),
             host_id=host_id(os.environ.get(HOST_VARIABLE, "")),
             pid=os.getpid(),
             space=process_space(),
-            addresses=_free_addresses(self._connection.own_host, self._slots),
+            addresses=_free_addresses(self._connection.own_host, order.ranks),
         )
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
         try:
@@ -111,11 +109,21 @@ class Agent:
         """End everything; the engine wants this agent to go."""
         self._connection.close()
 
+    def ask_to_save(self, exit_code: int) -> None:
+        """Somebody has told this agent's host to save and end: the launcher shall have all do it,
+        and end with this code.
+        """
+        self._connection.send("save", exit_code=exit_code)
+
     def _serve(self) -> LetGo | None:
         while (message := self._connection.receive()) is not None:
             kind = message["kind"]
             if kind == "start":
-                self._start(message["ranks"], message["variables"], str(message["world"]))
+                world = str(message["world"])
+                program = self._program or read_program(
+                    message["program"], self._order.secret, world
+                )
+                self._start(program, message["ranks"], message["variables"], world)
             elif kind == "signal":
                 for each in self._started:
                     if each.rank in message["ranks"] and not each.ended.is_set():
@@ -125,19 +133,16 @@ class Agent:
         return None
 
     def _start(
-        self, ranks: Sequence[int], variables: Sequence[Mapping[str, str]], world: str
+        self,
+        program: Program,
+        ranks: Sequence[int],
+        variables: Sequence[Mapping[str, str]],
+        world: str,
     ) -> None:
-        order = self._order
         # Who hears the world's name on its way does not know its token.
-        secret = str(order["secret"]).encode()
+        secret = self._order.secret.encode()
         token = hmac.digest(secret, b"world:" + world.encode(), "sha256").hex()
         variables = [{**each, TOKEN: token} for each in variables]
-        program = Program(
-            tuple(order["command"]),
-            order["environment"],
-            order["program_secret"],
-            order["handles_signals"],
-        )
         try:
             with _ignoring(() if program.handles_signals else (signal.SIGUSR1,)):
                 self._started = self._launcher.start_some(program, ranks, variables, self._error)
@@ -212,9 +217,8 @@ def _leave_with_stdin(agent: Agent) -> None:
 
 def main() -> int:
     """Run one agent; its variable says what for."""
-    order = json.loads(os.environ.pop(ORDER))
     try:
-        agent = Agent(order, order["ranks"])
+        agent = Agent(Order(**json.loads(os.environ.pop(ORDER))))
     except PlanCompilerError as error:
         sys.stderr.write(f"plancompiler: the agent of a rank: {error}\n")
         return 1

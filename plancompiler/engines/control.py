@@ -13,13 +13,16 @@ import secrets
 import socket
 import ssl
 import struct
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from plancompiler.cluster.address import is_loopback, split_address
 from plancompiler.engines.launch_variables import INSECURE, TLS
+from plancompiler.engines.launcher import Program
 from plancompiler.errors import SecurityError, TransportError
 from plancompiler.limits import time_limits
 
@@ -138,6 +141,40 @@ def connect(address: str, secret: str, timeout: float) -> Connection:
         raise
     connection.patience(None)  # the kernel asks
     return connection
+
+
+def write_program(program: Program, secret: str, world: str) -> dict[str, Any]:
+    """A program for agents that know the run's secret. The program's own secret is hidden from who
+    listens on the way by a pad, which nobody else can make and no other world has.
+    """
+    return asdict(program) | {
+        "secret": None if program.secret is None else _hidden(program.secret, secret, world)
+    }
+
+
+def read_program(written: Mapping[str, Any], secret: str, world: str) -> Program:
+    """What `write_program` wrote, with the Python of this host."""
+    hidden = written["secret"]
+    return Program(
+        (sys.executable, *written["command"][1:]),
+        written["environment"],
+        None if hidden is None else _shown(hidden, secret, world),
+        written["handles_signals"],
+    )
+
+
+def _hidden(text: str, secret: str, world: str) -> str:
+    return _padded(text.encode(), secret, world).hex()
+
+
+def _shown(hidden: str, secret: str, world: str) -> str:
+    return _padded(bytes.fromhex(hidden), secret, world).decode()
+
+
+def _padded(data: bytes, secret: str, world: str) -> bytes:
+    pad = hmac.digest(secret.encode(), b"program:" + world.encode(), "sha512")
+    assert len(data) <= len(pad)
+    return bytes(each ^ other for each, other in zip(data, pad, strict=False))
 
 
 def check_address(address: str) -> None:

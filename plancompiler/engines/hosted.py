@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from plancompiler.engines.agent import COMMAND, order_variable
+from plancompiler.engines.agent import COMMAND, Order
 from plancompiler.engines.launch_variables import (
     ADDRESSES,
     RESTART,
@@ -87,12 +87,10 @@ class HostedLauncher:
     def start(
         self, program: Program, ranks: int, say: Callable[[str], None], stop: threading.Event
     ) -> Sequence[StartedRank]:
-        if self._server is None:
-            self._server = AgentServer(self._address, self._secret, self._output)
-        server = self._server
+        server = self._server = self._server or self._open_server()
         given = [None if self._engine.gives_ranks else rank for rank in range(ranks)]
         orders = [
-            order_variable(server.address, self._secret, program, rank, self._engine.slots)
+            Order(server.address, self._secret, rank, self._engine.slots).variable()
             for rank in given
         ]
         self._engine.start(ranks, COMMAND, orders)
@@ -100,6 +98,9 @@ class HostedLauncher:
         if agents:
             self._started = _start_all(server, agents, program, say)
         return self._started
+
+    def _open_server(self) -> AgentServer:
+        return AgentServer(self._address, self._secret, self._output)
 
     def look(self) -> None:
         if self._server is not None:
@@ -129,6 +130,7 @@ class HostedLauncher:
             with server.arrived:
                 server.arrived.wait(_WAIT_SECONDS)
                 agents = list(server.agents)
+            _check_count(agents, ranks)
             if len(agents) >= ranks:
                 return _in_order(agents)
             if len(agents) != count:
@@ -159,6 +161,17 @@ class HostedLauncher:
         return []
 
 
+def _check_count(agents: Sequence[RemoteAgent], count: int) -> None:
+    """EngineError where one was told of another number of agents than this launcher."""
+    for each in agents:
+        if each.agents not in (None, count):
+            raise EngineError(
+                "the hosts of a run were told different numbers of them",
+                got=f"{each.agents} on {each.host}, {count} here",
+                expected="the same on all: --nnodes, or WORLD_SIZE of a job",
+            )
+
+
 def _in_order(agents: Sequence[RemoteAgent]) -> list[RemoteAgent]:
     """By the ranks that they were given; those without one behind, as they came."""
     given = [each.rank for each in agents if each.rank is not None]
@@ -169,7 +182,8 @@ def _in_order(agents: Sequence[RemoteAgent]) -> list[RemoteAgent]:
             "several agents say that they are the same one",
             got=f"number {min(twice)} on {', '.join(hosts)}",
             expected="a number of its own for each",
-            hint="give each host another --node-rank, or none to any",
+            hint="give each host another --node-rank, or none to any; and each process of a job "
+            "another RANK",
         )
     return sorted(agents, key=lambda each: math.inf if each.rank is None else each.rank)
 
@@ -182,7 +196,7 @@ def _start_all(
 ) -> list[StartedRank]:
     """Have the agents start their ranks, in this order, all in one world."""
     size = sum(each.slots for each in agents)
-    # Agents that came by themselves have the program from their own hosts, but not this.
+    # Agents may have the program from their own hosts, but not this.
     common = _transport(agents) | {RESTART: program.environment.get(RESTART, "0")}
     world = secrets.token_hex(16)
     started: list[StartedRank] = []
@@ -197,7 +211,7 @@ def _start_all(
             local = here[agent.host_id] = here.get(agent.host_id, -1) + 1
             place = world_variables(rank, size, local, local_sizes[agent.host_id])
             variables.append(common | place)
-        started += server.start(agent, ranks, variables, world, say)
+        started += server.start(agent, ranks, variables, world, program, say)
     return started
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plancompiler.cluster.address import split_address
-from plancompiler.engines.agent import Agent, LetGo, order_of
+from plancompiler.cluster.token import find_credential
+from plancompiler.engines.agent import Agent, LetGo, Order
 from plancompiler.engines.engine_command import EngineCommand
 from plancompiler.engines.hosted import Engine, HostedLauncher
 from plancompiler.engines.launcher import Program
-from plancompiler.errors import EngineError, TransportError, UsageError
+from plancompiler.errors import EngineError, SecurityError, TransportError, UsageError
 from plancompiler.limits import time_limits
 
 NODE_RANKS = ("GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
@@ -31,7 +32,8 @@ class Nodes:
     maximum: int
     endpoint: str
     """Where the host that leads listens, HOST:PORT."""
-    secret: str
+    secret: str | None
+    """None where the one that leads leaves it for other processes of its user."""
     rank: int | None
     """This host's number, where somebody has given it one; number 0 leads."""
 
@@ -145,21 +147,41 @@ def leading_launcher(
     )
 
 
-def follow(nodes: Nodes, program: Program, local_ranks: int, stop: threading.Event) -> str | None:
+def follow(
+    nodes: Nodes,
+    program: Program | None,
+    local_ranks: int,
+    stop: threading.Event,
+    on_agent: Callable[[Agent], None] = lambda _: None,
+) -> str | None:
     """Run this host's ranks as the leading one says, however often it starts them; why the run has
     ended, None where it has ended well. EngineError where the leader is gone or never comes.
+
+    Without a program it is the leader's. `on_agent` hears of each agent that serves the leader.
     """
-    order = order_of(nodes.endpoint, nodes.secret, program, nodes.rank, is_ranked=False)
     until = time.monotonic() + time_limits.START_DEADLINE
     while not stop.is_set():
         try:
-            agent = Agent(order, local_ranks)
-        except TransportError:
-            if time.monotonic() > until:
+            secret = nodes.secret or find_credential(nodes.endpoint).secret
+            order = Order(
+                nodes.endpoint,
+                secret,
+                nodes.rank,
+                local_ranks,
+                is_ranked=False,
+                agents=nodes.maximum,
+            )
+            agent = Agent(order, program)
+        except (TransportError, SecurityError) as error:
+            # A secret that was left by a leader that was killed is another one than that of the
+            # next, which replaces it.
+            is_final = isinstance(error, SecurityError) and nodes.secret is not None
+            if is_final or time.monotonic() > until:
                 raise
             stop.wait(_RETRY_SECONDS)
             continue
         threading.Thread(target=_leave, args=(agent, stop), name="leave", daemon=True).start()
+        on_agent(agent)
         let_go: LetGo | None = agent.run()
         if stop.is_set():
             break
@@ -171,7 +193,7 @@ def follow(nodes: Nodes, program: Program, local_ranks: int, stop: threading.Eve
             )
         if not let_go.again:
             return let_go.error
-        until = time.monotonic() + time_limits.START_DEADLINE
+        until = time.monotonic()  # it listens on all the time, unless it is gone
     return None
 
 

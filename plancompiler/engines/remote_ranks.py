@@ -18,8 +18,10 @@ from plancompiler.engines.control import (
     Message,
     check_address,
     secured_server,
+    write_program,
 )
-from plancompiler.engines.launcher import StartedRank
+from plancompiler.engines.launcher import Program, StartedRank
+from plancompiler.errors import EngineError
 from plancompiler.executor.process_status import StoppedProcesses, process_space
 from plancompiler.limits import time_limits
 
@@ -46,6 +48,8 @@ class RemoteAgent:
     """The one that its engine has given it."""
     slots: int
     """How many ranks it can start."""
+    agents: int | None
+    """How many agents the run has at most, as it was told."""
     host: str
     host_id: str
     """Ranks under the same one share memory."""
@@ -63,15 +67,30 @@ class RemoteAgent:
 class AgentServer:
     """Takes agents that know the secret, and passes on what they say."""
 
-    def __init__(self, address: str, secret: str, output: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        output: Callable[[int, str], None],
+        save: Callable[[int], None] | None = None,
+    ) -> None:
         """`address` is HOST:PORT; port 0 takes any free one. Lines of the ranks' standard output
-        go to `output`. SecurityError for an address that others reach without TLS.
+        go to `output`, and to `save` the exit code of who shall save and end. SecurityError for an
+        address that others reach without TLS, EngineError where nobody can listen.
         """
         check_address(address)
         self._secret = secret
         self._output = output
+        self._save = save
         host, port = split_address(address)
-        self._socket = socket.create_server((host, port), backlog=_BACKLOG)
+        try:
+            self._socket = socket.create_server((host, port), backlog=_BACKLOG)
+        except OSError as error:
+            raise EngineError(
+                "nobody can listen where the ranks of the run shall come",
+                got=f"{address}: {error}",
+                hint="name another address, of this host, with a free port",
+            ) from None
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self.agents: list[RemoteAgent] = []
         """All that are there."""
@@ -129,12 +148,19 @@ class AgentServer:
         ranks: Sequence[int],
         variables: Sequence[dict[str, str]],
         world: str,
+        program: Program,
         say: Callable[[str], None],
     ) -> list[RemoteRank]:
         """Have an agent start ranks of the world with this name."""
         started = [RemoteRank(rank, say, agent) for rank in ranks]
         agent.ranks |= {each.rank: each for each in started}
-        agent.connection.send("start", ranks=list(ranks), variables=list(variables), world=world)
+        agent.connection.send(
+            "start",
+            ranks=list(ranks),
+            variables=list(variables),
+            world=world,
+            program=write_program(program, self._secret, world),
+        )
         if agent.gone.is_set():
             _lost(agent)
         return started
@@ -188,6 +214,8 @@ class AgentServer:
         elif kind == "beat":
             for rank, text in message["troubles"].items():
                 agent.ranks[int(rank)].trouble = f"on {agent.host}, {text}"
+        elif kind == "save" and self._save is not None:
+            self._save(int(message["exit_code"]))
         elif kind == "gone":
             agent.said_goodbye = True
 
@@ -200,6 +228,7 @@ def _agent_of(connection: Connection, hello: Message | None) -> RemoteAgent:
         connection,
         None if rank is None else int(rank),
         int(hello["slots"]),
+        None if hello["agents"] is None else int(hello["agents"]),
         str(hello["host"]),
         str(hello["host_id"]),
         int(hello["pid"]),

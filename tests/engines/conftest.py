@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.engines.installed import ROOT, local
+from tests.engines.jobs import MLP, STEPS, losses_of
 
 TROUBLED = """
 import os, signal, sys, threading
@@ -44,6 +46,16 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engines") / "line.py"
     path.write_text(text)
     return path
+
+
+@pytest.fixture(scope="session")
+def losses() -> list[float]:
+    """Those of a job on threads."""
+    command = [*local().command("run")[:4], *map(str, MLP), "--ranks", "2", f"--steps={STEPS}"]
+    variables = local().variables()
+    return losses_of(
+        subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    )
 
 
 @pytest.fixture(scope="session")

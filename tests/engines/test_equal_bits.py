@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="session")
-def losses(line: Path) -> str:
+def printed(line: Path) -> str:
     """Those of local processes, as text that has all their digits."""
     done = local().run("launch", "-n", 2, line)
     assert done.returncode == 0, done.stderr
@@ -22,11 +22,11 @@ def losses(line: Path) -> str:
 
 
 @pytest.mark.parametrize("engine", both(*HERE[1:], *OTHERS))
-def test_an_eager_program(engine: Engine, line: Path, losses: str) -> None:
+def test_an_eager_program(engine: Engine, line: Path, printed: str) -> None:
     done = engine().run("launch", "-n", 2, line)
     assert done.returncode == 0, done.stderr
-    assert len(losses.splitlines()) == 50
-    assert done.stdout == losses
+    assert len(printed.splitlines()) == 50
+    assert done.stdout == printed
 
 
 @pytest.mark.engines
@@ -38,7 +38,7 @@ def test_an_eager_program(engine: Engine, line: Path, losses: str) -> None:
     ],
     ids=["torchrun", "indexed_job"],
 )
-def test_ranks_that_others_start(line: Path, losses: str, variables: dict[str, str]) -> None:
+def test_ranks_that_others_start(line: Path, printed: str, variables: dict[str, str]) -> None:
     """By the variables alone, as torchrun and the manifests of Indexed Jobs set them."""
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
@@ -57,4 +57,4 @@ def test_ranks_that_others_start(line: Path, losses: str, variables: dict[str, s
     finally:
         for rank in ranks:
             rank.kill()
-    assert "".join(said) == losses
+    assert "".join(said) == printed
