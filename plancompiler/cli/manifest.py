@@ -8,7 +8,13 @@ import click
 
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import print_json, print_result
-from plancompiler.engines.manifest import KINDS, checked_run, kubernetes_manifest, slurm_script
+from plancompiler.engines.manifest import (
+    KINDS,
+    checked_run,
+    jobset_manifest,
+    kubernetes_manifest,
+    slurm_script,
+)
 
 
 @click.command("manifest", context_settings={"allow_interspersed_args": False})
@@ -25,20 +31,20 @@ from plancompiler.engines.manifest import KINDS, checked_run, kubernetes_manifes
     help="How many ranks on each node.",
 )
 @click.option(
-    "--image", default="plancompiler", show_default=True, help="Of kubernetes: the pods' image."
+    "--image", default="plancompiler", show_default=True, help="Of Kubernetes: the pods' image."
 )
 @click.option(
     "--secret",
     default="plancompiler",
     show_default=True,
-    help="Of kubernetes: the Secret whose key `token` is the secret of the run's hosts.",
+    help="Of Kubernetes: the Secret whose key `token` is the secret of the run's hosts.",
 )
 @click.option(
     "--seconds-to-save",
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Of slurm: how long before the job's time is over it gets SIGUSR1.",
+    help="Of Slurm: how long before the job's time is over it gets SIGUSR1.",
 )
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
@@ -56,18 +62,21 @@ def manifest_command(
 ) -> None:
     """Print what starts `plancompiler WORDS` on a cluster: a script for sbatch, or a manifest.
 
+    KIND is slurm, kubernetes (an Indexed Job with its service) or jobset (a JobSet).
+
     \b
     Example:
       plancompiler manifest -n 4 --nnodes 2 slurm run examples/mlp.py --save model > job.sh
       plancompiler manifest -n 4 --nnodes 2 --image IMAGE kubernetes launch train.py > job.json
+      plancompiler manifest -n 4 --nnodes 2 --image IMAGE jobset run examples/mlp.py > job.json
     """
     given = name or (Path(words[1]).stem.lower().replace("_", "-") if len(words) > 1 else "run")
     asked = checked_run(given, words, nnodes, ranks)
-    text = (
-        slurm_script(asked, seconds_to_save)
-        if kind == "slurm"
-        else kubernetes_manifest(asked, image, secret)
-    )
+    if kind == "slurm":
+        text = slurm_script(asked, seconds_to_save)
+    else:
+        write = kubernetes_manifest if kind == "kubernetes" else jobset_manifest
+        text = write(asked, image, secret)
     if as_json:
         print_json({"kind": kind, "name": asked.name, "text": text})
     else:

@@ -1,18 +1,24 @@
-"""What clusters are told to start a run: batch scripts of Slurm, Indexed Jobs of Kubernetes."""
+"""What clusters are told to start a run: batch scripts of Slurm; Indexed Jobs and JobSets of
+Kubernetes.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from plancompiler.errors import UsageError
 
-KINDS = ("slurm", "kubernetes")
+KINDS = ("slurm", "kubernetes", "jobset")
 ENDPOINT_PORT = 29400
+_POD_NAME_CHARACTERS = 63 - len("-abcde")
+"""Of a pod, without the five characters that Kubernetes puts behind it."""
+_RANKS = "ranks"
+"""What the pods of a JobSet are called in it."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 """What Kubernetes takes as the name of a Job whose pods have names of their own after it."""
 
@@ -77,44 +83,12 @@ def slurm_script(run: Run, seconds_to_save: int) -> str:
 
 
 def kubernetes_manifest(run: Run, image: str, secret: str) -> str:
-    """An Indexed Job with a pod per node, and the service by which pods find the first, as JSON,
-    which `kubectl apply` takes. `secret` is the name of a Secret with the run's token.
+    """An Indexed Job, and the service by which its pods find the first, as JSON, which
+    `kubectl apply` takes. `secret` is the name of a Secret with the run's token.
+
+    A script has a pod for each node, a job one for each rank.
     """
-    if run.command != "launch":
-        raise UsageError(
-            "pods of an Indexed Job start scripts",
-            got=run.command,
-            expected="launch SCRIPT …",
-            hint="a job runs in them as plancompiler master and worker",
-        )
     labels = {"plancompiler-run": run.name}
-    endpoint = f"{run.name}-0.{run.name}:{ENDPOINT_PORT}"
-    options = ["--nnodes", str(run.nodes), "-n", str(run.ranks), "--rdzv-endpoint", endpoint]
-    token = {"secretKeyRef": {"name": secret, "key": "token"}}
-    container = {
-        "name": "ranks",
-        "image": image,
-        "command": ["plancompiler", "launch", *options, *run.words],
-        "env": [
-            {"name": "PLANCOMPILER_WORLD_TOKEN", "valueFrom": token},
-            # Pods trust the cluster's network, unless the user gives them TLS.
-            {"name": "PLANCOMPILER_WORLD_INSECURE", "value": "1"},
-        ],
-        "ports": [{"containerPort": ENDPOINT_PORT}],
-    }
-    pod = {"restartPolicy": "Never", "subdomain": run.name, "containers": [container]}
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": run.name, "labels": labels},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": run.nodes,
-            "parallelism": run.nodes,
-            "backoffLimit": 0,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -122,5 +96,79 @@ def kubernetes_manifest(run: Run, image: str, secret: str) -> str:
         # Names of pods, at once: they meet before they are ready.
         "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
     }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": run.name, "labels": labels},
+        "spec": _indexed_job(run, image, secret, run.name, labels),
+    }
     items: list[dict[str, Any]] = [service, job]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2) + "\n"
+
+
+def jobset_manifest(run: Run, image: str, secret: str) -> str:
+    """The same as a JobSet of one Job, whose controller makes the service."""
+    labels = {"plancompiler-run": run.name}
+    pods = f"{run.name}-{_RANKS}-0"
+    spec = _indexed_job(run, image, secret, pods, labels)
+    del spec["template"]["spec"]["subdomain"]  # the controller's
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": run.name, "labels": labels},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "replicatedJobs": [{"name": _RANKS, "replicas": 1, "template": {"spec": spec}}],
+        },
+    }
+    return json.dumps(jobset, indent=2) + "\n"
+
+
+def _indexed_job(
+    run: Run, image: str, secret: str, pods: str, labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """The specification of a Job whose pods are called `pods` and their number."""
+    count = run.nodes if run.command == "launch" else run.nodes * run.ranks
+    longest = f"{pods}-{count - 1}"
+    if len(longest) > _POD_NAME_CHARACTERS:
+        raise UsageError(
+            "a pod of the run cannot have its name",
+            got=f"{longest}, {len(longest)} characters",
+            expected=f"at most {_POD_NAME_CHARACTERS}",
+            hint="give a shorter one with --name",
+        )
+    first = f"{pods}-0.{run.name}"
+    environment: dict[str, str] = {}
+    options: list[str] = []
+    if run.command == "launch":
+        endpoint = f"{first}:{ENDPOINT_PORT}"
+        options = ["--nnodes", str(count), "-n", str(run.ranks), "--rdzv-endpoint", endpoint]
+    else:
+        environment = {
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": first,
+            "MASTER_PORT": str(ENDPOINT_PORT),
+        }
+    # Pods trust the cluster's network, unless the user gives them TLS.
+    environment["PLANCOMPILER_WORLD_INSECURE"] = "1"
+    token = {"secretKeyRef": {"name": secret, "key": "token"}}
+    container = {
+        "name": "ranks",
+        "image": image,
+        "command": ["plancompiler", run.command, *options, *run.words],
+        "env": [
+            {"name": "PLANCOMPILER_WORLD_TOKEN", "valueFrom": token},
+            *({"name": name, "value": text} for name, text in environment.items()),
+        ],
+        "ports": [{"containerPort": ENDPOINT_PORT}],
+    }
+    return {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": 0,
+        "template": {
+            "metadata": {"labels": dict(labels)},
+            "spec": {"restartPolicy": "Never", "subdomain": run.name, "containers": [container]},
+        },
+    }

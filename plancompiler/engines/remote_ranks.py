@@ -26,6 +26,7 @@ from plancompiler.executor.process_status import StoppedProcesses, process_space
 from plancompiler.limits import time_limits
 
 _BACKLOG = 1024
+_NAME_SECONDS = 0.2
 
 
 class RemoteRank(StartedRank):
@@ -83,14 +84,7 @@ class AgentServer:
         self._output = output
         self._save = save
         host, port = split_address(address)
-        try:
-            self._socket = socket.create_server((host, port), backlog=_BACKLOG)
-        except OSError as error:
-            raise EngineError(
-                "nobody can listen where the ranks of the run shall come",
-                got=f"{address}: {error}",
-                hint="name another address, of this host, with a free port",
-            ) from None
+        self._socket = _listening(host, port)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self.agents: list[RemoteAgent] = []
         """All that are there."""
@@ -218,6 +212,25 @@ class AgentServer:
             self._save(int(message["exit_code"]))
         elif kind == "gone":
             agent.said_goodbye = True
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """EngineError where nobody can listen. A name that is not known yet, as that of a pod which has
+    just started, may become known for some time.
+    """
+    until = time.monotonic() + time_limits.SILENCE
+    while True:
+        try:
+            return socket.create_server((host, port), backlog=_BACKLOG)
+        except OSError as error:
+            if isinstance(error, socket.gaierror) and time.monotonic() < until:
+                time.sleep(_NAME_SECONDS)  # no event says that a name server has learned a name
+                continue
+            raise EngineError(
+                "nobody can listen where the ranks of the run shall come",
+                got=f"{host}:{port}: {error}",
+                hint="name another address, of this host, with a free port",
+            ) from None
 
 
 def _agent_of(connection: Connection, hello: Message | None) -> RemoteAgent:

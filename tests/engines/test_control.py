@@ -18,6 +18,7 @@ from plancompiler.errors import EngineError, SecurityError, TransportError, Usag
 HELLO = {
     "rank": 0,
     "slots": 1,
+    "agents": None,
     "host": "here",
     "host_id": "here",
     "pid": 0,

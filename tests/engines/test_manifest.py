@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from plancompiler.cli.manifest import manifest_command
+from plancompiler.engines.joined import place_of
 from plancompiler.engines.manifest import checked_run
 from plancompiler.errors import UsageError
 from tests.engines.installed import ROOT, WAIT, local, python_of, ray, slurm
@@ -60,22 +61,85 @@ def test_pods_meet_where_the_first_one_is() -> None:
     assert command[-3:] == ["train.py", "--epochs", "3"]
 
 
-@pytest.mark.processes
-@pytest.mark.engines
-def test_the_published_schema_takes_the_manifest() -> None:
-    """That of Kubernetes as the package kubernetes-validate has it."""
-    items = json.loads(printed("-n", 4, "--nnodes", 2, "kubernetes", "launch", "a.py"))["items"]
-    program = (
-        "import json, sys, kubernetes_validate as k\n"
-        "for item in json.load(sys.stdin):\n"
-        "    k.validate(item, k.latest_version(), strict=True)\n"
-    )
-    subprocess.run(
-        [python_of("kubernetes"), "-W", "ignore", "-c", program],
+def test_pods_of_a_job_know_their_world() -> None:
+    """A pod for each rank; Kubernetes itself says which one it is."""
+    text = printed("-n", 2, "--nnodes", 3, "kubernetes", "run", "mlp.py", "--steps", 3)
+    _, job = json.loads(text)["items"]
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (6, 6)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["plancompiler", "run", "mlp.py", "--steps", "3"]
+    told = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    place = place_of(told | {"JOB_COMPLETION_INDEX": "5"}, None, "the token")
+    assert place is not None
+    assert (place.rank, place.maximum, place.endpoint) == (5, 6, "mlp-0.mlp:29400")
+
+
+def test_pods_of_a_jobset_meet_where_the_first_one_is() -> None:
+    """Its controller calls a pod after the set, the Job, the Job's number and the pod's."""
+    jobset = json.loads(printed("-n", 4, "--nnodes", 2, "jobset", "launch", "train.py"))
+    (jobs,) = jobset["spec"]["replicatedJobs"]
+    command = jobs["template"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    endpoint = command[command.index("--rdzv-endpoint") + 1]
+    assert endpoint == f"train-{jobs['name']}-0-0.train:29400"
+
+
+def test_names_of_pods_are_not_too_long() -> None:
+    words = ("-n", 1, "--nnodes", 11, "--name", "a" * 47)
+    printed(*words, "kubernetes", "launch", "a.py")
+    done = CliRunner().invoke(manifest_command, [*map(str, words), "jobset", "launch", "a.py"])
+    assert isinstance(done.exception, UsageError)
+    assert "a pod of the run cannot have its name" in str(done.exception)
+
+
+VALIDATE = """
+import json, sys
+import kubernetes_validate
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet as JobSet
+
+for item in json.load(sys.stdin):
+    jobs = [item]
+    if item["kind"] == "JobSet":
+        # Fields that the schema does not know are left out.
+        assert JobSet.model_validate(item).model_dump(
+            mode="json", by_alias=True, exclude_unset=True
+        ) == item
+        jobs = [
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": item["metadata"]}
+            | each["template"]
+            for each in item["spec"]["replicatedJobs"]
+        ]
+    for each in jobs:
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+"""
+
+
+def validate(items: list[object]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python_of("kubernetes"), "-W", "ignore", "-c", VALIDATE],
         input=json.dumps(items),
         text=True,
-        check=True,
+        check=False,
+        capture_output=True,
     )
+
+
+@pytest.mark.processes
+@pytest.mark.engines
+@pytest.mark.parametrize("command", ["launch", "run"])
+def test_the_published_schemas_take_the_manifests(command: str) -> None:
+    """That of Kubernetes as the package kubernetes-validate has it, that of JobSet as
+    kubeflow-trainer-api does.
+    """
+    words = ("-n", 4, "--nnodes", 2)
+    items = json.loads(printed(*words, "kubernetes", command, "a.py"))["items"]
+    jobset = json.loads(printed(*words, "jobset", command, "a.py"))
+    done = validate([*items, jobset])
+    assert done.returncode == 0, done.stderr
+    jobset["spec"]["network"]["enableHostnames"] = True
+    assert validate([jobset]).returncode == 1
+    jobset["spec"]["network"].pop("enableHostnames")
+    jobset["spec"]["replicatedJobs"][0].pop("template")
+    assert validate([jobset]).returncode == 1
 
 
 @pytest.mark.processes
