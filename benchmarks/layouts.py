@@ -203,14 +203,17 @@ def line(row: Row, measured: dict[str, Any]) -> str:
 HEAD = """\
 # Losses in every layout
 
-Written by `python -m benchmarks.layouts`: `examples/gpt.py`, preset tiny (4 layers of width 256),
-{steps} steps on the same batches of 8 sequences of 128 bytes, with each rank a thread.
+`python -m benchmarks.layouts` writes this page. It trains `examples/gpt.py`, preset tiny (4 layers
+of width 256), for {steps} steps in every layout, always on the same batches of 8 sequences of 128
+bytes. Each rank is a thread.
 
-- Difference: the largest relative one of any of the {steps} losses to those of one rank in float32.
-  Tolerated are 1e-4, and 2e-2 with 16 bits.
-- Collectives and copies from other ranks: those that the busiest rank runs in a step.
-- MiB: variables and arena of the largest rank.
-- Settings are those of `pc.Config` (see [passes](passes.md)); what is not named is as by default.
+- The settings are those of `pc.Config` (see [passes](passes.md)); a setting that is not named has
+  its default.
+- The difference is the largest relative difference of one of the {steps} losses from that of one
+  rank in float32. It may be at most 1e-4, or 2e-2 with a 16-bit precision.
+- Collectives and copies are counted on the rank that runs the most of them in a step; a copy
+  fetches a value from another rank.
+- MiB: the variables and the arena of the rank that needs the most memory.
 
 | layout | settings | ranks | difference | last loss | collectives and copies per step | MiB |
 |---|---|---|---|---|---|---|
