@@ -26,7 +26,8 @@ _TEXT = 300
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 1.5rem auto; padding: 0 1rem;
-  max-width: 75rem; }
+  max-width: 75rem;
+  background: Canvas; color: CanvasText; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 1rem; }
 dl div { border-left: 4px solid #3367d6; padding-left: .75rem; }
@@ -37,14 +38,18 @@ th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #8888
   vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 svg { display: block; } svg polyline { fill: none; stroke: #3367d6; stroke-width: 1.5; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; min-width: 16rem; }
+.scroll:focus-visible, button:focus-visible { outline: 3px solid #3367d6; outline-offset: 2px; }
 button { font: inherit; padding: .3rem .8rem; }
 @media (prefers-color-scheme: dark) {
   dl div { border-color: #8ab4f8; } svg polyline { stroke: #8ab4f8; }
+  .scroll:focus-visible, button:focus-visible { outline-color: #8ab4f8; }
 }
 """
 _SCRIPT = """
 const button = document.querySelector("button");
+const regions = () => new Map([...document.querySelectorAll(".scroll")].map(each =>
+  [each.getAttribute("aria-label"), each]));
 let running = true;
 button.hidden = false;
 button.addEventListener("click", () => {
@@ -58,7 +63,15 @@ setInterval(async () => {
     const answer = await fetch(location.href, { cache: "no-store" });
     if (!answer.ok) throw new Error(answer.status);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const before = [...regions().values()].map(each =>
+      [each.getAttribute("aria-label"), each.scrollLeft, each === document.activeElement]);
     document.querySelector("main").replaceWith(page.querySelector("main"));
+    for (const [name, left, focused] of before) {
+      const region = regions().get(name);
+      if (!region) continue;
+      region.scrollLeft = left;
+      if (focused) region.focus({ preventScroll: true });
+    }
     note.textContent = "";
   } catch (error) {
     note.textContent = "The master does not answer.";

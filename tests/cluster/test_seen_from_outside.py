@@ -26,12 +26,12 @@ from plancompiler.errors import SecurityError
 from plancompiler.master.observation import Observation
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
+from tests.cluster.browser import CHROMIUM, browser
 from tests.cluster.conftest import Workers
 from tests.examples import mlp
 
 SECONDS = 30.0
 SECRET = "0123456789abcdef" * 4
-CHROMIUM = Path("/usr/bin/chromium")
 VOID = {"meta", "polyline", "br"}
 
 
@@ -251,36 +251,55 @@ except ZeroDivisionError:
 
 
 @pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}: apt-get install chromium"
+)
 def test_the_page_in_a_browser(watched: MasterServer, tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
-    if not CHROMIUM.exists():
-        pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=options)
-        try:
-            secret = find_credential(watched.address).secret
-            context = browser.new_context(
-                http_credentials={"username": "anyone", "password": secret}
-            )
-            view = context.new_page()
-            said: list[str] = []
-            asked: list[str] = []
-            view.on("console", lambda message: said.append(message.text))
-            view.on("pageerror", lambda error: said.append(str(error)))
-            view.on("request", lambda request: asked.append(request.url))
-            view.goto(f"http://{watched.metrics_address}/")
-            assert view.locator("table").count() == 2
-            assert view.get_by_role("img", name="Loss of job 1").is_visible()
-            assert view.get_by_text("<script>alert('job')</script>").is_visible()
-            with Client(watched.address) as client:
-                client.submit(mlp(ranks=2), 1)
-            view.locator("td.number", has_text="3").first.wait_for()  # it shows the new job
-            view.get_by_role("button", name="Stop updating").click()
-            assert view.get_by_role("button", name="Go on updating").is_visible()
-            view.screenshot(path=str(tmp_path / "page.png"), full_page=True)
-            hosts = {url.split("/")[2] for url in asked}
-            assert hosts == {watched.metrics_address}
-            assert [each for each in said if "favicon" not in each] == []
-        finally:
-            browser.close()
+    with browser(tmp_path / "profile") as view:
+        view.open(f"http://{watched.metrics_address}/", bearer(watched))
+        roles = view.roles()
+        title = f"plancompiler master {watched.address}"
+        assert roles[0] == ("RootWebArea", title)
+        assert ("heading", title) in roles
+        assert ("button", "Stop updating") in roles
+        for name in ("Jobs", "Workers"):
+            assert ("heading", name) in roles
+            assert ("region", name) in roles
+        assert ("table", "The latest 50 jobs, the newest first") in roles
+        assert {name for role, name in roles if role == "columnheader"} >= {"Job", "Loss", "Host"}
+        assert ("cell", "<script>alert('job')</script>") in roles
+        (curve,) = (name for role, name in roles if role == "image" or role == "img")
+        assert curve.startswith("Loss of job 1: ")
+        assert all(name for role, name in roles if role in ("button", "region", "table", "image"))
+
+        view.evaluate("document.querySelector('[aria-label=Jobs]').focus()")
+        with Client(watched.address) as client:
+            client.submit(mlp(ranks=2), 1)
+        view.wait_for("document.querySelector('td.number').textContent === '3'")
+        assert view.evaluate("document.activeElement.getAttribute('aria-label')") == "Jobs"
+        view.evaluate("document.querySelector('button').click()")
+        assert ("button", "Go on updating") in view.roles()
+        wide = "document.documentElement.scrollWidth > innerWidth"
+        view.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=360,
+            height=800,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        assert view.evaluate(wide) is False  # what is wide scrolls by itself
+
+        sent = [
+            event["params"]["request"]["url"]
+            for event in view.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        assert {url.split("/")[2] for url in sent} == {watched.metrics_address}
+        said = [
+            event
+            for event in view.events
+            if event["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+            or (event["method"] == "Log.entryAdded" and "favicon" not in str(event))
+        ]
+        assert said == []
