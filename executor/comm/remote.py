@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 _TLS_OPTIONS = "--tls-ca, --tls-cert and --tls-key"
 _REACH_SECONDS = time_limits.REACH
 """How long it may take to find out whether a peer can be reached."""
+_UNREACHED_SECONDS = time_limits.UNREACHED
+"""How long tries to connect to a peer that listens may fail."""
 _CLOSURES = 2
 """Connections that a peer closes at once before it counts as refusing them."""
 _POLL_SECONDS = 0.5
@@ -223,12 +225,39 @@ class _Line:
         """The thread of gRPC's that asks for the frames."""
         self.closures = 0
         """How often the peer has closed the connection at once."""
+        self._state: grpc.ChannelConnectivity | None = None
+        self._has_state = threading.Event()
+        self._apart = 0.0
+        self._looked = 0.0
         self._first = first
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._last: Frame | None = None
 
     def put(self, frame: Frame) -> None:
         self._frames.put(frame)
+
+    def look(self, channel: grpc.Channel) -> float:
+        """For how many seconds there has been no connection, as far as looks have seen. Of the time
+        between two of them, in which this process may have stood still, only some counts.
+        """
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, _REACH_SECONDS), now
+        if self._state is None:
+            passed = 0.0
+            channel.subscribe(self._note)
+            self._has_state.wait(_POLL_SECONDS)
+        is_connected = self._state is grpc.ChannelConnectivity.READY
+        self._apart = 0.0 if is_connected else self._apart + passed
+        return self._apart
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether the first try to connect has yet to meet an answer or a refusal."""
+        return self._state is grpc.ChannelConnectivity.CONNECTING
+
+    def _note(self, state: grpc.ChannelConnectivity) -> None:
+        self._state = state
+        self._has_state.set()
 
     def finish(self, last: Frame, hurry: bool) -> None:
         """The frame after which there is none; with `hurry`, the next one."""
@@ -324,6 +353,18 @@ class StreamCarrier:
         lacks, so a call that does not wait is made."""
         line = self._lines.get(rank)
         if line is None or line.channel is None:
+            return None
+        apart = line.look(line.channel)
+        if apart >= _UNREACHED_SECONDS:
+            return TransportError(
+                f"rank {rank} cannot be reached",
+                rank=rank,
+                got=f"no connection to {self.where(rank)} within {apart:.0f} s",
+                expected="an answer from the address at which it listens",
+                hint="look at what lies between the hosts of both ranks, such as a firewall or a "
+                "proxy, and whether the --listen of its worker is an address that others reach",
+            )
+        if line.is_connecting:  # a call would only wait for that
             return None
         reach = line.channel.stream_unary(f"/{SERVICE}/{METHOD}", None, None)
         try:

@@ -56,6 +56,8 @@ REACH = 5.0
 """The check whether a peer can be reached."""
 REACH_INTERVAL = 1.0
 """The interval between two checks of why a peer cannot be reached."""
+UNREACHED = 10.0
+"""How long a worker of a job may try in vain to connect to another one, which listens."""
 PROBE = 2.0
 """The check of why a TLS connection fails."""
 CHALLENGE = 60.0
