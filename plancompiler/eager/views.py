@@ -8,15 +8,11 @@ Otherwise the view is a copy that is kept up to date (see `materialized_view`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from plancompiler.eager.spec import AttrMap, TensorSpec
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.ir import Split
-from plancompiler.ops.registry import Array, View, op_def
+from plancompiler.ops.registry import Alias, View, op_def
 from plancompiler.ops.view import Strides, row_major, view_strides
-
-Alias = Callable[[Array], Array]
 
 
 def alias_of(view: View, attrs: AttrMap, used: TensorSpec, made: TensorSpec) -> Alias | None:
@@ -30,8 +26,7 @@ def alias_of(view: View, attrs: AttrMap, used: TensorSpec, made: TensorSpec) -> 
         split = {entry.axis for entry in used.sbp if isinstance(entry, Split)}
         if any(made.shape[axis] != used.shape[axis] for axis in split):
             return None
-    shape = made.local_shape
-    return lambda array: view.take(array, attrs, shape)
+    return view.take(attrs, made.local_shape)
 
 
 def strides_of(tensor: DistTensor) -> Strides:

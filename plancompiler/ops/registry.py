@@ -129,13 +129,16 @@ class Legal(Protocol):
     ) -> bool: ...
 
 
+Alias = Callable[[Array], Array]
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """How the output of an op of one input lies in that one's memory, which eager tensors share."""
 
-    take: Callable[[Array, AttrMap, tuple[int, ...]], Array]
-    """`(array, attributes, shape of the output)`: shares memory, but for some arrays that are
-    reshaped."""
+    take: Callable[[AttrMap, tuple[int, ...]], Alias]
+    """`(attributes, shape of the output)`: what makes the output of an array; it shares the array's
+    memory, but for some that are reshaped."""
     put: Callable[[Any, Any, AttrMap], Any] | None
     """`(input, output, attributes)`: what the input becomes where the output is changed, by ops;
     None where elements of the output share memory, so that it cannot be changed.

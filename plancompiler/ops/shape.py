@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from plancompiler.ops.check import (
 from plancompiler.ops.gradient import of_one, reduce_to
 from plancompiler.ops.registry import (
     AT_LEAST_ONE,
-    Array,
+    Alias,
     Arrays,
     AttrMap,
     KernelContext,
@@ -66,10 +68,8 @@ def slice_bounds(attrs: AttrMap, ndim: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _sliced(array: Array, attrs: AttrMap, made: tuple[int, ...]) -> Array:
-    index: Any = (*map(slice, *slice_bounds(attrs, array.ndim).values()), ...)
-    sliced: Array = array[index]
-    return sliced
+def _sliced(attrs: AttrMap, made: tuple[int, ...]) -> Alias:
+    return itemgetter((*map(slice, *slice_bounds(attrs, len(made)).values()), ...))
 
 
 SLICED = View(
@@ -120,7 +120,7 @@ define_op(
     gradient=of_one(_transpose_gradient),
     **MOVES,
     strided=View(
-        lambda array, attrs, made: array.transpose(attrs["axes"]),
+        lambda attrs, made: methodcaller("transpose", attrs["axes"]),
         lambda source, value, attrs: value.transpose(
             [attrs["axes"].index(axis) for axis in range(source.ndim)]
         ),
@@ -147,7 +147,7 @@ define_op(
     kernel=lambda context, inputs, outputs: np.copyto(outputs[0], inputs[0]),
     gradient=of_one(lambda attrs, x, y, dy: reduce_to(dy, x.shape)),
     **MOVES,
-    strided=View(lambda array, attrs, made: np.broadcast_to(array, made), None),
+    strided=View(lambda attrs, made: partial(np.broadcast_to, shape=made), None),
     doc="The tensor broadcast to a shape, as NumPy does.",
 )
 

@@ -14,7 +14,7 @@ Strides = tuple[int, ...]
 """By how many elements of the base's memory a step along each axis goes on, were it whole."""
 
 RESHAPED = View(
-    lambda array, attrs, made: array.reshape(made),
+    lambda attrs, made: lambda array: array.reshape(made),
     lambda source, value, attrs: (
         value if value.shape == source.shape else value.reshape(source.shape)
     ),
@@ -47,7 +47,7 @@ def view_strides(
     strided = op_def(kind).strided
     if strided is None:
         return _reshaped_strides(shape, strides, made)
-    return strided.take(as_strided(_BYTE, shape, strides), attrs, made).strides
+    return strided.take(attrs, made)(as_strided(_BYTE, shape, strides)).strides
 
 
 def keeps_order(kind: str, attrs: AttrMap, shape: tuple[int, ...], made: tuple[int, ...]) -> bool:
@@ -57,7 +57,7 @@ def keeps_order(kind: str, attrs: AttrMap, shape: tuple[int, ...], made: tuple[i
     then the ranks would not agree on which reshapes are views.
     """
     whole = as_strided(_BYTE, shape, row_major(shape))
-    return view_of(kind).take(whole, attrs, made).flags.c_contiguous
+    return view_of(kind).take(attrs, made)(whole).flags.c_contiguous
 
 
 def _reshaped_strides(

@@ -132,7 +132,11 @@ class EagerSteps:
         optimizer = self._optimizer
         if parameters is None:
             parameters = optimizer.parameters
-        tensors = [each for each in self._chosen(parameters) if each.grad is not None]
+        tensors, grads = [], []
+        for each in self._chosen(parameters):
+            if (grad := each.grad) is not None:
+                tensors.append(each)
+                grads.append(grad)
         if not tensors:
             raise UsageError(
                 "no parameter has a gradient",
@@ -147,7 +151,7 @@ class EagerSteps:
                 say_what_moves([each for each in updated if each is not None])
         recording, world.recording = world.recording, False
         try:
-            grads = self._gradients(tensors)
+            grads = self._laid_out(tensors, grads)
             if clip_norm is not None:
                 grads, _ = clip_by_global_norm(grads, clip_norm)
             world.step = self.done
@@ -175,11 +179,11 @@ class EagerSteps:
         attrs = fed_rate(len(world.mode.steps))
         return {place: world.source(place, "learning_rate", attrs)[0] for place in places}
 
-    def _gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _laid_out(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
         """The gradients, laid out as their parameters are."""
         return [
             grad if grad.spec is tensor.spec else grad.redistribute(sbp=tensor.sbp)
-            for tensor, grad in [(tensor, tensor.grad) for tensor in tensors]
+            for tensor, grad in zip(tensors, grads, strict=True)
         ]
 
     def _update(

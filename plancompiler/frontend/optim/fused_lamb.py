@@ -219,9 +219,9 @@ class _FlatSteps(EagerSteps):
         """Gradients of the steps since the last update, added up where they are."""
         self._count: Tensor | None = None
 
-    def _gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _laid_out(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
         """As `backward` left them: they are reduced when an update needs them."""
-        return [tensor.grad for tensor in tensors]
+        return list(grads)
 
     def _update(
         self, tensors: Sequence[Tensor], grads: Sequence[Tensor], rates: Mapping[Any, Tensor]
