@@ -128,6 +128,7 @@ def _bucket_key(family: TaskFamily) -> object:
         transfer.primitive,
         transfer.reduction,
         transfer.dst_axis,
+        transfer.stream,
         family.outputs[0].dtype,
     )
 

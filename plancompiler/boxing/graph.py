@@ -13,6 +13,7 @@ from plancompiler.ir import UNKNOWN_SOURCE, DType, Job, NdSbp, Op, Placement, Re
 from plancompiler.ir.pipeline import Pipeline
 from plancompiler.ir.task import Primitive, TaskKind
 from plancompiler.ops.rule import NdSignature
+from plancompiler.plan.plan import Stream
 
 _SPECIAL_KINDS = {
     "input": TaskKind.INPUT,
@@ -62,6 +63,8 @@ class Transfer:
     late: bool = False
     """Whether it waits for the op before it in the global order, though it needs nothing of it: it
     must not hold memory earlier."""
+    stream: Stream = Stream.COLLECTIVE
+    """Where ranks run it, if it is a collective."""
 
 
 @dataclass(frozen=True, slots=True)

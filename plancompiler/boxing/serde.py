@@ -52,6 +52,7 @@ from plancompiler.ir.wire import (
 )
 from plancompiler.ir.wire_ops import read_ops, write_ops
 from plancompiler.ops.rule import NdSignature
+from plancompiler.plan.serde import STREAMS
 from plancompiler.proto import boxing_task_graph_pb2 as graph_pb2
 
 Graph = TypeVar("Graph", bound=PlacedGraph)
@@ -85,6 +86,7 @@ _TRANSFERS = Columns(
     src_placement=OPTIONAL_PLACEMENT,
     src_sbp=OPTIONAL_SBP,
     late=FLAG,
+    stream=coded(STREAMS),
 )
 
 

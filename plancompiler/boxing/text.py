@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plancompiler.boxing.graph import BoxingTaskGraph, OpGraph, PlacedOp, RankSlice, TaskFamily
 from plancompiler.ir import Op
+from plancompiler.ir.task import TaskKind
 
 
 def format_op_graph(graph: OpGraph) -> str:
@@ -73,6 +74,8 @@ def _format_family(family: TaskFamily) -> str:
             what += f" from {transfer.src_placement} {transfer.src_sbp}"
         if transfer.late:
             what += " late"
+        if family.kind is TaskKind.COLLECTIVE_BOXING:
+            what += f" on stream {transfer.stream}"
     if family.segment:
         what += f" in segment {family.segment}"
     head = f"  {family.number}: {family.kind}{what} {family.name}"

@@ -17,6 +17,7 @@ from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.boxing.slices import slice_for_rank
+from plancompiler.boxing.streams import choose_streams
 from plancompiler.cli.output import format_bytes, print_result, print_table
 from plancompiler.ir import Job
 from plancompiler.ir.pipeline import Pipeline, SegmentKind
@@ -70,7 +71,8 @@ def explain(job: Job, world_size: int) -> Iterator[Explained]:
 
 
 def _boxed(job: Job, world_size: int) -> BoxingTaskGraph:
-    return build_boxing_task_graph(infer_sbp(job), world_size)
+    graph = build_boxing_task_graph(infer_sbp(job), world_size)
+    return choose_streams(graph, config_of(job).streams)
 
 
 def _explained(

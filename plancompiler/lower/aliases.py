@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import TaskKind
-from plancompiler.lower.order import COMPUTE, COPY, DATA, OrderedTasks
+from plancompiler.lower.order import OrderedTasks
 from plancompiler.lower.rank_task_graph import RankRegister, RankTask, RankTaskGraph
 from plancompiler.ops.registry import op_def
+from plancompiler.plan.index import COMPUTE, COPY, DATA
 from plancompiler.plan.order import Clock, StepOrder, covers
 from plancompiler.plan.plan import SliceSpec
 

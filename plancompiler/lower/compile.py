@@ -24,6 +24,7 @@ from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.serde import graph_to_bytes, slices_by_rank
 from plancompiler.boxing.slices import Slicer
+from plancompiler.boxing.streams import choose_streams
 from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
 from plancompiler.errors import RankError, UnknownModeError
 from plancompiler.ir import Job
@@ -131,6 +132,7 @@ def build_graph(
     _dump(dump, "op_graph.txt", lambda: format_op_graph(op_graph))
     with timed(seconds, "boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
+        graph = choose_streams(graph, config_of(job).streams)
         graph, _ = fuse_reductions(graph, config_of(job).fuse_bytes)
         check_step(graph)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))

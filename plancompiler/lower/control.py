@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from plancompiler.ir.task import TaskKind
 from plancompiler.lower.aliases import Aliases, aliases_of_views
-from plancompiler.lower.order import COMPUTE, DATA, Edges, OrderedTasks
+from plancompiler.lower.order import Edges, OrderedTasks
 from plancompiler.ops.registry import op_def
+from plancompiler.plan.index import COMPUTE, DATA
 from plancompiler.plan.order import StepOrder
 
 

@@ -12,9 +12,10 @@ from plancompiler.ir import DType, NdSbp
 from plancompiler.ir.task import CONTROL_SLOT, pack_register_id, unpack_id
 from plancompiler.lower.control import control_tasks
 from plancompiler.lower.offsets import PlacedTasks, place_storage
-from plancompiler.lower.order import STREAMS, OrderedTasks, order_tasks
+from plancompiler.lower.order import OrderedTasks, order_tasks
 from plancompiler.lower.rank_task_graph import RankTaskGraph
 from plancompiler.lower.storage import assign_storage
+from plancompiler.plan.index import STREAMS
 from plancompiler.plan.plan import Plan, RegisterDesc, Task
 
 

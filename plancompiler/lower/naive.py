@@ -56,7 +56,6 @@ from plancompiler.plan.plan import (
 
 _STREAMS = {
     TaskKind.INPUT: Stream.DATA,
-    TaskKind.COLLECTIVE_BOXING: Stream.COLLECTIVE,
     TaskKind.COPY_COMM_NET: Stream.COPY,
     TaskKind.SEND_RECV: Stream.COPY,
     TaskKind.COPY_HD: Stream.COPY_HD,
@@ -89,8 +88,8 @@ class WholeGraph:
     """Register → the name of the family that makes it."""
     devices: dict[int, str] = field(default_factory=dict)
     """Register → the device type of its memory."""
-    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Collective's task → ranks that run it together."""
+    groups: dict[int, tuple[tuple[int, ...], Stream]] = field(default_factory=dict)
+    """Collective's task → ranks that run it together, and the stream on which they do."""
     late: set[int] = field(default_factory=set)
     variables: dict[int, VariableDesc] = field(default_factory=dict)
     """By register."""
@@ -118,7 +117,7 @@ class WholeGraph:
 
     def part(self, rank: int) -> RankPart:
         """What one rank has of it."""
-        communicators: dict[tuple[int, ...], list[int]] = {}
+        communicators: dict[tuple[tuple[int, ...], Stream], list[int]] = {}
         tasks, registers, remotes = [], {}, {}
         for task in self.tasks[rank]:
             spec = task.spec
@@ -156,7 +155,7 @@ class WholeGraph:
             tasks=tasks,
             registers=registers,
             remotes=tuple(remotes[key] for key in sorted(remotes)),
-            communicators={ranks: tuple(each) for ranks, each in communicators.items()},
+            communicators={group: tuple(each) for group, each in communicators.items()},
             variables=[self.variables[key] for key in registers if key in self.variables],
             late=self.late,
             devices=self.devices,
@@ -255,8 +254,9 @@ class WholeGraph:
                 transfer.primitive, -1, transfer.reduction, transfer.src_axis, transfer.dst_axis
             )
             inputs = [_here(rank, source) for source in family.inputs]
-            self.groups[pack_task_id(rank, family.number)] = _group(
-                family.placement, transfer.mesh_axes, rank
+            self.groups[pack_task_id(rank, family.number)] = (
+                _group(family.placement, transfer.mesh_axes, rank),
+                transfer.stream,
             )
             self._transport(family, rank, family.kind, inputs, spec)
         else:
@@ -365,7 +365,9 @@ class WholeGraph:
             Task(
                 id=task,
                 kind=kind,
-                stream=_STREAMS.get(kind, Stream.COMPUTE),
+                stream=_transfer(family).stream
+                if kind is TaskKind.COLLECTIVE_BOXING
+                else _STREAMS.get(kind, Stream.COMPUTE),
                 name=name or family.name,
                 inputs=tuple(inputs),
                 outputs=outputs,

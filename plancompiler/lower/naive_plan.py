@@ -55,7 +55,8 @@ class RankPart:
     registers: dict[int, RegisterDesc]
     """Those that the tasks make, in order; without memory."""
     remotes: tuple[RemoteRegister, ...]
-    communicators: dict[tuple[int, ...], tuple[int, ...]]
+    communicators: dict[tuple[tuple[int, ...], Stream], tuple[int, ...]]
+    """Ranks and stream → families."""
     variables: list[VariableDesc]
     late: set[int]
     """Tasks that wait for the compute task before them."""
@@ -414,7 +415,8 @@ class _Writer:
             remote_registers=part.remotes,
             blocks=tuple(blocks if totals[2] else blocks[:2]),
             communicators=tuple(
-                Communicator(ranks, families) for ranks, families in part.communicators.items()
+                Communicator(ranks, families, stream)
+                for (ranks, stream), families in part.communicators.items()
             ),
             variables=tuple(part.variables),
             outputs=tuple(

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plancompiler.lower.memory import StorageRequest, align, plan_memory
-from plancompiler.lower.order import COMPUTE
 from plancompiler.lower.rank_task_graph import HOST
 from plancompiler.lower.storage import ARENA, STAGING, VARIABLES, StorageGroup, StoredTasks
+from plancompiler.plan.index import COMPUTE
 from plancompiler.plan.plan import Block
 
 

@@ -17,31 +17,34 @@ from plancompiler.ir.task import FAMILY_BITS, TaskKind, pack_task_id
 from plancompiler.lower.rank_task_graph import RankTask, RankTaskGraph
 from plancompiler.lower.segments import RankSegments, segments_of
 from plancompiler.ops.registry import op_def
+from plancompiler.plan.index import COMPUTE, STREAMS
 from plancompiler.plan.order import StepOrder
 from plancompiler.plan.plan import Stream
 
 STEP_END_FAMILY = (1 << FAMILY_BITS) - 1
 """The family number of StepEnd: after all others."""
 
-STREAMS = (Stream.COMPUTE, Stream.COLLECTIVE, Stream.COPY, Stream.DATA, Stream.COPY_HD)
-COMPUTE = STREAMS.index(Stream.COMPUTE)
-COPY = STREAMS.index(Stream.COPY)
-DATA = STREAMS.index(Stream.DATA)
 
 _STREAM_OF_KIND = {
     TaskKind.INPUT: Stream.DATA,
-    TaskKind.COLLECTIVE_BOXING: Stream.COLLECTIVE,
     TaskKind.COPY_COMM_NET: Stream.COPY,
     TaskKind.SEND_RECV: Stream.COPY,
     TaskKind.COPY_HD: Stream.COPY_HD,
 }
+
+_NUMBER = {stream: number for number, stream in enumerate(STREAMS)}
 
 Edges = tuple[tuple[int, int], ...]
 """(place of a task, place of a later one that waits for it)."""
 
 
 def stream_of(task: RankTask) -> Stream:
-    """The stream that runs a task: data sources may run ahead, transport beside compute."""
+    """The stream that runs a task: data sources may run ahead, transport beside compute.
+
+    Of collectives the graph says it, so that all members decide alike.
+    """
+    if task.stream is not None:
+        return task.stream
     if task.op_kind and op_def(task.op_kind).source:
         return Stream.DATA
     return _STREAM_OF_KIND.get(task.kind, Stream.COMPUTE)
@@ -132,7 +135,7 @@ def order_tasks(graph: RankTaskGraph) -> OrderedTasks:
     return OrderedTasks(
         graph,
         tasks,
-        tuple(STREAMS.index(stream_of(task)) for task in tasks),
+        tuple(_NUMBER[stream_of(task)] for task in tasks),
         place,
         makers,
         tuple(predecessors),

@@ -9,7 +9,14 @@ from typing import NamedTuple
 from plancompiler.boxing.graph import RankSlice
 from plancompiler.ir import DType, NdSbp, SourceLine
 from plancompiler.ir.task import TaskKind
-from plancompiler.plan.plan import Communicator, OutputDesc, RemoteRegister, TaskSpec, VariableDesc
+from plancompiler.plan.plan import (
+    Communicator,
+    OutputDesc,
+    RemoteRegister,
+    Stream,
+    TaskSpec,
+    VariableDesc,
+)
 
 HOST = "cpu"
 """Device type of host memory."""
@@ -33,6 +40,8 @@ class RankTask:
     """Whether it waits for the compute task before it in plan order."""
     segment: int = 0
     """Index into the segments of the job's pipeline."""
+    stream: Stream | None = None
+    """Set for collectives; of other tasks their kind says it."""
 
 
 class RankRegister(NamedTuple):

@@ -60,10 +60,12 @@ from plancompiler.plan.plan import (
     Communicator,
     ComputeSpec,
     CopySpec,
+    Group,
     OutputDesc,
     Piece,
     RemoteRegister,
     SliceSpec,
+    Stream,
     TaskSpec,
     VariableDesc,
 )
@@ -148,9 +150,11 @@ class _RankGraphBuilder:
         self._registers: dict[int, RankRegister] = {}
         self._consumers: dict[int, dict[int, None]] = {}
         self._remote: dict[int, RemoteRegister] = {}
-        self._groups: dict[tuple[int, ...], list[int]] = {}
-        self._group_index: dict[tuple[int, ...], int] = {}
-        self._known_groups: dict[tuple[Placement, tuple[int, ...]], tuple[int, list[int]]] = {}
+        self._groups: dict[Group, list[int]] = {}
+        self._group_index: dict[Group, int] = {}
+        self._known_groups: dict[
+            tuple[Placement, tuple[int, ...], Stream], tuple[int, list[int]]
+        ] = {}
         self._variables: list[VariableDesc] = []
         self._outputs: list[OutputDesc] = []
         pipeline = rank_slice.pipeline
@@ -271,7 +275,8 @@ class _RankGraphBuilder:
             consumers={register: tuple(tasks) for register, tasks in self._consumers.items()},
             remote_registers=tuple(self._remote[key] for key in sorted(self._remote)),
             communicators=tuple(
-                Communicator(ranks, tuple(families)) for ranks, families in self._groups.items()
+                Communicator(group.ranks, tuple(families), group.stream)
+                for group, families in self._groups.items()
             ),
             variables=tuple(self._variables),
             outputs=tuple(self._outputs),
@@ -279,7 +284,7 @@ class _RankGraphBuilder:
 
     def _add_collective(self, family: TaskFamily) -> None:
         transfer = _transfer_of(family)
-        communicator, families = self._group(family.placement, transfer.mesh_axes)
+        communicator, families = self._group(family.placement, transfer.mesh_axes, transfer.stream)
         families.append(family.number)
         spec = CollectiveSpec(
             primitive=transfer.primitive,
@@ -291,20 +296,22 @@ class _RankGraphBuilder:
         inputs = tuple(self._local_register(source) for source in family.inputs)
         self._transport_task(family, family.kind, inputs, spec)
 
-    def _group(self, placement: Placement, mesh_axes: tuple[int, ...]) -> tuple[int, list[int]]:
-        """The communicator of this rank along some mesh axes, and its families so far.
+    def _group(
+        self, placement: Placement, mesh_axes: tuple[int, ...], stream: Stream
+    ) -> tuple[int, list[int]]:
+        """The communicator of this rank along some mesh axes on a stream, and its families so far.
 
         Looked up by placement: a group may have as many ranks as the world, and to list and hash
         them for each family would take time for families times ranks.
         """
-        key = (placement, mesh_axes)
-        group = self._known_groups.get(key)
-        if group is None:
-            ranks = placement.group(self._rank, mesh_axes)
-            families = self._groups.setdefault(ranks, [])
-            index = self._group_index.setdefault(ranks, len(self._group_index))
-            group = self._known_groups[key] = (index, families)
-        return group
+        key = (placement, mesh_axes, stream)
+        known = self._known_groups.get(key)
+        if known is None:
+            group = Group(placement.group(self._rank, mesh_axes), stream)
+            families = self._groups.setdefault(group, [])
+            index = self._group_index.setdefault(group, len(self._group_index))
+            known = self._known_groups[key] = (index, families)
+        return known
 
     def _add_copies(self, family: TaskFamily) -> None:
         """One CopyCommNet task per box that another rank holds, with the box's lane."""
@@ -443,6 +450,7 @@ class _RankGraphBuilder:
         outputs: tuple[int, ...],
         spec: TaskSpec,
     ) -> None:
+        transfer = _transfer_of(family)
         self._task(
             RankTask(
                 task,
@@ -454,8 +462,9 @@ class _RankGraphBuilder:
                 outputs,
                 spec,
                 family.source,
-                _transfer_of(family).late,
+                transfer.late,
                 family.segment,
+                transfer.stream if kind is TaskKind.COLLECTIVE_BOXING else None,
             )
         )
 

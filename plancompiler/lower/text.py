@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from plancompiler.lower.aliases import Aliases
 from plancompiler.lower.control import ControlledTasks
 from plancompiler.lower.offsets import PlacedTasks
-from plancompiler.lower.order import STREAMS, Edges, OrderedTasks
+from plancompiler.lower.order import Edges, OrderedTasks
 from plancompiler.lower.rank_task_graph import RankTaskGraph
 from plancompiler.lower.storage import StoredTasks
+from plancompiler.plan.index import STREAMS
 
 
 def format_order(ordered: OrderedTasks) -> str:

@@ -159,6 +159,7 @@ define_op(
     attrs=(
         Text("late", ""),
         Text("along", ""),
+        Text("stream", ""),
     ),
     kernel=lambda context, inputs, outputs: copy_unless_shared(inputs[0], outputs[0]),
     gradient=of_one(lambda attrs, x, y, dy: dy.redistribute(placement=x.placement)),
@@ -169,7 +170,8 @@ define_op(
     "right after the value's producer and serves all who want the layout; with `late` it "
     "stands right before the op of that name (before this one, if there is none) and serves "
     "this op alone. With `along`, the layout is demanded along the mesh axis of that name "
-    "only; along others the input keeps its own, reduced.",
+    "only; along others the input keeps its own, reduced. With `stream`, the collectives that "
+    "make the layout run on the stream of that name.",
 )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from plancompiler.boxing.fuse import FuseOptions
+from plancompiler.boxing.streams import StreamOptions
 from plancompiler.errors import UsageError
 from plancompiler.ir import Job, verify_job
 from plancompiler.ir.settings import option
@@ -59,6 +60,7 @@ class Config(
     MicrobatchOptions,
     ZeroOptions,
     FuseOptions,
+    StreamOptions,
     RecomputeOptions,
     PrecisionOptions,
     SequenceOptions,

@@ -78,12 +78,11 @@ def cross_rank_facts(plan: Plan) -> tuple[CrossRankFact, ...]:
     facts.sort(key=lambda fact: (fact.sync_id, fact.name, fact.role))
     orders = collective_orders(plan) if count > 1 else {}
     for index, communicator in enumerate(plan.communicators):
-        ranks = ", ".join(map(str, communicator.ranks))
         facts.append(
             CrossRankFact(
                 sync_id=-1,
                 register=-1,
-                name=f"communicator of ranks {ranks}",
+                name=f"communicator of ranks {communicator.group}",
                 role=MEMBER,
                 ranks=tuple(sorted(communicator.ranks)),
                 text=f"families {', '.join(map(str, communicator.families))}"

@@ -13,8 +13,18 @@ from plancompiler.plan.order import StepOrder
 from plancompiler.plan.plan import Plan, RegisterDesc, RemoteRegister, Stream, Task
 
 Spec = TypeVar("Spec")
-STREAMS = tuple(Stream)
+STREAMS = (
+    Stream.COMPUTE,
+    Stream.COLLECTIVE,
+    Stream.GRADIENT,
+    Stream.DATA,
+    Stream.COPY,
+    Stream.PARAMETER,
+    Stream.COPY_HD,
+)
+"""Clocks are as wide as the last stream in use: rare ones come last."""
 COMPUTE = STREAMS.index(Stream.COMPUTE)
+COPY = STREAMS.index(Stream.COPY)
 DATA = STREAMS.index(Stream.DATA)
 _SHOWN = 4
 """Neighbours listed per kind in an error."""

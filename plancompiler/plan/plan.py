@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from plancompiler.ir import (
     UNKNOWN_SOURCE,
@@ -33,6 +34,10 @@ class Stream(enum.Enum):
     DATA = "data"
     COPY_HD = "copy_hd"
     """Copies between host and device."""
+    GRADIENT = "gradient"
+    """Reductions of gradients, for which backward does not wait."""
+    PARAMETER = "parameter"
+    """Gathers of parameters, which are known before what computes with them."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -210,12 +215,32 @@ class Task:
     """Index into the plan's segments."""
 
 
+class Group(NamedTuple):
+    """Ranks that run collectives together, and the stream on which each of them does."""
+
+    ranks: tuple[int, ...]
+    stream: Stream
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.ranks))} on stream {self.stream}"
+
+
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """Ranks that run collectives together, and the order of those (family numbers)."""
+    """Ranks that run collectives together, and the order of those (family numbers).
+
+    All of them run on one stream: where some ranks have collectives on several streams, they have a
+    communicator for each.
+    """
 
     ranks: tuple[int, ...]
     families: tuple[int, ...]
+    stream: Stream = Stream.COLLECTIVE
+
+    @property
+    def group(self) -> Group:
+        """What tells the communicators of a plan apart, and is the same on all its ranks."""
+        return Group(self.ranks, self.stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
+from typing import NamedTuple
 
 from plancompiler.errors import DeadlockError
-from plancompiler.ir.task import CROSSING, format_id, rank_of
+from plancompiler.ir.task import CROSSING, family_of, format_id, rank_of
 from plancompiler.plan.digest import collective_orders
 from plancompiler.plan.index import PlanIndex, format_ids
-from plancompiler.plan.plan import CollectiveSpec, Plan, RegisterDesc, RemoteRegister, Task
+from plancompiler.plan.plan import CollectiveSpec, Group, Plan, RegisterDesc, RemoteRegister, Task
 from plancompiler.plan.rules_tasks import collective_extents
 from plancompiler.plan.text import format_shape
 
@@ -21,22 +22,22 @@ class PlansIndex:
     def __init__(self, plans: Mapping[int, Plan]) -> None:
         self.ranks = {rank: PlanIndex(plan) for rank, plan in sorted(plans.items())}
         self.rule = ""
-        self._collective_orders: dict[int, dict[tuple[int, ...], Sequence[tuple[int, int]]]] = {}
+        self._collective_orders: dict[int, dict[Group, Sequence[tuple[int, int]]]] = {}
 
     @cached_property
     def graph(self) -> StepGraph:
         """What waits for what in one step."""
         return StepGraph(self.ranks)
 
-    def collective_order(self, rank: int, ranks: tuple[int, ...]) -> Sequence[tuple[int, int]]:
-        """A rank's collectives among these ranks over a step, as (family, micro-batch)."""
+    def collective_order(self, rank: int, group: Group) -> Sequence[tuple[int, int]]:
+        """A rank's collectives of a group over a step, as (family, micro-batch)."""
         if rank not in self._collective_orders:
             plan = self.ranks[rank].plan
             self._collective_orders[rank] = {
-                plan.communicators[index].ranks: order
+                plan.communicators[index].group: order
                 for index, order in collective_orders(plan).items()
             }
-        return self._collective_orders[rank].get(ranks, ())
+        return self._collective_orders[rank].get(group, ())
 
 
 def check_same_job(index: PlansIndex) -> None:
@@ -144,10 +145,10 @@ def check_sends(index: PlansIndex) -> None:
 
 def check_collective_order(index: PlansIndex) -> None:
     """All members of a communicator run the same collectives in the same order."""
-    for ranks, members in _communicators(index).items():
+    for group, members in _communicators(index).items():
         known = {rank: families for rank, families in members.items() if rank in index.ranks}
         first = next(iter(known))
-        for rank in sorted(set(ranks) & set(index.ranks)):
+        for rank in sorted(set(group.ranks) & set(index.ranks)):
             mine, theirs = known.get(rank, ()), known[first]
             if mine == theirs:
                 continue
@@ -160,22 +161,22 @@ def check_collective_order(index: PlansIndex) -> None:
                 min(len(mine), len(theirs)),
             )
             raise index.ranks[rank].broken(
-                f"ranks {first} and {rank} run the collectives of ranks "
-                f"{', '.join(map(str, ranks))} in different orders",
-                _collective(index.ranks[rank], ranks, at),
-                got=f"as number {at} rank {rank} runs {_family(index, rank, ranks, mine, at)}",
-                expected=f"{_family(index, first, ranks, theirs, at)}, as rank {first} does",
+                f"ranks {first} and {rank} run the collectives of ranks {group} in different "
+                "orders",
+                _collective(index.ranks[rank], group, at),
+                got=f"as number {at} rank {rank} runs {_family(index, rank, group, mine, at)}",
+                expected=f"{_family(index, first, group, theirs, at)}, as rank {first} does",
             )
         if index.ranks[first].plan.microbatches > 1:
-            _check_slot_order(index, ranks, sorted(known))
+            _check_slot_order(index, group, sorted(known))
 
 
-def _check_slot_order(index: PlansIndex, ranks: tuple[int, ...], members: list[int]) -> None:
+def _check_slot_order(index: PlansIndex, group: Group, members: list[int]) -> None:
     """The same with micro-batches: whose collectives follow whose is the order of the slots."""
     first, *others = members
-    expected = index.collective_order(first, ranks)
+    expected = index.collective_order(first, group)
     for rank in others:
-        actual = index.collective_order(rank, ranks)
+        actual = index.collective_order(rank, group)
         if actual == expected:
             continue
         at = next(
@@ -186,55 +187,124 @@ def _check_slot_order(index: PlansIndex, ranks: tuple[int, ...], members: list[i
             for order in (actual, expected)
         )
         raise index.ranks[rank].broken(
-            f"ranks {first} and {rank} run the collectives of ranks {', '.join(map(str, ranks))} "
-            "in different orders over the micro-batches",
+            f"ranks {first} and {rank} run the collectives of ranks {group} in different orders "
+            "over the micro-batches",
             got=f"as number {at} of the step rank {rank} runs {got}",
             expected=f"{wanted}, as rank {first} does",
         )
 
 
-def _communicators(
-    index: PlansIndex,
-) -> dict[tuple[int, ...], dict[int, tuple[int, ...]]]:
-    """Ranks of a communicator → member → families in order."""
-    communicators: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
+def _communicators(index: PlansIndex) -> dict[Group, dict[int, tuple[int, ...]]]:
+    """Group of a communicator → member → families in order."""
+    communicators: dict[Group, dict[int, tuple[int, ...]]] = {}
     for rank, one in index.ranks.items():
         for communicator in one.plan.communicators:
-            communicators.setdefault(communicator.ranks, {})[rank] = communicator.families
+            communicators.setdefault(communicator.group, {})[rank] = communicator.families
     return communicators
 
 
-def _collective(one: PlanIndex, ranks: tuple[int, ...], at: int) -> Task | None:
-    """A rank's collective number `at` among these ranks."""
-    tasks = [task for group, task in _collectives(one) if group == ranks]
+def _collective(one: PlanIndex, group: Group, at: int) -> Task | None:
+    """A rank's collective number `at` of a group."""
+    tasks = [task for of, task in _collectives(one) if of == group]
     return tasks[at] if at < len(tasks) else None
 
 
-def _family(
-    index: PlansIndex, rank: int, ranks: tuple[int, ...], families: tuple[int, ...], at: int
-) -> str:
-    task = _collective(index.ranks[rank], ranks, at)
+def _family(index: PlansIndex, rank: int, group: Group, families: tuple[int, ...], at: int) -> str:
+    task = _collective(index.ranks[rank], group, at)
     if task is None or at >= len(families):
         return "no collective"
     return f"family {families[at]} ({task.name!r})"
 
 
-def _collectives(one: PlanIndex) -> Iterator[tuple[tuple[int, ...], Task]]:
-    """(ranks, task) per collective of a rank, in plan order."""
+def _collectives(one: PlanIndex) -> Iterator[tuple[Group, Task]]:
+    """(group, task) per collective of a rank, in plan order."""
     for task in one.plan.tasks:
         if isinstance(task.spec, CollectiveSpec):
-            yield one.plan.communicators[task.spec.communicator].ranks, task
+            yield one.plan.communicators[task.spec.communicator].group, task
+
+
+def check_launch_order(index: PlansIndex) -> None:
+    """Over all their streams, ranks come to the collectives that they share in one order.
+
+    Streams with threads of their own could do without it. A device's rank launches all of them from
+    one thread, in plan order: NCCL wants launches of several communicators in one order on all
+    ranks, because what is launched first may occupy a device until its peers come.
+    """
+    followers: dict[_Launch, dict[_Launch, int]] = {}
+    waits: dict[_Launch, int] = {}
+    for rank, one in index.ranks.items():
+        before: _Launch | None = None
+        for launch in _launches(one.plan):
+            waits.setdefault(launch, 0)
+            if before is not None and launch not in followers.setdefault(before, {}):
+                followers[before][launch] = rank
+                waits[launch] += 1
+            before = launch
+    ready = [launch for launch, count in waits.items() if not count]
+    while ready:
+        for after in followers.get(ready.pop(), ()):
+            waits[after] -= 1
+            if not waits[after]:
+                ready.append(after)
+    stuck = {launch for launch, count in waits.items() if count}
+    if not stuck:
+        return
+    # From what waits, go back to something that it waits for, until one comes again.
+    earlier = {
+        after: (launch, rank)
+        for launch in stuck
+        for after, rank in followers.get(launch, {}).items()
+        if after in stuck
+    }
+    at = next(launch for launch in earlier)
+    seen: dict[_Launch, None] = {}
+    while at not in seen:
+        seen[at] = None
+        at = earlier[at][0]
+    circle = list(seen)[list(seen).index(at) :]
+    steps = [
+        f"rank {earlier[launch][1]} comes to family {earlier[launch][0].family} before family "
+        f"{launch.family}"
+        for launch in reversed(circle)
+    ]
+    raise DeadlockError(
+        f"the plans break the rule {index.rule!r}: the orders of {len(circle)} collectives make a "
+        "circle",
+        rank=earlier[circle[0]][1],
+        got="; ".join(steps),
+        expected="one order of the collectives of all communicators, on all ranks",
+    )
+
+
+class _Launch(NamedTuple):
+    """One run of a collective."""
+
+    group: Group
+    family: int
+    microbatch: int
+
+
+def _launches(plan: Plan) -> Iterator[_Launch]:
+    """A rank's collectives over a step, on all streams, in plan order and that of its slots."""
+    by_segment: dict[int, list[tuple[Group, int]]] = {}
+    for task in plan.tasks:
+        if isinstance(task.spec, CollectiveSpec):
+            group = plan.communicators[task.spec.communicator].group
+            by_segment.setdefault(task.segment, []).append((group, family_of(task.id)))
+    for segment, microbatch in plan.slots:
+        for group, family in by_segment.get(segment, ()):
+            yield _Launch(group, family, microbatch)
 
 
 def check_same_collectives(index: PlansIndex) -> None:
     """Members of one collective do the same to values of the same dtype and shape."""
-    seen: dict[tuple[tuple[int, ...], int], tuple[int, Task, str]] = {}
+    seen: dict[tuple[Group, int], tuple[int, Task, str]] = {}
     for rank, one in index.ranks.items():
-        count: dict[tuple[int, ...], int] = {}
-        for ranks, task in _collectives(one):
-            number = count[ranks] = count.get(ranks, -1) + 1
+        count: dict[Group, int] = {}
+        for group, task in _collectives(one):
+            number = count[group] = count.get(group, -1) + 1
             terms = _collective_terms(one, task)
-            other, other_task, expected = seen.setdefault((ranks, number), (rank, task, terms))
+            other, other_task, expected = seen.setdefault((group, number), (rank, task, terms))
             if terms != expected:
                 raise one.broken(
                     f"ranks {other} and {rank} disagree about the collective {task.name!r}",
@@ -278,13 +348,13 @@ class StepGraph:
         self.node_of: dict[int, int] = {}
         """Task id → node."""
         self.successors: list[list[int]] = []
-        collective_nodes: dict[tuple[tuple[int, ...], int], int] = {}
+        collective_nodes: dict[tuple[Group, int], int] = {}
         for one in ranks.values():
-            count: dict[tuple[int, ...], int] = {}
+            count: dict[Group, int] = {}
             for task in one.plan.tasks:
                 node = len(self.members)
                 if isinstance(task.spec, CollectiveSpec):
-                    group = one.plan.communicators[task.spec.communicator].ranks
+                    group = one.plan.communicators[task.spec.communicator].group
                     number = count[group] = count.get(group, -1) + 1
                     node = collective_nodes.setdefault((group, number), node)
                 if node == len(self.members):

@@ -29,7 +29,7 @@ from plancompiler.errors import DeadlockError
 from plancompiler.ir.pipeline import Segment, Slot
 from plancompiler.ir.task import rank_of
 from plancompiler.plan.index import PlanIndex
-from plancompiler.plan.plan import CollectiveSpec, RegisterDesc
+from plancompiler.plan.plan import CollectiveSpec, Group, RegisterDesc
 from plancompiler.plan.rules_ranks import PlansIndex
 
 
@@ -311,7 +311,7 @@ def step_model(index: PlansIndex) -> StepModel:
     }
     after: list[list[int]] = [[] for _ in number]
     received: list[tuple[str, int, int, int, bool]] = []
-    collective_vertices: dict[tuple[tuple[int, ...], int], int] = {}
+    collective_vertices: dict[tuple[Group, int], int] = {}
     for rank, one in ranks.items():
         count: dict[int, int] = {}
         for task in one.plan.tasks:
@@ -319,7 +319,7 @@ def step_model(index: PlansIndex) -> StepModel:
                 group = task.spec.communicator
                 count[group] = count.get(group, -1) + 1
                 here = number[rank, task.segment]
-                key = one.plan.communicators[group].ranks, count[group]
+                key = one.plan.communicators[group].group, count[group]
                 there = collective_vertices.setdefault(key, here)
                 after[here].append(there)
                 after[there].append(here)

@@ -12,6 +12,7 @@ from plancompiler.plan.plan import (
     CollectiveSpec,
     ComputeSpec,
     CopySpec,
+    Group,
     Piece,
     RegisterDesc,
     SliceSpec,
@@ -101,15 +102,15 @@ def _is_box(region: Region, shape: tuple[int, ...], local: tuple[int, ...]) -> b
 
 
 def check_communicators(index: PlanIndex) -> None:
-    """A group of ranks, this one among them, has one communicator with its collectives in order.
+    """A group of ranks, this one among them, has one communicator for each stream on which it has
+    collectives, with these in order.
 
-    One stream runs them: members meet in the order in which each of them comes, and streams come in
-    any order.
+    The communicator's stream runs them: members meet in the order in which each of them comes, and
+    streams come in any order.
     """
     plan = index.plan
-    groups: set[tuple[int, ...]] = set()
+    groups: set[Group] = set()
     families: list[list[int]] = [[] for _ in plan.communicators]
-    first: dict[int, Task] = {}
     for task in plan.tasks:
         if not isinstance(task.spec, CollectiveSpec):
             continue
@@ -121,24 +122,25 @@ def check_communicators(index: PlanIndex) -> None:
                 expected=f"one of {len(families)}",
             )
         families[task.spec.communicator].append(family_of(task.id))
-        other = first.setdefault(task.spec.communicator, task)
-        if task.stream is not other.stream:
+        expected = plan.communicators[task.spec.communicator].stream
+        if task.stream is not expected:
             raise index.broken(
-                f"{other.name!r} and {task.name!r} are collectives of communicator "
-                f"{task.spec.communicator} on different streams",
+                f"{task.name!r} is on another stream than its communicator",
                 task,
-                got=f"streams {other.stream} and {task.stream}",
-                expected="one stream for all collectives of a communicator",
+                got=f"stream {task.stream}",
+                expected=f"stream {expected}, on which all collectives of communicator "
+                f"{task.spec.communicator} are",
             )
     for number, communicator in enumerate(plan.communicators):
-        ranks = communicator.ranks
-        if plan.rank not in ranks or len(set(ranks)) != len(ranks) or ranks in groups:
+        ranks, group = communicator.ranks, communicator.group
+        if plan.rank not in ranks or len(set(ranks)) != len(ranks) or group in groups:
             raise index.broken(
                 f"communicator {number} is not one of this rank, or its ranks have another one",
-                got=f"ranks {', '.join(map(str, ranks))}",
-                expected=f"distinct ranks with {plan.rank} among them, once per group of ranks",
+                got=f"ranks {group}",
+                expected=f"distinct ranks with {plan.rank} among them, once per group of ranks "
+                "and stream",
             )
-        groups.add(ranks)
+        groups.add(group)
         if list(communicator.families) != families[number]:
             raise index.broken(
                 f"communicator {number} lists its collectives in another order than the plan "

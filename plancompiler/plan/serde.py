@@ -119,7 +119,10 @@ _TABLES: dict[str, Columns[Any]] = {
     ),
     "blocks": Columns(Block, purpose=STRING, device=STRING),
     "communicators": Columns(
-        Communicator, ranks=Ragged(PLAIN, "rank"), families=Ragged(PLAIN, "family")
+        Communicator,
+        ranks=Ragged(PLAIN, "rank"),
+        families=Ragged(PLAIN, "family"),
+        stream=coded(STREAMS),
     ),
     "variables": Columns(
         VariableDesc,

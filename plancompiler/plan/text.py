@@ -139,9 +139,8 @@ class _PlanText:
                 f"block {block.index} {block.purpose} {shared}{where} {format_bytes(block.nbytes)}"
             )
         for index, communicator in enumerate(plan.communicators):
-            ranks = ", ".join(map(str, communicator.ranks))
             families = ", ".join(map(str, communicator.families))
-            yield f"communicator {index} of ranks {ranks}: families {families}"
+            yield f"communicator {index} of ranks {communicator.group}: families {families}"
         for variable in plan.variables:
             yield self.variable(variable)
         for output in plan.outputs:

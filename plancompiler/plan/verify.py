@@ -74,6 +74,7 @@ PLANS_RULES = (
     PlansRule("members run collectives in one order", ranks.check_collective_order),
     PlansRule("members agree about each collective", ranks.check_same_collectives),
     PlansRule("nothing waits in a circle", ranks.check_no_circle),
+    PlansRule("collectives of all streams come in one order", ranks.check_launch_order),
     PlansRule("readers on other ranks run as often", schedule.check_rates_across),
     PlansRule("the step runs to its end", schedule.check_slots_finish),
     PlansRule("remote readers come before overwriting", ranks.check_remote_readers),

@@ -16,6 +16,8 @@ class Stream(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STREAM_COPY: _ClassVar[Stream]
     STREAM_DATA: _ClassVar[Stream]
     STREAM_COPY_HD: _ClassVar[Stream]
+    STREAM_GRADIENT: _ClassVar[Stream]
+    STREAM_PARAMETER: _ClassVar[Stream]
 
 class SegmentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +43,8 @@ STREAM_COLLECTIVE: Stream
 STREAM_COPY: Stream
 STREAM_DATA: Stream
 STREAM_COPY_HD: Stream
+STREAM_GRADIENT: Stream
+STREAM_PARAMETER: Stream
 SEGMENT_KIND_UNSPECIFIED: SegmentKind
 SEGMENT_KIND_STEP: SegmentKind
 SEGMENT_KIND_PROLOGUE: SegmentKind
@@ -224,16 +228,18 @@ class Blocks(_message.Message):
     def __init__(self, index: _Optional[_Iterable[int]] = ..., purpose: _Optional[_Iterable[int]] = ..., shared: _Optional[_Iterable[bool]] = ..., nbytes: _Optional[_Iterable[int]] = ..., device: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Communicators(_message.Message):
-    __slots__ = ("ranks", "rank", "families", "family")
+    __slots__ = ("ranks", "rank", "families", "family", "stream")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     FAMILIES_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     rank: _containers.RepeatedScalarFieldContainer[int]
     families: _containers.RepeatedScalarFieldContainer[int]
     family: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., rank: _Optional[_Iterable[int]] = ..., families: _Optional[_Iterable[int]] = ..., family: _Optional[_Iterable[int]] = ...) -> None: ...
+    stream: _containers.RepeatedScalarFieldContainer[Stream]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., rank: _Optional[_Iterable[int]] = ..., families: _Optional[_Iterable[int]] = ..., family: _Optional[_Iterable[int]] = ..., stream: _Optional[_Iterable[_Union[Stream, str]]] = ...) -> None: ...
 
 class Variables(_message.Message):
     __slots__ = ("name", "register", "shape", "dtype", "placement", "sbp", "region", "attrs")

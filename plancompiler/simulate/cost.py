@@ -74,6 +74,7 @@ def _main_task(plan: Plan, segment: int) -> Task:
     working = [
         task
         for task in tasks[:stop]
-        if task.stream is Stream.COMPUTE and task.kind is not TaskKind.STEP_END
+        if task.stream is Stream.COMPUTE
+        and task.kind not in (TaskKind.STEP_END, TaskKind.COLLECTIVE_BOXING)
     ]
     return working[-1] if working else computes[-1]

@@ -21,6 +21,7 @@ from plancompiler.boxing.fuse import fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.slices import slice_for_rank
+from plancompiler.boxing.streams import choose_streams
 from plancompiler.boxing.text import format_boxing_graph, format_op_graph, format_slice
 from plancompiler.errors import PlanCompilerError
 from plancompiler.ir import Job, verify_job
@@ -49,7 +50,8 @@ def one_pass(job: Job, name: str, _: int) -> str:
 
 
 def boxed(job: Job) -> BoxingTaskGraph:
-    return build_boxing_task_graph(infer_sbp(job), job.world_size)
+    graph = build_boxing_task_graph(infer_sbp(job), job.world_size)
+    return choose_streams(graph, config_of(job).streams)
 
 
 def fused(job: Job) -> BoxingTaskGraph:

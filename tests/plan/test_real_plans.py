@@ -101,12 +101,14 @@ def test_swapped_collectives_name_both_ranks_and_families(plans: dict[int, Plan]
 
 
 def swapped_collectives(plan: Plan) -> tuple[Plan, Task, Task]:
-    """The plan with two neighbours of its first communicator in the other order."""
-    communicator = plan.communicators[0]
+    """The plan with two neighbours of its busiest communicator in the other order."""
+    number, communicator = max(
+        enumerate(plan.communicators), key=lambda each: len(each[1].families)
+    )
     collectives = [
         (place, task)
         for place, task in enumerate(plan.tasks)
-        if isinstance(task.spec, CollectiveSpec) and task.spec.communicator == 0
+        if isinstance(task.spec, CollectiveSpec) and task.spec.communicator == number
     ]
     for at, ((first, one), (second, two)) in enumerate(itertools.pairwise(collectives)):
         readers = {key for task in plan.tasks[first + 1 : second] for key in task.inputs}
@@ -123,8 +125,9 @@ def swapped_collectives(plan: Plan) -> tuple[Plan, Task, Task]:
             plan,
             tasks=tuple(tasks),
             communicators=(
+                *plan.communicators[:number],
                 replace(communicator, families=tuple(families)),
-                *plan.communicators[1:],
+                *plan.communicators[number + 1 :],
             ),
         )
         try:

@@ -65,6 +65,7 @@ EDITS: list[Callable[[Plan], Plan]] = [
     lambda p: replace(p, blocks=(replace(p.blocks[0], nbytes=1024), p.blocks[1])),
     lambda p: replace(p, communicators=(Communicator((1, 0), (6, 8)),)),
     lambda p: replace(p, communicators=(Communicator((0, 1), (8, 6)),)),
+    lambda p: replace(p, communicators=(Communicator((0, 1), (6, 8), Stream.GRADIENT),)),
     lambda p: replace(p, outputs=()),
     lambda p: replace(p, outputs=(replace(p.outputs[0], register=0),)),
     lambda p: replace(p, remote_registers=()),

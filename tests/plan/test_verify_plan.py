@@ -260,7 +260,7 @@ CASES = [
     Broken(
         "communicators list their collectives in plan order",
         lambda p: edit_task(p, "s all_reduce", stream=Stream.COPY),
-        ("'g all_reduce' and 's all_reduce'", "streams collective and copy"),
+        ("'s all_reduce'", "stream copy", "stream collective, on which all collectives of"),
     ),
     Broken(
         "collectives fit their registers",

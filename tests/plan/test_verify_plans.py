@@ -181,6 +181,7 @@ def test_every_rule_is_broken_by_some_test() -> None:
         "remote readers come before overwriting",
         "readers on other ranks run as often",  # these two: test_schedule.py
         "the step runs to its end",
+        "collectives of all streams come in one order",
     }
     assert {case.rule for case in CASES} | elsewhere == {rule.says for rule in PLANS_RULES}
 
@@ -288,6 +289,45 @@ def test_collectives_of_different_groups_can_wait_in_a_circle() -> None:
     assert "the order of stream collective of rank 2" in message
 
 
+def two_streams(order: tuple[Stream, Stream]) -> Plan:
+    """A rank of a pair that reduces one value on two streams, in this plan order."""
+    rank = 0 if order[0] is Stream.COLLECTIVE else 1
+    build = PlanBuilder(rank, world_size=2)
+    families = {Stream.COLLECTIVE: 10, Stream.GRADIENT: 11}
+    build.communicators = tuple(
+        Communicator((0, 1), (family,), stream) for stream, family in families.items()
+    )
+    x = build.register(0, "x", (4,))
+    build.compute(0, "x", (), (x,))
+    for stream in order:
+        family = families[stream]
+        build.task(
+            family,
+            TaskKind.COLLECTIVE_BOXING,
+            f"on {stream}",
+            (x,),
+            (build.register(family, str(stream), (4,)),),
+            CollectiveSpec(Primitive.ALL_REDUCE, list(families).index(stream), Reduction.SUM),
+            stream=stream,
+        )
+    return build.build()
+
+
+def test_collectives_on_several_streams_come_in_one_order_on_all_ranks() -> None:
+    """Threads would come through, but one thread that launches both on a device may not."""
+    first = two_streams((Stream.COLLECTIVE, Stream.GRADIENT))
+    other = two_streams((Stream.GRADIENT, Stream.COLLECTIVE))
+    for plan in (first, other):
+        verify_plan(plan)
+    verify_plans({0: first})
+    with pytest.raises(DeadlockError) as caught:
+        verify_plans({0: first, 1: other})
+    message = str(caught.value)
+    assert "'collectives of all streams come in one order'" in message
+    assert "rank 0 comes to family 10 before family 11" in message
+    assert "rank 1 comes to family 11 before family 10" in message
+
+
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_variable_is_overwritten_after_other_ranks_have_read_it(answered: bool) -> None:
     """The update of rank 0 must wait for rank 1's read; data that comes back from there says so."""
@@ -340,7 +380,7 @@ def test_facts_of_equal_plans_agree() -> None:
     assert [(fact.name, fact.role) for fact in cross_rank_facts(plans[0])] == [
         ("b", "consumer"),
         ("b", "producer"),
-        ("communicator of ranks 0, 1", "member"),
+        ("communicator of ranks 0, 1 on stream collective", "member"),
     ]
 
 

@@ -85,6 +85,7 @@ CONFIG = Config(
     schedule="1f1b",
     microbatches=2,
     fuse_bytes=1,
+    streams="one",
     recompute="auto",
     memory_bytes=1,
     precision="float16",
@@ -156,16 +157,17 @@ def _graph_parts() -> tuple[tuple[PlacedOp, ...], tuple[TaskFamily, ...]]:
             OTHER,
             (),
             (layout, TensorLayout((), dtype, SBPS[1])),
-            Transfer(primitive, (0, 1), reduction, 3, 2, OTHER, SBPS[1], late=True),
+            Transfer(primitive, (0, 1), reduction, 3, 2, OTHER, SBPS[1], late=True, stream=stream),
             SOURCE,
             segment=index % 4,
             per_microbatch=True,
         )
-        for index, (primitive, reduction, dtype) in enumerate(
+        for index, (primitive, reduction, dtype, stream) in enumerate(
             zip(
                 Primitive,
                 [*Reduction, None, None, None],
                 list(DType)[: len(Primitive)],
+                [*Stream, Stream.COPY],
                 strict=True,
             )
         )
@@ -257,7 +259,10 @@ def sample_plan() -> Plan:
             Block(0, "arena", True, 1 << 40),
             Block(1, "variables", False, 0, "cuda"),
         ),
-        communicators=(Communicator((2, 9), (3, 4, 5)), Communicator((9,), ())),
+        communicators=(
+            Communicator((2, 9), (3, 4, 5)),
+            Communicator((9,), (), Stream.GRADIENT),
+        ),
         variables=(
             VariableDesc(
                 "w", own[9], (4, 4), DType.FLOAT64, OTHER, NdSbp.of("S(0)"), ((0, 2), (0, 4)), ATTRS
