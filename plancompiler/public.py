@@ -32,6 +32,7 @@ from plancompiler.frontend.checkpoint import checkpoint
 from plancompiler.frontend.functions import *  # noqa: F403  # its __all__ is part of ours
 from plancompiler.frontend.trace import (
     as_job,
+    collective_stream,
     constant,
     full,
     input,
@@ -146,6 +147,7 @@ __all__ = [
     "__version__",
     "as_job",
     "checkpoint",
+    "collective_stream",
     "comm_trace",
     "compile",
     "constant",

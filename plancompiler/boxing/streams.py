@@ -27,11 +27,8 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.ir import Op, Phase
 from plancompiler.ir.settings import Settings, option
 from plancompiler.ir.task import TaskKind
-from plancompiler.plan.plan import Stream
+from plancompiler.plan.plan import COLLECTIVE_STREAMS, Stream
 
-COLLECTIVE_STREAMS = (Stream.COLLECTIVE, Stream.GRADIENT, Stream.PARAMETER, Stream.COMPUTE)
-"""Streams that may run collectives."""
-_BY_NAME = {str(stream): stream for stream in COLLECTIVE_STREAMS}
 _ONE_STREAM = {"one": Stream.COLLECTIVE, "compute": Stream.COMPUTE}
 PER_GROUP = "group"
 
@@ -151,13 +148,13 @@ def _demanded(graph: BoxingTaskGraph, collectives: Sequence[TaskFamily]) -> dict
         named = op.attr("stream", "") if op.kind == "redistribute" else ""
         if not named:
             continue
-        if named not in _BY_NAME:
+        if named not in COLLECTIVE_STREAMS:
             raise AttributeValueError(
                 "an op names a stream that does not run collectives",
                 op=op.name,
                 source=op.source,
                 got=repr(named),
-                expected=f"one of {', '.join(_BY_NAME)}",
+                expected=f"one of {', '.join(COLLECTIVE_STREAMS)}",
             )
         pending = [placed.inputs[0].family]
         while pending:
@@ -166,6 +163,6 @@ def _demanded(graph: BoxingTaskGraph, collectives: Sequence[TaskFamily]) -> dict
             if family is None or family.transfer is None:
                 continue
             if number in known:
-                demanded.setdefault(number, _BY_NAME[str(named)])
+                demanded.setdefault(number, COLLECTIVE_STREAMS[str(named)])
             pending += [source.family for source in family.inputs]
     return demanded

@@ -18,7 +18,6 @@ from plancompiler.boxing.graph import (
     Transfer,
 )
 from plancompiler.boxing.primitives import primitive_between
-from plancompiler.boxing.streams import COLLECTIVE_STREAMS
 from plancompiler.errors import VerifyError
 from plancompiler.ir import NdSbp, Placement
 from plancompiler.ir.sbp import Sbp, Split
@@ -26,7 +25,7 @@ from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import CROSSING, Primitive, TaskKind, require_rank_fits
 from plancompiler.ops.registry import op_def
 from plancompiler.ops.verify_types import MAX_TENSOR_BYTES
-from plancompiler.plan.plan import Stream
+from plancompiler.plan.plan import COLLECTIVE_STREAMS, Stream
 
 _COMPUTING = frozenset((TaskKind.COMPUTE, TaskKind.INPUT, TaskKind.VARIABLE, TaskKind.OUTPUT))
 _ALONG_AXES = frozenset(Primitive) - {Primitive.EXCHANGE, Primitive.COPY}
@@ -127,7 +126,8 @@ class _Verifier:
         axes = transfer.mesh_axes
         if len(set(axes)) != len(axes) or not all(0 <= axis < source.ndim for axis in axes):
             raise _wrong(family, "a transfer is along axes that its mesh lacks", axes)
-        if transfer.stream not in (COLLECTIVE_STREAMS if collective else (Stream.COLLECTIVE,)):
+        possible = COLLECTIVE_STREAMS.values() if collective else (Stream.COLLECTIVE,)
+        if transfer.stream not in possible:
             raise _wrong(family, "a transfer is on a stream that is not for it", transfer.stream)
         for axis in (transfer.src_axis, transfer.dst_axis):
             if not -1 <= axis < len(layout.shape):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import Token
+from contextvars import ContextVar, Token
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any
@@ -48,6 +48,7 @@ from plancompiler.ir.source import shown_path, user_line
 from plancompiler.ir.value import ACTIVE_TRACER, Tracer
 from plancompiler.ops.liveness import live_ops
 from plancompiler.ops.registry import infer_types
+from plancompiler.plan.plan import COLLECTIVE_STREAMS
 
 CONSTANT_ELEMENTS = 1024
 """A constant is part of the job's text and travels with it, so it must be small."""
@@ -113,11 +114,11 @@ class JobBuilder:
         if target == value.placement and sbp is None:
             return value
         attrs: dict[str, AttrValue] = {} if along is None else {"along": along}
-        return self.add("redistribute", (value,), attrs, target, sbp)[0]
+        return self.add("redistribute", (value,), attrs | _COLLECTIVE_STREAM.get(), target, sbp)[0]
 
     def reduced(self, value: Value) -> Value:
         """Record that a value is wanted reduced, and else in the layout that it is made in."""
-        return self.add("redistribute", (value,), {}, value.placement)[0]
+        return self.add("redistribute", (value,), _COLLECTIVE_STREAM.get(), value.placement)[0]
 
     def full(
         self, placement: Placement, shape: tuple[int, ...], dtype: DType, value: Scalar
@@ -385,6 +386,36 @@ def stage(number: int) -> AbstractContextManager[None]:
             "a pipeline stage is a whole number", got=repr(number), expected="0, 1, 2, ..."
         )
     return current_builder().stage(number)
+
+
+_COLLECTIVE_STREAM: ContextVar[dict[str, AttrValue]] = ContextVar(
+    "plancompiler_collective_stream",
+    default={},  # noqa: B039  # nobody changes it
+)
+"""The attribute `stream` of changes of layout that are recorded, if they have one."""
+
+
+@contextmanager
+def collective_stream(name: str) -> Iterator[None]:
+    """Changes of layout asked for inside run on this stream of each rank:
+    `with pc.collective_stream("compute"): y = pc.all_reduce(y)`.
+
+    The streams are `collective`, `gradient`, `parameter` and `compute`; elsewhere the job's config
+    decides (`streams`). The first op that names a stream for a layout of a value decides for all
+    who read it so. Results do not depend on it, and eager tensors communicate at once, whatever is
+    named. Raises UsageError for another name.
+    """
+    if name not in COLLECTIVE_STREAMS:
+        raise UsageError(
+            "there is no such stream of collectives",
+            got=repr(name),
+            expected=f"one of {', '.join(COLLECTIVE_STREAMS)}",
+        )
+    before = _COLLECTIVE_STREAM.set({"stream": name})
+    try:
+        yield
+    finally:
+        _COLLECTIVE_STREAM.reset(before)
 
 
 def input(

@@ -43,6 +43,13 @@ class Stream(enum.Enum):
         return str(self.value)
 
 
+COLLECTIVE_STREAMS = {
+    str(stream): stream
+    for stream in (Stream.COLLECTIVE, Stream.GRADIENT, Stream.PARAMETER, Stream.COMPUTE)
+}
+"""Streams that may run collectives, by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A contiguous piece of a rank's memory."""

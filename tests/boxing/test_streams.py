@@ -71,6 +71,27 @@ def test_a_setting_puts_all_on_one_stream(streams: str) -> None:
     assert {stream for stream, _ in streams_of(gpt(dp=2, tp=2), streams)} == {expected}
 
 
+def test_an_op_names_its_stream() -> None:
+    with pc.job("one") as job:
+        x = pc.ones((4, 4), "float32", mesh(2), ["S(1)"])
+        y = x.redistribute(sbp="B").exp()
+        with pc.collective_stream("compute"):
+            z = pc.all_gather(y.redistribute(sbp=["S(0)"]).exp())
+        pc.output("z", z)
+    assert streams_of(job) == {
+        (Stream.COLLECTIVE, Primitive.ALL_GATHER): 1,
+        (Stream.COMPUTE, Primitive.ALL_GATHER): 1,
+    }
+    plans = compile_plans(job, 2, "rank_per_iter").plans
+    assert {group.stream for group in (each.group for each in plans[0].communicators)} == {
+        Stream.COLLECTIVE,
+        Stream.COMPUTE,
+    }
+    refused = pytest.raises(pc.PlanCompilerError, match="one of collective, gradient, parameter")
+    with refused, pc.collective_stream("copy"):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "settings"),
