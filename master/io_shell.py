@@ -289,15 +289,9 @@ class MasterShell:
         """Take over the jobs and workers of an earlier master."""
         kept = list(journal.jobs())
         for job in kept:
-            channel = JobChannel(
-                job.data,
-                job.record.request,
-                job.owner,
-                self._retention.job_bytes,
-                None,
-                job.outputs,
-                job.data,
-                KeptLog(job.record.world_size),
+            ranks = job.record.world_size
+            channel = self._channel_of(
+                job.data, job.record.request, job.owner, job.outputs, job.data, ranks
             )
             for event in job.events:
                 channel.publish(event)
@@ -508,19 +502,12 @@ class MasterShell:
                 hint="submit again later, or start the master with a larger --max-queue",
             )
         job_id = next(self._job_ids)
-        log = KeptLog(request.ranks or job.world_size)
-        self._channels[job_id] = JobChannel(
-            data if queued else job,
-            request,
-            owner,
-            self._retention.job_bytes,
-            reservation,
-            tuple(job.outputs),
-            data,
-            log,
+        ranks, outputs = request.ranks or job.world_size, tuple(job.outputs)
+        self._channels[job_id] = self._channel_of(
+            data if queued else job, request, owner, outputs, data, ranks, reservation
         )
         self._keys[owner, request.key] = job_id
-        self._submitted[job_id] = owner, tuple(job.outputs), data
+        self._submitted[job_id] = owner, outputs, data
         try:
             self.handle(
                 JobSubmitted(
@@ -539,6 +526,27 @@ class MasterShell:
             del self._submitted[job_id]
         self._forget_old_jobs()
         return job_id
+
+    def _channel_of(
+        self,
+        job: Job | bytes,
+        request: JobRequest,
+        owner: str,
+        outputs: tuple[str, ...],
+        data: bytes,
+        ranks: int,
+        reservation: Reservation | None = None,
+    ) -> JobChannel:
+        return JobChannel(
+            job,
+            request,
+            owner,
+            self._retention.job_bytes,
+            reservation=reservation,
+            outputs=outputs,
+            data=data,
+            log=KeptLog(ranks),
+        )
 
     def _forget_old_jobs(self) -> None:
         """Let go of what the state has forgotten, and of what jobs that ended earlier have made."""

@@ -19,7 +19,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,6 @@ create table worker (slot integer primary key, record text);
 create table command (number integer primary key, slot integer, place integer, message blob);
 create index command_of_slot on command (slot, place);
 """
-_COUNTS = frozenset({"counts", "reported", "done_steps"})
-"""Fields of a job that are kept apart, as they change with each step."""
 GRAPH = -1
 """In place of a rank: the boxing task graph, which is kept with the plans of ranks."""
 FORGOTTEN = frozenset({"shipping", "facts", "kernels", "told", "asked"})
@@ -87,6 +85,10 @@ class _Counts:
     counts: StepCounts
     reported: dict[int, set[int]]
     done_steps: int
+
+
+_COUNTS = frozenset(each.name for each in fields(_Counts))
+"""Fields of a job that are kept apart."""
 
 
 class Journal:
@@ -179,8 +181,8 @@ class Journal:
             with self._explained():
                 record = from_json(JobRecord, text)
                 counted = from_json(_Counts, counts)
-                record.counts, record.reported = counted.counts, counted.reported
-                record.done_steps = counted.done_steps
+                for name in _COUNTS:
+                    setattr(record, name, getattr(counted, name))
                 names = tuple(map(str, json.loads(outputs)))
                 events = tuple(self._events(job_id))
                 plans, lines = self._plans(job_id), tuple(self._lines(job_id))
@@ -371,7 +373,7 @@ def _record(job: JobRecord) -> str:
 
 
 def _counts(job: JobRecord) -> str:
-    return to_json(_Counts(job.counts, job.reported, job.done_steps))
+    return to_json(_Counts(**{name: getattr(job, name) for name in _COUNTS}))
 
 
 def _make_private(path: Path) -> None:

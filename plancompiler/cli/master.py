@@ -13,6 +13,7 @@ import click
 
 from plancompiler.cli.handshakes import explained_handshakes
 from plancompiler.cli.options import (
+    Command,
     allow_mixed_kernels_option,
     allow_ops_option,
     json_option,
@@ -45,6 +46,14 @@ of the interpreter.
 """
 
 
+def _limit_option(
+    name: str, default: int, text: str, least: int = 1
+) -> Callable[[Command], Command]:
+    """How much there may be of something."""
+    kind = click.IntRange(min=least)
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
 @click.command("master")
 @click.option(
     "--listen",
@@ -63,62 +72,27 @@ of the interpreter.
     is_flag=True,
     help="Serve an address beyond this machine without TLS: anyone who reaches it can run jobs.",
 )
-@click.option(
-    "--max-streams",
-    type=click.IntRange(min=1),
-    default=StreamLimits().total,
-    show_default=True,
-    help="Streams of clients that may be open at once.",
+@_limit_option(
+    "--max-streams", StreamLimits().total, "Streams of clients that may be open at once."
 )
-@click.option(
-    "--max-streams-per-peer",
-    type=click.IntRange(min=1),
-    default=StreamLimits().peer,
-    show_default=True,
-    help="The same for one connection.",
+@_limit_option("--max-streams-per-peer", StreamLimits().peer, "The same for one connection.")
+@_limit_option(
+    "--max-connections", MAX_CONNECTIONS, "Connections of clients that may be open at once."
 )
-@click.option(
-    "--max-connections",
-    type=click.IntRange(min=1),
-    default=MAX_CONNECTIONS,
-    show_default=True,
-    help="Connections of clients that may be open at once.",
-)
-@click.option(
+@_limit_option(
     "--max-upload-bytes",
-    type=click.IntRange(min=1),
-    default=MAX_UPLOAD_BYTES,
-    show_default=True,
-    help="Bytes of what clients upload that are held at the same time.",
+    MAX_UPLOAD_BYTES,
+    "Bytes of what clients upload that are held at the same time.",
 )
-@click.option(
-    "--max-queue",
-    type=click.IntRange(min=1),
-    default=MAX_QUEUE,
-    show_default=True,
-    help="Jobs that may wait.",
-)
-@click.option(
+@_limit_option("--max-queue", MAX_QUEUE, "Jobs that may wait.")
+@_limit_option(
     "--keep-outputs-bytes",
-    type=click.IntRange(min=0),
-    default=Retention().job_bytes,
-    show_default=True,
-    help="Bytes of a job's outputs that are kept for those who read them late.",
+    Retention().job_bytes,
+    "Bytes of a job's outputs that are kept for those who read them late.",
+    least=0,
 )
-@click.option(
-    "--keep-jobs",
-    type=click.IntRange(min=0),
-    default=Retention().jobs,
-    show_default=True,
-    help="Ended jobs whose outputs are kept.",
-)
-@click.option(
-    "--max-ops",
-    type=click.IntRange(min=1),
-    default=MAX_OPS,
-    show_default=True,
-    help="Ops that a job may have.",
-)
+@_limit_option("--keep-jobs", Retention().jobs, "Ended jobs whose outputs are kept.", least=0)
+@_limit_option("--max-ops", MAX_OPS, "Ops that a job may have.")
 @click.option(
     "--stream-silence",
     type=click.FloatRange(min=0, min_open=True),

@@ -171,19 +171,15 @@ class Client(Closing):
             )
         if job.rates:
             job = with_listed_rates(job, _step_of(restore), steps)
-        request = JobRequest(
-            steps,
-            mode or "",
+        request = _request(
+            *(steps, ranks, priority, mode, deadline),
             restore=_folder(restore),
             restored=_restored(job, restore, strict_restore),
             save=_folder(save),
             cache=cache,
             save_every=every,
-            deadline=_deadline(deadline),
             record=record,
             anomaly=anomaly,
-            ranks=_ranks(ranks),
-            priority=whole_number("the priority", priority),
             name=job_name(name),
         )
         job_id = self._submit(job, request)
@@ -206,14 +202,7 @@ class Client(Closing):
         `Handle.plans` has what came of it. Parameters as for `submit`.
         """
         job = as_job(job)
-        request = JobRequest(
-            0,
-            mode or "",
-            ranks=_ranks(ranks),
-            priority=whole_number("the priority", priority),
-            name=job_name(name),
-            compile_only=True,
-        )
+        request = _request(0, ranks, priority, mode, name=job_name(name), compile_only=True)
         job_id = self._submit(job, request)
         return Handle(self._stub, self.address, job_id, on_phase, on_waiting, job.outputs, 0)
 
@@ -276,17 +265,13 @@ class Client(Closing):
         session. The other arguments are those of `submit`.
         """
         job = as_job(job)
-        request = JobRequest(
-            0,
-            mode or "",
-            True,
-            _folder(restore),
+        request = _request(
+            *(0, ranks, priority, mode, deadline),
+            open=True,
+            restore=_folder(restore),
             restored=_restored(job, restore, strict_restore),
             cache=cache,
-            deadline=_deadline(deadline),
             anomaly=anomaly,
-            ranks=_ranks(ranks),
-            priority=whole_number("the priority", priority),
         )
         job_id = self._submit(job, request)
         first_step = partial(_step_of, restore)
@@ -689,6 +674,25 @@ def _folder(directory: Folder | None) -> str:
     return "" if directory is None else str(folder_path("the folder of a checkpoint", directory))
 
 
+def _request(
+    steps: int,
+    ranks: int | None,
+    priority: int,
+    mode: str | None,
+    deadline: float | None = None,
+    **others: Any,
+) -> JobRequest:
+    """What a client asks for: what every job has, and other fields of the request."""
+    return JobRequest(
+        steps,
+        mode or "",
+        ranks=_ranks(ranks),
+        priority=whole_number("the priority", priority),
+        deadline=0.0 if deadline is None else positive_number("the deadline", deadline),
+        **others,
+    )
+
+
 def _ranks(ranks: int | None) -> int:
     if ranks is None:
         return 0
@@ -703,7 +707,3 @@ def _step_number(since: int) -> int:
     if not 0 <= step < 1 << 40:
         raise UsageError("the first step to read is not one", got=since, expected="0 or more")
     return step
-
-
-def _deadline(seconds: float | None) -> float:
-    return 0.0 if seconds is None else positive_number("the deadline", seconds)

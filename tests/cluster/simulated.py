@@ -119,6 +119,10 @@ class SimulatedWorker:
     """The commands to upload that it has begun with."""
 
 
+Choice = Callable[[], None]
+"""Lets an event happen."""
+
+
 class SimulatedCluster:
     """A master with workers, driven event by event."""
 
@@ -203,9 +207,9 @@ class SimulatedCluster:
 
     # --- what may happen next -------------------------------------------------------------------
 
-    def choices(self) -> list[Callable[[], None]]:
+    def choices(self) -> list[Choice]:
         """All events that may come next, time apart."""
-        choices: list[Callable[[], None]] = []
+        choices: list[Choice] = []
         if self.compiling:
             choices.append(self._master_compiles)
         for worker in self.workers:
@@ -229,7 +233,7 @@ class SimulatedCluster:
                 choices.append(lambda worker=worker: self._writes(worker))
         return choices
 
-    def settle(self, choose: Callable[[list[Callable[[], None]]], Callable[[], None]]) -> None:
+    def settle(self, choose: Callable[[list[Choice]], Choice]) -> None:
         """Let things happen until nothing can, time standing still; a ceiling means a livelock."""
         for _ in range(20_000):
             choices = self.choices()

@@ -148,8 +148,10 @@ def write(journal: Journal, change: Callable[[Writing], None]) -> None:
         lambda writing: writing.drop_outputs(7, 1),
         lambda writing: writing.forget_jobs([7]),
         lambda writing: writing.confirm_commands(3, 1),
+        lambda writing: writing.add_lines(0, 0, LogLines(7, (LogLine(1.0, "stdout", "x"),))),
+        lambda writing: writing.save_plan(7, 0, pack(b"plan")),
     ],
-    ids=["add an event", "drop outputs", "forget a job", "confirm a command"],
+    ids=["add an event", "drop outputs", "forget a job", "confirm a command", "lines", "plan"],
 )
 def test_a_journal_that_cannot_be_written_says_so_and_can_be_once_there_is_room(
     tmp_path: Path, change: Callable[[Writing], None]

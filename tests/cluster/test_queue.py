@@ -21,7 +21,7 @@ from plancompiler.master.job_queue import JobQueue
 from plancompiler.master.records import JobRecord, Worker
 from plancompiler.master.slot_choice import choose_slots
 from plancompiler.plan.job_serde import job_to_bytes
-from tests.cluster.simulated import ALL_GOOD, SimulatedCluster, cluster_of, drop_work, until
+from tests.cluster.simulated import ALL_GOOD, Choice, SimulatedCluster, cluster_of, drop_work, until
 from tests.examples import mlp
 
 
@@ -204,14 +204,14 @@ def test_jobs_of_all_sizes_end_in_every_interleaving(seed: int) -> None:
     cancelled = chance.choice(jobs)
     steps = 0
 
-    def choose(choices: list) -> object:  # type: ignore[type-arg]
+    def choose(choices: list[Choice]) -> Choice:
         nonlocal steps
         steps += 1
         if steps == seed:
             return lambda: cluster.tell_master(CancelAsked(cancelled, "enough"))
         return chance.choice(choices)
 
-    cluster.settle(choose)  # type: ignore[arg-type]
+    cluster.settle(choose)
     assert cluster.busy() == dict.fromkeys(range(4), 0)
     assert sorted(cluster.released) == jobs
     for job in jobs:

@@ -40,13 +40,12 @@ from plancompiler.worker.events import Exit, FromMaster, MasterGone, Reconnect, 
 from plancompiler.worker.state import WorkerState
 from tests.cluster.conftest import Workers, signed_in
 from tests.cluster.local_workers import LocalWorkers
-from tests.cluster.simulated import ALL_GOOD, cluster_of, until
+from tests.cluster.simulated import ALL_GOOD, SimulatedCluster, cluster_of, until
 from tests.examples import mlp
 
 
-def steps_of(cluster: object, job: int) -> list[int]:
-    events = cluster.events[job]  # type: ignore[attr-defined]
-    return [event.step for event in events if isinstance(event, StepDone)]
+def steps_of(cluster: SimulatedCluster, job: int) -> list[int]:
+    return [event.step for event in cluster.events[job] if isinstance(event, StepDone)]
 
 
 # --- the state machines ---------------------------------------------------------------------------
