@@ -192,6 +192,17 @@ def test_a_journal_of_another_version_or_size_is_refused(
         Journal(tmp_path / "journal", version, ranks)
 
 
+def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path, "1.2.3", 1).close()
+    database = sqlite3.connect(path)
+    database.execute("update about set value = value - 1 where name = 'format'")
+    database.commit()
+    database.close()
+    with pytest.raises(VersionError, match="another version"):
+        Journal(path, "1.2.3", 1)
+
+
 @pytest.mark.parametrize("damage", ["cut", "other", "rows", "table"])
 def test_a_damaged_journal_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "journal"
