@@ -238,7 +238,7 @@ class Cluster(World):
             START_SECONDS,
         )
         result.require(heard, f"the client never said {moment!r}: {client.err}")
-        time.sleep(delay)
+        time.sleep(delay)  # the case: at any time after that
         begin = time.monotonic()
         target.send(SIGNALS[how])
         if victim == "worker":
@@ -321,7 +321,7 @@ class Cluster(World):
     ) -> None:
         number = SIGNALS[how]
         if number == signal.SIGSTOP:
-            time.sleep(1.0)
+            time.sleep(1.0)  # the case: the process is stopped for so long
             if goes_on:
                 client.send(signal.SIGCONT)
                 begin = time.monotonic()
@@ -408,7 +408,7 @@ class OneProgram(World):
         if victim == "rank":
             pid = self.find_rank(parent, rank)
             result.require(pid is not None, f"rank {rank} is never started: {parent.err}")
-        time.sleep(delay)
+        time.sleep(delay)  # the case: at any time after that
         begin = time.monotonic()
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -420,7 +420,7 @@ class OneProgram(World):
             )
         elif how == "stopped":
             result.what += f", for {stop_seconds:.0f} s"
-            time.sleep(stop_seconds)
+            time.sleep(stop_seconds)  # the case
             parent.send(signal.SIGCONT)
             begin = time.monotonic()
             self._after_pause(result, parent, begin, of_a_script)

@@ -109,6 +109,7 @@ class Proxy:
                 if self._swallows:
                     continue
                 if time.monotonic() < self._delays_until:
+                    # The fault itself: a network that delays what it carries.
                     time.sleep(self._choices.uniform(0.0, DELAY_SECONDS))
                 if fault is None:
                     target.sendall(data)
@@ -142,7 +143,7 @@ class Proxy:
                 self._delays_until = time.monotonic() + DELAYED_SECONDS
                 target.sendall(data)
             case "pause":
-                time.sleep(self._choices.uniform(*PAUSE_SECONDS))
+                time.sleep(self._choices.uniform(*PAUSE_SECONDS))  # the fault itself
                 target.sendall(data)
             case "reset":
                 _reset(source, target)

@@ -78,7 +78,7 @@ class Restarts:
         clients[0].says(moment, START_SECONDS)
         clients.append(self._submit("the second client"))
         for wait in waits:
-            time.sleep(wait)
+            time.sleep(wait)  # the case: a kill at any time, whatever goes on just then
             assert self.master is not None
             self.master.send(signal.SIGKILL)
             self.master.wait(START_SECONDS)

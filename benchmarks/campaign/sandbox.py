@@ -32,7 +32,7 @@ def until(holds: Callable[[], object], seconds: float) -> bool:
     while not holds():
         if time.monotonic() > end:
             return bool(holds())
-        time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # what is waited for is any condition, which nobody announces
     return True
 
 

@@ -21,7 +21,16 @@ from tests.executor.mpi_ranks import CASES
 
 WAIT = 120
 STEPS = 3
-ON_TWO = ("microbatches", "damaged")
+RANKS = {
+    "collectives": (2, 3),
+    "pipelines": (2, 3),
+    "microbatches": (2,),
+    "damaged": (2,),
+    "failure": (3,),
+    "late": (3,),
+    "blocked": (3,),
+}
+"""World sizes of the cases: what everybody hears of is heard by one who has no part in it, too."""
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +44,8 @@ def mpiexec() -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("case", [name for name in CASES if name not in ON_TWO])
+@pytest.mark.parametrize(("case", "ranks"), [(case, n) for case in CASES for n in RANKS[case]])
 def test_ranks(case: str, ranks: int, mpiexec: str) -> None:
-    check(case, ranks, mpiexec)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("case", ON_TWO)
-def test_two_ranks(case: str, mpiexec: str) -> None:
-    check(case, 2, mpiexec)
-
-
-def check(case: str, ranks: int, mpiexec: str) -> None:
     command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "tests.executor.mpi_ranks", case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
     assert done.returncode == 0, done.stderr

@@ -126,11 +126,9 @@ def test_a_worker_on_another_host_that_is_stopped() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("ranks", "backend"), [(4, "threads"), (8, "threads"), (4, "processes"), (8, "processes")]
-)
-def test_more_ranks_than_cores(ranks: int, backend: str) -> None:
-    with pc.run(regression(ranks), ranks, backend, deadline=20.0) as session:
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+def test_more_ranks_than_cores(backend: str) -> None:
+    with pc.run(regression(8), 8, backend, deadline=20.0) as session:
         actual = losses(session)
     assert actual == pytest.approx(reference(1), rel=1e-3, abs=1e-7)
 
@@ -155,8 +153,9 @@ def test_a_slow_rank_changes_nothing() -> None:
 
 # --- many steps -----------------------------------------------------------------------------------
 
-WARM, MANY = 1_000, 10_000
-GROWTH = 2 << 20
+WARM, MANY = 1_000, 5_000
+GROWTH = 230 * (MANY - WARM)
+"""Bytes that a process may grow by in the steps after the first: less than 30 numbers a step."""
 
 
 def size_of(pid: int) -> int:
@@ -179,7 +178,7 @@ def held_by(pid: int) -> tuple[int, list[str], int]:
 
 
 @pytest.mark.processes
-def test_ten_thousand_steps(tmp_path: Path, record_property) -> None:
+def test_thousands_of_steps(tmp_path: Path, record_property) -> None:
     with pc.run(regression(2), 2, "processes") as session:
         pids = [*pids_of(session)]
         first = losses(session, WARM)
@@ -190,7 +189,7 @@ def test_ten_thousand_steps(tmp_path: Path, record_property) -> None:
         assert max(grown) < GROWTH
         session.save(tmp_path)
         after = losses(session)
-    record_property("growth_of_worker_processes_in_9000_steps_kib", [each >> 10 for each in grown])
+    record_property("growth_of_worker_processes_in_4000_steps_kib", [each >> 10 for each in grown])
     assert states(pids) == []
     # Not to the bit: this process may use another BLAS kernel than the workers.
     with pc.run(regression(2), 2) as session:
