@@ -37,16 +37,16 @@ def raise_descriptor_limit() -> None:
 
 
 class Connections:
-    """At most `limit` connections of clients, and those of the workers of so many ranks; fewer
-    where the process may not open as many descriptors.
+    """At most `limit` connections of clients, fewer where the process may not open as many
+    descriptors, and in any case those of the workers of so many ranks.
     """
 
     def __init__(self, limit: int, ranks: int) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        allowed = limit + PER_RANK * ranks
+        of_workers = PER_RANK * ranks
         if descriptors != resource.RLIM_INFINITY:
-            allowed = min(allowed, max(1, descriptors - _OTHER_DESCRIPTORS - SPARE))
-        self.limit = allowed
+            limit = min(limit, max(1, descriptors - _OTHER_DESCRIPTORS - SPARE - of_workers))
+        self.limit = limit + of_workers
         self.port = 0
         """Where the master listens."""
         self._most = 0

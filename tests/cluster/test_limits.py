@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from contextlib import ExitStack, suppress
 
@@ -9,7 +10,7 @@ import pytest
 
 from plancompiler.cluster.address import split_address
 from plancompiler.errors import LimitError
-from plancompiler.master.connections import PER_RANK, SPARE
+from plancompiler.master.connections import PER_RANK, SPARE, Connections
 from plancompiler.master.server import MasterServer
 from plancompiler.running.client import Client
 from tests.cluster.conftest import Workers, eventually, signed_in
@@ -78,3 +79,14 @@ def test_connections_of_strangers_far_beyond_the_limit_are_closed() -> None:
         assert all(connect() for _ in range(places))
         assert not connect()
         assert client.status().jobs == ()
+
+
+def test_few_descriptors_leave_fewer_connections_to_clients_and_as_many_to_workers() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        assert Connections(100, 2).limit == 100 + PER_RANK * 2
+        assert PER_RANK * 2 < Connections(4096, 2).limit < 1024 - SPARE
+        assert Connections(4096, 300).limit == 1 + PER_RANK * 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
