@@ -12,7 +12,7 @@ place in fused chains all follow from the one line.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -60,7 +60,7 @@ class Instruction:
 # --- from a formula to its program ----------------------------------------------------------------
 
 
-class _Recording:
+class Recording:
     """The instructions that a formula has asked for so far; equal ones are asked for once."""
 
     def __init__(self, dtypes: Sequence[DType], everything: bool) -> None:
@@ -84,28 +84,32 @@ class _Recording:
             self.dtypes.append(made.dtype)
         return number
 
-    def program(self, result: int, inputs: int) -> Instructions:
-        """The instructions that `result` needs, numbered anew."""
-        needed = {result}
+    def program(
+        self, results: Sequence[int], leaves: Sequence[int]
+    ) -> tuple[Instructions, tuple[int, ...]]:
+        """The instructions that `results` need, numbered anew behind the leaves, and the results'
+        new numbers.
+        """
+        needed = set(results)
         for instruction, number in reversed(self._numbers.items()):
             if number in needed:
                 needed.update(instruction.operands)
-        new = {number: number for number in range(inputs)}
+        new = {number: place for place, number in enumerate(leaves)}
         program = []
         for instruction, number in self._numbers.items():
             if number in needed:
                 operands = tuple(new[operand] for operand in instruction.operands)
                 new[number] = len(new)
                 program.append(Instruction(instruction.kind, operands, instruction.attrs))
-        return tuple(program)
+        return tuple(program), tuple(new[number] for number in results)
 
 
-class _Symbol(TensorOperators):
+class Symbol(TensorOperators):
     """An input or a result of a program that is being recorded."""
 
     __slots__ = ("number", "recording")
 
-    def __init__(self, recording: _Recording, number: int) -> None:
+    def __init__(self, recording: Recording, number: int) -> None:
         self.recording = recording
         self.number = number
 
@@ -118,31 +122,31 @@ class _Symbol(TensorOperators):
         return self.recording.dtypes[self.number]
 
     def _apply(
-        self, kind: str, inputs: Sequence[_Symbol], attrs: Mapping[str, AttrValue]
-    ) -> tuple[_Symbol, ...]:
+        self, kind: str, inputs: Sequence[Symbol], attrs: Mapping[str, AttrValue]
+    ) -> tuple[Symbol, ...]:
         definition = op_def(kind)
         if self.recording.expands(definition):
             assert definition.formula is not None
             return (_widely(definition.formula, attrs, inputs),)
         operands = tuple(each.number for each in inputs)
         instruction = Instruction(kind, operands, freeze_attrs(attrs))
-        return (_Symbol(self.recording, self.recording.number_of(instruction)),)
+        return (Symbol(self.recording, self.recording.number_of(instruction)),)
 
-    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> _Symbol:
+    def _full(self, shape: tuple[int, ...], dtype: DType, value: Scalar) -> Symbol:
         like = self if dtype is self.dtype else self.cast(dtype)
         (zeros,) = self._apply("zeros_like", (like,), {})
         return zeros + value
 
-    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[_Symbol, ...]:
+    def _source(self, kind: str, attrs: Mapping[str, AttrValue]) -> tuple[Symbol, ...]:
         raise GradientError("a formula is a function of its inputs alone", op=kind)
 
-    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> _Symbol:
+    def _redistribute(self, placement: Placement | None, sbp: NdSbp | None) -> Symbol:
         raise GradientError("a formula leaves layouts to its ops")
 
 
-def _widely(formula: Formula, attrs: AttrMap, inputs: Sequence[_Symbol]) -> _Symbol:
+def _widely(formula: Formula, attrs: AttrMap, inputs: Sequence[Symbol]) -> Symbol:
     """What a formula gives: of 16 bits, what it gives in float32, rounded once."""
-    result: _Symbol = formula(attrs, *map(widened, inputs))
+    result: Symbol = formula(attrs, *map(widened, inputs))
     dtype = inputs[0].dtype
     return result.cast(dtype) if dtype.is_half else result
 
@@ -156,9 +160,10 @@ def program_of(
     Ops inside it that are formulas themselves become their instructions: those whose kernels are
     derived too, or all with `everything`.
     """
-    recording = _Recording(dtypes, everything)
-    inputs = [_Symbol(recording, number) for number in range(len(dtypes))]
-    return recording.program(_widely(formula, dict(attrs), inputs).number, len(dtypes))
+    recording = Recording(dtypes, everything)
+    inputs = [Symbol(recording, number) for number in range(len(dtypes))]
+    result = _widely(formula, dict(attrs), inputs).number
+    return recording.program([result], range(len(dtypes)))[0]
 
 
 @lru_cache(maxsize=1024)
@@ -166,12 +171,12 @@ def expanded(
     program: Instructions, dtypes: tuple[DType, ...], everything: bool = False
 ) -> Instructions:
     """A program with the instructions of its formulas in their places; see `program_of`."""
-    recording = _Recording(dtypes, everything)
-    numbers: list[_Symbol] = [_Symbol(recording, number) for number in range(len(dtypes))]
+    recording = Recording(dtypes, everything)
+    numbers: list[Symbol] = [Symbol(recording, number) for number in range(len(dtypes))]
     for instruction in program:
         operands = [numbers[operand] for operand in instruction.operands]
         numbers += operands[0]._apply(instruction.kind, operands, dict(instruction.attrs))  # noqa: SLF001  # what every tensor has
-    return recording.program(numbers[-1].number, len(dtypes))
+    return recording.program([numbers[-1].number], range(len(dtypes)))[0]
 
 
 _DERIVED: set[Kernel] = set()
@@ -205,10 +210,13 @@ class BoundProgram:
         for instruction in program:
             operands = tuple(types[number] for number in instruction.operands)
             types += infer_types(instruction.kind, operands, dict(instruction.attrs))
-        buffers, self._dtypes = _buffers_of(program, types, len(inputs))
-        self._source = _Source(program, types, buffers, len(inputs), arrays)
-        self._run = self._source.function(ends_in_work=False, loops=False)
-        self._apart = tuple(number for number in _read_apart(program[-1]) if number < len(inputs))
+        buffers, self._dtypes = buffers_of(program, types, len(inputs))
+        names = {result: f"w{buffer}" for result, buffer in buffers.items()}
+        given = [f"x{number}" for number in range(len(inputs))]
+        self._source = ProgramText(program, types, given, names, arrays)
+        self._last = names[len(types) - 1]
+        self._run = self._source.function(loops=False, last="out")
+        self._apart = tuple(number for number in read_apart(program[-1]) if number < len(inputs))
         """Inputs that the last instruction reads where its kernel may not write over them."""
         self._block = max(1, BLOCK_BYTES // max(each.dtype.itemsize for each in types))
         self._work: list[Array] = []
@@ -229,14 +237,16 @@ class BoundProgram:
         loops = loops_suit(out, *inputs) and bool(self._source.runs)
         if loops:
             # A loop reads its inputs anew for every element, and vectorises none that overlap.
-            apart, step = tuple(range(len(inputs))), max(1, step // _LOOP_PIECES)
-            run = self._source.function(ends_in_work=False, loops=True)
+            apart, step = tuple(range(len(inputs))), max(1, step // LOOP_PIECES)
+            run = self._source.function(loops=True, last="out")
         # Where the output lies over an input, only the last step writes there, and only if it may.
         if apart and any(np.may_share_memory(inputs[each], out) for each in apart):
-            run = self._source.function(ends_in_work=True, loops=loops)
+            run = self._source.function(loops=loops, copies=(("out", self._last),))
         # On devices every call is a launch, and no cache is worth one.
-        if size <= step or not (
-            isinstance(out, np.ndarray) and all(each.flags.c_contiguous for each in (*inputs, out))
+        if not loops and (
+            size <= step
+            or not isinstance(out, np.ndarray)
+            or not all(each.flags.c_contiguous for each in (*inputs, out))
         ):
             run(inputs, self._work_of(out.shape), out)
             return
@@ -254,15 +264,20 @@ class BoundProgram:
         return self._work
 
 
-def _buffers_of(
-    program: Instructions, types: Sequence[TensorType], inputs: int
+def buffers_of(
+    program: Instructions,
+    types: Sequence[TensorType],
+    inputs: int,
+    placed: Collection[int] = (),
+    kept: Collection[int] = (),
 ) -> tuple[dict[int, int], list[np.dtype[Any]]]:
-    """The work buffer of every result, and the buffers' dtypes; a buffer is free again after the
-    last reader of what it holds.
+    """The work buffer of every result but those that are `placed` elsewhere, and the buffers'
+    dtypes; a buffer is free again after the last reader of what it holds, unless that is `kept`.
     """
     last_read: dict[int, int] = {}
     for place, instruction in enumerate(program):
         last_read.update(dict.fromkeys(instruction.operands, place))
+    last_read.update(dict.fromkeys(kept, len(program)))
     dtypes: list[np.dtype[Any]] = []
     buffers: dict[int, int] = {}
     free: dict[DType, list[int]] = {}
@@ -270,22 +285,23 @@ def _buffers_of(
         made = types[inputs + place].dtype
         held = [n for n in dict.fromkeys(instruction.operands) if n in buffers]
         dying = [number for number in held if last_read[number] == place]
-        barred = _read_apart(instruction)
+        barred = read_apart(instruction)
         # First the buffers that the kernel may write over while it reads them.
         for number in sorted(dying, key=lambda number: number in barred):
             if number not in barred:
                 free.setdefault(types[number].dtype, []).append(buffers[number])
-        if not free.get(made):
-            free.setdefault(made, []).append(len(dtypes))
-            dtypes.append(made.numpy)
-        buffers[inputs + place] = free[made].pop()
+        if inputs + place not in placed:
+            if not free.get(made):
+                free.setdefault(made, []).append(len(dtypes))
+                dtypes.append(made.numpy)
+            buffers[inputs + place] = free[made].pop()
         for number in dying:
             if number in barred:
                 free.setdefault(types[number].dtype, []).append(buffers[number])
     return buffers, dtypes
 
 
-def _read_apart(instruction: Instruction) -> frozenset[int]:
+def read_apart(instruction: Instruction) -> frozenset[int]:
     """Operands that an instruction reads in places where its kernel may not write over them."""
     allowed = {position for _, position in op_def(instruction.kind).inplace}
     return frozenset(
@@ -293,40 +309,49 @@ def _read_apart(instruction: Instruction) -> frozenset[int]:
     )
 
 
-_LOOP_PIECES = 4
+LOOP_PIECES = 4
 """A loop reads and writes many arrays at once: pieces of this part of a block fit in cache."""
 
 
-class _Source:
+class ProgramText:
     """A program as the text of a Python function: small tensors feel every call in between."""
 
     def __init__(
         self,
         program: Instructions,
         types: Sequence[TensorType],
-        buffers: Mapping[int, int],
-        inputs: int,
+        inputs: Sequence[str],
+        results: Mapping[int, str],
         arrays: Any,
+        numbers: Collection[int] = (),
+        kept: Collection[int] = (),
     ) -> None:
+        """`inputs` are the names of what the function is given, the program's leaves in front, and
+        `results` those of what instructions make: of inputs, or `w0`, `w1`, … of work buffers. Some
+        leaves are `numbers`. Results that are `kept` are read after the program.
+        """
         self._arrays = arrays
         self._names: dict[str, Any] = {"copyto": np.copyto}
-        values = [f"x{number}" for number in range(inputs)]
-        self._head = f"def run(inputs, work, out):\n  {', '.join(values)}, = inputs\n  "
-        self._head += f"{''.join(f'w{each}, ' for each in range(1 + max(buffers.values())))} = work"
+        self._inputs = len(types) - len(program)
+        works = {name for name in results.values() if name.startswith("w")}
+        self._head = f"def run(inputs, work, out):\n  {', '.join(inputs)}, = inputs"
+        if works:
+            self._head += f"\n  {''.join(f'w{each}, ' for each in range(len(works)))} = work"
         self._calls: list[tuple[str, str]] = []
         """Each with the name of its result in place of {}."""
-        self._inputs = inputs
         self._program = program
         self._types = types
-        self._values = values
+        self._numbers = frozenset(numbers)
+        self._kept = frozenset(kept)
+        self._values = values = [*inputs[: self._inputs]]
         for place, instruction in enumerate(program):
-            result = inputs + place
+            result = self._inputs + place
             given = [values[number] for number in instruction.operands]
             operands = [types[number].dtype for number in instruction.operands]
-            values.append(f"w{buffers[result]}")
+            values.append(results[result])
             call = self._call(place, instruction, given, operands, types[result].dtype)
             self._calls.append((call, values[-1]))
-        self._made: dict[tuple[bool, bool], Callable[..., None]] = {}
+        self._made: dict[object, Callable[..., None]] = {}
 
     def _call(
         self,
@@ -375,28 +400,30 @@ class _Source:
         """Places of instructions that can be one loop."""
         return runs(self.arithmetic)
 
-    def function(self, ends_in_work: bool, loops: bool) -> Callable[..., None]:
-        """The function; it makes its result in a work buffer first, or at once where it belongs.
-        With `loops`, numba compiles what can be loops.
+    def function(
+        self, loops: bool, last: str | None = None, copies: Sequence[tuple[str, str]] = ()
+    ) -> Callable[..., None]:
+        """The function; its last result is made in what has the name `last`, and at its end there
+        are `copies`, (to, from). With `loops`, numba compiles what can be loops.
         """
-        made = self._made.get((ends_in_work, loops))
+        key = loops, last, *copies
+        made = self._made.get(key)
         if made is not None:
             return made
         targets = [target for _, target in self._calls]
-        if not ends_in_work:
-            targets[-1] = "out"
+        if last is not None:
+            targets[-1] = last
         names = dict(self._names)
         lines = [call.format(name) for (call, _), name in zip(self._calls, targets, strict=True)]
         for run in reversed(self.runs if loops else ()):
             loop = self._loop(run, targets)
             dtype = self._types[self._inputs + run.start].dtype
             names[f"l{run.start}"] = compiled(loop.text, "loop", dtype.numpy)
-            lines[run.start : run.stop] = [f"l{run.start}({', '.join(loop.arrays)})"]
-        if ends_in_work:
-            lines.append(f"copyto(out, {targets[-1]})")
+            lines[run.start : run.stop] = [f"l{run.start}({', '.join(loop.arguments)})"]
+        lines += [f"copyto({to}, {source})" for to, source in copies]
         exec("\n  ".join([self._head, *lines]), names)  # noqa: S102  # the text is made here
         function: Callable[..., None] = names["run"]
-        self._made[ends_in_work, loops] = function
+        self._made[key] = function
         return function
 
     def _loop(self, run: range, targets: Sequence[str]) -> LoopText:
@@ -404,11 +431,12 @@ class _Source:
         later = {
             operand for instruction in self._program[run.stop :] for operand in instruction.operands
         }
-        later.add(len(self._types) - 1)
+        later |= {len(self._types) - 1, *self._kept}
         results = {self._inputs + place: targets[place] for place in run}
         return loop_text(
             [each for each in self.arithmetic[run.start : run.stop] if each is not None],
             dict(enumerate(self._values)),
             {number: name for number, name in results.items() if number in later},
             str(self._types[self._inputs + run.start].dtype),
+            self._numbers,
         )

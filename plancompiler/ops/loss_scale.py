@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from plancompiler.ops import (  # noqa: F401  # they register the updates
     data_norm,
+    moments,
     optimizer,
-    optimizer_steps,
 )
 from plancompiler.ops.attributes import Float, Int
 from plancompiler.ops.kernel import copy_unless_shared

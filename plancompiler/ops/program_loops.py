@@ -8,7 +8,7 @@ whose functions use the CPU's vectors where numba's do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,10 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class LoopText:
-    """A module with one function, `loop`, and the names of the arrays that it takes."""
+    """A module with one function, `loop`, and the names of the arrays and numbers that it takes."""
 
     text: str
-    arrays: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 def arithmetic(
@@ -91,8 +91,11 @@ def loop_text(
     names: Mapping[int, str],
     kept: Mapping[int, str],
     dtype: str,
+    numbers: Collection[int] = (),
 ) -> LoopText:
-    """A loop that reads values from the arrays `names` and writes those it is to keep."""
+    """A loop that reads values from the arrays `names` and writes those it is to keep; some values
+    are `numbers`.
+    """
     made = {each.result for each in instructions}
     read = {
         operand
@@ -101,7 +104,10 @@ def loop_text(
         if isinstance(operand, int) and operand not in made
     }
     written = {kept[number] for number in made if number in kept}
+    plain = sorted(read & set(numbers))
+    read -= set(plain)
     arrays = sorted({names[number] for number in read} | written)
+    head = [f"  t{number} = {names[number]}" for number in plain]
     lines = [f"    t{number} = {names[number]}[i]" for number in sorted(read)]
     for each in instructions:
         operands = [
@@ -111,10 +117,13 @@ def loop_text(
         lines.append(f"    t{each.result} = {_EXPRESSIONS[each.function].format(*operands)}")
     lines += [f"    {kept[number]}[i] = t{number}" for number in sorted(made) if number in kept]
     arguments = [f"{name}: {'Out1' if name in written else 'In1'}" for name in arrays]
+    arguments += [f"{names[number]}: float" for number in plain]
     head = [
         "from __future__ import annotations",
         f"from numpy import {dtype}, sqrt",
         f"def loop({', '.join(arguments)}) -> None:",
+        *head,
         f"  for i in range({arrays[0]}.size):",
     ]
-    return LoopText("\n".join([*head, *lines, ""]), tuple(arrays))
+    taken = (*arrays, *(names[number] for number in plain))
+    return LoopText("\n".join([*head, *lines, ""]), taken)

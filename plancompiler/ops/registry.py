@@ -217,6 +217,8 @@ class OpDef:
     and calls only what the arrays of devices have."""
     counts_steps: bool = False
     """The kernel reads `context.step` as the number of the optimizer's step; updates do anyway."""
+    scaled: Sequence[int] = ()
+    """Inputs that the op multiplies by its attribute `grad_scale` before all else."""
     skippable: bool = False
     """An update that loss scaling can skip (`ops.loss_scale`)."""
     source: bool = False

@@ -21,31 +21,6 @@ Out2 = np.ndarray[Any, np.dtype[Any]]
 Out3 = np.ndarray[Any, np.dtype[Any]]
 
 
-def adam(
-    w: Out1,
-    g: In1,
-    m: Out1,
-    v: Out1,
-    scale: float,
-    decay: float,
-    beta1: float,
-    rest1: float,
-    beta2: float,
-    rest2: float,
-    eps: float,
-    factor: float,
-    kept: float,
-) -> None:
-    """One step of `adam_update` in place; `kept` is what decoupled decay leaves of a weight."""
-    for i in range(w.size):
-        total = g[i] * scale
-        if decay != 0:  # of an infinite weight, 0 times it would be NaN
-            total += w[i] * decay
-        m[i] = m[i] * beta1 + total * rest1
-        v[i] = v[i] * beta2 + total * total * rest2
-        w[i] = w[i] * kept - m[i] / (np.sqrt(v[i]) + eps) * factor
-
-
 def layer_norm(
     x: In2, gamma: In1, beta: In1, share: float, eps: float, y: Out2, mean: Out2, rstd: Out2
 ) -> None:

@@ -130,6 +130,20 @@ def _positions_and_gates(make: Maker) -> list[Sample]:
     return samples
 
 
+_BETAS = {"beta1": 0.9, "beta2": 0.99}
+UPDATES: dict[str, tuple[int, dict[str, Any]]] = {
+    "adagrad_update": (1, {"lr_decay": 0.1, "initial": 0.2}),
+    "rmsprop_update": (1, {"alpha": 0.9}),
+    "rmsprop_momentum_update": (2, {"alpha": 0.9, "momentum": 0.5}),
+    "adadelta_update": (2, {"rho": 0.9}),
+    "amsgrad_update": (3, {**_BETAS, "decoupled": True}),
+    "adamax_update": (2, _BETAS),
+    "nadam_update": (2, {**_BETAS, "momentum_decay": 0.004}),
+    "radam_update": (2, _BETAS),
+}
+"""Updates, their states, and attributes beside eps and the weight decay."""
+
+
 def _optimizers(make: Maker) -> list[Sample]:
     real, positive = make.real, make.positive
     number = [np.array(value, make.dtype) for value in (0.1, 2.5, 1.5)]
@@ -144,8 +158,30 @@ def _optimizers(make: Maker) -> list[Sample]:
                 Sample("lion_update", (w, g, m, number[0]), {**betas, **attrs}),
                 Sample("lamb_direction", (w, g, m, v), moments),
                 Sample("adafactor_update", (w, g, *number), factors),
+                Sample(
+                    "lars_update",
+                    (w, g, m, *number),
+                    {"momentum": 0.9, "trust": 0.01, "eps": 1e-8, **attrs},
+                ),
+                *(
+                    Sample(
+                        kind,
+                        (w, g, *(positive(*shape) for _ in range(states)), number[0]),
+                        {**own, "eps": 1e-6, **attrs},
+                    )
+                    for kind, (states, own) in UPDATES.items()
+                ),
             ]
+        # The spread of what has this second moment and this mean is positive.
+        spread = (np.asarray(m**2 + v, make.dtype), m)
+        centered = {"alpha": 0.9, "eps": 1e-6, "grad_scale": 0.5}
         samples += [
+            Sample("centered_rmsprop_update", (w, g, *spread, number[0]), centered),
+            Sample(
+                "centered_rmsprop_momentum_update",
+                (w, g, *spread, m, number[0]),
+                {**centered, "momentum": 0.9},
+            ),
             Sample("lamb_update", (w, g, *number)),
             Sample("moving_average_update", (w, g), {"decay": 0.9}),
             Sample("moving_average_update", (w, g), {"power": 0.8}),

@@ -56,6 +56,7 @@ def of_kernels(dtype: Any = F32) -> dict[str, tuple[str, list[np.ndarray], list[
         ),
         "softmax_grad": ("softmax_grad", [np.abs(x), dy], [x * 0], {"axis": 1}),
         "adam": ("adam_update", state, [x * 0, x * 0, x * 0], adam),
+        "lion": ("lion_update", [x, dy, m, rate], [x * 0, x * 0], {"beta1": 0.9, "beta2": 0.99}),
         "adamw": ("adam_update", state, [x * 0, x * 0, x * 0], {**adam, "decoupled": True}),
         "attention": ("attention_grad", [q, k, v, z, top, dz], [q * 0, k * 0, v * 0], attention),
         "attention without causal": (
@@ -187,7 +188,7 @@ def test_a_loop_keeps_between_instructions_what_only_it_reads() -> None:
         {3: "w0"},
         "float32",
     )
-    assert made.arrays == ("w0", "x0")
+    assert made.arguments == ("w0", "x0")
     assert made.text.splitlines()[2:] == [
         "def loop(w0: Out1, x0: In1) -> None:",
         "  for i in range(w0.size):",
