@@ -12,7 +12,7 @@ from plancompiler.eager.spec import WorldState
 from plancompiler.eager.tensor import DistTensor
 from plancompiler.errors import NonFiniteError, UsageError
 from plancompiler.executor.space import Space
-from plancompiler.frontend.optim.eager import listed
+from plancompiler.frontend.optim.parameter_group import listed
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array, apply
 

@@ -112,6 +112,7 @@ class Specialization:
             del result
         self._note_variables(tensors)
         self._steps = list(self._tracing.steps)
+        self._versions = [steps.version for steps in self._steps]
         variables = self._variables
         self._changed = [at for at, each in enumerate(variables) if each.changed]
         self._wanting = [at for at, each in enumerate(variables) if each.wants]
@@ -141,6 +142,8 @@ class Specialization:
         for one, other in zip(self._attached, attached, strict=False):
             if one is not other:
                 return False
+        if [steps.version for steps in self._steps] != self._versions:
+            return False
         for state in self._leaves:
             if state.read:
                 grad = state.now(tensors).grad
@@ -248,7 +251,7 @@ class Specialization:
             generator = world.generator
             if self._notes_data:
                 generator.note_data(self)
-            rates = tuple([steps.rate for steps in self._steps])
+            rates = tuple([rate for steps in self._steps for rate in steps.rates])
             drawn = (generator.seed, generator.step, generator.number)
             self._run.step(Draws(*drawn, self._done(), rates))
             self._lying.leave()

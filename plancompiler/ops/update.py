@@ -197,7 +197,8 @@ def update_program(
     results = [each.number for each in outputs]
     leaves = (*range(len(tensors)), *(place for place, _ in recording.texts.values()))
     program, places = recording.program(results, leaves)
-    arguments = ", ".join(("elements", *dict.fromkeys(("count", *scalars))))
+    counted = () if "count" in scalars else ("count",)
+    arguments = ", ".join(("elements", *counted, *scalars))
     told = "".join(f"{text}, " for text, (_, known) in recording.texts.items() if known is None)
     numbers = eval(f"lambda {arguments}: ({told})", dict(recording.functions))  # noqa: S307  # the text is made here
     constants = tuple(known for _, known in recording.texts.values())

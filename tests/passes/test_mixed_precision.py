@@ -117,6 +117,9 @@ def half_broken(placement: pc.Placement, optimizer: pc.optim.Optimizer) -> Job:
         pc.optim.Lion(1e-3),
         pc.optim.LAMB(1e-3),
         pc.optim.Adafactor(1e-3),
+        pc.optim.LARS(1e-1),
+        pc.optim.NAdam(1e-3),
+        pc.optim.RMSprop(1e-3, centered=True, momentum=0.9),
     ],
     ids=lambda each: type(each).__name__,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 from weakref import proxy, ref
 
 from plancompiler.errors import GradientError, UsageError
@@ -19,13 +19,13 @@ from plancompiler.frontend.nn.module import (
     parameters_of,
     type_text,
 )
+from plancompiler.frontend.optim.parameter_group import ParameterGroup, Parameters, listed
 from plancompiler.frontend.optim.schedule import fed_rate, rate_at
-from plancompiler.ir import NdSbp, SourceLine
+from plancompiler.ir import SourceLine
 from plancompiler.ir.source import user_line
 
 Tensor = Any
 """An eager tensor."""
-Parameters = Iterable[Parameter | Tensor]
 
 _log = logging.getLogger("plancompiler.optim")
 
@@ -64,32 +64,10 @@ class OptimizerState(dict[str, Any]):
         """Whose state it is, kept for `as_saved`."""
 
 
-class Stepping(Protocol):
-    """What steps ask of their optimizer."""
-
-    schedule: Callable[[int], float]
-    parameters: list[Parameter | Tensor] | None
-    lr: float
-
-    @property
-    def rate_to_save(self) -> float | None:
-        """See `Optimizer.rate_to_save`."""
-
-    def states_of(
-        self, value: Any, sbp: NdSbp | None
-    ) -> Iterable[tuple[str, tuple[int, ...], NdSbp | None]]:
-        """See `Optimizer.states_of`."""
-
-    def update_all(
-        self, world: Any, updates: Sequence[tuple[Any, Any, Sequence[Any], Any]]
-    ) -> None:
-        """See `Optimizer.update_all`."""
-
-
 class EagerSteps:
     """The steps of one optimizer in one world: how many there were, and the state per parameter."""
 
-    def __init__(self, optimizer: Stepping, world: Any) -> None:
+    def __init__(self, optimizer: Any, world: Any) -> None:
         self.done = 0
         """Steps so far."""
         self._optimizer: Any = proxy(optimizer)  # which holds this object
@@ -155,7 +133,7 @@ class EagerSteps:
             if clip_norm is not None:
                 grads, _ = clip_by_global_norm(grads, clip_norm)
             world.step = self.done
-            self._update(tensors, grads, self._rates(tensors))
+            self._update(tensors, grads)
         finally:
             world.recording = recording
         if world.mode.traces:
@@ -165,19 +143,46 @@ class EagerSteps:
         return grads
 
     @property
-    def rate(self) -> float:
-        """The learning rate of the next step."""
-        return rate_at(self._optimizer.schedule, self.done)
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the groups in the next step."""
+        groups = self._optimizer.param_groups
+        return tuple([rate_at(group.schedule, self.done) for group in groups])
 
-    def _rates(self, tensors: Sequence[Tensor]) -> dict[Any, Tensor]:
-        """The learning rate on every placement; of a compiled function that of the call."""
+    @property
+    def version(self) -> object:
+        """Changes with the numbers that updates are made with, the rates aside."""
+        return self._optimizer.version
+
+    def groups_of(self, tensors: Sequence[Tensor]) -> list[ParameterGroup]:
+        """The group of each tensor; the first one's numbers hold for what is in none."""
+        first, *others = self._optimizer.param_groups
+        groups = {
+            id(tensor): group for group in others for tensor in self._chosen(group.parameters)
+        }
+        return [groups.get(id(tensor), first) for tensor in tensors]
+
+    def _rates(self, tensors: Sequence[Tensor], groups: Sequence[ParameterGroup]) -> list[Tensor]:
+        """The learning rate of each, where it lies; of a compiled function that of the call."""
         world = self._world
-        places = {tensor.placement: None for tensor in tensors}
+        rates: dict[object, Tensor] = {}
+        by_tensor = []
+        placement = group = rate = None
+        for tensor, its in zip(tensors, groups, strict=True):
+            # Most have one placement, and it takes long to look up.
+            if tensor.placement is not placement or its is not group:
+                placement, group = tensor.placement, its
+                key = placement, group.number
+                if key not in rates:
+                    rates[key] = self._rate_on(world, placement, group)
+                rate = rates[key]
+            by_tensor.append(rate)
+        return by_tensor
+
+    def _rate_on(self, world: Any, placement: Any, group: ParameterGroup) -> Tensor:
         if not world.mode.traces:
-            rate = self.rate
-            return {place: world.number(rate, place) for place in places}
-        attrs = fed_rate(len(world.mode.steps))
-        return {place: world.source(place, "learning_rate", attrs)[0] for place in places}
+            return world.number(rate_at(group.schedule, self.done), placement)
+        before = sum(len(steps.rates) for steps in world.mode.steps)
+        return world.source(placement, "learning_rate", fed_rate(before + group.number))[0]
 
     def _laid_out(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
         """The gradients, laid out as their parameters are."""
@@ -186,44 +191,48 @@ class EagerSteps:
             for tensor, grad in zip(tensors, grads, strict=True)
         ]
 
-    def _update(
-        self, tensors: Sequence[Tensor], grads: Sequence[Tensor], rates: Mapping[Any, Tensor]
-    ) -> None:
-        """Update parameters by their gradients, at the learning rate of their placement."""
-        updates = []
-        placement = rate = None
-        for tensor, grad in zip(tensors, grads, strict=True):
-            if tensor.placement is not placement:  # most have one, and it takes long to look up
-                placement = tensor.placement
-                rate = rates[placement]
-            updates.append((tensor, grad, self._states_of(tensor), rate))
+    def _update(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+        """Update parameters by their gradients."""
+        groups = self.groups_of(tensors)
+        rates = self._rates(tensors, groups)
+        updates = [
+            (tensor, grad, self._states_of(tensor, group), rate, group.numbers)
+            for tensor, grad, rate, group in zip(tensors, grads, rates, groups, strict=True)
+        ]
         self._optimizer.update_all(self._world, updates)
 
-    def zero_grad(self, parameters: Iterable[Parameter | Tensor] | None) -> None:
-        """Forget gradients."""
+    def zero_grad(self, parameters: Parameters | None, set_to_none: bool = True) -> None:
+        """Forget gradients, or make them zeros."""
         given = self._optimizer.parameters if parameters is None else parameters
         for tensor in self._chosen(given):
-            tensor.grad = None
+            if set_to_none:
+                tensor.grad = None
+            elif tensor.grad is not None:
+                tensor.grad.zero_()
 
     # --- what is kept -----------------------------------------------------------------------------
 
     def state_dict(self) -> OptimizerState:
         """`step`, and the states of its parameters as `NAME.SUFFIX`, as a job names them; `lr`
-        where it was set to a number.
+        where it was set to a number, of other groups than the first as `lr.1` and so on.
 
         Its parameters are those that it was given, else those that it has updated so far. Of the
         latter there are none before the first step; `pc.eager.load` finds out which there are.
         """
         state = OptimizerState(self._as_saved)
         state["step"] = self.done
-        if self._optimizer.rate_to_save is not None:
-            state["lr"] = self._optimizer.rate_to_save
+        state |= {
+            name: group.rate_to_save
+            for name, group in self._rate_names().items()
+            if group.rate_to_save is not None
+        }
         state.update(self._states_by_name(self._named(self._own()), ()))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the steps and states of `state_dict`, from any layout."""
         check_state(state)
+        rates = self._rate_names()
         holders = self._holders(state)
         wanted = self._states_by_name(holders, state)
         own = {name: type_text(kept) for name, kept in wanted.items()}
@@ -232,7 +241,7 @@ class EagerSteps:
         other = [
             f"{name} {kind}"
             for name, kind in given.items()
-            if own.get(name) != kind and name not in ("step", "lr")
+            if own.get(name) != kind and name != "step" and name not in rates
         ]
         if "step" not in state:
             lacking.append("step")
@@ -242,21 +251,26 @@ class EagerSteps:
                 source=user_line(),
                 got="what it does not have: " + (", ".join(sorted(other)) or "nothing"),
                 expected="what it has: " + (", ".join(sorted(lacking)) or "nothing else"),
-                hint="give the optimizer its parameters, pc.optim.SGD(0.1, "
-                "parameters=model.parameters()), or read them first with model.state_dict()",
+                hint="give the optimizer its parameters, pc.optim.SGD(model.parameters(), "
+                "lr=0.1), or read them first with model.state_dict()",
             )
         for name, kept in wanted.items():
             load_value(name, kept, state)
         self._loaded(holders, wanted)
         self.done = int(state["step"])
-        if "lr" in state:
-            self._optimizer.lr = float(state["lr"])
+        for name, group in rates.items():
+            if name in state:
+                group["lr"] = float(state[name])
 
     def _as_saved(self, names: Collection[str]) -> dict[str, Any]:
         state: dict[str, Any] = {"step": self.done}
-        if "lr" in names:
-            state["lr"] = self.rate
+        state |= {name: group["lr"] for name, group in self._rate_names().items() if name in names}
         return {**state, **self._states_by_name(self._holders(names), names)}
+
+    def _rate_names(self) -> dict[str, ParameterGroup]:
+        """The groups by what a state calls their rates."""
+        groups = self._optimizer.param_groups
+        return {f"lr.{each.number}" if each.number else "lr": each for each in groups}
 
     def _own(self) -> list[Tensor]:
         """The tensors that were given, else those that have been updated, in that order."""
@@ -282,10 +296,11 @@ class EagerSteps:
             others = self._others(own)
         names, told_apart = names_of(parameters_of(self._world, [*own, *others]))
         holders = dict(zip(names, own, strict=False))
+        group = self._optimizer.param_groups[0]
         saved = {
             name: tensor
             for name, tensor in zip(names[len(own) :], others, strict=True)
-            if any(each in states for each in self._names(name, tensor))
+            if any(each in states for each in self._names(name, tensor, group))
         }
         if saved and told_apart and len(saved) < len(others):
             raise UsageError(
@@ -293,8 +308,7 @@ class EagerSteps:
                 "the same names",
                 source=user_line(),
                 got=", ".join(sorted(saved)),
-                hint="give the optimizer its parameters: pc.optim.SGD(0.1, "
-                "parameters=model.parameters())",
+                hint="give the optimizer its parameters: pc.optim.SGD(model.parameters(), lr=0.1)",
             )
         return {**holders, **saved}
 
@@ -308,18 +322,22 @@ class EagerSteps:
         """The states of tensors by name; `saved` are the names that a state has which is to be
         taken over.
         """
+        groups = self.groups_of(list(named.values()))
         return {
             each: kept
-            for name, tensor in named.items()
-            for each, kept in zip(self._names(name, tensor), self._states_of(tensor), strict=True)
+            for (name, tensor), group in zip(named.items(), groups, strict=True)
+            for each, kept in zip(
+                self._names(name, tensor, group), self._states_of(tensor, group), strict=True
+            )
         }
 
     def _loaded(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """The states of these tensors have been loaded."""
 
-    def _names(self, name: str, tensor: Tensor) -> list[str]:
+    def _names(self, name: str, tensor: Tensor, group: ParameterGroup) -> list[str]:
         """What the states of a parameter are called."""
-        return [f"{name}.{each}" for each, _, _ in self._optimizer.states_of(tensor, tensor.sbp)]
+        states = self._optimizer.states_of(tensor, tensor.sbp, group.numbers)
+        return [f"{name}.{each}" for each, _, _ in states]
 
     def _chosen(self, parameters: Parameters | None) -> list[Tensor]:
         if parameters is None:
@@ -340,14 +358,24 @@ class EagerSteps:
             tensors.append(tensor)
         return tensors
 
-    def _states_of(self, tensor: Tensor) -> Sequence[Tensor]:
+    def _states_of(self, tensor: Tensor, group: ParameterGroup) -> Sequence[Tensor]:
         states = self._states.get(tensor)
         if states is None:
+            wanted = self._optimizer.states_of(tensor, tensor.sbp, group.numbers)
             states = [
                 self._variable(suffix, shape, str(tensor.dtype), tensor.placement, sbp)
-                for suffix, shape, sbp in self._optimizer.states_of(tensor, tensor.sbp)
+                for suffix, shape, sbp in wanted
             ]
             self._states.keep(tensor, states)
+        elif group.changes and len(states) != len(
+            [*self._optimizer.states_of(tensor, tensor.sbp, group.numbers)]
+        ):
+            raise UsageError(
+                "an optimizer that has stepped cannot have other states",
+                source=user_line(),
+                got=repr(group)[:200],
+                hint="make another optimizer for these numbers",
+            )
         return states
 
     def _variable(
@@ -365,31 +393,20 @@ class EagerSteps:
         return self._world.add("variable", (), attrs, placement, sbp)[0]
 
 
-def listed(parameters: Parameters) -> list[Parameter | Tensor]:
-    """Parameters as a list. UsageError for what is no list of them."""
-    if not isinstance(parameters, Iterable) or isinstance(parameters, (str, Mapping)):
-        raise UsageError(
-            "an optimizer takes a list of parameters",
-            source=user_line(),
-            got=type(parameters).__name__,
-            hint="module.parameters(), or [tensor]",
-        )
-    return list(parameters)
-
-
 def say_what_moves(parameters: Sequence[Parameter]) -> None:
-    """Say so, once for each line of the user's, where an optimizer that was given no parameters
-    updates those of several models.
+    """Say what an optimizer that was given no parameters updates, once for each line of the user's:
+    as a warning where that is several models.
     """
     roots = list(dict.fromkeys(id(each.root) for each in parameters if each.root is not None))
     source = user_line()
-    if len(roots) > 1 and source not in _said:
+    if source not in _said:
         _said.add(source)
         models = dict.fromkeys(type(each.root).__name__ for each in parameters if each.root)
-        _log.warning(
+        _log.log(
+            logging.WARNING if len(roots) > 1 else logging.INFO,
             "%s: an optimizer without a list of parameters updates all that were read: %d "
-            "parameters of %d models (%s); where that is not meant, give it "
-            "parameters=model.parameters()",
+            "parameters of %d models (%s); where that is not meant, give it a model or a list: "
+            "SGD(model.parameters(), lr=...)",
             source,
             len(parameters),
             len(roots),

@@ -1,116 +1,357 @@
-"""Optimizers that treat every element of a parameter by itself."""
+"""Optimizers that treat every element of a parameter by itself; `ops.optimizer` has their formulas.
+
+Arguments are those of PyTorch's optimizers of the same names, with the same defaults.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from plancompiler.errors import UsageError
-from plancompiler.frontend.optim.eager import Parameters
-from plancompiler.frontend.optim.optimizer import ElementwiseOptimizer
+from plancompiler.frontend.optim.optimizer import FormulaOptimizer
+from plancompiler.frontend.optim.parameter_group import Parameters
 from plancompiler.frontend.optim.schedule import Rate
-from plancompiler.ir import AttrValue
-from plancompiler.ir.arguments import number_pair, real_number
+
+Given = Parameters | Rate | None
+"""What comes first: parameters, or the rate where there are none."""
+Numbers = Mapping[str, Any]
 
 
-class SGD(ElementwiseOptimizer):
+class SGD(FormulaOptimizer):
     """Stochastic gradient descent: w -= lr * (g + weight_decay * w).
 
-    With momentum, m = momentum * m + g replaces g; Nesterov's form looks ahead by g + momentum * m.
+    With momentum, m = momentum * m + (1 - dampening) * g replaces g; Nesterov's form looks ahead by
+    g + momentum * m.
     """
 
     def __init__(
         self,
-        lr: Rate,
+        params: Given = None,
+        lr: Rate = 1e-3,
         momentum: float = 0.0,
-        nesterov: bool = False,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
         parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay, parameters)
-        self.momentum = real_number("momentum", momentum)
-        if self.momentum < 0.0:
-            raise UsageError("momentum is negative", got=momentum, expected="at least 0")
-        if nesterov and self.momentum == 0.0:
-            raise UsageError(
-                "Nesterov's method needs a momentum", got="momentum=0", expected="above 0"
-            )
-        self.nesterov = nesterov
-        self.states = ("momentum",) if self.momentum else ()
+        if isinstance(dampening, bool):  # as it was typed before there was a dampening
+            nesterov, dampening = bool(dampening), 0.0
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            maximize=maximize,
+        )
 
-    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
-        if not self.momentum:
-            return "sgd_update", {"weight_decay": self.weight_decay}
-        return "momentum_update", {
-            "momentum": self.momentum,
-            "nesterov": self.nesterov,
-            "weight_decay": self.weight_decay,
-        }
+    def _check(self) -> None:
+        for group in self.param_groups:
+            momentum, nesterov = group["momentum"], group["nesterov"]
+            if momentum < 0.0:
+                raise UsageError("momentum is negative", got=momentum, expected="at least 0")
+            if nesterov and (momentum == 0.0 or group["dampening"]):
+                raise UsageError(
+                    "Nesterov's method needs a momentum without dampening",
+                    got=f"momentum={momentum}, dampening={group['dampening']}",
+                    expected="momentum above 0, dampening 0",
+                )
+
+    def kind(self, numbers: Numbers) -> str:
+        return "momentum_update" if numbers["momentum"] else "sgd_update"
+
+    def _names_of(self, kind: str) -> list[str]:
+        return ["momentum"] if kind == "momentum_update" else []
 
 
-class Adam(ElementwiseOptimizer):
-    """Adam (Kingma and Ba, 2015); weight decay is added to the gradient."""
+class Adam(FormulaOptimizer):
+    """Adam (D. P. Kingma, J. Ba, 2015); weight decay is added to the gradient, unless it is
+    decoupled. `amsgrad` divides by the greatest second moment so far (S. Reddi et al., 2018).
+    """
 
-    states = ("adam_m", "adam_v")
-    decoupled = False
+    prefix = "adam"
 
     def __init__(
         self,
-        lr: Rate,
+        params: Given = None,
+        lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        decoupled_weight_decay: bool = False,
         parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay, parameters)
-        self.betas = number_pair("betas", betas)
-        self.eps = real_number("eps", eps)
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            maximize=maximize,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
 
-    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
-        return "adam_update", {
-            "beta1": self.betas[0],
-            "beta2": self.betas[1],
-            "eps": self.eps,
-            "weight_decay": self.weight_decay,
-            "decoupled": self.decoupled,
-        }
+    def kind(self, numbers: Numbers) -> str:
+        return "amsgrad_update" if numbers["amsgrad"] else "adam_update"
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): w shrinks by lr *
+    """Adam with decoupled weight decay (I. Loshchilov, F. Hutter, 2019): w shrinks by lr *
     weight_decay.
     """
 
-    decoupled = True
-
     def __init__(
         self,
-        lr: Rate,
+        params: Given = None,
+        lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
         parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, betas, eps, weight_decay, parameters)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            decoupled_weight_decay=True,
+            parameters=parameters,
+        )
 
 
-class Lion(ElementwiseOptimizer):
+class NAdam(FormulaOptimizer):
+    """NAdam (T. Dozat, 2016): Adam with Nesterov's momentum, which warms up by `momentum_decay`."""
+
+    prefix = "nadam"
+
+    def __init__(
+        self,
+        params: Given = None,
+        lr: Rate = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum_decay: float = 4e-3,
+        decoupled_weight_decay: bool = False,
+        *,
+        maximize: bool = False,
+        parameters: Parameters | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum_decay=momentum_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            maximize=maximize,
+        )
+
+    def kind(self, numbers: Numbers) -> str:
+        return "nadam_update"
+
+
+class RAdam(FormulaOptimizer):
+    """RAdam (L. Liu et al., 2020): Adam whose adaptive rate is corrected for its variance, and left
+    out in the first steps, in which that is not known.
+    """
+
+    prefix = "radam"
+
+    def __init__(
+        self,
+        params: Given = None,
+        lr: Rate = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        *,
+        maximize: bool = False,
+        parameters: Parameters | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            maximize=maximize,
+        )
+
+    def kind(self, numbers: Numbers) -> str:
+        return "radam_update"
+
+
+class Adamax(FormulaOptimizer):
+    """Adamax (D. P. Kingma, J. Ba, 2015): Adam by the infinity norm."""
+
+    prefix = "adamax"
+
+    def __init__(
+        self,
+        params: Given = None,
+        lr: Rate = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        parameters: Parameters | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            maximize=maximize,
+        )
+
+    def kind(self, numbers: Numbers) -> str:
+        return "adamax_update"
+
+
+class Adagrad(FormulaOptimizer):
+    """Adagrad (J. Duchi, E. Hazan, Y. Singer, 2011): steps over the root of the sum of all squares,
+    with a rate of lr / (1 + (step - 1) * lr_decay).
+
+    The state `sum` lacks the initial value, which the formula adds.
+    """
+
+    prefix = "adagrad"
+
+    def __init__(
+        self,
+        params: Given = None,
+        lr: Rate = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        parameters: Parameters | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+            maximize=maximize,
+        )
+
+    def kind(self, numbers: Numbers) -> str:
+        return "adagrad_update"
+
+
+class RMSprop(FormulaOptimizer):
+    """RMSprop (T. Tieleman, G. Hinton, 2012): steps over the root of a moving average of squares;
+    `centered` (A. Graves, 2013) over that of the variance.
+    """
+
+    prefix = "rmsprop"
+
+    def __init__(
+        self,
+        params: Given = None,
+        lr: Rate = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        *,
+        maximize: bool = False,
+        parameters: Parameters | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            alpha=alpha,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            centered=centered,
+            maximize=maximize,
+        )
+
+    def kind(self, numbers: Numbers) -> str:
+        centered = "centered_" if numbers["centered"] else ""
+        return f"{centered}rmsprop_{'momentum_' if numbers['momentum'] else ''}update"
+
+
+class Adadelta(FormulaOptimizer):
+    """Adadelta (M. D. Zeiler, 2012): steps as long as those before, over the gradient's root mean
+    square.
+    """
+
+    prefix = "adadelta"
+
+    def __init__(
+        self,
+        params: Given = None,
+        lr: Rate = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        parameters: Parameters | None = None,
+    ) -> None:
+        super().__init__(
+            params, lr, parameters, rho=rho, eps=eps, weight_decay=weight_decay, maximize=maximize
+        )
+
+    def kind(self, numbers: Numbers) -> str:
+        return "adadelta_update"
+
+
+class Lion(FormulaOptimizer):
     """Lion (X. Chen et al., 2023): steps of the learning rate along signs, with decoupled weight
     decay.
     """
 
-    states = ("lion_m",)
+    prefix = "lion"
 
     def __init__(
         self,
-        lr: Rate,
+        params: Given = None,
+        lr: Rate = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
         parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay, parameters)
-        self.betas = number_pair("betas", betas)
+        super().__init__(
+            params, lr, parameters, betas=betas, weight_decay=weight_decay, maximize=maximize
+        )
 
-    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
-        return "lion_update", {
-            "beta1": self.betas[0],
-            "beta2": self.betas[1],
-            "weight_decay": self.weight_decay,
-        }
+    def kind(self, numbers: Numbers) -> str:
+        return "lion_update"

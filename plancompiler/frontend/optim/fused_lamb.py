@@ -16,8 +16,10 @@ import numpy as np
 from plancompiler.errors import AttributeValueError, UsageError
 from plancompiler.frontend.functions.shape import concat
 from plancompiler.frontend.functions.training import beside, square_sum_of_all, square_sums
-from plancompiler.frontend.optim.eager import EagerSteps, OptimizerState, Parameters
-from plancompiler.frontend.optim.optimizer import State, Update
+from plancompiler.frontend.optim.eager import EagerSteps, OptimizerState
+from plancompiler.frontend.optim.elementwise import Given
+from plancompiler.frontend.optim.optimizer import State, Update, attributes_of
+from plancompiler.frontend.optim.parameter_group import ParameterGroup, Parameters
 from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.optim.whole import LAMB
 from plancompiler.frontend.trace import JobBuilder
@@ -50,16 +52,21 @@ class DistributedFusedLamb(LAMB):
 
     def __init__(
         self,
-        lr: Rate,
+        params: Given = None,
+        lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         max_norm: float | None = None,
         clip: str = "after",
         accumulate: int = 1,
+        *,
+        maximize: bool = False,
         parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, betas, eps, weight_decay, parameters)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, maximize=maximize, parameters=parameters
+        )
         if clip not in ("after", "before"):
             raise AttributeValueError(
                 "gradients are clipped after or before their reduction",
@@ -74,8 +81,10 @@ class DistributedFusedLamb(LAMB):
         if self.accumulate < 1:
             raise UsageError("an update needs the gradients of one step at least", got=accumulate)
 
-    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
-        states = list(super().states_of(value, sbp))
+    def states_of(
+        self, value: Value, sbp: NdSbp | None, numbers: Mapping[str, Any]
+    ) -> Iterable[State]:
+        states = list(super().states_of(value, sbp, numbers))
         # Outside of jobs gradients are added up as they lie, before their reduction.
         if self.accumulate > 1 and isinstance(value, Value):
             states.append((_SUM, value.shape, sbp))
@@ -97,14 +106,14 @@ class DistributedFusedLamb(LAMB):
         count = builder.add("variable", (), attrs, first.placement)[0]
         # They belong to backward: what splits the update reduces what they make.
         with builder.phase(Phase.BACKWARD):
-            grads = self.clipped([grad for _, grad, _, _ in every])
+            grads = self.clipped([grad for _, grad, _, _, _ in every])
         summed = [
             grad if len(states) < _STATES else self.added(states[-1], grad)
-            for grad, (_, _, states, _) in zip(grads, every, strict=True)
+            for grad, (_, _, states, _, _) in zip(grads, every, strict=True)
         ]
         control = self.control(square_sum_of_all(summed), count)
-        for grad, (value, _, states, rate) in zip(summed, every, strict=True):
-            self.update(value, grad, states, rate, control)
+        for grad, (value, _, states, rate, numbers) in zip(summed, every, strict=True):
+            self.update(value, grad, states, rate, control, numbers)
 
     def check_layout(self, value: Tensor, sbp: NdSbp | None) -> None:
         """Raise UsageError for a parameter whose gradient cannot be clipped before reduction."""
@@ -148,7 +157,12 @@ class DistributedFusedLamb(LAMB):
         return control
 
     def direction(
-        self, value: Tensor, grad: Tensor, states: Sequence[Tensor], control: Sequence[Tensor]
+        self,
+        value: Tensor,
+        grad: Tensor,
+        states: Sequence[Tensor],
+        control: Sequence[Tensor],
+        numbers: Mapping[str, Any],
     ) -> Tensor:
         """The step before it is scaled; the moments change."""
         factor, skipped, count = (beside(each, value) for each in control)
@@ -161,10 +175,7 @@ class DistributedFusedLamb(LAMB):
             factor,
             count,
             skipped,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            eps=self.eps,
-            weight_decay=self.weight_decay,
+            **attributes_of("lamb_direction", numbers),
         )[0]
 
     def update(
@@ -174,9 +185,10 @@ class DistributedFusedLamb(LAMB):
         states: Sequence[Tensor],
         rate: Tensor,
         control: Sequence[Tensor],
+        numbers: Mapping[str, Any],
     ) -> None:
         """Append the update of one parameter."""
-        step = self.direction(value, grad, states, control)
+        step = self.direction(value, grad, states, control, numbers)
         skipped = beside(control[1], value)
         apply("guarded_lamb_update", value, step, *square_sums(value, step), rate, skipped)
 
@@ -223,9 +235,7 @@ class _FlatSteps(EagerSteps):
         """As `backward` left them: they are reduced when an update needs them."""
         return list(grads)
 
-    def _update(
-        self, tensors: Sequence[Tensor], grads: Sequence[Tensor], rates: Mapping[Any, Tensor]
-    ) -> None:
+    def _update(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         lamb = self._optimizer
         if lamb.accumulate > 1 and self._world.mode.traces:
             raise UsageError(
@@ -238,13 +248,14 @@ class _FlatSteps(EagerSteps):
             lamb.check_layout(tensor, tensor.sbp)
         grads = lamb.clipped(grads)
         first = self.done % lamb.accumulate == 0
-        for key, places in _grouped(tensors).items():
+        groups = self.groups_of(tensors)
+        for key, places in _grouped(tensors, groups).items():
             total = self._joined(
                 key, [tensors[each] for each in places], [grads[each] for each in places]
             )
             self._totals[key] = total if first else self._totals[key] + total
         if self.done % lamb.accumulate == lamb.accumulate - 1:
-            self._apply(tensors, rates)
+            self._apply(tensors, groups)
 
     def _joined(self, key: object, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """The gradients of a group as one tensor, not reduced."""
@@ -281,25 +292,30 @@ class _FlatSteps(EagerSteps):
         ]
         return _Flat(tensors, moments)
 
-    def _apply(self, tensors: Sequence[Tensor], rates: Mapping[Any, Tensor]) -> None:
+    def _apply(self, tensors: Sequence[Tensor], groups: Sequence[ParameterGroup]) -> None:
         """Update all parameters by the gradients that were added up."""
-        lamb, groups = self._optimizer, _grouped(tensors)
+        lamb, rates, together = (
+            self._optimizer,
+            self._rates(tensors, groups),
+            _grouped(tensors, groups),
+        )
         reduced = {}
-        for key, places in groups.items():
+        for key, places in together.items():
             flat = self._groups.get(key)
             layout = tensors[places[0]].sbp if flat is None else flat.moments[0].sbp
             reduced[key] = self._totals.pop(key).redistribute(sbp=layout)
         if self._count is None:
             self._count = self._variable(_COUNT, (), "int32", tensors[0].placement)
         control = lamb.control(square_sum_of_all(list(reduced.values())), self._count)
-        for key, places in groups.items():
+        for key, places in together.items():
             tensor, flat = tensors[places[0]], self._groups.get(key)
-            rate = rates[tensor.placement]
+            rate, group = rates[places[0]], groups[places[0]]
             if flat is None:
-                lamb.update(tensor, reduced[key], self._states_of(tensor), rate, control)
+                states = self._states_of(tensor, group)
+                lamb.update(tensor, reduced[key], states, rate, control, group.numbers)
                 continue
             weights = flat.joined(flat.tensors).redistribute(sbp=flat.moments[0].sbp)
-            step = lamb.direction(weights, reduced[key], flat.moments, control)
+            step = lamb.direction(weights, reduced[key], flat.moments, control, group.numbers)
             sums = apply("segment_square_sums", weights, step, sizes=flat.sizes)
             skipped = beside(control[1], tensor)
             updated = apply(
@@ -376,20 +392,24 @@ class _FlatSteps(EagerSteps):
         self._totals.clear()
         tensors = [tensor for _, tensor in kept]
         with self._world.no_grad():
-            for key, places in _grouped(tensors).items():
+            for key, places in _grouped(tensors, self.groups_of(tensors)).items():
                 flat = self._groups[key] = self._new_group([tensors[place] for place in places])
                 for suffix, moment in zip(_MOMENTS, flat.moments, strict=True):
                     values = [states[f"{kept[place][0]}.{suffix}"] for place in places]
                     moment.copy_(flat.joined(values).redistribute(sbp=moment.sbp))
 
 
-def _grouped(tensors: Sequence[Tensor]) -> dict[object, list[int]]:
-    """Places of the tensors that are updated together: by (placement, dtype) where they are
+def _grouped(
+    tensors: Sequence[Tensor], groups: Sequence[ParameterGroup]
+) -> dict[object, list[int]]:
+    """Places of the tensors that are updated together: by (placement, dtype, group) where they are
     broadcast, else each by itself.
     """
     places: dict[object, list[int]] = {}
     for number, tensor in enumerate(tensors):
-        key: object = (tensor.placement, tensor.dtype) if _is_whole(tensor) else id(tensor)
+        key: object = id(tensor)
+        if _is_whole(tensor):
+            key = tensor.placement, tensor.dtype, groups[number].number
         places.setdefault(key, []).append(number)
     return places
 

@@ -4,32 +4,48 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from inspect import signature
+from typing import Any, cast
+from weakref import WeakKeyDictionary, ref
 
 from plancompiler.errors import GradientError, JobError, UsageError
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.functions.training import clip_by_global_norm
 from plancompiler.frontend.nn.module import Parameter, parameters_read
-from plancompiler.frontend.optim.eager import EagerSteps, Parameters, listed, say_what_moves
-from plancompiler.frontend.optim.schedule import Rate, Schedule, fed_rate, rate_at, schedule_of
+from plancompiler.frontend.optim.eager import EagerSteps, say_what_moves
+from plancompiler.frontend.optim.parameter_group import (
+    ParameterGroup,
+    Parameters,
+    are_parameters,
+    checked,
+    grouped,
+    listed,
+    one_group,
+)
+from plancompiler.frontend.optim.schedule import Rate, Schedule, fed_rate
 from plancompiler.frontend.trace import JobBuilder, current_builder, current_recorder
 from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
-from plancompiler.ir.arguments import real_number
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import op_def
 
 State = tuple[str, tuple[int, ...], NdSbp | None]
 """Suffix, shape and layout of a state variable of a parameter."""
-Update = tuple[Value, Value, Sequence[Value], Value]
-"""Parameter, gradient, states and learning rate."""
+Update = tuple[Value, Value, Sequence[Value], Value, Mapping[str, Any]]
+"""Parameter, gradient, states, learning rate, and the numbers of the group."""
+EagerUpdate = tuple[Any, Any, Sequence[Any], Any, Mapping[str, Any]]
+"""The same, of eager tensors."""
 
 
 class _Sealed(ABCMeta):
-    """Makes objects that take no other attributes once they are made."""
+    """Makes objects that take no other attributes once they are made.
+
+    The parameters may be left out: a rate in their place is the rate.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and not are_parameters(args[0]):
+            args = (None, *args)
         made = super().__call__(*args, **kwargs)
         object.__setattr__(made, "_sealed", True)
         return made
@@ -38,8 +54,13 @@ class _Sealed(ABCMeta):
 class Optimizer(metaclass=_Sealed):
     """Base of the optimizers. `lr` is a number, a schedule, or any function of the step.
 
-    `parameters` are what it updates where `minimize` and `step` name none; without, these update
-    all that were read so far. `lr` may be set between steps; everything else stays as it was made.
+    `params` are what it updates where `minimize` and `step` name none: a model, a list of
+    parameters or tensors, or a list of dicts, groups with 'params' and numbers of their own
+    ('lr', 'weight_decay', …). Without them all parameters are updated that were read so far. The
+    older keyword `parameters` says the same, and `SGD(0.1)` is `SGD(lr=0.1)`.
+
+    The numbers of `param_groups` may be set between eager steps; a job keeps those that it was
+    traced with. `maximize` goes up the gradient.
     """
 
     eager_steps: type[EagerSteps] = EagerSteps
@@ -47,14 +68,104 @@ class Optimizer(metaclass=_Sealed):
     _sealed = False
 
     def __init__(
-        self, lr: Rate, weight_decay: float = 0.0, parameters: Parameters | None = None
+        self,
+        params: Parameters | Rate | None,
+        lr: Rate,
+        parameters: Parameters | None = None,
+        **numbers: Any,
     ) -> None:
-        self.schedule: Callable[[int], float] = schedule_of(lr)
-        """The learning rate as a function of the step."""
-        self.weight_decay = real_number("weight_decay", weight_decay)
-        self.parameters = None if parameters is None else listed(parameters)
-        self._rate_was_set = False
+        if parameters is not None and params is not None:
+            raise UsageError(
+                "the parameters are given twice",
+                source=user_line(),
+                got="params and parameters",
+                hint="leave the keyword `parameters` out",
+            )
+        given = parameters if params is None else params
+        self.defaults = {name: self._checked(name, value) for name, value in numbers.items()}
+        """The numbers of groups that have none of their own, the rate aside."""
+        self._lr = lr
         self._eager: WeakKeyDictionary[Any, EagerSteps] = WeakKeyDictionary()
+        self.param_groups: list[ParameterGroup] = []
+        """The groups of parameters."""
+        if given is None:
+            self._add_group(None, {})
+        else:
+            for each in grouped(cast("Parameters", given)):
+                self._add_group(each.pop("params"), each)
+        self._check()
+
+    def _checked(self, name: str, value: Any) -> Any:
+        """A number that the optimizer was given, as its signature's default is one."""
+        known = signature(type(self).__init__).parameters
+        return checked(name, value, known[name].default if name in known else value)
+
+    def _check(self) -> None:
+        """Raise UsageError for numbers that do not go together."""
+
+    def _add_group(self, parameters: list[Any] | None, own: Mapping[str, Any]) -> None:
+        unknown = [name for name in own if name != "lr" and name not in self.defaults]
+        if unknown:
+            raise UsageError(
+                f"a group of parameters of {type(self).__name__} has no number of this name",
+                source=user_line(),
+                got=", ".join(map(str, unknown)),
+                expected=", ".join(["params", "lr", *self.defaults]),
+            )
+        twice = {id(each) for group in self.param_groups for each in group.parameters or ()}
+        if any(id(each) in twice for each in parameters or ()):
+            raise UsageError("a parameter is in two groups", source=user_line())
+        numbers = {
+            name: checked(name, own.get(name, value), value)
+            for name, value in self.defaults.items()
+        }
+        number, rate = len(self.param_groups), own.get("lr", self._lr)
+        itself = ref(self)
+
+        def steps() -> int:
+            optimizer = itself()
+            return 0 if optimizer is None else optimizer.steps_done
+
+        group = ParameterGroup(number, parameters, rate, numbers, steps)
+        self.param_groups.append(group)
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Update these parameters too: a dict with 'params', and numbers of their own."""
+        if self.parameters is None:
+            raise UsageError(
+                "an optimizer that was given no parameters updates all; it has no groups",
+                source=user_line(),
+                hint="give it parameters: pc.optim.SGD(model.parameters(), lr=0.1)",
+            )
+        given = one_group(group)
+        self._add_group(given.pop("params"), given)
+
+    @property
+    def parameters(self) -> list[Any] | None:
+        """What it updates; None where that is everything that was read."""
+        if self.param_groups[0].parameters is None:
+            return None
+        return [each for group in self.param_groups for each in group.parameters or ()]
+
+    @property
+    def schedule(self) -> Callable[[int], float]:
+        """The learning rate of the first group as a function of the step."""
+        return self.param_groups[0].schedule
+
+    @property
+    def steps_done(self) -> int:
+        """Eager steps so far."""
+        return self._steps_of(eager_world()).done
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Changes when a number other than a rate is set, or a group added."""
+        return tuple([group.changes for group in self.param_groups])
+
+    def __getattr__(self, name: str) -> Any:
+        if name in vars(self).get("defaults", ()):
+            return self.param_groups[0].numbers[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._sealed and name != "lr" and not name.startswith("_"):
@@ -63,32 +174,29 @@ class Optimizer(metaclass=_Sealed):
                 source=user_line(),
                 got=f"{name} = {value!r}"[:80],
                 expected="lr, the learning rate",
-                hint="make another optimizer for other numbers; state_dict() takes its state along",
+                hint="optimizer.param_groups[0][name] = value sets other numbers",
             )
         object.__setattr__(self, name, value)
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next eager step. Set it to a number, a schedule or a function of
-        the step: the next step uses it, eager or compiled by `pc.compile`. A job keeps the rate
-        that it was traced with; `Session.lr` changes that.
+        """The learning rate of the next eager step; of several groups that of the first. Set it to
+        a number, a schedule or a function of the step: the next step uses it for all groups, eager
+        or compiled by `pc.compile`. A job keeps the rates that it was traced with; `Session.lr`
+        changes these.
         """
-        return rate_at(self.schedule, self._steps_of(eager_world()).done)
+        rate: float = self.param_groups[0]["lr"]
+        return rate
 
     @lr.setter
     def lr(self, rate: Rate) -> None:
-        object.__setattr__(self, "schedule", schedule_of(rate))
-        self._rate_was_set = isinstance(self.schedule, Schedule) and not callable(rate)
-
-    @property
-    def rate_to_save(self) -> float | None:
-        """The number that `lr` was set to; a schedule belongs to the program, not to its state."""
-        return self.schedule(0) if self._rate_was_set else None
+        for group in self.param_groups:
+            group["lr"] = rate
 
     def minimize(
         self,
         loss: Value,
-        parameters: Iterable[Parameter | Value] | None = None,
+        parameters: Parameters | None = None,
         clip_norm: float | None = None,
     ) -> list[Value]:
         """Append the gradients of `loss` and the update of each parameter; returns the gradients
@@ -103,7 +211,7 @@ class Optimizer(metaclass=_Sealed):
         influence it (freeze it if that is meant), UsageError for a norm that is not positive.
 
         Outside of jobs it differentiates and updates at once: `zero_grad`, `loss.backward()` and
-        `step` in one call.
+        `step` in one call. Where nobody has named parameters, the log says what is updated.
         """
         recorder = current_recorder()
         if not isinstance(recorder, JobBuilder):
@@ -131,7 +239,7 @@ class Optimizer(metaclass=_Sealed):
         self.apply(variables, grads)
         return grads
 
-    def apply(self, parameters: Iterable[Parameter | Value], gradients: Sequence[Value]) -> None:
+    def apply(self, parameters: Parameters, gradients: Sequence[Value]) -> None:
         """Append the update of each parameter by a gradient that the caller made, in the same
         order: one of `pc.gradients`, scaled, clipped or summed.
 
@@ -166,30 +274,44 @@ class Optimizer(metaclass=_Sealed):
         self, builder: JobBuilder, variables: Sequence[Value], gradients: Sequence[Value]
     ) -> Iterator[Update]:
         """What each update takes; its states and learning rate are made as they are asked for."""
-        attrs = self._rate_attrs(builder)
-        for value, grad in zip(variables, gradients, strict=True):
-            rate = builder.source(value.placement, "learning_rate", attrs)[0]
+        groups = self._groups_of(variables)
+        attrs = {
+            group.number: self._rate_attrs(builder, group)
+            for group in self.param_groups
+            if group in groups
+        }
+        for value, grad, group in zip(variables, gradients, groups, strict=True):
+            rate = builder.source(value.placement, "learning_rate", attrs[group.number])[0]
             states = [
                 _state_variable(builder, value, *state)
-                for state in self.states_of(value, builder.producer(value).sbp)
+                for state in self.states_of(value, builder.producer(value).sbp, group.numbers)
             ]
-            yield value, grad, states, rate
+            yield value, grad, states, rate, group.numbers
 
-    def _rate_attrs(self, builder: JobBuilder) -> dict[str, AttrValue]:
-        """The attributes of the op that gives the learning rate in a job."""
+    def _groups_of(self, variables: Sequence[Value]) -> list[ParameterGroup]:
+        """The group of each; the first one's numbers hold for what is in none."""
+        first = self.param_groups[0]
+        groups = {
+            (each.value if isinstance(each, Parameter) else each).name: group
+            for group in self.param_groups[1:]
+            for each in group.parameters or ()
+            if not isinstance(each, Parameter) or each.trainable
+        }
+        return [groups.get(value.name, first) for value in variables]
+
+    def _rate_attrs(self, builder: JobBuilder, group: ParameterGroup) -> dict[str, AttrValue]:
+        """The attributes of the op that gives the learning rate of a group in a job."""
         numbers = builder.attachments.setdefault(Optimizer, {})
         assert isinstance(numbers, dict)
-        number = numbers.setdefault(self, len(numbers))
-        if isinstance(self.schedule, Schedule):
-            return self.schedule.attrs | ({"optimizer": number} if number else {})
-        builder.rates[number] = self.schedule
+        number = numbers.setdefault((self, group.number), len(numbers))
+        if isinstance(group.schedule, Schedule):
+            return group.schedule.attrs | ({"optimizer": number} if number else {})
+        builder.rates[number] = group.schedule
         return fed_rate(number)
 
     # Outside of jobs.
 
-    def step(
-        self, parameters: Iterable[Parameter | Any] | None = None, clip_norm: float | None = None
-    ) -> None:
+    def step(self, parameters: Parameters | None = None, clip_norm: float | None = None) -> None:
         """Update eager parameters by the gradients that `backward` has left in them, all at once.
 
         `parameters` defaults to those of the optimizer, without such to all trainable parameters
@@ -198,9 +320,11 @@ class Optimizer(metaclass=_Sealed):
         """
         self._steps_of(eager_world()).step(parameters, clip_norm)
 
-    def zero_grad(self, parameters: Iterable[Parameter | Any] | None = None) -> None:
-        """Forget the gradients of eager parameters (default: as in `step`)."""
-        self._steps_of(eager_world()).zero_grad(parameters)
+    def zero_grad(self, parameters: Parameters | None = None, *, set_to_none: bool = True) -> None:
+        """Forget the gradients of eager parameters (default: as in `step`); without `set_to_none`
+        make them zeros.
+        """
+        self._steps_of(eager_world()).zero_grad(parameters, set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """What its eager steps have left: their number, and the states of its parameters by name.
@@ -220,12 +344,10 @@ class Optimizer(metaclass=_Sealed):
         """
         self._steps_of(eager_world()).load_state_dict(state)
 
-    def update_all(
-        self, world: Any, updates: Sequence[tuple[Any, Any, Sequence[Any], Any]]
-    ) -> None:
-        """Run the updates of eager parameters: parameter, gradient, states and learning rate."""
-        for tensor, grad, states, rate in updates:
-            self.append_update(world, tensor, grad, states, rate)
+    def update_all(self, world: Any, updates: Sequence[EagerUpdate]) -> None:
+        """Run the updates of eager parameters."""
+        for update in updates:
+            self.append_update(world, *update)
 
     def _steps_of(self, world: Any) -> EagerSteps:
         steps = self._eager.get(world)
@@ -235,47 +357,98 @@ class Optimizer(metaclass=_Sealed):
 
     def append_updates(self, builder: JobBuilder, updates: Iterable[Update]) -> None:
         """Append the updates of parameters."""
-        for value, grad, states, rate in updates:
-            self.append_update(builder, value, grad, states, rate)
+        for update in updates:
+            self.append_update(builder, *update)
 
     @abstractmethod
-    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
-        """The state variables of a parameter that is held as `sbp`."""
+    def states_of(
+        self, value: Value, sbp: NdSbp | None, numbers: Mapping[str, Any]
+    ) -> Iterable[State]:
+        """The state variables of a parameter that is held as `sbp`, in a group of these numbers."""
 
     @abstractmethod
     def append_update(
-        self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
+        self,
+        builder: JobBuilder,
+        value: Value,
+        grad: Value,
+        states: Sequence[Value],
+        rate: Value,
+        numbers: Mapping[str, Any],
     ) -> None:
         """Append the update of a parameter and of its states, at the learning rate `rate`."""
 
 
-class ElementwiseOptimizer(Optimizer):
-    """An optimizer whose update is one op, with states of the parameter's shape."""
+class FormulaOptimizer(Optimizer):
+    """An optimizer whose update is one op, with states of the parameter's shape: those that the op
+    names.
+    """
 
-    states: Sequence[str] = ()
-    """Suffixes of the state variables of a parameter."""
-
-    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
-        return [(suffix, value.shape, sbp) for suffix in self.states]
-
-    def append_update(
-        self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
-    ) -> None:
-        kind, attrs = self.update_op()
-        sbp = builder.producer(value).sbp
-        builder.add(kind, (value, grad, *states, rate), attrs, value.placement, sbp)
-
-    def update_all(
-        self, world: Any, updates: Sequence[tuple[Any, Any, Sequence[Any], Any]]
-    ) -> None:
-        """See `Optimizer.update_all`: every update is one kernel."""
-        kind, attrs = self.update_op()
-        rows = [(tensor, grad, *states, rate) for tensor, grad, states, rate in updates]
-        world.mode.update_all(kind, attrs, rows)
+    prefix: str
+    """In front of the names of states."""
 
     @abstractmethod
-    def update_op(self) -> tuple[str, dict[str, AttrValue]]:
-        """Kind and attributes of the update, whose inputs are parameter, gradient, states, rate."""
+    def kind(self, numbers: Mapping[str, Any]) -> str:
+        """The op, for a group of these numbers."""
+
+    def states_of(
+        self, value: Value, sbp: NdSbp | None, numbers: Mapping[str, Any]
+    ) -> Iterable[State]:
+        return [(name, value.shape, sbp) for name in self._names_of(self.kind(numbers))]
+
+    def _names_of(self, kind: str) -> list[str]:
+        line = op_def(kind).line
+        assert line is not None
+        kept = [each.name for each in line.inputs[2:] if each.shape != ()]
+        return [f"{self.prefix}_{name}" for name in kept]
+
+    def append_update(
+        self,
+        builder: JobBuilder,
+        value: Value,
+        grad: Value,
+        states: Sequence[Value],
+        rate: Value,
+        numbers: Mapping[str, Any],
+    ) -> None:
+        kind = self.kind(numbers)
+        attrs, sbp = attributes_of(kind, numbers), builder.producer(value).sbp
+        builder.add(kind, (value, grad, *states, rate), attrs, value.placement, sbp)
+
+    def update_all(self, world: Any, updates: Sequence[EagerUpdate]) -> None:
+        """See `Optimizer.update_all`: every update is one kernel, and those of a group are made
+        together.
+        """
+        by_group: dict[int, list[EagerUpdate]] = {}
+        for update in updates:
+            by_group.setdefault(id(update[-1]), []).append(update)
+        for members in by_group.values():
+            numbers = members[0][-1]
+            kind = self.kind(numbers)
+            rows = [(tensor, grad, *states, rate) for tensor, grad, states, rate, _ in members]
+            world.mode.update_all(kind, attributes_of(kind, numbers), rows)
+
+
+_NAMES = {
+    "decoupled_weight_decay": "decoupled",
+    "initial_accumulator_value": "initial",
+    "trust_coefficient": "trust",
+}
+"""What users call some of the attributes of updates."""
+
+
+def attributes_of(kind: str, numbers: Mapping[str, Any]) -> dict[str, AttrValue]:
+    """The attributes of an update by a group's numbers."""
+    named = {_NAMES.get(name, name): value for name, value in numbers.items()}
+    if "betas" in named:
+        named["beta1"], named["beta2"] = named["betas"]
+    if named.get("maximize"):
+        named["grad_scale"] = -1.0
+    return {
+        each.name: named[each.name]
+        for each in op_def(kind).attrs
+        if each.name in named and named[each.name] != each.default
+    }
 
 
 def _state_variable(
@@ -292,7 +465,7 @@ def _state_variable(
     return builder.add("variable", (), attrs, parameter.placement, sbp)[0]
 
 
-def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | None) -> list[Value]:
+def _variables(builder: JobBuilder, parameters: Parameters | None) -> list[Value]:
     """The values of the parameters to update, each once."""
     if parameters is None:
         variables = [
@@ -302,7 +475,7 @@ def _variables(builder: JobBuilder, parameters: Iterable[Parameter | Value] | No
         ]
     else:
         by_name: dict[str, Value] = {}
-        for each in parameters:
+        for each in listed(parameters):
             if isinstance(each, Parameter) and not each.trainable:
                 continue
             value = each.value if isinstance(each, Parameter) else each

@@ -66,7 +66,7 @@ def schedule_of(rate: Rate) -> Callable[[int], float]:
             "a learning rate must be a finite number, a schedule or a function of the step",
             source=user_line(),
             got=type(rate).__name__,
-            hint="the parameters are a keyword: pc.optim.SGD(0.1, parameters=model.parameters())",
+            hint="parameters come first: pc.optim.SGD(model.parameters(), lr=0.1)",
         )
     number = real_number("a learning rate", rate)
     if number < 0:

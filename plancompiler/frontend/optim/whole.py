@@ -4,15 +4,72 @@ squares are partial on each device, and reduced as scalars or vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from plancompiler.frontend.functions.training import adafactor_update, lamb_update
-from plancompiler.frontend.optim.eager import Parameters
-from plancompiler.frontend.optim.optimizer import Optimizer, State
+from plancompiler.frontend.functions.training import adafactor_update, square_sums
+from plancompiler.frontend.optim.elementwise import Given
+from plancompiler.frontend.optim.optimizer import (
+    FormulaOptimizer,
+    Optimizer,
+    State,
+    attributes_of,
+)
+from plancompiler.frontend.optim.parameter_group import Parameters
 from plancompiler.frontend.optim.schedule import Rate
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import BROADCAST, NdSbp, Sbp, Split, Value
-from plancompiler.ir.arguments import number_pair, real_number
+from plancompiler.ops.registry import apply
+
+
+class LARS(FormulaOptimizer):
+    """LARS (Y. You, I. Gitman, B. Ginsburg, 2017): SGD with momentum, whose rate is multiplied per
+    parameter with trust_coefficient * |w| / (|g| + weight_decay * |w| + eps), or 1 where a norm is
+    zero.
+    """
+
+    prefix = "lars"
+
+    def __init__(
+        self,
+        params: Given = None,
+        lr: Rate = 1e-1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 1e-3,
+        eps: float = 1e-8,
+        *,
+        maximize: bool = False,
+        parameters: Parameters | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            maximize=maximize,
+        )
+
+    def kind(self, numbers: Mapping[str, Any]) -> str:
+        return "lars_update"
+
+    def append_update(
+        self,
+        builder: JobBuilder,
+        value: Value,
+        grad: Value,
+        states: Sequence[Value],
+        rate: Value,
+        numbers: Mapping[str, Any],
+    ) -> None:
+        attrs = attributes_of("lars_update", numbers)
+        apply("lars_update", value, grad, *states, *square_sums(value, grad), rate, **attrs)
+
+    # Each has norms of its own: their updates cannot be made together.
+    update_all = Optimizer.update_all
 
 
 class LAMB(Optimizer):
@@ -22,24 +79,42 @@ class LAMB(Optimizer):
 
     def __init__(
         self,
-        lr: Rate,
+        params: Given = None,
+        lr: Rate = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
+        *,
+        maximize: bool = False,
         parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay, parameters)
-        self.betas = number_pair("betas", betas)
-        self.eps = real_number("eps", eps)
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            maximize=maximize,
+        )
 
-    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+    def states_of(
+        self, value: Value, sbp: NdSbp | None, numbers: Mapping[str, Any]
+    ) -> Iterable[State]:
         return [(suffix, value.shape, sbp) for suffix in ("lamb_m", "lamb_v")]
 
     def append_update(
-        self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
+        self,
+        builder: JobBuilder,
+        value: Value,
+        grad: Value,
+        states: Sequence[Value],
+        rate: Value,
+        numbers: Mapping[str, Any],
     ) -> None:
-        first, second = states
-        lamb_update(value, grad, first, second, rate, self.betas, self.eps, self.weight_decay)
+        attrs = attributes_of("lamb_direction", numbers)
+        direction = apply("lamb_direction", value, grad, *states, **attrs)[0]
+        apply("lamb_update", value, direction, *square_sums(value, direction), rate)
 
 
 class Adafactor(Optimizer):
@@ -53,21 +128,30 @@ class Adafactor(Optimizer):
 
     def __init__(
         self,
-        lr: Rate,
+        params: Given = None,
+        lr: Rate = 1e-2,
         decay_power: float = 0.8,
         clip: float = 1.0,
         relative: bool = True,
         eps: tuple[float, float] = (1e-30, 1e-3),
         weight_decay: float = 0.0,
+        *,
         parameters: Parameters | None = None,
     ) -> None:
-        super().__init__(lr, weight_decay, parameters)
-        self.decay_power = real_number("decay_power", decay_power)
-        self.clip = real_number("clip", clip)
-        self.relative = relative
-        self.eps = number_pair("eps", eps)
+        super().__init__(
+            params,
+            lr,
+            parameters,
+            decay_power=decay_power,
+            clip=clip,
+            relative=relative,
+            eps=eps,
+            weight_decay=weight_decay,
+        )
 
-    def states_of(self, value: Value, sbp: NdSbp | None) -> Iterable[State]:
+    def states_of(
+        self, value: Value, sbp: NdSbp | None, numbers: Mapping[str, Any]
+    ) -> Iterable[State]:
         shape, last = value.shape, value.ndim - 1
         if last < 1:
             return [("adafactor_v", shape, sbp)]
@@ -77,19 +161,15 @@ class Adafactor(Optimizer):
         ]
 
     def append_update(
-        self, builder: JobBuilder, value: Value, grad: Value, states: Sequence[Value], rate: Value
+        self,
+        builder: JobBuilder,
+        value: Value,
+        grad: Value,
+        states: Sequence[Value],
+        rate: Value,
+        numbers: Mapping[str, Any],
     ) -> None:
-        adafactor_update(
-            value,
-            grad,
-            states,
-            rate,
-            self.decay_power,
-            self.clip,
-            self.relative,
-            self.eps,
-            self.weight_decay,
-        )
+        adafactor_update(value, grad, states, rate, **numbers)
 
 
 def _without(sbp: NdSbp | None, axis: int) -> NdSbp | None:
