@@ -16,7 +16,7 @@ import numpy as np
 
 from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.registry import apply
-from plancompiler.ops.update import of_numbers, define_update, root
+from plancompiler.ops.update import define_update, of_numbers, root
 
 DECAY = Float("weight_decay", 0.0, least=0.0)
 DECOUPLED = Bool("decoupled", False)
