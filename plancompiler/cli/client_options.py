@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
-from plancompiler.cli.options import json_option, tls_options, token_option
+from plancompiler.cli.options import Command, json_option, tls_options, token_option, with_options
 from plancompiler.cluster.channel import SILENCE_SECONDS, TlsFiles
 from plancompiler.running.client import Client
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 job_id_argument = click.argument("job", metavar="JOB", type=click.IntRange(1, (1 << 63) - 1))
 
@@ -47,7 +44,7 @@ def client_options(command: Command) -> Command:
         with Client(master, timeout=timeout, tls=tls, token_file=token_file) as client:
             return command(*args, client=client, **kwargs)
 
-    decorated: Any = with_client
-    for option in (json_option, tls_options, token_option, timeout_option, master_option):
-        decorated = option(decorated)
-    return cast("Command", decorated)
+    decorated: Command = with_options(
+        with_client, master_option, timeout_option, token_option, tls_options, json_option
+    )
+    return decorated

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import click
 
-from plancompiler.cli.options import Command
+from plancompiler.cli.options import Command, with_options
 from plancompiler.ir import Job
+from plancompiler.ir.settings import Option
 from plancompiler.passes import Config, config_of
 
 
@@ -27,22 +28,26 @@ def config_options(command: Command) -> Command:
         config = {name: value for name, value in given.items() if value is not None}
         return command(*args, config=config, **kwargs)
 
-    decorated: Any = with_settings
-    for each in reversed(offered):
-        flag = f"--{each.name.replace('_', '-')}"
-        about = each.help.replace("`", "")
-        if isinstance(each.default, bool):
-            names = f"{flag}/--no-{flag[2:]}"
-            decorated = click.option(names, default=None, help=about)(decorated)
-        else:
-            decorated = click.option(
-                flag, type=type(each.default), metavar=each.metavar, help=about
-            )(decorated)
-    about = "Run only this pass; repeatable."
-    return cast(
-        "Command",
-        click.option("--pass", "passes", multiple=True, metavar="NAME", help=about)(decorated),
+    decorated: Command = with_options(
+        with_settings,
+        click.option(
+            "--pass",
+            "passes",
+            multiple=True,
+            metavar="NAME",
+            help="Run only this pass; repeatable.",
+        ),
+        *map(_option, offered),
     )
+    return decorated
+
+
+def _option(setting: Option) -> Callable[[Any], Any]:
+    flag = f"--{setting.name.replace('_', '-')}"
+    about = setting.help.replace("`", "")
+    if isinstance(setting.default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=about)
+    return click.option(flag, type=type(setting.default), metavar=setting.metavar, help=about)
 
 
 def configured(job: Job, config: Mapping[str, Any]) -> Job:

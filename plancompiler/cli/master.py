@@ -13,9 +13,9 @@ import click
 
 from plancompiler.cli.handshakes import explained_handshakes
 from plancompiler.cli.options import (
-    Command,
     allow_mixed_kernels_option,
     allow_ops_option,
+    amount_option,
     json_option,
     log_format_option,
     mode_option,
@@ -46,14 +46,6 @@ of the interpreter.
 """
 
 
-def _limit_option(
-    name: str, default: int, text: str, least: int = 1
-) -> Callable[[Command], Command]:
-    """How much there may be of something."""
-    kind = click.IntRange(min=least)
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
-
-
 @click.command("master")
 @click.option(
     "--listen",
@@ -72,27 +64,27 @@ def _limit_option(
     is_flag=True,
     help="Serve an address beyond this machine without TLS: anyone who reaches it can run jobs.",
 )
-@_limit_option(
+@amount_option(
     "--max-streams", StreamLimits().total, "Streams of clients that may be open at once."
 )
-@_limit_option("--max-streams-per-peer", StreamLimits().peer, "The same for one connection.")
-@_limit_option(
+@amount_option("--max-streams-per-peer", StreamLimits().peer, "The same for one connection.")
+@amount_option(
     "--max-connections", MAX_CONNECTIONS, "Connections of clients that may be open at once."
 )
-@_limit_option(
+@amount_option(
     "--max-upload-bytes",
     MAX_UPLOAD_BYTES,
     "Bytes of what clients upload that are held at the same time.",
 )
-@_limit_option("--max-queue", MAX_QUEUE, "Jobs that may wait.")
-@_limit_option(
+@amount_option("--max-queue", MAX_QUEUE, "Jobs that may wait.")
+@amount_option(
     "--keep-outputs-bytes",
     Retention().job_bytes,
     "Bytes of a job's outputs that are kept for those who read them late.",
     least=0,
 )
-@_limit_option("--keep-jobs", Retention().jobs, "Ended jobs whose outputs are kept.", least=0)
-@_limit_option("--max-ops", MAX_OPS, "Ops that a job may have.")
+@amount_option("--keep-jobs", Retention().jobs, "Ended jobs whose outputs are kept.", least=0)
+@amount_option("--max-ops", MAX_OPS, "Ops that a job may have.")
 @click.option(
     "--stream-silence",
     type=click.FloatRange(min=0, min_open=True),

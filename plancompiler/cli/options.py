@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 
@@ -18,6 +18,20 @@ Setting = int | float | bool | str
 
 DEFAULT_STEPS = 100
 TLS_NAMES = ("--tls-ca", "--tls-cert", "--tls-key")
+
+
+def with_options(command: Callable[..., Any], *options: Callable[[Any], Any]) -> Any:
+    """A command with some options, which its help shows in this order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def amount_option(name: str, default: int, text: str, least: int = 1) -> Callable[[Any], Any]:
+    """An option that is a whole number of at least `least`."""
+    return click.option(
+        name, type=click.IntRange(min=least), default=default, show_default=True, help=text
+    )
 
 
 def parse_setting(text: str) -> tuple[str, Setting]:
@@ -110,13 +124,7 @@ anomaly_option = click.option(
 )
 
 
-steps_option = click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    default=DEFAULT_STEPS,
-    show_default=True,
-    help="How many steps.",
-)
+steps_option = amount_option("--steps", DEFAULT_STEPS, "How many steps.")
 
 
 def save_options(command: Command) -> Command:
@@ -132,16 +140,19 @@ def save_options(command: Command) -> Command:
             )
         return command(*args, save=save, save_every=save_every, **kwargs)
 
-    decorated: Any = click.option(
-        "--save-every",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="With --save: a checkpoint after every N steps too, written while steps go on.",
-    )(with_folder)
     folder = click.Path(path_type=Path)
-    option = click.option("--save", type=folder, help="Write a checkpoint at the end.")
-    return cast("Command", option(decorated))
+    decorated: Command = with_options(
+        with_folder,
+        click.option("--save", type=folder, help="Write a checkpoint at the end."),
+        click.option(
+            "--save-every",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="N",
+            help="With --save: a checkpoint after every N steps too, written while steps go on.",
+        ),
+    )
+    return decorated
 
 
 deadline_option = click.option(
@@ -156,13 +167,16 @@ deadline_option = click.option(
 
 def timeline_options(command: Command) -> Command:
     """--trace --profile"""
-    profile = click.option("--profile", is_flag=True, help="Show where each rank's time went.")
-    trace = click.option(
-        "--trace",
-        type=click.Path(path_type=Path),
-        help="Write the run's timeline as a Chrome trace, for Perfetto.",
+    decorated: Command = with_options(
+        command,
+        click.option(
+            "--trace",
+            type=click.Path(path_type=Path),
+            help="Write the run's timeline as a Chrome trace, for Perfetto.",
+        ),
+        click.option("--profile", is_flag=True, help="Show where each rank's time went."),
     )
-    return trace(profile(command))
+    return decorated
 
 
 log_format_option = click.option(
@@ -208,13 +222,12 @@ def tls_options(command: Command) -> Command:
             )
         return command(*args, tls=tls, **kwargs)
 
-    decorated: Any = with_files
     helps = (
         "PEM file of the authority that signed the other side's certificate.",
         "PEM file of one's own certificate.",
         "PEM file of one's own key.",
     )
-    for name, text in reversed(list(zip(TLS_NAMES, helps, strict=True))):
-        kind = click.Path(exists=True, dir_okay=False, path_type=Path)
-        decorated = click.option(name, type=kind, help=text)(decorated)
-    return cast("Command", decorated)
+    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    options = map(lambda name, text: click.option(name, type=kind, help=text), TLS_NAMES, helps)
+    decorated: Command = with_options(with_files, *options)
+    return decorated
