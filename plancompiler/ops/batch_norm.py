@@ -27,7 +27,6 @@ from plancompiler.ops.registry import (
     Arrays,
     AttrMap,
     KernelContext,
-    Rule,
     Types,
     apply,
     define_op,
@@ -47,16 +46,6 @@ def _statistic(inputs: Types, attrs: AttrMap) -> Types:
 def _variance_grad_infer(inputs: Types, attrs: AttrMap) -> Types:
     _statistic(inputs, attrs)
     return inputs[:2]
-
-
-def _rule(pattern: str) -> Rule:
-    """`pattern` with X for x and its like."""
-
-    def rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-        space = " ".join(f"s{axis}" for axis in range(len(inputs[0].shape) - 2))
-        return pattern.replace("X", f"n c {space}".strip())
-
-    return rule
 
 
 def _planes(*arrays: Array) -> Iterator[tuple[Array, ...]]:
@@ -113,7 +102,7 @@ define_op(
     "channel_mean",
     infer=_statistic,
     operands="x F n c ... -> mean A",
-    rule=_rule("X -> c"),
+    rule="n c ... -> c",
     kernel=in_float32(contiguous(_mean_kernel)),
     gradient=of_one(_mean_gradient),
     linear=((0,),),
@@ -158,7 +147,7 @@ define_op(
     "channel_variance",
     infer=_statistic,
     operands="x F n c ..., mean A c -> variance A",
-    rule=_rule("X, c -> c"),
+    rule="n c ..., c -> c",
     kernel=in_float32(contiguous(_variance_kernel)),
     gradient=by_op("channel_variance", "channel_variance_grad"),
     flops=3,
@@ -169,7 +158,7 @@ define_op(
     "channel_variance_grad",
     infer=_variance_grad_infer,
     operands="x F n c ..., mean A c, dvariance A c -> dx F, dmean A",
-    rule=_rule("X, c, c -> X, c"),
+    rule="n c ..., c, c -> n c ..., c",
     kernel=in_float32(contiguous(_variance_grad_kernel)),
     gradient=by_formula(_variance_grad_formula),
     flops=3,
@@ -232,7 +221,7 @@ def _grad_formula(
 define_op(
     "batch_norm",
     infer="x F n c ..., mean A c, variance A c, gamma F c, beta F c -> y F n c ...",
-    rule=_rule("X, c, c, c, c -> X"),
+    rule="n c ..., c, c, c, c -> n c ...",
     attrs=(Float("eps", least=0.0),),
     kernel=in_float32(contiguous(_kernel)),
     gradient=by_op("batch_norm", "batch_norm_grad"),
@@ -246,7 +235,7 @@ define_op(
     infer=lambda inputs, attrs: (*inputs[:4], inputs[3]),
     operands="x F n c ..., mean A c, variance A c, gamma F c, dy F n c ... -> "
     "dx F, dmean A, dvariance A, dgamma F, dbeta F",
-    rule=_rule("X, c, c, c, X -> X, c, c, c, c"),
+    rule="n c ..., c, c, c, n c ... -> n c ..., c, c, c, c",
     attrs=(Float("eps", least=0.0),),
     kernel=in_float32(contiguous(_grad_kernel)),
     gradient=by_formula(_grad_formula),

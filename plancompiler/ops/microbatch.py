@@ -15,7 +15,8 @@ from plancompiler.ir.shard import region_index, relative
 from plancompiler.ops.attributes import Axis, Text
 from plancompiler.ops.check import same_types
 from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
-from plancompiler.ops.rule import Signature, operand_line
+from plancompiler.ops.rule import Signature
+from plancompiler.ops.scan import axis_rule
 from plancompiler.ops.shape import keeps_extremes
 
 ACCUMULATED = {
@@ -70,15 +71,8 @@ define_op(
 
 
 # --- pieces ---------------------------------------------------------------------------------------
-
-
-def _piece_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    """The axis of the pieces stays whole: devices that split it too would hold rows of every piece,
-    which are no box of the tensor.
-    """
-    ndim = len(inputs[0].shape)
-    line = operand_line(ndim, whole=(attrs["axis"],))
-    return f"{line} -> {line}"
+# Their axis stays whole: devices that split it too would hold rows of every piece, which are no box
+# of the tensor.
 
 
 def _collect_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -94,7 +88,7 @@ def _take_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> Non
 define_op(
     "collect_pieces",
     infer=same_types,
-    rule=_piece_rule,
+    rule=axis_rule,
     inputs=1,
     attrs=(Axis(),),
     kernel=_collect_kernel,
@@ -108,7 +102,7 @@ define_op(
 define_op(
     "take_piece",
     infer=same_types,
-    rule=_piece_rule,
+    rule=axis_rule,
     inputs=1,
     attrs=(Axis(),),
     kernel=_take_kernel,

@@ -16,7 +16,7 @@ from plancompiler.ops.gradient import by_op
 from plancompiler.ops.kernel import contiguous, in_float32, row_blocks, rows_of, scratch
 from plancompiler.ops.numba_loops import row_loop
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, apply, define_op
-from plancompiler.ops.rule import operand_line
+from plancompiler.ops.scan import axis_rule
 
 
 def _flops(inputs: Types, outputs: Types, attrs: AttrMap) -> int:
@@ -56,12 +56,6 @@ def _axis_infer(inputs: Types, attrs: AttrMap) -> Types:
     if shape[attrs["axis"]] == 0:
         raise ShapeError("softmax over an empty axis has no value", got=shape)
     return inputs[:1]
-
-
-def _axis_rule(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-    ndim = len(inputs[0].shape)
-    line = operand_line(ndim, whole=(attrs["axis"],))
-    return f"{', '.join([line] * len(inputs))} -> {line}"
 
 
 def _softmax_rows(context: KernelContext, x: Array, y: Array) -> None:
@@ -120,7 +114,7 @@ define_op(
     "softmax",
     infer=_axis_infer,
     operands="x F -> y F",
-    rule=_axis_rule,
+    rule=axis_rule,
     attrs=(Axis(),),
     kernel=in_float32(_softmax_kernel),
     gradient=by_op("softmax", "softmax_grad"),
@@ -132,7 +126,7 @@ define_op(
     "softmax_grad",
     infer=_axis_infer,
     operands="y F ..., dy F ... -> dx F",
-    rule=_axis_rule,
+    rule=axis_rule,
     attrs=(Axis(),),
     kernel=in_float32(_softmax_grad_kernel),
     gradient=by_formula(_softmax_grad_formula),
@@ -145,7 +139,7 @@ define_op(
     "log_softmax",
     infer=_axis_infer,
     operands="x F -> y F",
-    rule=_axis_rule,
+    rule=axis_rule,
     attrs=(Axis(),),
     kernel=in_float32(_log_softmax_kernel),
     gradient=by_op("log_softmax", "log_softmax_grad"),
@@ -157,7 +151,7 @@ define_op(
     "log_softmax_grad",
     infer=_axis_infer,
     operands="y F ..., dy F ... -> dx F",
-    rule=_axis_rule,
+    rule=axis_rule,
     attrs=(Axis(),),
     kernel=in_float32(_log_softmax_grad_kernel),
     gradient=by_formula(_log_softmax_grad_formula),
