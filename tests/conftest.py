@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -14,6 +15,7 @@ import threadpoolctl
 from plancompiler.blas import numba_choice
 from plancompiler.cache import keys
 from plancompiler.cache.store import FOLDER_VARIABLE
+from tests.launched_scripts import TROUBLED, line_script
 from tests.process_guard import ProcessGuard
 
 
@@ -107,3 +109,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("passed", ()):
         for name, value in getattr(report, "user_properties", ()):
             terminalreporter.write_line(f"{name.replace('_', ' ')}: {value}")
+
+
+@pytest.fixture(scope="session")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The README's `line.py`."""
+    path = tmp_path_factory.mktemp("launched") / "line.py"
+    path.write_text(line_script())
+    return path
+
+
+@pytest.fixture(scope="session")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("launched") / "troubled.py"
+    path.write_text(TROUBLED)
+    return path
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Programs can be interrupted even where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

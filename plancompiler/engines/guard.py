@@ -74,7 +74,7 @@ def main() -> None:
     groups = _send(groups, signal.SIGCONT)  # a stopped one would not hear it
     until = time.monotonic() + float(sys.argv[1])
     while groups and time.monotonic() < until:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)  # nothing tells of the end of groups that are not its children
         groups = _send(groups, 0)
     _send(groups, signal.SIGKILL)
 

@@ -180,7 +180,7 @@ def _await_workers(client: Client, workers: WorkerProcesses, count: int) -> None
                 "the worker processes did not register in time",
                 got=f"{len(client.status().workers)} of {count} after {START_SECONDS:.0f} s",
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # neither a process's end nor a registration would end a wait
 
 
 def tls_of_environment() -> TlsFiles | None:

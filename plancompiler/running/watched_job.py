@@ -244,7 +244,7 @@ def await_restart(sign_in: Callable[[], None]) -> bool:
     """Wait for a lost master to be started again; whether it was."""
     until = time.monotonic() + time_limits.MASTER_GRACE
     while time.monotonic() < until:
-        time.sleep(_RECONNECT_SECONDS)
+        time.sleep(_RECONNECT_SECONDS)  # nobody tells when a master is started again
         with suppress(PlanCompilerError):
             sign_in()
             return True

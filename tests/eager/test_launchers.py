@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from plancompiler.eager.transports import open_world
 from plancompiler.engines.launch_variables import LAUNCHERS, Launched, read_launcher
 from plancompiler.errors import UsageError
 from tests.cli.test_processes import await_end
+from tests.launched_scripts import RUNS, await_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 WAIT = 100
 LAST = re.compile(r"^49 \d", re.M)
 """The line of the last step, which one of the ranks prints."""
@@ -29,52 +29,6 @@ CLEAN = {
     for name, value in os.environ.items()
     if not any(name in (each.rank, each.size) for each in LAUNCHERS)
 }
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The README's `line.py`."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    (text,) = (each for each in blocks if "pc.init()" in each)
-    path = tmp_path_factory.mktemp("launchers") / "line.py"
-    path.write_text(text)
-    return path
-
-
-TROUBLED = """
-import os, signal, sys
-import numpy as np
-import plancompiler as pc
-
-world = pc.init()
-x = pc.tensor(np.ones((8, 4), np.float32), pc.Placement("cpu", range(world.size)), "S(0)")
-step = 0
-while True:
-    x.sum().item()
-    step += 1
-    if step == 10:
-        sys.stdout.write(f"\\nprocess {os.getpid()} runs\\n")
-        sys.stdout.flush()
-        if world.rank == 1 and sys.argv[1:]:
-            os.kill(os.getpid(), signal.Signals[sys.argv[1]])
-"""
-"""Computes without end, but for what rank 1 does to itself."""
-RUNS = re.compile(r"^process (\d+) runs$", re.M)
-
-
-@pytest.fixture(scope="module")
-def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("launchers") / "troubled.py"
-    path.write_text(TROUBLED)
-    return path
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Programs can be interrupted even where the tests run in the background of a shell."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def mpiexec_of(kind: str) -> str:
@@ -144,20 +98,20 @@ def check(command: list[str], environment: dict[str, str] | None = None) -> None
 
 
 @pytest.mark.processes
-def test_mpich(program: Path) -> None:
+def test_mpich(line: Path) -> None:
     """With a shell between the launcher and each rank, as scripts have."""
     *command, python = mpich(2)
-    check([*command, "bash", "-c", f"{python} {program}; true"])
+    check([*command, "bash", "-c", f"{python} {line}; true"])
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("launcher", OTHERS)
-def test_the_program(launcher: Launcher, program: Path) -> None:
-    check([*launcher(2), str(program)])
+def test_the_program(launcher: Launcher, line: Path) -> None:
+    check([*launcher(2), str(line)])
 
 
 @pytest.mark.processes
-def test_two_nodes_of_slurm(program: Path) -> None:
+def test_two_nodes_of_slurm(line: Path) -> None:
     nodes = subprocess.run(
         [slurm("sinfo"), "--noheader", "--Node", "--format=%N"],
         capture_output=True,
@@ -167,24 +121,24 @@ def test_two_nodes_of_slurm(program: Path) -> None:
     if len(set(nodes.stdout.split())) < 2:
         pytest.skip("Slurm has one node only")
     command, *options = srun(2)
-    check([command, "-N", "2", *options, str(program)])
+    check([command, "-N", "2", *options, str(line)])
 
 
 @pytest.mark.processes
-def test_mpich_in_an_allocation(program: Path) -> None:
+def test_mpich_in_an_allocation(line: Path) -> None:
     command, *options = mpich(2)
-    check([slurm("salloc"), "--quiet", "-n", "2", command, "-launcher", "fork", *options, program])
+    check([slurm("salloc"), "--quiet", "-n", "2", command, "-launcher", "fork", *options, line])
 
 
 @pytest.mark.processes
-def test_a_batch_script(program: Path, tmp_path: Path) -> None:
+def test_a_batch_script(line: Path, tmp_path: Path) -> None:
     """The script itself is one rank, whatever its steps are."""
     script, output = tmp_path / "script.sh", tmp_path / "output"
     alone = "import plancompiler; print('the script is', plancompiler.init().size)"
     lines = (
         "#!/bin/bash",
         f'{sys.executable} -c "{alone}"',
-        " ".join([*srun(2), str(program)]),
+        " ".join([*srun(2), str(line)]),
     )
     script.write_text("\n".join(lines))
     command = [slurm("sbatch"), "--wait", "-n", "2", "-o", str(output), str(script)]
@@ -198,7 +152,7 @@ def test_a_batch_script(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("carried", [True, False])
-def test_two_nodes_of_torchrun(program: Path, carried: bool) -> None:
+def test_two_nodes_of_torchrun(line: Path, carried: bool) -> None:
     """Between hosts something must carry data, and is asked for at once."""
     with ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
@@ -215,7 +169,7 @@ def test_two_nodes_of_torchrun(program: Path, carried: bool) -> None:
     ]
     nodes = [
         subprocess.Popen(
-            [torchrun_command(), "--node-rank", str(node), *options, str(program)],
+            [torchrun_command(), "--node-rank", str(node), *options, str(line)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -267,14 +221,8 @@ def test_an_interrupt(launcher: Launcher, troubled: Path, interruptible: None) -
         env=CLEAN,
         start_new_session=True,
     )
-    assert started.stdout is not None
-    assert started.stderr is not None
-    pids: list[int] = []
     try:
-        while len(pids) < 2:
-            line = started.stdout.readline()
-            assert line, started.stderr.read()
-            pids += map(int, RUNS.findall(line))
+        pids = await_ranks(started, 2)
         os.killpg(started.pid, signal.SIGINT)
         started.communicate(timeout=WAIT)
     finally:
@@ -304,11 +252,11 @@ def test_an_interrupt(launcher: Launcher, troubled: Path, interruptible: None) -
     ],
     ids=["torchrun", "slurm"],
 )
-def test_variables_alone(program: Path, variables: dict[str, str]) -> None:
+def test_variables_alone(line: Path, variables: dict[str, str]) -> None:
     """What these launchers set, without them."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(program)],
+            [sys.executable, str(line)],
             stdout=subprocess.PIPE,
             text=True,
             env={**CLEAN, **{name: text.format(rank) for name, text in variables.items()}},

@@ -20,8 +20,8 @@ class Hosts:
     addresses: tuple[str, str] = ("10.213.7.1", "10.213.7.2")
 
     def on(self, host: int, command: list[str]) -> list[str]:
-        """The command on one of them."""
-        return ["ip", "netns", "exec", self.names[host], *command]
+        """The command on one of them, which has all but the network in common with the other."""
+        return ["nsenter", f"--net=/run/netns/{self.names[host]}", *command]
 
     def host_of(self, pid: int) -> int:
         """On which of them a process is."""
@@ -33,6 +33,10 @@ class Hosts:
     def cut(self) -> None:
         """The cable between them."""
         subprocess.run(self.on(0, ["ip", "link", "set", "cable", "down"]), check=True)
+
+    def mend(self) -> None:
+        """The cable that was cut."""
+        subprocess.run(self.on(0, ["ip", "link", "set", "cable", "up"]), check=True)
 
 
 @contextmanager

@@ -21,14 +21,14 @@ def losses_of(done: subprocess.CompletedProcess[str]) -> list[float]:
     return losses
 
 
-def await_steps(started: subprocess.Popen[str], count: int) -> None:
-    """So many steps have been made; about ten lines say of a run how far it is."""
+def await_steps(started: subprocess.Popen[str], count: int) -> list[str]:
+    """What it has said until so many steps were made; about ten lines say how far a run is."""
     assert started.stderr is not None
     said = []
     for line in started.stderr:
         said.append(line)
         if (step := re.match(r"step (\d+)/", line)) and int(step[1]) >= count:
-            return
+            return said
     raise AssertionError("".join(said))
 
 

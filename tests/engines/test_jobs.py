@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,23 @@ def test_a_lost_rank_is_named(engine: Engine) -> None:
 
 
 def test_a_restarted_job_goes_on_as_a_quiet_one(tmp_path: Path, losses: list[float]) -> None:
-    steps = 500
+    """Twice; the second failure is that of the other rank."""
+    steps = 2000
     options = ("--save", tmp_path / "saved", "--save-every", 10, "--max-restarts", 2)
-    code, said, errors = start_and_kill(mpich(), steps, 50, *options)
-    assert code == 0, errors
+    started = mpich().start("run", *TWO, "--steps", steps, *options)
+    noted = []
+    try:
+        for after, rank in ((200, 1), (1000, 0)):
+            noted += await_steps(started, after)
+            os.kill(worker_of(rank), signal.SIGKILL)
+        said, errors = started.communicate(timeout=WAIT)
+    finally:
+        started.kill()
+        started.communicate()
+    assert started.returncode == 0, errors
+    errors = "".join(noted) + errors
     assert re.search(r"restart 1 of 2 after step \d+: .*rank 1", errors)
+    assert re.search(r"restart 2 of 2 after step \d+: .*rank 0", errors)
     restarted = json.loads(said)["losses"]
     assert restarted[:STEPS] == losses
     quiet = [*local().command("run")[:4], *map(str, TWO), f"--steps={steps}"]
@@ -71,10 +84,65 @@ def test_a_restarted_job_goes_on_as_a_quiet_one(tmp_path: Path, losses: list[flo
     assert restarted == losses_of(done)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_means_to_save(tmp_path: Path, losses: list[float], number: int) -> None:
+@pytest.mark.parametrize("engine", both(*HERE, *OTHERS))
+def test_a_stopped_rank_is_named(engine: Engine, record_property) -> None:
+    started = engine().start("run", *TWO, "--steps", 1_000_000)
+    try:
+        await_steps(started, 1)
+        os.kill(worker_of(1), signal.SIGSTOP)
+        begin = time.monotonic()
+        _, errors = started.communicate(timeout=WAIT)
+        await_end(our_processes())
+        name = f"seconds_from_SIGSTOP_of_a_worker_to_the_end_{engine.__name__}"
+        record_property(name, time.monotonic() - begin)
+    finally:
+        started.kill()
+        started.communicate()
+    assert started.returncode == 1
+    last = errors.splitlines()[-1]
+    assert "on rank 1" in last
+    assert "stopped by a signal" in last
+
+
+@pytest.mark.parametrize("engine", both(*HERE, *OTHERS))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_command_ends(
+    engine: Engine, interruptible: None, number: signal.Signals, record_property
+) -> None:
+    """Ctrl-C, and an end of which the command does not know; one of its workers is stopped."""
+    started = engine().start("run", *TWO, "--steps", 1_000_000)
+    try:
+        await_steps(started, 1)
+        if number == signal.SIGKILL:
+            os.kill(worker_of(1), signal.SIGSTOP)
+        begin = time.monotonic()
+        os.killpg(started.pid, number)
+        started.communicate(timeout=WAIT)
+        await_end(our_processes())
+        name = f"seconds_from_{number.name}_of_a_job_to_its_end_{engine.__name__}"
+        record_property(name, time.monotonic() - begin)
+    finally:
+        started.kill()
+        started.communicate()
+    assert started.returncode == (130 if number == signal.SIGINT else -9)
+
+
+def saves() -> list[object]:
+    """Engines and signals: all engines with SIGUSR1, which some of them treat as their own."""
+    parameters = both(*HERE, *OTHERS)
+    return [
+        *(
+            pytest.param(*each.values, signal.SIGUSR1, id=each.id, marks=each.marks)
+            for each in parameters
+        ),
+        pytest.param(local, signal.SIGTERM, id="local-SIGTERM"),
+    ]
+
+
+@pytest.mark.parametrize(("engine", "number"), saves())
+def test_a_signal_means_to_save(engine: Engine, tmp_path: Path, number: int) -> None:
     folder = tmp_path / "saved"
-    started = local().start("run", *TWO, "--steps", 1_000_000, "--save", folder)
+    started = engine().start("run", *TWO, "--steps", 1_000_000, "--save", folder)
     try:
         await_steps(started, 1)
         started.send_signal(number)

@@ -7,13 +7,14 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from plancompiler.engines.nodes import parse_nodes
 from plancompiler.errors import UsageError
+from plancompiler.executor.process_status import process_arguments, process_environment
 from tests.cli.test_processes import await_end
 from tests.engines.installed import WAIT, free_port, local, our_processes
 
@@ -37,9 +38,11 @@ if restart == "0":
 
 
 @contextmanager
-def nodes(count: int, *words: object, ranks: int = 1) -> Iterator[list[subprocess.Popen[str]]]:
+def nodes(
+    count: int, *words: object, ranks: int = 1, endpoint: str | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
     """Hosts of one run, which are told apart by names; they meet on this one."""
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = endpoint or f"127.0.0.1:{free_port()}"
     started = [
         subprocess.Popen(
             [*local().command("launch")[:4], "--rdzv-endpoint", endpoint, "-n", str(ranks)]
@@ -47,7 +50,7 @@ def nodes(count: int, *words: object, ranks: int = 1) -> Iterator[list[subproces
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=local().variables() | SECRET | {"PLANCOMPILER_HOST": f"host {node}"},
+            env=local().variables() | SECRET | {"PLANCOMPILER_HOST": f"host {node} of {count}"},
             start_new_session=True,
         )
         for node in range(count)
@@ -90,6 +93,36 @@ def test_a_host_that_is_lost_is_left_out_of_the_next_start(tmp_path: Path) -> No
     lines = sorted("".join(out for out, _ in said).splitlines())
     assert lines == [f"start 1: rank {rank} of 2: 48.0" for rank in range(2)]
     assert re.search(r"restart 1 of 1: .*lost: the agent", "".join(error for _, error in said))
+    await_end(our_processes())
+
+
+@pytest.mark.processes
+@pytest.mark.engines
+def test_a_host_that_comes_later_is_in_the_next_start(tmp_path: Path) -> None:
+    script = tmp_path / "restarted.py"
+    script.write_text(RESTARTED)
+    words = ("--nnodes", "2:3", "--max-restarts", 1, script)
+    with ExitStack() as stack:
+        endpoint = f"127.0.0.1:{free_port()}"
+        started = stack.enter_context(nodes(2, *words, endpoint=endpoint))
+        leader = lead(started)
+        assert leader.stdout is not None
+        first = [leader.stdout.readline() for _ in range(2)]
+        assert all(first), leader.communicate()
+        # It waits: all ranks are told apart by their hosts, and have met without it.
+        (late,) = stack.enter_context(nodes(1, *words, endpoint=endpoint))
+        (rank,) = (
+            pid
+            for pid in our_processes()
+            if (process_environment(pid) or {}).get("PLANCOMPILER_RANK") == "1"
+            and process_arguments(pid)[-1:] == [str(script)]
+        )
+        os.kill(rank, signal.SIGKILL)
+        said = [each.communicate(timeout=WAIT) for each in (*started, late)]
+    assert sorted(first) == [f"start 0: rank {rank} of 2: 48.0\n" for rank in range(2)]
+    assert [each.returncode for each in (*started, late)] == [0, 0, 0], said
+    lines = sorted("".join(out for out, _ in said).splitlines())
+    assert lines == [f"start 1: rank {rank} of 3: 48.0" for rank in range(3)]
     await_end(our_processes())
 
 

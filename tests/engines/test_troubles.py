@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -13,25 +12,13 @@ import pytest
 
 from tests.cli.test_processes import await_end
 from tests.engines.installed import WAIT, Engine, both, mpich, our_processes
+from tests.launched_scripts import await_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.engines]
-RUNS = re.compile(r"^process (\d+) runs$", re.M)
 
 
 def start(engine: Engine, ranks: int, troubled: Path, *words: str) -> subprocess.Popen[str]:
     return engine().start("launch", "-n", ranks, troubled, *words)
-
-
-def await_ranks(started: subprocess.Popen[str], ranks: int) -> list[int]:
-    """The processes of all ranks, which compute."""
-    assert started.stdout is not None
-    assert started.stderr is not None
-    pids: list[int] = []
-    while len(pids) < ranks:
-        line = started.stdout.readline()
-        assert line, started.stderr.read()
-        pids += map(int, RUNS.findall(line))
-    return pids
 
 
 @pytest.mark.parametrize("engine", both())
