@@ -16,21 +16,13 @@ from plancompiler.cli.manifest import manifest_command
 from plancompiler.engines.joined import place_of
 from plancompiler.engines.manifest import checked_run
 from plancompiler.errors import UsageError
-from tests.engines.installed import ROOT, WAIT, local, python_of, ray, slurm
-
-PAGE = (ROOT / "docs/engines.md").read_text()
+from tests.engines.installed import ROOT, WAIT, local, python_of, slurm
 
 
 def printed(*words: object) -> str:
     done = CliRunner().invoke(manifest_command, [str(word) for word in words])
     assert done.exit_code == 0, done.output
     return done.output
-
-
-def test_the_pages_script_is_the_one_that_is_written() -> None:
-    (command,) = re.findall(r"^ {4}plancompiler manifest (.* slurm .*)$", PAGE, re.M)
-    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", PAGE, re.S)
-    assert printed(*command.split()) == script
 
 
 @pytest.mark.parametrize(
@@ -172,18 +164,35 @@ def test_the_script_runs(command: str, line: Path, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.engines
-@pytest.mark.xdist_group("ray")
-def test_the_pages_program_for_ray(tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    engine = ray()
-    done = subprocess.run(
-        [engine.python, str(path)],
-        capture_output=True,
+@pytest.mark.xdist_group("slurm")
+def test_slurms_signal_means_to_save(tmp_path: Path) -> None:
+    """What the script asks Slurm for before the job's time is over, here by scancel."""
+    engine = slurm()
+    script, output, folder = (tmp_path / name for name in ("job.sh", "output", "saved"))
+    os.mkfifo(output)
+    job = (ROOT / "examples/mlp.py", "--steps", 1_000_000, "--save", folder)
+    script.write_text(printed("-n", 2, "slurm", "run", *job))
+    own = str(Path(sys.executable).parent)
+    variables = engine.variables() | {"PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}
+    started = subprocess.Popen(
+        ["sbatch", "--parsable", "--wait", "-o", str(output), str(script)],
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=WAIT,
-        env=engine.variables(),
+        env=variables,
     )
-    assert (done.returncode, done.stdout) == (0, "6.0\n"), done.stderr
+    try:
+        assert started.stdout is not None
+        number = started.stdout.readline().strip()
+        with output.open() as lines:
+            said = []
+            for text in lines:
+                said.append(text)
+                if text.startswith("step 1/"):
+                    command = ["scancel", "--batch", "--signal=USR1", number]
+                    subprocess.run(command, check=True, env=variables)
+        started.communicate(timeout=WAIT)
+    finally:
+        started.kill()
+        started.communicate()
+    (done,) = re.findall(r"stopped after step (\d+) of 1000000", "".join(said))
+    assert json.loads((folder / "index.json").read_text())["step"] == int(done)
