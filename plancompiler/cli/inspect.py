@@ -18,6 +18,7 @@ from plancompiler.cli.options import json_option
 from plancompiler.cli.output import format_bytes, print_json, print_result, print_table
 from plancompiler.cli.plan_view import plain_data, plans_to_dot
 from plancompiler.errors import PlanCompilerError, UsageError
+from plancompiler.ir.arguments import is_file, is_folder
 from plancompiler.plan.compiled_plans import GRAPH_FILE
 from plancompiler.plan.memory_report import MemoryReport, memory_report
 from plancompiler.plan.plan import Plan
@@ -115,7 +116,7 @@ def timeline(live: Sequence[int], width: int = 64) -> str:
 def read_graph(path: Path) -> BoxingTaskGraph:
     """The boxing task graph that `compile --out` wrote beside the plans."""
     file = path / GRAPH_FILE
-    if not file.is_file():
+    if not is_file(file):
         raise UsageError(
             "the folder holds no boxing task graph",
             got=str(path),
@@ -132,11 +133,11 @@ def read_graph(path: Path) -> BoxingTaskGraph:
 
 def plan_files(path: Path, ranks: tuple[int, ...]) -> list[Path]:
     """The plan file at `path`, or those of a folder: all of them, or the given ranks', by rank."""
-    if path.is_file():
+    if is_file(path):
         if ranks:
             raise UsageError("--rank chooses among the plans of a folder", got=f"the file {path}")
         return [path]
-    if not path.is_dir():
+    if not is_folder(path):
         raise UsageError(
             "there is no such plan file or folder",
             got=str(path),

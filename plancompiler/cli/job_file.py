@@ -16,6 +16,7 @@ from typing import Any
 from plancompiler.errors import JobFileError, PlanCompilerError, UsageError
 from plancompiler.frontend.trace import as_job
 from plancompiler.ir import Job, verify_job
+from plancompiler.ir.arguments import is_file
 from plancompiler.ir.job_parser import parse_job
 from plancompiler.ops.verify_types import verify_types
 
@@ -96,7 +97,7 @@ def split_target(target: str) -> tuple[Path, str]:
     if not function.isidentifier():
         raise UsageError("what follows the colon must be a function's name", got=repr(target))
     path = Path(file)
-    if not path.is_file():
+    if not is_file(path):
         raise JobFileError(
             "the job file does not exist" if not path.exists() else "the job file is not a file",
             got=str(path),

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from plancompiler.errors import UsageError
+from plancompiler.ir.arguments import is_file
 from plancompiler.ops.registry import allow_custom_ops
 from plancompiler.plan.compiled_plans import INDEX_FILE, MODEL_FILE, CompiledPlans, read_plans
 
 
 def is_plan_folder(target: str) -> bool:
     """Whether what a command was given is a folder of plans, or one of an imported model."""
-    return any((Path(target) / name).is_file() for name in (INDEX_FILE, MODEL_FILE))
+    return any(is_file(Path(target) / name) for name in (INDEX_FILE, MODEL_FILE))
 
 
 def load_plans(

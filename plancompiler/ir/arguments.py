@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import SupportsFloat, SupportsIndex
@@ -98,3 +98,24 @@ def path_text(name: str, value: object) -> str:
             f"{name} must be a path", got=repr(path), expected="a path without zero characters"
         )
     return path
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file at a path. UsageError where the system does not let that be seen:
+    the name is too long, or a folder on the way is closed to this user.
+    """
+    return _looked_at(path, Path.is_file)
+
+
+def is_folder(path: Path) -> bool:
+    """The same for a folder."""
+    return _looked_at(path, Path.is_dir)
+
+
+def _looked_at(path: Path, look: Callable[[Path], bool]) -> bool:
+    try:
+        return look(path)
+    except OSError as error:
+        raise UsageError(
+            "a path cannot be looked at", got=f"{str(path)[:200]!r}: {error.strerror}"
+        ) from error

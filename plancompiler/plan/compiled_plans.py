@@ -23,7 +23,7 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.ir import Job, verify_job
-from plancompiler.ir.arguments import folder_path
+from plancompiler.ir.arguments import folder_path, is_file
 from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.ir.whole_file import naming_output, write_whole
 from plancompiler.plan.digest import digest_of_plans
@@ -103,8 +103,8 @@ def read_plans(folder: str | PathLike[str]) -> CompiledPlans:
     """
     folder = folder_path("the folder of plans", folder)
     file = folder / INDEX_FILE
-    if not file.is_file():
-        is_model = (folder / MODEL_FILE).is_file()
+    if not is_file(file):
+        is_model = is_file(folder / MODEL_FILE)
         held = f"with {MODEL_FILE}" if is_model else f"without {INDEX_FILE}"
         raise UsageError(
             "this version runs no imported models" if is_model else "the folder holds no plans",

@@ -202,6 +202,8 @@ def test_a_damaged_plan_file(invoke: Invoke, mlp: str, tmp_path: Path) -> None:
 
 def test_inspecting_what_is_not_there(invoke: Invoke, mlp: str, tmp_path: Path) -> None:
     check(invoke("inspect", str(tmp_path / "none")), 2, "E100", "no such plan file")
+    for words in (("inspect",), ("inspect", "--boxing"), ("compile",), ("run",)):
+        check(invoke(*words, "x" * 300), 2, "E100", "cannot be looked at", "xxx", "too long")
     (tmp_path / "empty").mkdir()
     check(invoke("inspect", str(tmp_path / "empty")), 2, "E100", "holds no plans", "--out DIR")
     out = tmp_path / "plans"

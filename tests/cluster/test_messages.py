@@ -38,6 +38,7 @@ from plancompiler.cluster.serde import (
 )
 from plancompiler.errors import (
     CATALOG,
+    ClusterError,
     ErrorReport,
     LimitError,
     PlanCompilerError,
@@ -506,6 +507,15 @@ def test_the_latest_step_is_kept_however_large() -> None:
     assert [type(event) for event in read_all(channel)] == [
         m.RankOutputs, m.StepDone, m.PhaseChanged,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0�1:1", "a..b:1", "x" * 64 + ":1", ":1", "host", "host:", "host:٣", "host:65536"],
+)
+def test_what_cannot_be_an_address_is_refused(address: str) -> None:
+    with pytest.raises(ClusterError, match="not an address"):
+        split_address(address)
 
 
 def test_addresses() -> None:
