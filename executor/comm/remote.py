@@ -258,6 +258,9 @@ class _Line:
     def _note(self, state: grpc.ChannelConnectivity) -> None:
         self._state = state
         self._has_state.set()
+        # gRPC's thread that watches prints a traceback if it meets a channel that is just closed.
+        if state is grpc.ChannelConnectivity.READY and self.channel is not None:
+            self.channel.unsubscribe(self._note)
 
     def finish(self, last: Frame, hurry: bool) -> None:
         """The frame after which there is none; with `hurry`, the next one."""
