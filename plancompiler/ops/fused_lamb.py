@@ -36,6 +36,9 @@ from plancompiler.ops.rule import NdSignature, Signature
 
 def _sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (total, gradient), (out,) = inputs, outputs
+    scale = context.attrs["grad_scale"]
+    if scale != 1.0:
+        gradient = gradient * scale
     if context.step % context.attrs["every"] == 0:
         copy_unless_shared(gradient, out)
     else:
@@ -46,7 +49,9 @@ define_op(
     "gradient_sum_update",
     infer="sum F, gradient F -> sum F",
     rule="..., ... -> ...",
-    attrs=(Int("every", least=1),),
+    attrs=(Int("every", least=1), Float("grad_scale", 1.0)),
+    scaled=(1,),
+    skips_itself=True,
     kernel=_sum_kernel,
     linear=((0, 1),),
     mutates=((0, 0),),
@@ -95,8 +100,9 @@ def _clip_legal(
 
 def _clip_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     limit = context.attrs["max_norm"]
-    norm = math.sqrt(sum(_square_sum(each) for each in inputs))
-    factor = min(1.0, limit / (norm + context.attrs["eps"]))
+    scale = context.attrs["grad_scale"]
+    norm = math.sqrt(sum(_square_sum(each) for each in inputs)) * abs(scale)
+    factor = min(1.0, limit / (norm + context.attrs["eps"])) * scale
     for source, target in zip(inputs, outputs, strict=True):
         np.multiply(source, factor, out=target)
 
@@ -118,7 +124,9 @@ define_op(
     attrs=(
         Float("max_norm"),
         Float("eps", 1e-06, least=0.0),
+        Float("grad_scale", 1.0),
     ),
+    scaled=range(AT_LEAST_ONE.stop),
     kernel=_clip_kernel,
     extra=_clip_extra,
     legal=_clip_legal,
@@ -155,6 +163,7 @@ define_op(
     ),
     kernel=_control_kernel,
     mutates=((2, 1),),
+    skips_itself=True,
     doc="(sum of squares of all gradients, updates so far) -> (what gradients are multiplied "
     "with, whether this step updates nothing, updates with this one). Gradients are sums of "
     "`every` steps, and the last of these updates, unless the sum of squares is not finite. "

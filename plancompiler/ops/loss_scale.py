@@ -61,6 +61,7 @@ def _register_guarded(plain: OpDef) -> None:
             flops=plain.flops or 0,
             portable=False,
             skippable=False,
+            skips_itself=True,
             doc=f"{plain.kind} with found_inf as one input more: where it is not 0, variables keep "
             "their values and other outputs are 0.",
         )

@@ -101,21 +101,18 @@ def _lars(
     trust: Any,
     eps: Any,
     weight_decay: Any,
-    grad_scale: Any,
 ) -> Any:
     _, g = _decayed(w, g, rate, weight_decay)
-    local = of_numbers(_local_rate, size, length, trust, eps, weight_decay, grad_scale)
+    local = of_numbers(_local_rate, size, length, trust, eps, weight_decay)
     m = m * momentum + g * (rate * local)
     return w - m, m
 
 
-def _local_rate(
-    size: Any, length: Any, trust: float, eps: float, decay: float, scale: float
-) -> Any:
+def _local_rate(size: Any, length: Any, trust: float, eps: float, decay: float) -> Any:
     """trust |w| / (|g| + decay |w| + eps), or 1 where a norm is zero."""
     known = (size > 0) & (length > 0)
     norm = np.sqrt(size)
-    other = np.sqrt(length) * abs(scale) + decay * norm + eps
+    other = np.sqrt(length) + decay * norm + eps
     return np.where(known, trust * norm / np.where(known, other, 1.0), 1.0)
 
 
@@ -485,6 +482,20 @@ define_update(
     "(w, u, sum of squares of w, of u, lr) -> w - lr * trust * u, where the trust ratio is "
     "the norm of w over that of u, or 1 where either is zero.",
 )
+
+
+define_update(
+    "adafactor_vector_direction",
+    "g F, v F -> u F, v F",
+    lambda g, v, count, eps, power: _along(g, _averaged(v, g * g + eps, 1.0 - count**-power)),
+    "(g, v) -> (u, v'): v' is the moving average of g² + eps with decay 1 - (step + 1) ** -power, "
+    "and u = g / √v': the step of Adafactor (N. Shazeer, M. Stern, 2018) for what is no matrix.",
+    attrs=(EPS, Float("power", least=0.0)),
+)
+
+
+def _along(g: Any, v: Any) -> tuple[Any, Any]:
+    return g / v.sqrt(), v
 
 
 def _adafactor(

@@ -219,6 +219,8 @@ class OpDef:
     """The kernel reads `context.step` as the number of the optimizer's step; updates do anyway."""
     scaled: Sequence[int] = ()
     """Inputs that the op multiplies by its attribute `grad_scale` before all else."""
+    skips_itself: bool = False
+    """An update that sees by itself whether gradients are finite."""
     skippable: bool = False
     """An update that loss scaling can skip (`ops.loss_scale`)."""
     source: bool = False

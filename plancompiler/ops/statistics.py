@@ -138,15 +138,19 @@ def _square_sum_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) 
         # An inner product reads x once and writes nothing.
         flat = x.reshape(-1)
         out.fill(np.dot(flat, flat))
-        return
-    np.add.reduce(np.square(x), axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
+    else:
+        np.add.reduce(np.square(x), axis=axes, dtype=out.dtype, out=out, keepdims=keepdims)
+    scale = context.attrs["grad_scale"]
+    if scale != 1.0:
+        np.multiply(out, scale * scale, out=out)
 
 
 def _square_sum_gradient(
     attrs: AttrMap, inputs: Tensors, outputs: Tensors, grads: Tensors
 ) -> Tensors:
     x = inputs[0]
-    return (x * expand_to(kept_axes(grads[0] * 2.0, attrs, x), x.shape),)
+    slope = grads[0] * (2.0 * attrs["grad_scale"] ** 2)
+    return (x * expand_to(kept_axes(slope, attrs, x), x.shape),)
 
 
 define_op(
@@ -154,7 +158,8 @@ define_op(
     infer=reduction_infer("square_sum", empty=True, dtypes=FLOATS),
     rule=reduction_rule,
     inputs=1,
-    attrs=REDUCED,
+    attrs=(*REDUCED, Float("grad_scale", 1.0)),
+    scaled=(0,),
     kernel=in_float32(_square_sum_kernel),
     gradient=_square_sum_gradient,
     flops=2,

@@ -136,7 +136,11 @@ def _analyse(job: Job, low: DType) -> _Gradients:
     for op in job.ops:
         inputs = {value.name for value in op.inputs}
         outputs = [value.name for value in op.outputs]
-        phase, changes = op.origin.phase, bool(op_def(op.kind).mutates)
+        definition = op_def(op.kind)
+        phase, changes = op.origin.phase, bool(definition.mutates)
+        if definition.scaled and not definition.linear and not changes:
+            # It goes by how long gradients are, and so reads them as they are.
+            phase = Phase.UPDATE
         if phase is Phase.BACKWARD:
             backward.update(outputs)
         if op.name in seeds:
@@ -522,7 +526,8 @@ class _InLowPrecision:
 
     def _guarded(self, op: Op, flag: Value) -> Op:
         """An update that is skipped where the flag is set; other ops as they are."""
-        if not op_def(op.kind).mutates:
+        definition = op_def(op.kind)
+        if not definition.mutates or definition.skips_itself:
             return op
         kind = guarded_kind(op.kind)
         if kind is None:

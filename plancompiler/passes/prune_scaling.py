@@ -6,16 +6,17 @@ factor moves, in this order of preference,
     into the seed      where all that follows from the gradient of a loss is linear in it and ends
                        in updates whose gradients carry one factor: the loss's gradient starts at
                        the factor instead of 1
-    into the updates   else: as the attribute `grad_scale` of each update
+    into the updates   else: as the attribute `grad_scale` of all that reads the gradient, where all
+                       have it: updates, and what LARS, LAMB and Adafactor compute beside them
 
-What reads a scaled gradient besides its update (clipping, a reported norm) must see what it saw
-before, so such a gradient keeps its op, and the notes say which and why.
+What reads a scaled gradient otherwise (clipping, a reported norm) must see what it saw before, so
+such a gradient keeps its op, and the notes say which and why.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from plancompiler.ir import (
@@ -40,14 +41,14 @@ from plancompiler.passes.base import (
 )
 
 GRADIENT = 1
-"""Which input of an update is the gradient."""
+"""Which input of an update is the gradient, where the update takes no factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """An update whose gradient is scaled by an op that nobody else reads."""
+    """A gradient that is scaled by an op that only `takers` read, as their gradient."""
 
-    update: Op
+    takers: tuple[Op, ...]
     scale: Op
     factor: float
 
@@ -64,19 +65,18 @@ def prune_gradient_scaling(job: Job) -> PassResult:
         for each in members:
             instead[each.scale.outputs[0].name] = each.scale.inputs[0]
     in_seeds = len(instead)
-    for each in scaled:
-        target = each.scale.outputs[0].name
-        if target in instead:
-            continue
-        attrs = _update_attrs(each)
-        if attrs is None:
+    rest = {each.scale.outputs[0].name: each for each in scaled}
+    rest = {name: each for name, each in rest.items() if name not in instead}
+    while refused := _refused(rest):
+        for name, taker in refused.items():
             notes.append(
-                f"{each.scale.name} stays: {each.update.kind} of {_parameter(each)} cannot scale "
-                "its gradient"
+                f"{rest.pop(name).scale.name} stays: {taker.kind} of %{taker.inputs[0].name} "
+                "cannot scale its gradient"
             )
-            continue
-        changed[each.update.name] = replace(each.update, attrs=freeze_attrs(attrs))
-        instead[target] = each.scale.inputs[0]
+    for name, each in rest.items():
+        instead[name] = each.scale.inputs[0]
+        for taker in each.takers:
+            changed[taker.name] = _with_factor(taker, each.factor)
     ops = [
         rewired(changed.get(op.name, op), instead)
         for op in job.ops
@@ -105,37 +105,48 @@ def _factor(op: Op | None) -> float | None:
 def _find(job: Job, readers: dict[str, list[Op]]) -> tuple[list[_Scaled], list[str]]:
     """Updates with scaled gradients, and what is wrong with those that do not count."""
     producers = producers_of(job)
-    scaled: list[_Scaled] = []
+    scaled: dict[str, _Scaled] = {}
     notes: list[str] = []
-    for update in _updates(job):
-        gradient = update.inputs[GRADIENT]
-        scale = producers.get(gradient.name)
-        factor = _factor(scale)
-        if scale is None or factor is None:
-            notes += _scaled_earlier(update, scale, producers)
-            continue
-        others = [each.name for each in readers[gradient.name] if each is not update]
-        if others:
-            notes.append(
-                f"{scale.name} stays: {', '.join(others)} must see the scaled gradient of "
-                f"%{update.inputs[0].name}"
-            )
-        else:
-            scaled.append(_Scaled(update, scale, factor))
-    return scaled, notes
+    for taker in job.ops:
+        for place in _gradients_of(taker):
+            gradient = taker.inputs[place]
+            scale = producers.get(gradient.name)
+            factor = _factor(scale)
+            if scale is None or factor is None:
+                if op_def(taker.kind).mutates:
+                    notes += _scaled_earlier(taker, scale, producers)
+                continue
+            takers = [each for each in readers[gradient.name] if _takes(each, gradient)]
+            others = [each.name for each in readers[gradient.name] if not _takes(each, gradient)]
+            if not others:
+                scaled.setdefault(scale.name, _Scaled(tuple(takers), scale, factor))
+            elif op_def(taker.kind).mutates:
+                notes.append(
+                    f"{scale.name} stays: {', '.join(others)} must see the scaled gradient of "
+                    f"%{taker.inputs[0].name}"
+                )
+    return list(scaled.values()), notes
 
 
-def _updates(job: Job) -> Iterator[Op]:
-    for op in job.ops:
-        if op_def(op.kind).mutates and len(op.inputs) > GRADIENT:
-            yield op
+def _gradients_of(op: Op) -> Iterable[int]:
+    """The inputs of an op that are gradients."""
+    definition = op_def(op.kind)
+    if op.origin.phase is not Phase.FORWARD and definition.scaled:
+        return [place for place in range(len(op.inputs)) if place in definition.scaled]
+    return (GRADIENT,) if definition.mutates and len(op.inputs) > GRADIENT else ()
+
+
+def _takes(op: Op, gradient: Value) -> bool:
+    """Whether an op reads a value as its gradient alone."""
+    places = {place for place, value in enumerate(op.inputs) if value.name == gradient.name}
+    return places <= set(_gradients_of(op))
 
 
 def _scaled_earlier(update: Op, maker: Op | None, producers: dict[str, Op]) -> Iterator[str]:
     """A gradient that is scaled, and then changed by something that sees the factor."""
     for value in () if maker is None else maker.inputs:
         scale = producers[value.name]
-        if maker is not None and _factor(scale) is not None:
+        if maker is not None and _factor(scale) is not None and not _takes(maker, value):
             yield (
                 f"{scale.name} stays: {maker.name} must see the scaled gradient of "
                 f"%{update.inputs[0].name}"
@@ -247,16 +258,22 @@ def _seed_with(seed: Op, factor: float) -> Op:
 # --- into the updates -----------------------------------------------------------------------------
 
 
-def _update_attrs(scaled: _Scaled) -> dict[str, AttrValue] | None:
-    """The update's attributes with the factor; None where its kind takes none."""
-    if all(each.name != "grad_scale" for each in op_def(scaled.update.kind).attrs):
-        return None
-    attrs = dict(scaled.update.attrs)
-    before = attrs.get("grad_scale", 1.0)
+def _refused(scaled: Mapping[str, _Scaled]) -> dict[str, Op]:
+    """Of the gradients those that a taker cannot scale: it takes no factor, or has another gradient
+    that is none of these with the same factor.
+    """
+    refused = {}
+    for name, each in scaled.items():
+        for taker in each.takers:
+            others = [scaled.get(taker.inputs[place].name) for place in _gradients_of(taker)]
+            if not op_def(taker.kind).scaled or any(
+                other is None or other.factor != each.factor for other in others
+            ):
+                refused[name] = taker
+    return refused
+
+
+def _with_factor(taker: Op, factor: float) -> Op:
+    before = taker.attr("grad_scale", 1.0)
     assert isinstance(before, float)
-    attrs["grad_scale"] = before * scaled.factor
-    return attrs
-
-
-def _parameter(scaled: _Scaled) -> str:
-    return f"%{scaled.update.inputs[0].name}"
+    return replace(taker, attrs=freeze_attrs({**dict(taker.attrs), "grad_scale": before * factor}))

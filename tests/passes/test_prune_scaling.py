@@ -116,6 +116,40 @@ def test_different_factors_go_into_the_updates(optimizer: pc.optim.Optimizer) ->
     same_losses(job)
 
 
+EVERY = [
+    pc.optim.Lion(1e-2),
+    pc.optim.LARS(1e-1),
+    pc.optim.LAMB(1e-2),
+    pc.optim.Adafactor(1e-2),
+    pc.optim.DistributedFusedLamb(1e-2, max_norm=0.1),
+    pc.optim.DistributedFusedLamb(1e-2, accumulate=2),
+    pc.optim.RMSprop(1e-2, centered=True, momentum=0.5, maximize=True),
+]
+
+
+@pytest.mark.parametrize("optimizer", EVERY, ids=lambda each: type(each).__name__)
+def test_every_optimizer_takes_factors(optimizer: pc.optim.Optimizer) -> None:
+    job = job_of(
+        lambda grads: [grad * (0.25 if place else 0.5) for place, grad in enumerate(grads)],
+        optimizer,
+    )
+    assert (scales(job), scales(pruned(job))) == (4, 0)
+    assert summary(job) == "moved 0 factors into 0 gradient seeds and 4 into updates"
+    assert not any("stays" in note for note in notes(job))
+    same_losses(job)
+
+
+def test_a_factor_that_not_all_readers_of_one_op_have_stays() -> None:
+    lamb = pc.optim.DistributedFusedLamb(1e-2, max_norm=0.1, clip="before")
+    job = job_of(lambda grads: [grad * 0.25 for grad in grads], lamb)
+    different = job_of(
+        lambda grads: [grad * (0.25 if place else 0.5) for place, grad in enumerate(grads)], lamb
+    )
+    assert (scales(pruned(job)), scales(pruned(different))) == (0, 4)
+    for each in (job, different):
+        same_losses(each)
+
+
 def test_two_losses_have_seeds_of_their_own() -> None:
     with pc.job("two") as job:
         for name, degree in (("a", 2), ("b", 4)):

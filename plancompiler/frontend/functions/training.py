@@ -228,9 +228,13 @@ def adafactor_update(
     else:
         if len(moments) != 1:
             raise UsageError("a vector has one moment", got=len(moments))
-        square = gradient * gradient + float(eps[0])
-        kept = [apply("moving_average_update", moments[0], square, power=float(decay_power))]
-        direction = gradient * apply("rsqrt", kept[0])
+        direction, *kept = apply(
+            "adafactor_vector_direction",
+            gradient,
+            moments[0],
+            eps=float(eps[0]),
+            power=float(decay_power),
+        )
     updated: Tensor = apply(
         "adafactor_update",
         weight,

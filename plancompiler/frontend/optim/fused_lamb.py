@@ -229,6 +229,8 @@ class _FlatSteps(EagerSteps):
         self._groups: dict[object, _Flat] = {}
         self._totals: dict[object, Tensor] = {}
         """Gradients of the steps since the last update, added up where they are."""
+        self._sums: dict[object, Tensor] = {}
+        """Those of compiled functions, which are reduced in each step, as jobs have them."""
         self._count: Tensor | None = None
 
     def _laid_out(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
@@ -237,25 +239,58 @@ class _FlatSteps(EagerSteps):
 
     def _update(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         lamb = self._optimizer
-        if lamb.accumulate > 1 and self._world.mode.traces:
-            raise UsageError(
-                "a compiled function cannot add gradients up over its calls",
-                source=user_line(),
-                got=f"accumulate={lamb.accumulate}",
-                hint="have micro-batches: pc.Config(microbatches=...)",
-            )
         for tensor in tensors:
             lamb.check_layout(tensor, tensor.sbp)
         grads = lamb.clipped(grads)
         first = self.done % lamb.accumulate == 0
         groups = self.groups_of(tensors)
-        for key, places in _grouped(tensors, groups).items():
+        together = _grouped(tensors, groups)
+        traced = self._world.mode.traces and lamb.accumulate > 1
+        if self._totals if traced else not first and not self._totals:
+            raise UsageError(
+                "gradients are being added up, and a compiled function adds them up elsewhere",
+                source=user_line(),
+                got=f"{self.done} steps, accumulate={lamb.accumulate}",
+                hint="change between eager and compiled steps after an update",
+            )
+        reduced = {}
+        for key, places in together.items():
             total = self._joined(
                 key, [tensors[each] for each in places], [grads[each] for each in places]
             )
-            self._totals[key] = total if first else self._totals[key] + total
-        if self.done % lamb.accumulate == lamb.accumulate - 1:
-            self._apply(tensors, groups)
+            if traced:
+                total = self._summed(key, total, tensors[places[0]])
+                reduced[key] = total
+            else:
+                self._totals[key] = total if first else self._totals[key] + total
+        if traced:
+            self._apply(tensors, groups, together, reduced)
+        elif self.done % lamb.accumulate == lamb.accumulate - 1:
+            for key, places in together.items():
+                layout = self._layout(key, tensors[places[0]])
+                reduced[key] = self._totals.pop(key).redistribute(sbp=layout)
+            self._apply(tensors, groups, together, reduced)
+
+    @property
+    def version(self) -> object:
+        """See `EagerSteps.version`; gradients that are added up are of eager or compiled steps."""
+        return super().version, bool(self._totals)
+
+    def _layout(self, key: object, tensor: Tensor) -> NdSbp:
+        """That of a group's moments."""
+        flat = self._groups.get(key)
+        layout: NdSbp = tensor.sbp if flat is None else flat.moments[0].sbp
+        return layout
+
+    def _summed(self, key: object, grad: Tensor, tensor: Tensor) -> Tensor:
+        """The sum of the gradients since the last update, in a variable that outlives calls."""
+        layout = self._layout(key, tensor)
+        if key not in self._sums:
+            self._sums[key] = self._variable(
+                _SUM, grad.shape, str(grad.dtype), grad.placement, layout
+            )
+        total: Tensor = self._optimizer.added(self._sums[key], grad.redistribute(sbp=layout))
+        return total
 
     def _joined(self, key: object, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """The gradients of a group as one tensor, not reduced."""
@@ -292,18 +327,15 @@ class _FlatSteps(EagerSteps):
         ]
         return _Flat(tensors, moments)
 
-    def _apply(self, tensors: Sequence[Tensor], groups: Sequence[ParameterGroup]) -> None:
+    def _apply(
+        self,
+        tensors: Sequence[Tensor],
+        groups: Sequence[ParameterGroup],
+        together: Mapping[object, Sequence[int]],
+        reduced: Mapping[object, Tensor],
+    ) -> None:
         """Update all parameters by the gradients that were added up."""
-        lamb, rates, together = (
-            self._optimizer,
-            self._rates(tensors, groups),
-            _grouped(tensors, groups),
-        )
-        reduced = {}
-        for key, places in together.items():
-            flat = self._groups.get(key)
-            layout = tensors[places[0]].sbp if flat is None else flat.moments[0].sbp
-            reduced[key] = self._totals.pop(key).redistribute(sbp=layout)
+        lamb, rates = self._optimizer, self._rates(tensors, groups)
         if self._count is None:
             self._count = self._variable(_COUNT, (), "int32", tensors[0].placement)
         control = lamb.control(square_sum_of_all(list(reduced.values())), self._count)
@@ -328,7 +360,7 @@ class _FlatSteps(EagerSteps):
 
     def state_dict(self) -> OptimizerState:
         """See `EagerSteps.state_dict`; moments are those of each parameter, in its shape."""
-        if self._totals:
+        if self._totals or (self._sums and self.done % self._optimizer.accumulate):
             raise UsageError(
                 "gradients are being added up, and are no part of the state",
                 source=user_line(),

@@ -44,7 +44,7 @@ class _Sealed(ABCMeta):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if args and not are_parameters(args[0]):
+        if args and not are_parameters(args[0]) and (args[0] is not None or "lr" not in kwargs):
             args = (None, *args)
         made = super().__call__(*args, **kwargs)
         object.__setattr__(made, "_sealed", True)
