@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -177,8 +180,8 @@ def test_an_update_that_cannot_be_skipped_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(registry._TABLE, "own_update", plain)
 
     class Own(pc.optim.SGD):
-        def update_op(self):  # type: ignore[no-untyped-def]
-            return "own_update", {}
+        def kind(self, numbers: Mapping[str, Any]) -> str:
+            return "own_update"
 
     text = refused(tower_job(mesh(1), Own(0.1)), **HALF)
     assert "this one cannot be skipped" in text

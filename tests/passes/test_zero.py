@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,8 +275,8 @@ def whole_update(monkeypatch: pytest.MonkeyPatch) -> None:
 class WholeSGD(pc.optim.SGD):
     """SGD whose update cannot be split for matrices."""
 
-    def update_op(self):  # type: ignore[no-untyped-def]
-        return "whole_update", {}
+    def kind(self, numbers: Mapping[str, Any]) -> str:
+        return "whole_update"
 
 
 @pytest.mark.usefixtures("whole_update")
