@@ -40,10 +40,9 @@ def worker_processes(
     with ExitStack() as stack:
         children = []
         for rank, host in enumerate(hosts):
-            command = [*PROGRAM, "worker", "--stop-with-stdin", "--master", master]
+            command = [*PROGRAM, "worker", "--master", master]
             child = subprocess.Popen(
                 [*command, "--rank", str(rank), *options],
-                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env={**os.environ, HOST_VARIABLE: host},

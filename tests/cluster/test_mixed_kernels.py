@@ -88,18 +88,16 @@ def test_a_difference_that_is_allowed_is_a_warning(
 @contextmanager
 def worker(address: str, rank: int, kernels: str) -> Iterator[None]:
     """A worker process with these kernels, for as long as the block runs."""
-    command = [sys.executable, "-m", "plancompiler", "worker", "--stop-with-stdin"]
+    command = [sys.executable, "-m", "plancompiler", "worker"]
     child = subprocess.Popen(
         [*command, "--master", address, "--rank", str(rank)],
-        stdin=subprocess.PIPE,
         env={**os.environ, VARIABLE: kernels},
         cwd=ROOT,
     )
     try:
         yield
     finally:
-        assert child.stdin is not None
-        child.stdin.close()
+        child.terminate()
         child.wait(60)
 
 
