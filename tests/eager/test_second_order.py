@@ -28,31 +28,14 @@ WITHOUT = {
     "an update of a variable, which is no step of what is differentiated": {
         "adafactor_direction",
         "adafactor_moments",
-        "adafactor_update",
-        "adam_update",
-        "assign",
-        "cache_update",
         "clip_addends",
-        "decayed_sum_update",
         "flat_lamb_update",
-        "gradient_sum_update",
-        "guarded_adafactor_update",
-        "guarded_adam_update",
-        "guarded_decayed_sum_update",
-        "guarded_lamb_direction",
-        "guarded_lamb_update",
-        "guarded_lion_update",
-        "guarded_momentum_update",
-        "guarded_moving_average_update",
-        "guarded_sgd_update",
-        "lamb_control",
-        "lamb_direction",
-        "lamb_update",
-        "lion_update",
-        "momentum_update",
-        "moving_average_update",
         "segment_square_sums",
-        "sgd_update",
+        *(
+            kind
+            for kind, each in op_table().items()
+            if each.mutates and kind != "loss_scale_update"
+        ),
     },
     "steers the scale of a loss": {"found_inf", "loss_scale_update"},
     "made by a pass, after gradients": {

@@ -185,6 +185,7 @@ def _optimizers(make: Maker) -> list[Sample]:
             Sample("lamb_update", (w, g, *number)),
             Sample("moving_average_update", (w, g), {"decay": 0.9}),
             Sample("moving_average_update", (w, g), {"power": 0.8}),
+            Sample("adafactor_vector_direction", (g, v), {"eps": 1e-3, "power": 0.8}),
             Sample("found_inf", (g,)),
         ]
     broken = real(5, 3)
