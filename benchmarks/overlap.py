@@ -4,17 +4,20 @@
 
 Four ways to run each job take turns, a few steps at a time:
 
-    overlap     the compiler's plan: collectives on a stream of their own
+    overlap     the compiler's plan: gradients on a stream of their own, in buckets that it chose
     recorded    the same, with its timeline recorded
-    serial      the same plan with its collectives on the compute stream
-    one bucket  all gradients reduced in one collective, which only the end of backward can start
+    serial      the same with its collectives on the compute stream
+    one bucket  all gradients reduced in one collective, which only the end of backward can start,
+                recorded too
 
 Prints one JSON line per job: median step times in ms, median ratios of step times within a round
 of turns, and from the recorded steps of both ranks: which share of the time of gradient reductions
 was spent at work, that is after both ranks had entered; and which share of that work lies under
-running compute tasks of the same rank, and under backward tasks alone. `load_average` is that of
-the last minute: two ranks alone come to about 2. `--picture` draws one recorded step of the last
-job as SVG. Every rank has one BLAS thread.
+running compute tasks of the same rank, and under backward tasks alone. `exposed_ms` is the time of
+a step in which a rank is in a reduction, waiting or working, and computes nothing;
+`exposed_work_ms` counts from when both ranks have entered it. `load_average` is that of the last
+minute: two ranks alone come to about 2. `--picture` draws one recorded step of the last job as SVG.
+Every rank has one BLAS thread.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from operator import truediv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,27 +49,32 @@ from plancompiler.ir import Phase
 from plancompiler.ir.task import TaskKind
 from plancompiler.lower.compile import compile_plans
 from plancompiler.passes import run_passes
-from plancompiler.plan.plan import Plan, Stream
-from plancompiler.plan.verify import verify_plan, verify_plans
+from plancompiler.plan.plan import Stream
 
 RANKS = 2
 WARM_UP = 3
 ROUNDS = 20
 STEPS = 2
 """Steps of one way in one round."""
-WAYS = ("overlap", "recorded", "serial", "one bucket")
-ONE_BUCKET = 1 << 30
+WAYS: dict[str, dict[str, Any]] = {
+    "overlap": {},
+    "recorded": {},
+    "serial": {"streams": "compute"},
+    "one bucket": {"streams": "one", "fuse_bytes": 1 << 30},
+}
+"""The settings of each way."""
+RECORDED = ("recorded", "one bucket")
 GPT = Path(__file__).resolve().parent.parent / "examples" / "gpt.py"
 
 
-def mlp(folder: Path, fuse_bytes: int | None = None) -> pc.Job:
+def mlp(folder: Path, **settings: Any) -> pc.Job:
     """Four layers of 2048, 16 MiB of gradient each, on 64 random rows."""
     rows = folder / "rows.npz"
     if not rows.exists():
         random = np.random.default_rng(0)
         images = random.normal(size=(64, 2048)).astype(np.float32)
         np.savez(rows, x=images, y=random.integers(0, 10, 64))
-    config = pc.Config(fuse_bytes=16 << 20 if fuse_bytes is None else fuse_bytes)
+    config = pc.Config(**settings)
     mesh = pc.Placement("cpu", list(range(RANKS)), ("dp",))
     with pc.job("mlp", config=config) as job:
         layers: list[pc.nn.Module] = []
@@ -79,49 +88,35 @@ def mlp(folder: Path, fuse_bytes: int | None = None) -> pc.Job:
     return job
 
 
-def gpt(folder: Path, fuse_bytes: int | None = None) -> pc.Job:
-    """examples/gpt.py, preset tiny: 12.6 MiB of gradients in buckets of up to 1 MiB."""
-    size = 1 << 20 if fuse_bytes is None else fuse_bytes
-    return load_job(str(GPT), {"preset": "tiny", "dp": RANKS, "fuse_bytes": size})
+def gpt(folder: Path, **settings: Any) -> pc.Job:
+    """examples/gpt.py, preset tiny: 12.6 MiB of gradients."""
+    return load_job(str(GPT), {"preset": "tiny", "dp": RANKS, **settings})
 
 
 JOBS: dict[str, Callable[..., pc.Job]] = {"mlp": mlp, "gpt": gpt}
 
 
-def serial(plan: Plan) -> Plan:
-    """The same plan, in the same memory, with its collectives on the compute stream."""
-    tasks = tuple(
-        replace(task, stream=Stream.COMPUTE) if task.stream is Stream.COLLECTIVE else task
-        for task in plan.tasks
-    )
-    return replace(plan, tasks=tasks)
-
-
-def measure(name: str, rank: int, tokens: dict[str, str], folder: Path, end: Connection) -> None:
+def measure(
+    name: str,
+    rank: int,
+    tokens: dict[str, str],
+    folders: dict[str, Path],
+    rounds: int,
+    end: Connection,
+) -> None:
     """A rank's process: seconds per step, by way and round."""
-    job = JOBS[name](folder)
-    plans = compile_plans(job, RANKS, "rank_per_iter").plans
-    turned = {each: serial(plan) for each, plan in plans.items()}
-    for plan in turned.values():
-        verify_plan(plan)
-    verify_plans(turned)
-    whole = compile_plans(JOBS[name](folder, ONE_BUCKET), RANKS, "rank_per_iter").plans
-    chosen = (plans, plans, turned, whole)
-    runtimes = {
-        way: Runtime(
-            of_way[rank],
-            HostLink(tokens[way], rank),
-            record=folder if way == "recorded" else None,
-        )
-        for way, of_way in zip(WAYS, chosen, strict=True)
-    }
+    runtimes = {}
+    for way, settings in WAYS.items():
+        job = JOBS[name](folders["recorded"], **settings)
+        plan = compile_plans(job, RANKS, "rank_per_iter").plans[rank]
+        runtimes[way] = Runtime(plan, HostLink(tokens[way], rank), record=folders.get(way))
     for runtime in runtimes.values():
         runtime.prepare()
         runtime.run(WARM_UP)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         # The same random order on both ranks, so that no way always follows the same one.
-        for way in np.random.default_rng(number).permutation(WAYS).tolist():
+        for way in np.random.default_rng(number).permutation(list(WAYS)).tolist():
             begin = time.perf_counter()
             runtimes[way].run(STEPS)
             seconds[way].append((time.perf_counter() - begin) / STEPS)
@@ -131,20 +126,26 @@ def measure(name: str, rank: int, tokens: dict[str, str], folder: Path, end: Con
     end.close()
 
 
+Timelines = tuple[Timeline, ...]
+"""Of all ranks."""
+
+
 def recorded_run(
-    name: str,
-) -> tuple[dict[str, list[float]], tuple[Timeline, ...], dict[str, str]]:
-    """Step times of rank 0 by way, the timelines of both ranks, and each op's phase."""
+    name: str, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, Timelines], dict[str, str]]:
+    """Step times of rank 0 by way, timelines by recorded way, and each op's phase."""
     context = multiprocessing.get_context("spawn")
     tokens = {way: secrets.token_hex(16) for way in WAYS}
-    with Recording() as recording:
-        job, _ = run_passes(JOBS[name](recording.folder))
+    with Recording() as first, Recording() as second:
+        recordings = dict(zip(RECORDED, (first, second), strict=True))
+        folders = {way: recording.folder for way, recording in recordings.items()}
+        job, _ = run_passes(JOBS[name](first.folder))
         phases = {op.name: str(op.origin.phase) for op in job.ops}
         ranks, ends = [], []
         for rank in range(RANKS):
             here, there = context.Pipe(duplex=False)
             process = context.Process(
-                target=measure, args=(name, rank, tokens, recording.folder, there)
+                target=measure, args=(name, rank, tokens, folders, rounds, there)
             )
             process.start()
             there.close()
@@ -153,7 +154,11 @@ def recorded_run(
         seconds, *_ = [end.recv() for end in ends]
         for process in ranks:
             process.join()
-        return seconds, tuple(map(without_warm_up, recording.timelines())), phases
+        timelines = {
+            way: tuple(map(without_warm_up, recording.timelines()))
+            for way, recording in recordings.items()
+        }
+        return seconds, timelines, phases
 
 
 def without_warm_up(timeline: Timeline) -> Timeline:
@@ -167,7 +172,7 @@ def is_reduction(task: TaskLabel) -> bool:
     return task.kind == str(TaskKind.COLLECTIVE_BOXING) and task.op == "all_reduce"
 
 
-def entered(timelines: tuple[Timeline, ...]) -> dict[str, Times]:
+def entered(timelines: Timelines) -> dict[str, Times]:
     """When the last rank entered each reduction, by its name: [steps]."""
     last_entries: dict[str, Times] = {}
     for timeline in timelines:
@@ -178,7 +183,7 @@ def entered(timelines: tuple[Timeline, ...]) -> dict[str, Times]:
     return last_entries
 
 
-def at_work(timelines: tuple[Timeline, ...]) -> tuple[Timeline, ...]:
+def at_work(timelines: Timelines) -> Timelines:
     """The same, where reductions begin when the last rank has entered."""
     last = entered(timelines)
     shifted = []
@@ -191,12 +196,12 @@ def at_work(timelines: tuple[Timeline, ...]) -> tuple[Timeline, ...]:
     return tuple(shifted)
 
 
-def reduction_time(timelines: tuple[Timeline, ...]) -> int:
+def reduction_time(timelines: Timelines) -> int:
     """Nanoseconds in reductions, over all ranks."""
     return sum(length(merged(timeline.spans(is_reduction))) for timeline in timelines)
 
 
-def share_under(timelines: tuple[Timeline, ...], phases: dict[str, str] | None) -> float:
+def share_under(timelines: Timelines, phases: dict[str, str] | None) -> float:
     """Share of the time of reductions under compute tasks of the same rank; with the phases of ops,
     only those of backward.
     """
@@ -210,6 +215,19 @@ def share_under(timelines: tuple[Timeline, ...], phases: dict[str, str] | None) 
         for timeline in timelines
     )
     return covered / reduction_time(timelines)
+
+
+def exposed_milliseconds(timelines: Timelines) -> float:
+    """Of a step and a rank, the time in reductions under which it computes nothing."""
+
+    def computes(task: TaskLabel) -> bool:
+        return task.stream == str(Stream.COMPUTE) and not is_reduction(task)
+
+    exposed = 0
+    for timeline in timelines:
+        reducing = merged(timeline.spans(is_reduction))
+        exposed += length(reducing) - common(reducing, merged(timeline.spans(computes)))
+    return exposed / sum(len(timeline.begins) for timeline in timelines) / 1e6
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -226,13 +244,13 @@ WORKING, WAITING = "reduction at work", "reduction, waiting for the other rank"
 LEFT, TOP, WIDTH, ROW, GAP = 130, 30, 900, 26, 8
 
 
-def picture(timelines: tuple[Timeline, ...], phases: dict[str, str], step: int) -> str:
-    """One step as SVG: a row for each rank's compute and collective stream."""
+def picture(timelines: Timelines, phases: dict[str, str], step: int) -> str:
+    """One step as SVG: a row for each rank's compute and gradient stream."""
     columns = [
         (timeline, column, timeline.tasks[position])
         for timeline in timelines
         for column, (position, _) in enumerate(timeline.columns)
-        if timeline.tasks[position].stream in ("compute", "collective")
+        if timeline.tasks[position].stream in ("compute", "gradient")
     ]
     origin = min(timeline.begins[step, column] for timeline, column, _ in columns)
     last = max(timeline.ends[step, column] for timeline, column, _ in columns)
@@ -297,10 +315,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Gradient reductions beside backward.")
     parser.add_argument("--picture", type=Path, help="SVG file of one step of the last job")
     parser.add_argument("--job", action="append", choices=JOBS, help="only this job; repeatable")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of turns")
     options = parser.parse_args()
     os.environ.update(one_thread_environment())
     for name in options.job or JOBS:
-        seconds, timelines, phases = recorded_run(name)
+        seconds, recorded, phases = recorded_run(name, options.rounds)
+        timelines = recorded["recorded"]
         median = {way: statistics.median(times) * 1e3 for way, times in seconds.items()}
         result: dict[str, object] = {"benchmark": "overlap", "job": f"{name}, dp {RANKS}"}
         result["reductions"] = sum(map(is_reduction, timelines[0].tasks))
@@ -309,7 +329,13 @@ def main() -> None:
         result["at_work"] = round(reduction_time(working) / reduction_time(timelines), 3)
         result["work_under_compute"] = round(share_under(working, None), 3)
         result["work_under_backward"] = round(share_under(working, phases), 3)
-        for way in WAYS[1:]:
+        result["exposed_ms"] = {
+            way: round(exposed_milliseconds(each), 2) for way, each in recorded.items()
+        }
+        result["exposed_work_ms"] = {
+            way: round(exposed_milliseconds(at_work(each)), 2) for way, each in recorded.items()
+        }
+        for way in list(WAYS)[1:]:
             # By round, because what else the machine does changes from round to round.
             ratios = map(truediv, seconds[way], seconds["overlap"])
             result[f"{way.replace(' ', '_')}_over_overlap"] = round(statistics.median(ratios), 3)

@@ -42,7 +42,7 @@ def estimate_step(graph: BoxingTaskGraph) -> StepEstimate:
     compute: dict[Placement, float] = {}
     for placed in graph.ops:
         placement = placed.op.placement
-        compute[placement] = compute.get(placement, 0.0) + _op_seconds(placed)
+        compute[placement] = compute.get(placement, 0.0) + op_seconds(placed)
     transport: dict[Placement, float] = {}
     for cost in boxing_costs(graph):
         placement = graph.family_by_number[cost.family].placement
@@ -58,32 +58,25 @@ def _of_rank(seconds: dict[Placement, float], rank: int) -> float:
     return sum(spent for placement, spent in seconds.items() if rank in placement.rank_list)
 
 
-def _op_seconds(placed: PlacedOp) -> float:
+def op_seconds(placed: PlacedOp) -> float:
     """Time of one device's share of an op."""
     op, signature = placed.op, placed.signature
     if op.kind in _FREE or op_def(op.kind).view:
         return 0.0
-    operands = tuple(
-        zip((*op.inputs, *op.outputs), (*signature.inputs, *signature.outputs), strict=True)
-    )
-    shares = 1
-    for axis, extent in enumerate(op.placement.hierarchy):
-        if any(isinstance(sbp[axis], Split) for _, sbp in operands):
-            shares *= extent
+    shares = [1] * op.placement.ndim
+    nbytes = 0.0
+    for values, layouts in ((op.inputs, signature.inputs), (op.outputs, signature.outputs)):
+        for value, sbp in zip(values, layouts, strict=True):
+            held: float = element_count(value.shape) * value.dtype.itemsize
+            for axis, entry in enumerate(sbp):
+                if isinstance(entry, Split):
+                    shares[axis] = op.placement.hierarchy[axis]
+                    held /= shares[axis]
+            nbytes += held
     flops = flops_of(
         op.kind,
-        op.input_types,
-        op.output_types,
+        tuple(value.type for value in op.inputs),
+        tuple(value.type for value in op.outputs),
         dict(op.attrs),
     )
-    nbytes = 0.0
-    for value, sbp in operands:
-        pieces = element_count(
-            [
-                extent
-                for axis, extent in enumerate(op.placement.hierarchy)
-                if isinstance(sbp[axis], Split)
-            ]
-        )
-        nbytes += element_count(value.shape) * value.dtype.itemsize / pieces
-    return max(flops / shares / FLOPS_PER_SECOND, nbytes / BYTES_PER_SECOND)
+    return max(flops / element_count(shares) / FLOPS_PER_SECOND, nbytes / BYTES_PER_SECOND)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plancompiler.boxing.exchange import Exchange, exchange_seconds, received_bytes
 from plancompiler.boxing.graph import BoxingTaskGraph, TaskFamily, TensorLayout
-from plancompiler.boxing.primitives import BETA, primitive_between
+from plancompiler.boxing.primitives import BETA, Cost, primitive_between
 from plancompiler.ir import Split
 from plancompiler.ir.shard import element_count
 from plancompiler.ir.task import Primitive, TaskKind
@@ -66,13 +66,10 @@ def _cost(family: TaskFamily, times: int) -> TransferCost:
     elif transfer.primitive is Primitive.COPY or transfer.src_sbp is None:
         devices, moved, seconds = 1, 0, 0.0
     else:
-        axis = transfer.mesh_axes[0]
-        row = primitive_between(transfer.src_sbp[axis], family.outputs[-1].sbp[axis])
-        assert row is not None
-        devices = element_count([family.placement.hierarchy[axis] for axis in transfer.mesh_axes])
+        devices = devices_of(family)
         # A fused reduction is one call for several values, which are split as they please.
-        nbytes = sum(_bytes_of_group(each, family) for each in family.outputs)
-        cost = row.cost(devices)
+        nbytes = sum(bytes_of_group(each, family) for each in family.outputs)
+        cost = cost_of(family)
         crosses = family.kind is TaskKind.COLLECTIVE_BOXING
         moved = round(cost.per_byte / BETA * nbytes) if crosses else 0
         seconds = cost.seconds(nbytes)
@@ -89,7 +86,24 @@ def _cost(family: TaskFamily, times: int) -> TransferCost:
     )
 
 
-def _bytes_of_group(layout: TensorLayout, family: TaskFamily) -> float:
+def devices_of(family: TaskFamily) -> int:
+    """Devices that talk to each other along the family's mesh axes."""
+    assert family.transfer is not None
+    return element_count([family.placement.hierarchy[axis] for axis in family.transfer.mesh_axes])
+
+
+def cost_of(family: TaskFamily) -> Cost:
+    """The cost of a change along mesh axes, per byte of `bytes_of_group`."""
+    transfer = family.transfer
+    assert transfer is not None
+    assert transfer.src_sbp is not None
+    axis = transfer.mesh_axes[0]
+    row = primitive_between(transfer.src_sbp[axis], family.outputs[-1].sbp[axis])
+    assert row is not None
+    return row.cost(devices_of(family))
+
+
+def bytes_of_group(layout: TensorLayout, family: TaskFamily) -> float:
     """Bytes of what the devices that talk to each other hold together of a value."""
     assert family.transfer is not None
     pieces = element_count(

@@ -25,7 +25,12 @@ def config_options(command: Command) -> Command:
     def with_settings(*args: Any, passes: tuple[str, ...], **kwargs: Any) -> Any:
         given = {each.name: kwargs.pop(each.name) for each in offered}
         given["passes"] = passes or None
-        config = {name: value for name, value in given.items() if value is not None}
+        readers = {each.name: each.read for each in offered}
+        config = {
+            name: readers[name](value) if isinstance(value, str) else value
+            for name, value in given.items()
+            if value is not None
+        }
         return command(*args, config=config, **kwargs)
 
     decorated: Command = with_options(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from plancompiler.boxing.bucket_report import BucketReport, bucket_reports
 from plancompiler.boxing.build import build_boxing_task_graph
 from plancompiler.boxing.estimate import estimate_step
 from plancompiler.boxing.fuse import fuse_reductions
@@ -40,6 +41,11 @@ class Explained:
     """A pass, `traced` for the job before all, `fuse_reductions` for boxing's own."""
     summary: str
     notes: tuple[str, ...]
+    """What was left alone, and why."""
+    changes: tuple[str, ...]
+    """What was changed where, where the summary does not say it."""
+    buckets: tuple[BucketReport, ...]
+    """Of `fuse_reductions`: each reduction that there is, with what it reduces."""
     ops: int
     collectives: int
     bytes_per_rank: int
@@ -54,20 +60,27 @@ def explain(job: Job, world_size: int) -> Iterator[Explained]:
     """The job as traced, after each pass of its config, and with its reductions fused."""
     job = with_chosen_regions(job, world_size)
     graph = _boxed(job, world_size)
-    yield _explained("traced", "as the program says", (), graph)
+    yield _explained("traced", "as the program says", graph)
     for record, after in each_pass(job):
         if after.ops != job.ops:
             graph = _boxed(after, world_size)
         job = after
-        yield _explained(record.name, record.summary, record.notes, graph)
+        yield _explained(record.name, record.summary, graph, record.notes, record.changes)
+    before = graph
     graph, fused = fuse_reductions(graph, config_of(job).fuse_bytes)
     yield _explained(
         "fuse_reductions",
         f"{fused.before} reductions became {fused.after} "
-        f"(buckets of up to {format_bytes(config_of(job).fuse_bytes)})",
-        (),
+        f"({_size_of_buckets(config_of(job).fuse_bytes)})",
         graph,
+        buckets=bucket_reports(before, fused),
     )
+
+
+def _size_of_buckets(fuse_bytes: int | str) -> str:
+    if isinstance(fuse_bytes, str):
+        return "buckets by estimated times"
+    return f"buckets of up to {format_bytes(fuse_bytes)}"
 
 
 def _boxed(job: Job, world_size: int) -> BoxingTaskGraph:
@@ -76,12 +89,19 @@ def _boxed(job: Job, world_size: int) -> BoxingTaskGraph:
 
 
 def _explained(
-    name: str, summary: str, notes: tuple[str, ...], graph: BoxingTaskGraph
+    name: str,
+    summary: str,
+    graph: BoxingTaskGraph,
+    notes: tuple[str, ...] = (),
+    changes: tuple[str, ...] = (),
+    buckets: tuple[BucketReport, ...] = (),
 ) -> Explained:
     return Explained(
         name=name,
         summary=summary,
         notes=notes,
+        changes=changes,
+        buckets=buckets,
         ops=len(graph.ops),
         collectives=sum(family.kind is TaskKind.COLLECTIVE_BOXING for family in graph.families),
         bytes_per_rank=sum(cost.bytes_per_rank for cost in boxing_costs(graph)),
@@ -109,6 +129,8 @@ def print_explained(steps: list[Explained]) -> None:
     print_result()
     for each in steps:
         print_result(f"{each.name}: {each.summary}")
+        for change in (*each.changes, *each.buckets):
+            print_result(f"  + {change}")
         for note in each.notes:
             print_result(f"  - {note}")
 

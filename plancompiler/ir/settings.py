@@ -33,6 +33,8 @@ class Option:
     most: int | None
     asks: bool
     """Whether a value other than the default is the work of the pass."""
+    or_number: bool
+    """Whether a whole number may stand for one of the words that are its choices."""
 
     def check(self, value: object) -> None:
         """A UsageError for a value that cannot be."""
@@ -44,11 +46,14 @@ class Option:
         elif isinstance(self.default, int):
             self._check_number(value)
         elif isinstance(self.default, str):
-            if value not in self.choices:
+            if self.or_number and not isinstance(value, str):
+                self._check_number(value)
+            elif value not in self.choices:
                 raise UsageError(
                     f"unknown {self.name}",
                     got=repr(value),
-                    expected=f"one of {', '.join(self.choices)}",
+                    expected=f"one of {', '.join(self.choices)}"
+                    + (" or a whole number" if self.or_number else ""),
                 )
         elif value is not None or self.default is not None:
             self._check_names(value)
@@ -77,7 +82,8 @@ class Option:
         """The value that a text means, as far as it means one."""
         if isinstance(self.default, bool):
             return {"0": False, "1": True}.get(text, text)
-        if isinstance(self.default, int):
+        numeric = isinstance(self.default, int) or (self.or_number and text not in self.choices)
+        if numeric:
             try:
                 return int(text)
             except ValueError:
@@ -103,9 +109,10 @@ def option(
     least: int = 0,
     most: int | None = None,
     asks: bool = False,
+    or_number: bool = False,
 ) -> T:
     """The default of a field of a class of `Settings`, with what is known of it: see `Option`."""
-    facts = (default, help, metavar, choices, least, most, asks)
+    facts = (default, help, metavar, choices, least, most, asks, or_number)
     return field(default=default, metadata={"option": facts})
 
 

@@ -10,16 +10,18 @@ All modes give the same plan for every rank; they differ in who compiles what:
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
+from plancompiler.boxing.bucket_report import bucket_reports
 from plancompiler.boxing.build import build_boxing_task_graph
-from plancompiler.boxing.fuse import fuse_reductions
+from plancompiler.boxing.fuse import FusedReductions, fuse_reductions
 from plancompiler.boxing.graph import BoxingTaskGraph, RankSlice
 from plancompiler.boxing.infer_sbp import infer_sbp
 from plancompiler.boxing.serde import graph_to_bytes, slices_by_rank
@@ -47,6 +49,8 @@ from plancompiler.plan.digest import digest_of_plans
 from plancompiler.plan.plan import Plan
 from plancompiler.plan.text import format_plan
 from plancompiler.plan.verify import verify_plan, verify_plans
+
+_log = logging.getLogger(__name__)
 
 MODES = ("naive", "rank_per_thread", "rank_per_iter", "rank_per_process")
 MODE_VARIABLE = "PLANCOMPILER_COMPILE_MODE"
@@ -133,10 +137,26 @@ def build_graph(
     with timed(seconds, "boxing"):
         graph = build_boxing_task_graph(op_graph, world_size)
         graph = choose_streams(graph, config_of(job).streams)
-        graph, _ = fuse_reductions(graph, config_of(job).fuse_bytes)
+        unfused = graph
+        graph, fused = fuse_reductions(unfused, config_of(job).fuse_bytes)
         check_step(graph)
     _dump(dump, "boxing_task_graph.txt", lambda: format_boxing_graph(graph))
+    if _log.isEnabledFor(logging.INFO):
+        _log_work(done, unfused, fused)
     return graph
+
+
+def _log_work(
+    passes: Sequence[PassRecord], unfused: BoxingTaskGraph, fused: FusedReductions
+) -> None:
+    """What passes and boxing did to a job, and what they left alone."""
+    for record in passes:
+        _log.info("%s: %s", record.name, record.summary)
+        for line in (*record.changes, *record.notes):
+            _log.info("%s: %s", record.name, line)
+    _log.info("fuse_reductions: %d reductions became %d", fused.before, fused.after)
+    for report in bucket_reports(unfused, fused):
+        _log.info("fuse_reductions: %s", report)
 
 
 def with_chosen_regions(job: Job, world_size: int) -> Job:

@@ -116,6 +116,7 @@ def each_pass(job: Job) -> Iterator[tuple[PassRecord, Job]]:
             result.notes,
             before,
             len(job.ops),
+            result.changes,
             time.perf_counter() - begin,
         )
         yield record, job

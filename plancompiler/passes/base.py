@@ -19,6 +19,8 @@ class PassResult:
     """One line: what it changed."""
     notes: tuple[str, ...] = ()
     """What it left alone, each with its reason."""
+    changes: tuple[str, ...] = ()
+    """What it changed where, where the summary does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class PassRecord:
     notes: tuple[str, ...]
     ops_before: int
     ops_after: int
+    changes: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
     """Wall time of the pass and of the verification of the job that came of it."""
 

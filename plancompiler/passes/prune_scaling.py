@@ -60,8 +60,13 @@ def prune_gradient_scaling(job: Job) -> PassResult:
     seeded = _into_seeds(job, readers, scaled, notes)
     changed: dict[str, Op] = {}
     instead: dict[str, Value] = {}
+    changes: list[str] = []
     for seed, members in seeded:
         changed[seed.name] = _seed_with(seed, members[0].factor)
+        changes.append(
+            f"the factor {members[0].factor:g} of "
+            f"{', '.join(each.scale.name for each in members)} is in the seed {seed.name}"
+        )
         for each in members:
             instead[each.scale.outputs[0].name] = each.scale.inputs[0]
     in_seeds = len(instead)
@@ -77,6 +82,10 @@ def prune_gradient_scaling(job: Job) -> PassResult:
         instead[name] = each.scale.inputs[0]
         for taker in each.takers:
             changed[taker.name] = _with_factor(taker, each.factor)
+            changes.append(
+                f"the factor {each.factor:g} of {each.scale.name} is in {taker.name}, of "
+                f"%{taker.inputs[0].name}"
+            )
     ops = [
         rewired(changed.get(op.name, op), instead)
         for op in job.ops
@@ -88,7 +97,7 @@ def prune_gradient_scaling(job: Job) -> PassResult:
         if instead
         else "no gradient has a factor of its own to move"
     )
-    return PassResult(with_ops(job, ops), summary, tuple(notes))
+    return PassResult(with_ops(job, ops), summary, tuple(notes), tuple(changes))
 
 
 def _factor(op: Op | None) -> float | None:

@@ -53,8 +53,8 @@ def test_the_bucket_size_predicts_the_number_of_reductions(fuse_bytes: int) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fuse_bytes", [0, 2 << 10, 1 << 20])
-def test_losses_do_not_change(fuse_bytes: int) -> None:
+@pytest.mark.parametrize("fuse_bytes", [0, 2 << 10, 1 << 20, "auto"])
+def test_losses_do_not_change(fuse_bytes: int | str) -> None:
     job = gpt(dp=2, tp=2)
     job = replace(job, config=replace(job.config, fuse_bytes=fuse_bytes))
     reference = gpt(dp=1)

@@ -45,8 +45,9 @@ def one_pass(job: Job, name: str, _: int) -> str:
     (chosen,) = [each for each in PASSES if each.name == name]
     result = chosen.run(job)
     verify_job(result.job)
+    changes = "".join(f"change: {change}\n" for change in result.changes)
     notes = "".join(f"note: {note}\n" for note in result.notes)
-    return f"{result.summary}\n{notes}{result.job}"
+    return f"{result.summary}\n{changes}{notes}{result.job}"
 
 
 def boxed(job: Job) -> BoxingTaskGraph:

@@ -14,7 +14,7 @@ from tests.passes.worlds import mesh, tower_job
 CONFIGS = [
     Config(),
     Config(zero=3, fuse_bytes=0, precision="bfloat16", recompute="auto"),
-    Config(passes=(), dp_axes=("a", "b")),
+    Config(passes=(), dp_axes=("a", "b"), streams="one"),
     Config(passes=("dce", "microbatch"), schedule="1f1b", microbatches=4),
 ]
 
@@ -50,6 +50,8 @@ def test_the_text_form_says_what_is_not_default() -> None:
         ({"zero": True}, "whole number"),
         ({"microbatches": 0}, "at least 1"),
         ({"fuse_bytes": 1.5}, "whole number"),
+        ({"fuse_bytes": -1}, "at least 0"),
+        ({"fuse_bytes": "large"}, "one of auto or a whole number"),
         ({"schedule": "fifo"}, "one of gpipe, 1f1b, interleaved, zero_bubble"),
         ({"precision": "float8"}, "unknown precision"),
         ({"zero": 1, "passes": ("dce",)}, "Expected: zero among the passes"),

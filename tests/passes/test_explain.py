@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 from click.testing import CliRunner
 
 import plancompiler as pc
 from plancompiler.boxing.estimate import BYTES_PER_SECOND, FLOPS_PER_SECOND, estimate_step
-from plancompiler.boxing.fuse import FUSE_BYTES
+from plancompiler.boxing.fuse import AUTO
 from plancompiler.boxing.report import boxing_costs
 from plancompiler.cli.explain import explain
 from plancompiler.cli.program import cli
@@ -20,7 +21,7 @@ from tests.passes.worlds import arena, compiled, configured, mesh
 
 
 def test_rows_are_what_the_compiler_makes() -> None:
-    job = configured(mlp(layout="dp", ranks=2), fuse_bytes=FUSE_BYTES)
+    job = configured(mlp(layout="dp", ranks=2), fuse_bytes=AUTO)
     rows = list(explain(job, 2))
     assert [row.name for row in rows] == [
         "traced",
@@ -78,6 +79,49 @@ def test_the_command_prints_a_table_and_reasons() -> None:
     assert "8 reductions became" in out
 
 
+def test_buckets_name_their_gradients_in_text_json_and_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = str(EXAMPLES / "gpt.py")
+    small = ("-D", "layers=2", "-D", "dim=32", "-D", "length=16", "-D", "dp=2")
+    report = json.loads(run("compile", target, *small, "--explain", "--json"))
+    *_, last = report["explain"]
+    members = [member["name"] for bucket in last["buckets"] for member in bucket["members"]]
+    parameters = [
+        str(op.attr("name"))
+        for op in gpt(dp=2).ops
+        if op.kind == "variable" and op.attr("trainable")
+    ]
+    assert sorted(members) == sorted(
+        ["output loss", *(f"gradient of {name}" for name in parameters)]
+    )
+    assert {bucket["stream"] for bucket in last["buckets"]} == {"gradient"}
+    assert all(bucket["ended"] for bucket in last["buckets"])
+    text = run("compile", target, *small, "--explain")
+    log = logging.getLogger("plancompiler.lower.compile")
+    log.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.INFO, log.name):
+            compile_plans(gpt(dp=2), 2, "rank_per_iter")
+    finally:
+        log.removeHandler(caplog.handler)
+    for name in members:
+        assert name in text
+        assert name in caplog.text
+
+
+def test_what_stays_alone_has_its_reason() -> None:
+    job = configured(gpt(dp=2, tp=2), fuse_bytes=0)
+    *_, last = explain(job, job.world_size)
+    assert {bucket.ended for bucket in last.buckets} == {"fuse_bytes=0"}
+    *_, last = explain(configured(job, fuse_bytes=AUTO), job.world_size)
+    tensor_parallel = [each for each in last.buckets if each.axes == ("tp",)]
+    assert len(tensor_parallel) == 8
+    for bucket in tensor_parallel:
+        assert len(bucket.members) == 1
+        assert "reads one of them" in bucket.ended
+
+
 def test_json_and_options() -> None:
     target = str(EXAMPLES / "gpt.py")
     small = ("-D", "layers=2", "-D", "dim=32", "-D", "length=16", "-D", "dp=2")
@@ -90,6 +134,8 @@ def test_json_and_options() -> None:
         "name",
         "summary",
         "notes",
+        "changes",
+        "buckets",
         "ops",
         "collectives",
         "bytes_per_rank",
