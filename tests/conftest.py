@@ -17,6 +17,7 @@ from plancompiler.cache import keys
 from plancompiler.cache.store import FOLDER_VARIABLE
 from tests.launched_scripts import TROUBLED, line_script
 from tests.process_guard import ProcessGuard
+from tests.threads import no_thread_outlives_its_module  # noqa: F401  # a fixture of all tests
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,18 +18,23 @@ from plancompiler.executor.runtime import Runtime
 from tests.executor.kernels import GATES, Gate, burn
 from tests.executor.plans import Sketch, data_parallel, with_op
 from tests.executor.test_failures import KINDS, Ranks, servers_end
+from tests.threads import await_threads_of
 
 X = np.ones((5, 3), np.float32)
 PATIENCE = 60.0
+RANKS = 3
 NUMBERS = itertools.count()
 
 __all__ = ["servers_end"]  # a fixture
 
 
 @pytest.fixture(autouse=True)
-def leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream in a task that does not end is left behind at once."""
+def leave_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A stream in a task that does not end is left behind at once, and ends as the task does."""
     monkeypatch.setattr(runtime_module, "LEAVE_SECONDS", 0.2)
+    yield
+    for rank in range(RANKS):
+        await_threads_of(f"plancompiler-{rank}-")
 
 
 @pytest.fixture
