@@ -9,14 +9,13 @@ import logging
 import secrets
 import socket
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from plancompiler.cluster.address import is_loopback, split_address
 from plancompiler.cluster.codec import decode, encode
@@ -80,6 +79,7 @@ def silence_options(seconds: float) -> list[tuple[str, int]]:
     ]
 
 
+_RECONNECT_SECONDS = 0.1
 _SHORTEST_PING_MS = round(SHORTEST_SILENCE * 75)
 """What a server lets pass between two pings of a client: half of what clients leave."""
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -90,7 +90,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     # A master that was started again is found soon.
-    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", round(_RECONNECT_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
@@ -210,7 +210,8 @@ def connect_master(
 ) -> SessionChannel:
     """A channel to a master that has proved to know the token, as this process has to it.
 
-    MasterUnreachableError where nobody answers within `seconds`, SecurityError where there is no
+    MasterUnreachableError where nobody can be reached within `seconds`, DeadlineError where one of
+    the next answers takes as long, SecurityError where there is no
     token or one side does not know the other's. `silence` is that of `open_channel`.
     """
     channel = SessionChannel(open_channel(address, tls, silence=silence), b"")
@@ -233,16 +234,21 @@ def sign_in(
     `connect_master`.
     """
     await_master(channel.plain, address, seconds, tls)
-    reply = _prove(channel.plain, address, find_credential(address, token_file))
+    # A master that was just started has written its token by now.
+    reply = _prove(channel.plain, address, find_credential(address, token_file), seconds)
     channel.session, channel.is_durable = reply.session, reply.is_durable
 
 
-def _prove(channel: grpc.Channel, address: str, credential: Credential) -> pb.ProveReply:
-    """The answer with a session, once both sides have proved that they know the secret."""
+def _prove(
+    channel: grpc.Channel, address: str, credential: Credential, seconds: float
+) -> pb.ProveReply:
+    """The answer with a session, once both sides have proved that they know the secret; each side
+    has so many seconds for each of the two answers.
+    """
     stub = SignInStub(channel)  # type: ignore[no-untyped-call]  # generated
     nonce, key = secrets.token_bytes(NONCE_BYTES), credential.key
     try:
-        answer = stub.Challenge(pb.ChallengeRequest(nonce=nonce, key=key), timeout=CALL_SECONDS)
+        answer = stub.Challenge(pb.ChallengeRequest(nonce=nonce, key=key), timeout=seconds)
         expected = credential.proof(b"master", nonce, answer.nonce)
         if not hmac.compare_digest(answer.proof, expected):
             raise SecurityError(
@@ -252,7 +258,7 @@ def _prove(channel: grpc.Channel, address: str, credential: Credential) -> pb.Pr
             )
         proof = credential.proof(b"caller", nonce, answer.nonce)
         request = pb.ProveRequest(nonce=nonce, key=key, challenge=answer.nonce, proof=proof)
-        reply: pb.ProveReply = stub.Prove(request, timeout=CALL_SECONDS)
+        reply: pb.ProveReply = stub.Prove(request, timeout=seconds)
         return reply
     except grpc.RpcError as error:
         raise call_error(error, address) from error
@@ -320,28 +326,31 @@ class _SessionCall:
 def await_master(
     channel: grpc.Channel, address: str, seconds: float, tls: TlsFiles | None = None
 ) -> None:
-    """Return when the master can be reached; MasterUnreachableError after the deadline.
+    """Return when something that speaks gRPC answers; MasterUnreachableError after the deadline.
 
     SecurityError, at once, where the two sides' TLS does not fit; `tls` is what the channel uses.
     """
-    states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
-    told = states.put
+    # Not by watching the channel: a thread of gRPC would go on looking at it after it is closed.
+    ask = health_pb2_grpc.HealthStub(channel).Check
+    files = None if tls is None else (tls.ca, tls.cert, tls.key)
     until = time.monotonic() + seconds
-    channel.subscribe(told, try_to_connect=True)
-    try:
-        while (left := until - time.monotonic()) > 0:
-            with suppress(Empty):
-                state = states.get(timeout=left)
-                if state is grpc.ChannelConnectivity.READY:
-                    return
-                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    files = None if tls is None else (tls.ca, tls.cert, tls.key)
-                    trouble = tls_trouble(address, files, min(left, _PROBE_SECONDS))
-                    if trouble is not None:
-                        raise trouble
-        raise _unreachable(address, f"no answer within {seconds:g} s")
-    finally:
-        channel.unsubscribe(told)
+    while (left := until - time.monotonic()) > 0:
+        try:
+            ask(health_pb2.HealthCheckRequest(), timeout=left)
+        except grpc.RpcError as error:
+            code = error.code()
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                break
+            if code is not grpc.StatusCode.UNAVAILABLE:
+                return  # it answers, and says to the next call what is wrong
+        else:
+            return
+        left = until - time.monotonic()
+        trouble = tls_trouble(address, files, min(left, _PROBE_SECONDS)) if left > 0 else None
+        if trouble is not None:
+            raise trouble
+        time.sleep(_RECONNECT_SECONDS)  # calls fail at once until the channel connects again
+    raise _unreachable(address, f"no answer within {seconds:g} s")
 
 
 def _unreachable(address: str, got: str) -> MasterUnreachableError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from plancompiler.cluster.channel import SESSION_KEY, call_error
@@ -31,7 +31,7 @@ from plancompiler.cluster.token import (
     parse_tokens,
     read_token_file,
 )
-from plancompiler.errors import LimitError, SecurityError
+from plancompiler.errors import DeadlineError, LimitError, SecurityError
 from plancompiler.executor.comm.remote import METHOD, SERVICE
 from plancompiler.master.admission import StreamLimits
 from plancompiler.master.server import MasterServer
@@ -535,3 +535,29 @@ def test_strangers_hold_no_stream_of_a_worker(caplog: pytest.LogCaptureFixture) 
         peers.close()
         other.close()
     assert caplog.text.count("does not know this cluster") == 3
+
+
+def test_a_first_call_that_nobody_answers_ends_in_time(runtime: Path) -> None:
+    """A damaged frame can hide a call on a connection that goes on answering others."""
+    limits, ended = [], threading.Event()
+
+    def hide(request: bytes, context: grpc.ServicerContext) -> bytes:
+        limits.append(context.time_remaining())
+        ended.wait()
+        return b""
+
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        hidden = {"Challenge": grpc.unary_unary_rpc_method_handler(hide)}
+        server.add_registered_method_handlers("plancompiler.proto.SignIn", hidden)
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        token = write(runtime / "token", SECRET)
+        try:
+            with pytest.raises(DeadlineError, match="did not answer in time"):
+                Client(f"127.0.0.1:{port}", timeout=0.2, token_file=token)
+        finally:
+            ended.set()
+            server.stop(None).wait()
+    assert [limit <= 0.2 for limit in limits] == [True]
