@@ -91,7 +91,7 @@ def max_restarts_option(help_text: str) -> Callable[[Command], Command]:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where processes meet that were started one by one, and the secret by which they know each
     other, as far as the user says.
     """
@@ -100,23 +100,23 @@ class Meeting:
     secret: str | None
 
 
-def meeting_options(command: Command) -> Command:
-    """--rdzv-endpoint --token-file as one parameter `meeting`"""
+def rendezvous_options(command: Command) -> Command:
+    """--rdzv-endpoint --token-file as one parameter `rendezvous`"""
 
     @functools.wraps(command)
-    def with_meeting(
+    def with_rendezvous(
         *args: Any, rdzv_endpoint: str | None, token_file: Path | None, **kwargs: Any
     ) -> Any:
         secret = os.environ.get(TOKEN)
         if token_file is not None:
             secret = read_token_file(token_file)[0].secret
-        return command(*args, meeting=Meeting(rdzv_endpoint, secret), **kwargs)
+        return command(*args, rendezvous=Rendezvous(rdzv_endpoint, secret), **kwargs)
 
     decorated: Any = click.option(
         "--token-file",
         type=click.Path(path_type=Path),
         help="File with the secret of all hosts of the run; else PLANCOMPILER_WORLD_TOKEN.",
-    )(with_meeting)
+    )(with_rendezvous)
     return cast(
         "Command",
         click.option(
@@ -134,9 +134,9 @@ def nodes_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_nodes(
-        *args: Any, nnodes: str, node_rank: int | None, meeting: Meeting, **kwargs: Any
+        *args: Any, nnodes: str, node_rank: int | None, rendezvous: Rendezvous, **kwargs: Any
     ) -> Any:
-        nodes = parse_nodes(nnodes, meeting.endpoint, meeting.secret, node_rank)
+        nodes = parse_nodes(nnodes, rendezvous.endpoint, rendezvous.secret, node_rank)
         return command(*args, nodes=nodes, **kwargs)
 
     decorated: Any = click.option(
@@ -144,7 +144,7 @@ def nodes_options(command: Command) -> Command:
         type=click.IntRange(min=0),
         metavar="I",
         help="This host's number; 0 leads. By default the first on the endpoint's host leads.",
-    )(meeting_options(with_nodes))
+    )(rendezvous_options(with_nodes))
     return cast(
         "Command",
         click.option(

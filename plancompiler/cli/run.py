@@ -13,10 +13,10 @@ import click
 from plancompiler.cli.config_options import config_options, configured
 from plancompiler.cli.engine_options import (
     EngineOptions,
-    Meeting,
+    Rendezvous,
     engine_options,
     max_restarts_option,
-    meeting_options,
+    rendezvous_options,
     say,
 )
 from plancompiler.cli.following import follow_job
@@ -86,7 +86,7 @@ from plancompiler.running.session import BACKENDS, Session, run
     "Where ranks fail, start them again up to R times, from the last checkpoint of --save."
 )
 @engine_options
-@meeting_options
+@rendezvous_options
 @cache_option
 @deadline_option
 @allow_ops_option
@@ -111,7 +111,7 @@ def run_command(
     profile: bool,
     max_restarts: int,
     engine: EngineOptions,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     cache: bool,
     deadline: float,
     allow_ops: tuple[str, ...],
@@ -140,7 +140,7 @@ def run_command(
     """
     place = None
     if engine.name is None:
-        place = place_of(os.environ, meeting.endpoint, meeting.secret)
+        place = place_of(os.environ, rendezvous.endpoint, rendezvous.secret)
     if place is not None:
         if ranks not in (None, place.maximum):
             raise UsageError(

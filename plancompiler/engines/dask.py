@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from plancompiler.engines.agent_host import run_agent
@@ -68,6 +69,7 @@ class Dask(Engine):
                 run_agent,
                 list(command),
                 dict(own),
+                str(Path.cwd()),
                 workers=[worker],
                 allow_other_workers=False,
                 pure=False,

@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from plancompiler.engines.agent_host import run_agent
@@ -18,9 +19,9 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 class AgentActor:
     """What Ray places and watches."""
 
-    def run(self, command: Sequence[str], variables: Mapping[str, str]) -> str:
+    def run(self, command: Sequence[str], variables: Mapping[str, str], folder: str) -> str:
         """See `run_agent`."""
-        return run_agent(command, variables)
+        return run_agent(command, variables, folder)
 
 
 class Ray(Engine):
@@ -58,12 +59,12 @@ class Ray(Engine):
         strategies = _module("ray.util.scheduling_strategies")
         bundles = [{"CPU": 1}] * ranks
         self._group = groups.placement_group(bundles, strategy=self._strategy)
-        actor = self._ray.remote(AgentActor)
+        actor, folder = self._ray.remote(AgentActor), str(Path.cwd())
         for rank in range(ranks):
             place = strategies.PlacementGroupSchedulingStrategy(self._group, rank)
             made = actor.options(num_cpus=1, max_restarts=0, scheduling_strategy=place).remote()
             self._actors.append(made)
-            self._runs.append(made.run.remote(list(command), dict(variables[rank])))
+            self._runs.append(made.run.remote(list(command), dict(variables[rank]), folder))
 
     def ended(self) -> str | None:
         return next(iter(self.lost().values()), None)

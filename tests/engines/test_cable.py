@@ -77,8 +77,12 @@ def on_both(
         told: list[dict[str, str]] = [{}, {}]
     else:
         options = []
-        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(port)}
-        told = [meeting | {"RANK": str(rank)} for rank in (0, 1)]
+        rendezvous = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": hosts.addresses[0],
+            "MASTER_PORT": str(port),
+        }
+        told = [rendezvous | {"RANK": str(rank)} for rank in (0, 1)]
     first, second = (
         start(hosts, host, plancompiler(command, *options, *words), told[host]) for host in (0, 1)
     )

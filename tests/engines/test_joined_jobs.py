@@ -29,7 +29,7 @@ SLURM = {"SLURM_PROCID": "{}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "1"}
 @contextmanager
 def joined(variables: Mapping[str, str], *words: object) -> Iterator[list[subprocess.Popen[str]]]:
     """A process for each of two ranks, each with the variables of its own; the second one first."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [*local().command("run")[:4], *map(str, [*MLP, *words])]
     started = {
         rank: subprocess.Popen(
@@ -38,7 +38,7 @@ def joined(variables: Mapping[str, str], *words: object) -> Iterator[list[subpro
             stderr=subprocess.PIPE,
             text=True,
             env=local().variables()
-            | meeting
+            | rendezvous
             | {name: text.format(rank, rank + 2) for name, text in variables.items()},
             start_new_session=True,
         )
@@ -128,7 +128,7 @@ def test_processes_that_were_told_different_sizes() -> None:
     assert re.search("Got: 3 on .*, 2 here", first.stderr)
 
 
-MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_variables_that_contradict_each_other(environment: dict[str, str], compl
 
 
 def test_the_number_of_ranks_is_the_launchers() -> None:
-    variables = MEETING | {"RANK": "0", "WORLD_SIZE": "2"}
+    variables = RENDEZVOUS | {"RANK": "0", "WORLD_SIZE": "2"}
     words = [str(MLP[0]), "--ranks", "3"]
     done = CliRunner(env=variables).invoke(run_command, words)
     assert isinstance(done.exception, UsageError)
@@ -167,6 +167,6 @@ def test_a_process_alone_runs_its_job_itself() -> None:
 
 
 def test_an_option_says_where_they_meet() -> None:
-    place = place_of({"RANK": "1", "WORLD_SIZE": "2", **MEETING}, "node0:1", "a secret")
+    place = place_of({"RANK": "1", "WORLD_SIZE": "2", **RENDEZVOUS}, "node0:1", "a secret")
     assert place is not None
     assert (place.endpoint, place.rank, place.leads()) == ("node0:1", 1, False)
