@@ -178,6 +178,8 @@ class MasterShell:
         """End the clock and, if they can be waited for, the threads."""
         if self._clock is not None:
             self._clock.cancel()
+        for each in self._compilations:
+            each.cancel()  # those that have not begun need not
         await self._compilers.finish(_STOP_SECONDS)
 
     @property

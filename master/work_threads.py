@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
@@ -23,6 +24,7 @@ class WorkThreads:
         self._name = name
         self._places = asyncio.Semaphore(limit)
         self._running: set[asyncio.Future[Any]] = set()
+        self._threads: list[threading.Thread] = []
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The function's result, or what it raises. Cancelling leaves it running, in its place."""
@@ -47,7 +49,9 @@ class WorkThreads:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(finish, result, failure)
 
-        threading.Thread(target=work, name=self._name, daemon=True).start()
+        self._threads = [each for each in self._threads if each.is_alive()]
+        self._threads.append(threading.Thread(target=work, name=self._name, daemon=True))
+        self._threads[-1].start()
         return await asyncio.shield(done)
 
     def _left(self, done: asyncio.Future[Any]) -> None:
@@ -58,5 +62,8 @@ class WorkThreads:
 
     async def finish(self, seconds: float) -> None:
         """Wait for what runs, at most so long."""
+        until = time.monotonic() + seconds
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
+        for thread in self._threads:  # those whose result came have only their last lines to run
+            thread.join(max(0.0, until - time.monotonic()))

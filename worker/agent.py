@@ -309,7 +309,11 @@ class _Agent:
         while not self._leaving.wait(_RECONNECT_SECONDS):
             try:
                 channel = connect_master(
-                    self._master, self._tls, self._token_file, _ATTEMPT_SECONDS
+                    self._master,
+                    self._tls,
+                    self._token_file,
+                    _ATTEMPT_SECONDS,
+                    stop=self._leaving,
                 )
             except PlanCompilerError as error:
                 _log.debug("the master is not there again: %s", error)

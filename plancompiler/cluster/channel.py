@@ -8,6 +8,7 @@ import importlib.metadata
 import logging
 import secrets
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,16 +208,18 @@ def connect_master(
     seconds: float,
     *,
     silence: float | None = SILENCE_SECONDS,
+    stop: threading.Event | None = None,
 ) -> SessionChannel:
     """A channel to a master that has proved to know the token, as this process has to it.
 
     MasterUnreachableError where nobody can be reached within `seconds`, DeadlineError where one of
     the next answers takes as long, SecurityError where there is no
-    token or one side does not know the other's. `silence` is that of `open_channel`.
+    token or one side does not know the other's. `silence` is that of `open_channel`; `stop` ends
+    the wait for a master that cannot be reached.
     """
     channel = SessionChannel(open_channel(address, tls, silence=silence), b"")
     try:
-        sign_in(channel, address, tls, token_file, seconds)
+        sign_in(channel, address, tls, token_file, seconds, stop)
     except BaseException:
         channel.close()
         raise
@@ -229,11 +232,12 @@ def sign_in(
     tls: TlsFiles | None,
     token_file: Path | None,
     seconds: float,
+    stop: threading.Event | None = None,
 ) -> None:
     """Give a channel its session, or another one where the master was started again; see
     `connect_master`.
     """
-    await_master(channel.plain, address, seconds, tls)
+    await_master(channel.plain, address, seconds, tls, stop or threading.Event())
     # A master that was just started has written its token by now.
     reply = _prove(channel.plain, address, find_credential(address, token_file), seconds)
     channel.session, channel.is_durable = reply.session, reply.is_durable
@@ -324,7 +328,11 @@ class _SessionCall:
 
 
 def await_master(
-    channel: grpc.Channel, address: str, seconds: float, tls: TlsFiles | None = None
+    channel: grpc.Channel,
+    address: str,
+    seconds: float,
+    tls: TlsFiles | None,
+    stop: threading.Event,
 ) -> None:
     """Return when something that speaks gRPC answers; MasterUnreachableError after the deadline.
 
@@ -334,7 +342,7 @@ def await_master(
     ask = health_pb2_grpc.HealthStub(channel).Check
     files = None if tls is None else (tls.ca, tls.cert, tls.key)
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
+    while (left := until - time.monotonic()) > 0 and not stop.is_set():
         try:
             ask(health_pb2.HealthCheckRequest(), timeout=left)
         except grpc.RpcError as error:
@@ -349,7 +357,7 @@ def await_master(
         trouble = tls_trouble(address, files, min(left, _PROBE_SECONDS)) if left > 0 else None
         if trouble is not None:
             raise trouble
-        time.sleep(_RECONNECT_SECONDS)  # calls fail at once until the channel connects again
+        stop.wait(_RECONNECT_SECONDS)  # calls fail at once until the channel connects again
     raise _unreachable(address, f"no answer within {seconds:g} s")
 
 
