@@ -138,7 +138,8 @@ def _analyse(job: Job, low: DType) -> _Gradients:
         outputs = [value.name for value in op.outputs]
         definition = op_def(op.kind)
         phase, changes = op.origin.phase, bool(definition.mutates)
-        if definition.scaled and not definition.linear and not changes:
+        clips = definition.scaled and not definition.linear and not changes
+        if clips and phase is Phase.BACKWARD:
             # It goes by how long gradients are, and so reads them as they are.
             phase = Phase.UPDATE
         if phase is Phase.BACKWARD:

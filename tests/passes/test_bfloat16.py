@@ -72,6 +72,20 @@ def test_what_works_on_gradients_does_so_in_float32() -> None:
     assert {ops[value.name].kind for value in doubled.inputs} == {"cast"}
 
 
+def test_a_norm_of_activations_leaves_what_follows_in_16_bits() -> None:
+    place = mesh(1)
+    with pc.job("normed") as job:
+        first, second = (
+            pc.nn.Parameter((8, 8), init="ones", name=name).place(place).value for name in "ab"
+        )
+        y = pc.matmul(pc.normal((4, 8), placement=place), first)
+        y = pc.matmul(y / pc.norm(y, axis=1, keepdims=True), second)
+        pc.optim.SGD(0.1).minimize(y.mean())
+        pc.output("y", y)
+    products = [op for op in lowered(job).ops if op.kind == "matmul"]
+    assert {op.outputs[0].dtype for op in products} == {DType.BFLOAT16}
+
+
 def test_small_gradients_need_no_scale() -> None:
     """A gradient of 1e-12, which float16 would lose, moves a weight."""
     place = mesh(1)
