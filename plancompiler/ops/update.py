@@ -118,6 +118,10 @@ class Number(Symbol):
             return Number(self.recording, text)
         return constant(self.recording, eval(text, dict(self.recording.functions)))  # noqa: S307  # the text is made here
 
+    def __neg__(self) -> Any:
+        # An op of tensors would make everything that follows of it one, too.
+        return self._binary("mul", -1.0)
+
     # Of a tensor and a number Python asks the class that is derived from the other's first.
     def __radd__(self, other: Any) -> Any:
         return self._binary("add", other, swapped=True)

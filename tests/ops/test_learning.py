@@ -10,7 +10,13 @@ import pytest
 
 from plancompiler.errors import AttributeValueError, DTypeError, ExecutionError, ShapeError
 from plancompiler.ir import DType, TensorType
-from plancompiler.ops import attention_tiles, axis_signatures, infer_types
+from plancompiler.ops import (
+    KernelContext,
+    attention_tiles,
+    axis_signatures,
+    infer_types,
+    op_def,
+)
 from plancompiler.ops.split_softmax import (
     split_cross_entropy,
     split_log_softmax,
@@ -379,3 +385,13 @@ def test_wrong_calls_are_refused(kind, inputs, attrs, error):
     with pytest.raises(error) as caught:
         infer_types(kind, inputs, attrs)
     assert caught.value.report.what
+
+
+def test_an_average_by_a_power_of_the_step_is_exact_after_many_steps():
+    definition = op_def("moving_average_update")
+    state, value = np.zeros(3, np.float32), np.ones(3, np.float32)
+    boxes = (((0, 3),),)
+    attrs = definition.complete({"power": 0.8})
+    context = KernelContext(attrs, ((3,), (3,)), ((3,),), boxes * 2, boxes, step=999_999)
+    definition.kernel(context, [state, value], [state])
+    np.testing.assert_allclose(state, 1e6**-0.8, rtol=1e-6)
