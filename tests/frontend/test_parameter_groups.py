@@ -194,3 +194,34 @@ def test_wrong_groups_are_refused():
     optimizer.param_groups[0]["momentum"] = 0.5
     with pytest.raises(UsageError, match="cannot have other states"):
         optimizer.step()
+
+
+def test_groups_of_tensors_in_a_job():
+    weights, _ = pair()
+    asked = []
+
+    def rate(step):
+        asked.append(step)
+        return 0.5
+
+    with pc.job("tensors") as job:
+        first, second = (each.value for each in weights)
+        groups = [{"params": [first]}, {"params": [second], "lr": rate}]
+        pc.optim.SGD(groups, lr=0.25).minimize((first + second).sum())
+        pc.output("a", first)
+    assert not asked  # the job is traced only
+    with pc.run(job) as session:
+        session.step()
+        state = session.variables()
+    assert (state["a"][0], state["b"][0]) == (0.75, 0.5)
+
+
+def test_states_are_not_taken_for_others():
+    weights, loss = pair()
+    optimizer = pc.optim.RMSprop(weights, momentum=0.9)
+    loss().backward()
+    optimizer.step()
+    # As many states as before, and the second is the mean of gradients in place of the momentum.
+    optimizer.param_groups[0].update(momentum=0.0, centered=True)
+    with pytest.raises(UsageError, match="cannot have other states"):
+        optimizer.step()

@@ -73,6 +73,8 @@ class EagerSteps:
         self._optimizer: Any = proxy(optimizer)  # which holds this object
         self._world: Any = proxy(world)
         self._states = _ByTensor()
+        self._suffixes = _ByTensor()
+        """What the states of each are called."""
         self._said = False
 
     def minimize(
@@ -361,15 +363,16 @@ class EagerSteps:
     def _states_of(self, tensor: Tensor, group: ParameterGroup) -> Sequence[Tensor]:
         states = self._states.get(tensor)
         if states is None:
-            wanted = self._optimizer.states_of(tensor, tensor.sbp, group.numbers)
+            wanted = [*self._optimizer.states_of(tensor, tensor.sbp, group.numbers)]
             states = [
                 self._variable(suffix, shape, str(tensor.dtype), tensor.placement, sbp)
                 for suffix, shape, sbp in wanted
             ]
             self._states.keep(tensor, states)
-        elif group.changes and len(states) != len(
-            [*self._optimizer.states_of(tensor, tensor.sbp, group.numbers)]
-        ):
+            self._suffixes.keep(tensor, [suffix for suffix, _, _ in wanted])
+        elif group.changes and self._suffixes.get(tensor) != [
+            suffix for suffix, _, _ in self._optimizer.states_of(tensor, tensor.sbp, group.numbers)
+        ]:
             raise UsageError(
                 "an optimizer that has stepped cannot have other states",
                 source=user_line(),

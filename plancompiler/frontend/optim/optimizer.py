@@ -275,10 +275,12 @@ class Optimizer(metaclass=_Sealed):
     ) -> Iterator[Update]:
         """What each update takes; its states and learning rate are made as they are asked for."""
         groups = self._groups_of(variables)
+        # By number: `==` of groups would compare their tensors, and ask for their rates.
+        used = {group.number for group in groups}
         attrs = {
             group.number: self._rate_attrs(builder, group)
             for group in self.param_groups
-            if group in groups
+            if group.number in used
         }
         for value, grad, group in zip(variables, gradients, groups, strict=True):
             rate = builder.source(value.placement, "learning_rate", attrs[group.number])[0]
