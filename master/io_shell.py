@@ -603,7 +603,8 @@ class MasterShell:
             made = await self._compilers.run(
                 masters_half, channel.data, channel.request, self._cache, self._plans
             )
-            channel.parcels = made.parcels
+            if channel.data:  # else they were to be forgotten meanwhile
+                channel.parcels = made.parcels
         if not channel.data or (only and not channel.plans):
             raise ClusterError(
                 f"the plans of job {job_id} are no longer kept",

@@ -242,7 +242,9 @@ class JobChannel:
             await self._changes.wait()
 
     def keep_plan(self, rank: int, plan: Parcel, reservation: Reservation) -> None:
-        """Hold the plan that a rank has made."""
+        """Hold the plan that a rank has made; ClusterError where the job has ended meanwhile."""
+        if self._ended:
+            raise ClusterError("nobody waits for this plan any longer", rank=rank)
         self.plans[rank] = plan
         self._plan_reservations.append(reservation)
 

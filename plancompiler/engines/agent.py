@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -79,8 +79,10 @@ class Agent:
         self._over = threading.Event()
         self._connection: Connection = connect(order.address, order.secret, _REACH_SECONDS)
 
-    def run(self) -> LetGo | None:
-        """Until the launcher lets this agent go; None where it is gone."""
+    def run(self, on_greeted: Callable[[], None] = lambda: None) -> LetGo | None:
+        """Until the launcher lets this agent go; None where it is gone. `on_greeted` is called once
+        the launcher has been told who this is: it takes nothing else before.
+        """
         order = self._order
         rank = order.rank
         if rank is None and order.is_ranked:
@@ -96,6 +98,7 @@ class Agent:
             space=process_space(),
             addresses=_free_addresses(self._connection.own_host, order.ranks),
         )
+        on_greeted()
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
         try:
             return self._serve()
@@ -111,7 +114,7 @@ class Agent:
 
     def ask_to_save(self, exit_code: int) -> None:
         """Somebody has told this agent's host to save and end: the launcher shall have all do it,
-        and end with this code.
+        and end with this code. Only once it has been greeted.
         """
         self._connection.send("save", exit_code=exit_code)
 

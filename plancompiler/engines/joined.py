@@ -85,8 +85,12 @@ class JobLeader(HostedLauncher):
 
     def _open_server(self) -> AgentServer:
         server = AgentServer(self._address, self._secret, self._output, self._save)
-        if self._credential is not None:
-            self._file = SecretFile(self._endpoint, self._credential)
+        try:
+            if self._credential is not None:
+                self._file = SecretFile(self._endpoint, self._credential)
+        except BaseException:
+            server.close()  # nobody else knows it, and its thread would outlive the program
+            raise
         return server
 
     def close(self, error: str | None = None, *, again: bool = False) -> None:

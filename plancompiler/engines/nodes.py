@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from plancompiler.cluster.address import split_address
 from plancompiler.cluster.token import find_credential
@@ -157,7 +158,8 @@ def follow(
     """Run this host's ranks as the leading one says, however often it starts them; why the run has
     ended, None where it has ended well. EngineError where the leader is gone or never comes.
 
-    Without a program it is the leader's. `on_agent` hears of each agent that serves the leader.
+    Without a program it is the leader's. `on_agent` hears of each agent that the leader
+    knows by now.
     """
     until = time.monotonic() + time_limits.START_DEADLINE
     while not stop.is_set():
@@ -181,8 +183,7 @@ def follow(
             stop.wait(_RETRY_SECONDS)
             continue
         threading.Thread(target=_leave, args=(agent, stop), name="leave", daemon=True).start()
-        on_agent(agent)
-        let_go: LetGo | None = agent.run()
+        let_go: LetGo | None = agent.run(partial(on_agent, agent))
         if stop.is_set():
             break
         if let_go is None:

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 import plancompiler as pc
 from plancompiler.cli.program import cli
 from plancompiler.cluster import chunks
-from plancompiler.cluster.messages import JobPhase, JobRequest
+from plancompiler.cluster.messages import JobPhase, JobRequest, PhaseChanged
 from plancompiler.errors import ClusterError, JobCancelledError, RankError, UsageError
 from plancompiler.lower.compile import MODES, compile_plans
-from plancompiler.master.job_channel import Retention
+from plancompiler.master.job_channel import JobChannel, Retention
 from plancompiler.master.server import MasterServer
 from plancompiler.plan.compiled_plans import CompiledPlans
 from plancompiler.running.client import Client
@@ -191,3 +191,15 @@ def test_plans_after_a_master_was_started_again(
             for handle in (compiled, ran):
                 with pytest.raises(ClusterError, match="no longer kept"):
                     handle.plans()
+
+
+def test_a_plan_that_comes_after_the_end_of_its_job_is_not_kept() -> None:
+    channel = JobChannel(b"a job", JobRequest(0, compile_only=True))
+    budget = chunks.UploadBudget(100)
+    reservation = chunks.Reservation(budget)
+    reservation.take(10)
+    channel.publish(PhaseChanged(JobPhase.CANCELLED, 0.0))
+    channel.release()
+    with pytest.raises(ClusterError, match="nobody waits for this plan"):
+        channel.keep_plan(0, chunks.pack(b"a plan"), reservation)
+    assert channel.plans == {}

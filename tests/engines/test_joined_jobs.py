@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from plancompiler.cli.run import run_command
-from plancompiler.engines.joined import place_of
-from plancompiler.errors import UsageError
+from plancompiler.cluster.token import RUNTIME_VARIABLE
+from plancompiler.engines.joined import JobLeader, place_of
+from plancompiler.engines.launcher import Program
+from plancompiler.engines.nodes import Nodes, follow
+from plancompiler.engines.remote_ranks import AgentServer
+from plancompiler.errors import EngineError, SecurityError, UsageError
 from tests.cli.test_processes import await_end
 from tests.engines.installed import WAIT, free_port, local, our_processes
 from tests.engines.jobs import MLP, STEPS, await_steps, losses_of, worker_of
@@ -170,3 +175,48 @@ def test_an_option_says_where_they_meet() -> None:
     place = place_of({"RANK": "1", "WORLD_SIZE": "2", **RENDEZVOUS}, "node0:1", "a secret")
     assert place is not None
     assert (place.endpoint, place.rank, place.leads()) == ("node0:1", 1, False)
+
+
+def test_who_was_told_to_save_before_the_first_one_came_says_so_after_its_greeting() -> None:
+    """The first process takes nothing from agents that it does not know."""
+    codes: list[int] = []
+    ends: list[str | None] = []
+    has_code, stop = threading.Event(), threading.Event()
+
+    def save(code: int) -> None:
+        codes.append(code)
+        has_code.set()
+
+    server = AgentServer("127.0.0.1:0", "the secret", lambda _rank, _line: None, save)
+    place = Nodes(2, 2, server.address, "the secret", 1)
+
+    def run() -> None:
+        try:
+            ends.append(follow(place, None, 1, stop, lambda agent: agent.ask_to_save(143)))
+        except EngineError as error:
+            ends.append(str(error))
+            has_code.set()
+
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        assert has_code.wait(WAIT)
+        server.let_go("it was saved", again=False)
+    finally:
+        server.close()
+        other.join(WAIT)
+        stop.set()  # for the thread that waits to leave
+    assert (codes, ends) == ([143], ["it was saved"])
+
+
+def test_a_first_process_that_cannot_leave_its_secret_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plancompiler").mkdir(mode=0o755)
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path))
+    place = Nodes(2, 2, f"127.0.0.1:{free_port()}", None, 0)
+    leader = JobLeader(place, print, 0, None)
+    with pytest.raises(SecurityError, match="not this user's alone"):
+        leader.start(Program(("true",)), 2, print, threading.Event())
+    leader.finish("it has failed")
+    assert not any(each.name == "agents" for each in threading.enumerate())
