@@ -37,8 +37,8 @@ def raise_descriptor_limit() -> None:
 
 
 class Connections:
-    """At most `limit` connections of clients, fewer where the process may not open as many
-    descriptors, and in any case those of the workers of so many ranks.
+    """At most `limit` connections, fewer where the process may not open as many descriptors, and
+    in addition as many as the workers of so many ranks have. Whoever comes first has a place.
     """
 
     def __init__(self, limit: int, ranks: int) -> None:

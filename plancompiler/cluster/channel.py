@@ -80,7 +80,8 @@ def silence_options(seconds: float) -> list[tuple[str, int]]:
     ]
 
 
-_RECONNECT_SECONDS = 0.1
+_RECONNECT_SECONDS, _LONGEST_RECONNECT_SECONDS = 0.1, 1.0
+"""How long a channel that is not connected waits before it tries again; twice as long each time."""
 _SHORTEST_PING_MS = round(SHORTEST_SILENCE * 75)
 """What a server lets pass between two pings of a client: half of what clients leave."""
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -92,7 +93,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_retries", 0),
     # A master that was started again is found soon.
     ("grpc.initial_reconnect_backoff_ms", round(_RECONNECT_SECONDS * 1000)),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", round(_LONGEST_RECONNECT_SECONDS * 1000)),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -341,7 +342,7 @@ def await_master(
     # Not by watching the channel: a thread of gRPC would go on looking at it after it is closed.
     ask = health_pb2_grpc.HealthStub(channel).Check
     files = None if tls is None else (tls.ca, tls.cert, tls.key)
-    until = time.monotonic() + seconds
+    until, pause = time.monotonic() + seconds, _RECONNECT_SECONDS
     while (left := until - time.monotonic()) > 0 and not stop.is_set():
         try:
             ask(health_pb2.HealthCheckRequest(), timeout=left)
@@ -357,7 +358,8 @@ def await_master(
         trouble = tls_trouble(address, files, min(left, _PROBE_SECONDS)) if left > 0 else None
         if trouble is not None:
             raise trouble
-        stop.wait(_RECONNECT_SECONDS)  # calls fail at once until the channel connects again
+        stop.wait(pause)  # calls fail at once until the channel connects again
+        pause = min(2 * pause, _LONGEST_RECONNECT_SECONDS)
     raise _unreachable(address, f"no answer within {seconds:g} s")
 
 
