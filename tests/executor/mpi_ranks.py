@@ -143,6 +143,7 @@ def blocked(world: MpiWorld) -> None:
 def damaged(world: MpiWorld) -> None:
     """What is no frame of rank 1's ends a run, and not the one after it."""
     runtime, _ = open_runtime(world, data_parallel(world.size), "damaged", deadline=60)
+    world.comm.Barrier()  # else the other rank may still prepare, and fail there
     if world.rank == 1:
         world.comm.Send(bytearray(20), dest=0, tag=world.tag("damaged"))
     link = runtime._link
