@@ -18,7 +18,7 @@ import grpc
 from plancompiler.cluster.channel import SESSION_KEY, TRANSFER_SERVICE, refuse
 from plancompiler.cluster.token import OPERATE, ROLES, SUBMIT, WORKER, Challenger, Credential
 from plancompiler.errors import LimitError, PlanCompilerError, SecurityError
-from plancompiler.master.connections import Connections
+from plancompiler.master.connections import Connections, Place
 from plancompiler.proto import cluster_pb2 as pb
 from plancompiler.proto import cluster_pb2_grpc as pb_grpc
 
@@ -35,6 +35,10 @@ _NEEDS = {
     TRANSFER_SERVICE: (WORKER,),
 }
 """By service: one of these roles. Of any other service any role will do."""
+_OPERATING = frozenset(f"/{CLIENT_SERVICE}/{name}" for name in ("Status", "Describe", "Cancel"))
+"""Methods for which a place of operators is enough."""
+
+_OF_WORKERS = (WORKER_SERVICE, TRANSFER_SERVICE)
 
 _STREAMS_PER_RANK = 4
 """A worker's own stream, its fetches and uploads, one of them perhaps broken."""
@@ -59,8 +63,11 @@ class StreamLimits:
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
     """Wraps every method that the server has."""
 
-    def __init__(self, challenger: Challenger, limits: StreamLimits, ranks: int) -> None:
+    def __init__(
+        self, challenger: Challenger, limits: StreamLimits, connections: Connections, ranks: int
+    ) -> None:
         self._challenger = challenger
+        self._connections = connections
         self._limits = limits
         self._of_workers = 0
         self._max_of_workers = _STREAMS_PER_RANK * ranks + _SPARE_STREAMS
@@ -91,7 +98,6 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
         return wrapped
 
     def _wrap(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        service = method.split("/")[1]
         streams = handler.request_streaming or handler.response_streaming
         kinds = (
             (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
@@ -103,7 +109,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
 
         async def admitted(request: Any, context: Context) -> Any:
             try:
-                return await self._admitted(service, streams, answer, request, context)
+                return await self._admitted(method, streams, answer, request, context)
             except grpc.aio.AbortError:
                 self.refused[_code_name(context)] += 1
                 raise
@@ -111,10 +117,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
         return make(admitted, handler.request_deserializer, handler.response_serializer)
 
     async def _admitted(
-        self, service: str, streams: bool, answer: Any, request: Any, context: Context
+        self, method: str, streams: bool, answer: Any, request: Any, context: Context
     ) -> Any:
+        service = method.split("/")[1]
         try:
             caller = self._admit(service, context)
+            if caller is not None:
+                places = _places(caller, service in _OF_WORKERS, method in _OPERATING)
+                await self._connections.admit(context.peer(), places)
             if not streams:
                 return await _answer(answer, request, context)
             with self._counted(service, context.peer()), self._ending_with(caller):
@@ -174,7 +184,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
     @contextmanager
     def _counted(self, service: str, peer: str) -> Iterator[None]:
         """Hold one of the places of streams; LimitError where there is none."""
-        if service in (WORKER_SERVICE, TRANSFER_SERVICE):
+        if service in _OF_WORKERS:
             with self._counted_worker():
                 yield
             return
@@ -216,6 +226,15 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no gen
             self._of_workers -= 1
 
 
+def _places(caller: Credential, is_worker: bool, operates: bool) -> tuple[Place, ...]:
+    """Which places of connections are good for what a caller does."""
+    if is_worker:
+        return (Place.WORKER,)
+    return (
+        (Place.CLIENT, Place.OPERATOR) if operates and OPERATE in caller.roles else (Place.CLIENT,)
+    )
+
+
 def _code_name(context: Context) -> str:
     """In small letters."""
     code: Any = context.code()  # a number while the call runs
@@ -245,7 +264,6 @@ class SignInService(pb_grpc.SignInServicer):
         self, request: pb.ChallengeRequest, context: Context
     ) -> pb.ChallengeReply:
         try:
-            self._connections.admit()
             nonce, proof = self._challenger.challenge(request.nonce, request.key)
         except PlanCompilerError as error:
             await refuse(context, error)
@@ -258,6 +276,10 @@ class SignInService(pb_grpc.SignInServicer):
             session = self._challenger.session(
                 request.nonce, request.key, request.challenge, request.proof
             )
+            caller = self._challenger.credential_of(session)
+            is_worker = request.is_worker and WORKER in caller.roles
+            places = _places(caller, is_worker, operates=True)
+            await self._connections.admit(context.peer(), places)
         except PlanCompilerError as error:
             await refuse(context, error)
         return pb.ProveReply(session=session, is_durable=self._is_durable)

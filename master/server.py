@@ -172,7 +172,7 @@ class MasterServer:
         credentials = read_token_file(token_file) if token_file is not None else ()
         challenger = Challenger(credentials if self._own is None else (self._own,))
         self._sign_in = SignInService(challenger, self._connections, journal is not None)
-        self._admission = Admission(challenger, streams or StreamLimits(), ranks)
+        self._admission = Admission(challenger, streams or StreamLimits(), self._connections, ranks)
         self._token_watch = None
         if token_file is not None:
             self._token_watch = TokenWatch(token_file, challenger, self._admission.end_revoked)

@@ -136,7 +136,7 @@ def run_worker(
         peers = open_peers(transport, master, listen, tls, insecure, host)
         register = peers.offer(rank, device, version or software_version())
         register = replace(register, deadline=deadline)
-        channel = connect_master(master, tls, token_file, timeout)
+        channel = connect_master(master, tls, token_file, timeout, is_worker=True)
         stop = stop or threading.Event()
         _Agent(
             channel,
@@ -314,6 +314,7 @@ class _Agent:
                     self._token_file,
                     _ATTEMPT_SECONDS,
                     stop=self._leaving,
+                    is_worker=True,
                 )
             except PlanCompilerError as error:
                 _log.debug("the master is not there again: %s", error)

@@ -154,7 +154,7 @@ class HeartbeatProcess:
             channel = open_channel(told["master"], tls, bytes.fromhex(told["session"]))
         else:
             file = None if told["token_file"] is None else Path(told["token_file"])
-            channel = connect_master(told["master"], tls, file, time_limits.BEAT)
+            channel = connect_master(told["master"], tls, file, time_limits.BEAT, is_worker=True)
         self._stub = WorkerStub(channel)  # type: ignore[no-untyped-call]  # generated
 
 

@@ -210,17 +210,19 @@ def connect_master(
     *,
     silence: float | None = SILENCE_SECONDS,
     stop: threading.Event | None = None,
+    is_worker: bool = False,
 ) -> SessionChannel:
     """A channel to a master that has proved to know the token, as this process has to it.
 
     MasterUnreachableError where nobody can be reached within `seconds`, DeadlineError where one of
     the next answers takes as long, SecurityError where there is no
-    token or one side does not know the other's. `silence` is that of `open_channel`; `stop` ends
-    the wait for a master that cannot be reached.
+    token or one side does not know the other's, LimitError where the master has no place for
+    another connection (with `is_worker`, of workers and their heartbeat processes). `silence` is
+    that of `open_channel`; `stop` ends the wait for a master that cannot be reached.
     """
     channel = SessionChannel(open_channel(address, tls, silence=silence), b"")
     try:
-        sign_in(channel, address, tls, token_file, seconds, stop)
+        sign_in(channel, address, tls, token_file, seconds, stop, is_worker)
     except BaseException:
         channel.close()
         raise
@@ -234,18 +236,20 @@ def sign_in(
     token_file: Path | None,
     seconds: float,
     stop: threading.Event | None = None,
+    is_worker: bool = False,
 ) -> None:
     """Give a channel its session, or another one where the master was started again; see
     `connect_master`.
     """
     await_master(channel.plain, address, seconds, tls, stop or threading.Event())
     # A master that was just started has written its token by now.
-    reply = _prove(channel.plain, address, find_credential(address, token_file), seconds)
+    credential = find_credential(address, token_file)
+    reply = _prove(channel.plain, address, credential, seconds, is_worker)
     channel.session, channel.is_durable = reply.session, reply.is_durable
 
 
 def _prove(
-    channel: grpc.Channel, address: str, credential: Credential, seconds: float
+    channel: grpc.Channel, address: str, credential: Credential, seconds: float, is_worker: bool
 ) -> pb.ProveReply:
     """The answer with a session, once both sides have proved that they know the secret; each side
     has so many seconds for each of the two answers.
@@ -262,7 +266,9 @@ def _prove(
                 hint="another program may have taken the master's port",
             )
         proof = credential.proof(b"caller", nonce, answer.nonce)
-        request = pb.ProveRequest(nonce=nonce, key=key, challenge=answer.nonce, proof=proof)
+        request = pb.ProveRequest(
+            nonce=nonce, key=key, challenge=answer.nonce, proof=proof, is_worker=is_worker
+        )
         reply: pb.ProveReply = stub.Prove(request, timeout=seconds)
         return reply
     except grpc.RpcError as error:

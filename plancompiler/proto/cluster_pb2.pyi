@@ -67,16 +67,18 @@ class ChallengeReply(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
-    __slots__ = ("nonce", "key", "challenge", "proof")
+    __slots__ = ("nonce", "key", "challenge", "proof", "is_worker")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    IS_WORKER_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     key: bytes
     challenge: bytes
     proof: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., key: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    is_worker: bool
+    def __init__(self, nonce: _Optional[bytes] = ..., key: _Optional[bytes] = ..., challenge: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., is_worker: _Optional[bool] = ...) -> None: ...
 
 class ProveReply(_message.Message):
     __slots__ = ("session", "is_durable")

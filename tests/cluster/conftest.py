@@ -20,9 +20,11 @@ from tests.cluster.certificates import make_certificates
 JOIN_SECONDS = 30.0
 
 
-def signed_in(address: str) -> SessionChannel:
+def signed_in(
+    address: str, token_file: Path | None = None, *, is_worker: bool = False
+) -> SessionChannel:
     """A channel to a master of this user, for calls that no client and no worker would make."""
-    return connect_master(address, None, None, JOIN_SECONDS)
+    return connect_master(address, None, token_file, JOIN_SECONDS, is_worker=is_worker)
 
 
 def eventually(is_so: Callable[[], bool]) -> None:
