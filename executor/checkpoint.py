@@ -35,7 +35,7 @@ from plancompiler.executor.checkpoint_index import (
     require_format,
     verify_cover,
 )
-from plancompiler.executor.shard_file import ShardFile, digests, parse_header
+from plancompiler.executor.shard_file import ShardFile, digests
 from plancompiler.ir import Broadcast
 from plancompiler.ir.shard import (
     Region,
@@ -46,7 +46,7 @@ from plancompiler.ir.shard import (
 )
 from plancompiler.ir.strict_json import JsonObject, parse_json
 from plancompiler.ir.whole_file import UNFINISHED, make_writable_folder, write_whole
-from plancompiler.plan.arrays import array_pieces
+from plancompiler.plan.arrays import array_pieces, parse_header
 from plancompiler.plan.plan import Plan, VariableDesc
 
 Array = np.ndarray[Any, np.dtype[Any]]

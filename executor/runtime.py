@@ -559,6 +559,8 @@ def _initial_value(variable: VariableDesc, seed: int) -> Array:
         variable.shape,
         variable.region,
         variable.dtype,
+        attrs.get("file", ""),
+        attrs.get("key", ""),
     )
 
 

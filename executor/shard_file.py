@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,16 @@ import numpy as np
 import xxhash
 
 from plancompiler.errors import CheckpointError
-from plancompiler.ir import DType
 from plancompiler.ir.closing import Closing
 from plancompiler.ir.shard import element_count
-from plancompiler.ir.strict_json import JsonObject, parse_json
-from plancompiler.plan.arrays import DTYPES
+from plancompiler.plan.arrays import MAX_HEADER, StoredTensor, parse_header
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Shape = tuple[int, ...]
 
 DIGESTED_BYTES = 1 << 20
 """Bytes of an array that have a digest together."""
 _HEX = 16
 """Characters of a digest."""
-_MAX_HEADER = 256 << 20
 _AT_ONCE = 8 << 20
 """Bytes that are read before they are put in place."""
 
@@ -46,20 +41,6 @@ def digests(data: memoryview) -> str:
 def digests_length(nbytes: int) -> int:
     """Characters of the digests of so many bytes."""
     return -(-nbytes // DIGESTED_BYTES) * _HEX
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where an array lies in a file."""
-
-    dtype: DType
-    shape: Shape
-    begin: int
-    """In the file."""
-
-    @property
-    def nbytes(self) -> int:
-        return element_count(self.shape) * self.dtype.itemsize
 
 
 class ShardFile(Closing):
@@ -144,7 +125,7 @@ class ShardFile(Closing):
         head = memoryview(bytearray(8))
         self._fill(head, 0)
         length = int.from_bytes(head, "little")
-        if length > min(size - 8, _MAX_HEADER):
+        if length > min(size - 8, MAX_HEADER):
             raise self._damaged(f"its header takes {length} of {size} bytes")
         text = memoryview(bytearray(length))
         self._fill(text, 8)
@@ -152,30 +133,3 @@ class ShardFile(Closing):
 
     def _damaged(self, why: str) -> CheckpointError:
         return CheckpointError("a file of a checkpoint is damaged", got=f"{self._path}: {why}")
-
-
-def parse_header(
-    text: bytes, where: str, begin: int, end: int
-) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """What a safetensors header lists, and the texts beside it; data lie between two offsets."""
-    what = f"the header of {where}"
-    header = JsonObject(
-        parse_json(text, what, error=CheckpointError, max_bytes=_MAX_HEADER), what, CheckpointError
-    )
-    beside = JsonObject(header.get("__metadata__") or {}, what, CheckpointError)
-    tensors = {}
-    for name in header.names - {"__metadata__"}:
-        entry = header.inner(name)
-        dtype = DTYPES.get(entry.text("dtype"))
-        if dtype is None:
-            raise entry.refused("dtype", entry.get("dtype"), "a dtype of tensors")
-        offsets = entry.numbers("data_offsets")
-        tensor = StoredTensor(dtype, entry.numbers("shape"), begin + offsets[0] if offsets else 0)
-        if (
-            len(offsets) != 2
-            or offsets[1] - offsets[0] != tensor.nbytes
-            or begin + offsets[1] > end
-        ):
-            raise entry.refused("data_offsets", entry.get("data_offsets"), "a place in the file")
-        tensors[name] = tensor
-    return tensors, {name: beside.text(name) for name in beside.names}

@@ -12,6 +12,7 @@ from plancompiler.cache.store import FOLDER_VARIABLE, Kept, Store, open_store
 from plancompiler.cli.options import json_option
 from plancompiler.cli.output import format_bytes, print_json, print_note, print_table
 from plancompiler.errors import UsageError
+from plancompiler.frontend.stored import arrays_folder, clear_kept_arrays
 
 _SHOWN_KEY = 12
 
@@ -78,20 +79,26 @@ def ls_command(as_json: bool) -> None:
 
 
 @cache_command.command("clear")
+@click.option("--arrays", is_flag=True, help="Remove arrays that programs gave to jobs, not plans.")
 @json_option
-def clear_command(as_json: bool) -> None:
+def clear_command(arrays: bool, as_json: bool) -> None:
     """Remove everything that is kept.
 
     \b
     Example:
       plancompiler cache clear
     """
-    store = _store()
-    count, nbytes = store.clear()
+    if arrays:
+        folder = arrays_folder()
+        count, nbytes = clear_kept_arrays()
+    else:
+        store = _store()
+        folder = store.folder
+        count, nbytes = store.clear()
     if as_json:
-        print_json({"folder": str(store.folder), "removed": count, "bytes": nbytes})
+        print_json({"folder": str(folder), "removed": count, "bytes": nbytes})
         return
-    print_note(f"removed {count} entries, {format_bytes(nbytes)}, from {store.folder}")
+    print_note(f"removed {count} entries, {format_bytes(nbytes)}, from {folder}")
 
 
 def _store() -> Store:

@@ -11,12 +11,15 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from plancompiler.errors import DataError, DTypeError, UsageError
+from plancompiler.frontend.stored import Stored
 from plancompiler.frontend.trace import source_tensor
 from plancompiler.ir import AttrValue, DType, Placement, Value
 from plancompiler.ir.arguments import path_text
 from plancompiler.ir.operators import SbpLike
 from plancompiler.ops.data import STORED_TOKENS
 from plancompiler.ops.stored import StoredArray, mapped_tokens, stored_array
+
+__all__ = ["Arrays", "Stored", "TokenFile"]
 
 PathText = str | PathLike[str]
 

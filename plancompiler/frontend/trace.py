@@ -24,6 +24,7 @@ from plancompiler.errors import (
     UsageError,
 )
 from plancompiler.frontend.out import takes_out
+from plancompiler.frontend.stored import kept_array
 from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import (
     NO_ORIGIN,
@@ -51,7 +52,7 @@ from plancompiler.ops.registry import infer_types
 from plancompiler.plan.plan import COLLECTIVE_STREAMS
 
 CONSTANT_ELEMENTS = 1024
-"""A constant is part of the job's text and travels with it, so it must be small."""
+"""A constant of so many elements is part of the job's text and travels with it."""
 
 
 class JobBuilder:
@@ -536,27 +537,30 @@ def constant(
     *,
     out: Any = None,
 ) -> Value:
-    """A small tensor whose elements are written into the job: a number, nested lists or an array.
+    """A tensor whose elements never change: a number, nested lists or an array.
 
-    Without `sbp` the compiler chooses its layout. UsageError above CONSTANT_ELEMENTS elements.
+    Up to CONSTANT_ELEMENTS elements are written into the job. More are written to a file of the
+    user's cache that is named by its content. Without `sbp` the compiler chooses its layout.
     """
     recorder = current_recorder()
     array = np.asarray(value)
-    if array.size > CONSTANT_ELEMENTS or array.dtype.kind not in "biuf":
+    target = DType.parse(dtype)
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise UsageError(
-            "a constant is a small tensor of numbers",
+            "a constant is a tensor of numbers",
             source=recorder.source_line(),
             got=f"{array.dtype} of shape {array.shape}",
-            expected=f"at most {CONSTANT_ELEMENTS} numbers",
-            hint="feed larger data through pc.input or read it with pc.data.Arrays",
         )
-    attrs: dict[str, AttrValue] = {
-        "shape": array.shape,
-        "dtype": _dtype_name(dtype),
-        "values": tuple(_number(item) for item in array.ravel().tolist()),
-    }
+    kind = "constant"
+    attrs: dict[str, AttrValue] = {"shape": array.shape, "dtype": str(target)}
+    if array.size > CONSTANT_ELEMENTS:
+        kept = kept_array(array.astype(target.numpy, copy=False))
+        kind = "stored_constant"
+        attrs |= {"file": kept.file, "key": kept.key}
+    else:
+        attrs["values"] = tuple(_number(item) for item in array.ravel().tolist())
     demanded = None if sbp is None else demanded_sbp(placement, sbp)
-    tensor: Value = recorder.add("constant", (), attrs, placement, demanded)[0]
+    tensor: Value = recorder.add(kind, (), attrs, placement, demanded)[0]
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""Ops that bring data into a job: batches of arrays, batches of token sequences, small constants.
+"""Ops that bring data into a job: batches of arrays, batches of token sequences, constants.
 
 Which rows a batch holds is a pure function of the job's seed, the op's own seed, the step and the
 row's global position in the batch. So every rank reads only its own rows, all layouts see the same
@@ -18,7 +18,13 @@ from plancompiler.ops import random
 from plancompiler.ops.attributes import Bool, Dtype, Floats, Int, Shape, Text, Texts
 from plancompiler.ops.kernel import of_box
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
-from plancompiler.ops.stored import Indices, StoredRows, mapped_tokens, stored_array
+from plancompiler.ops.stored import (
+    Indices,
+    StoredRows,
+    mapped_tokens,
+    stored_array,
+    stored_tensor,
+)
 
 # --- arrays_batch ---------------------------------------------------------------------------------
 
@@ -200,4 +206,40 @@ define_op(
     kernel=_constant_kernel,
     flops=0,
     doc="A small tensor whose elements are written in the job.",
+)
+
+
+def _stored_constant_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    attrs, region = context.attrs, context.output_regions[0]
+
+    def read_box() -> Array:
+        whole = stored_tensor(attrs["file"], attrs["key"])
+        expected = TensorType(attrs["shape"], attrs["dtype"])
+        if whole.shape != expected.shape or whole.dtype != expected.dtype.numpy:
+            raise DataError(
+                "a stored constant is not what the job says",
+                got=f"{whole.dtype}{list(whole.shape)} in {attrs['file']}",
+                expected=str(expected),
+            )
+        return np.ascontiguousarray(whole[region_index(region)]).reshape(region_shape(region))
+
+    np.copyto(outputs[0], of_box(context, "box", region, read_box))
+
+
+define_op(
+    "stored_constant",
+    infer="-> x dtype shape",
+    rule="-> ...",
+    inputs=0,
+    attrs=(
+        Shape(),
+        Dtype("dtype"),
+        Text("file"),
+        Text("key"),
+    ),
+    kernel=_stored_constant_kernel,
+    flops=0,
+    files=("file",),
+    doc="A tensor whose elements lie in a safetensors file, of which each device reads its part "
+    "once.",
 )

@@ -1,15 +1,17 @@
 """Initial values of variables. Random ones follow from the variable's name and the global index of
-each element, so that they are the same on every layout."""
+each element, so that they are the same on every layout. Stored ones lie in a safetensors file, of
+which a rank reads the part that it holds."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from plancompiler.errors import AttributeValueError, DTypeError
+from plancompiler.errors import AttributeValueError, DataError, DTypeError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.shard import Region, region_shape
+from plancompiler.ir.shard import Region, region_index, region_shape
 from plancompiler.ops import random
 from plancompiler.ops.registry import Array
+from plancompiler.ops.stored import stored_tensor
 
 INITIALIZERS: dict[str, tuple[str, ...]] = {
     "zeros": (),
@@ -17,11 +19,16 @@ INITIALIZERS: dict[str, tuple[str, ...]] = {
     "constant": ("value",),
     "normal": ("mean", "std"),
     "uniform": ("low", "high"),
+    "stored": (),
+    "missing": (),
 }
-"""Names of initialisers and of their arguments."""
+"""Names of initialisers and of their arguments. A `stored` value is named by a file and a key; a
+`missing` one must come from a checkpoint."""
 
 
-def check_initializer(init: str, init_args: tuple[float, ...], dtype: DType) -> None:
+def check_initializer(
+    init: str, init_args: tuple[float, ...], dtype: DType, file: str = ""
+) -> None:
     """Raise an AttributeValueError or DTypeError unless `initialize` can make this."""
     if init not in INITIALIZERS:
         raise AttributeValueError(
@@ -33,6 +40,12 @@ def check_initializer(init: str, init_args: tuple[float, ...], dtype: DType) -> 
             f"initialiser {init!r} has wrong arguments",
             got=init_args,
             expected=f"finite numbers for ({', '.join(names)})" if names else "no arguments",
+        )
+    if (init == "stored") != bool(file):
+        raise AttributeValueError(
+            f"initialiser {init!r} and the attribute 'file' do not go together",
+            got=repr(file),
+            expected="the path of a safetensors file" if init == "stored" else "no file",
         )
     if init == "normal" and init_args[1] < 0:
         raise AttributeValueError("a standard deviation is negative", got=init_args[1])
@@ -52,12 +65,24 @@ def initialize(
     shape: tuple[int, ...],
     region: Region,
     dtype: DType,
+    file: str = "",
+    key: str = "",
 ) -> Array:
     """The box `region` of the initial value of variable `name` with global `shape`.
 
     Random numbers are made in float64 and rounded once, so that every dtype starts from the same.
+    Raises DataError where the file of a stored value is not there or holds another shape or kind of
+    numbers, and for a missing value.
     """
-    check_initializer(init, init_args, dtype)
+    check_initializer(init, init_args, dtype, file)
+    if init == "missing":
+        raise DataError(
+            f"variable {name!r} has no initial value",
+            expected="weights from a file or a checkpoint",
+            hint="give the parameter a value, or start the run with restore=FOLDER",
+        )
+    if init == "stored":
+        return _stored(name, stored_tensor(file, key), file, shape, region, dtype)
     if init in ("normal", "uniform"):
         if init == "normal":
             shift, scale = init_args
@@ -71,3 +96,16 @@ def initialize(
         return values.astype(dtype.numpy, copy=False)
     value = {"zeros": 0.0, "ones": 1.0}.get(init)
     return np.full(region_shape(region), init_args[0] if value is None else value, dtype.numpy)
+
+
+def _stored(
+    name: str, whole: Array, file: str, shape: tuple[int, ...], region: Region, dtype: DType
+) -> Array:
+    stored = DType.parse(whole.dtype)
+    if whole.shape != shape or not (stored is dtype or (stored.is_floating and dtype.is_floating)):
+        raise DataError(
+            f"the stored value of variable {name!r} does not fit",
+            got=f"{stored}{list(whole.shape)} in {file}",
+            expected=f"{dtype}{list(shape)}",
+        )
+    return whole[region_index(region)].astype(dtype.numpy)

@@ -1,4 +1,5 @@
-"""Arrays in files, memory-mapped: what data ops read their rows from.
+"""Arrays in files, memory-mapped: what data ops read their rows from, and variables their initial
+values.
 
 An npz file is a zip archive with an npy file per array. `np.load` does not map those, but an array
 that is stored as it is (`np.savez`) lies in the file in one piece, so its rows can be read in
@@ -18,8 +19,9 @@ import threading
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, BinaryIO
@@ -29,6 +31,7 @@ import numpy as np
 
 from plancompiler.errors import DataError
 from plancompiler.ops.registry import Array
+from plancompiler.plan.arrays import MAX_HEADER, StoredTensor, parse_header
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Version = tuple[int, int, int, int]
@@ -283,3 +286,36 @@ def mapped_tokens(path: str, dtype: str, least: int) -> tuple[DataFile, Array]:
             expected=f"at least {least} tokens of {itemsize} bytes",
         )
     return file, file.mapped().view(dtype)
+
+
+def stored_tensor(path: str, key: str) -> Array:
+    """One array of a safetensors file, memory-mapped and read-only.
+
+    Raises DataError where the file or the array is missing, or the file is damaged.
+    """
+    file = DataFile(path)
+    tensors = _tensors_of(path, file.version)
+    place = tensors.get(key)
+    if place is None:
+        raise DataError(
+            f"a file of tensors has no {key!r}",
+            got=f"{path} with {len(tensors)} others: {', '.join(sorted(tensors)[:8])}",
+            expected=f"a tensor of the name {key!r}",
+        )
+    # The data need not lie at a multiple of the size of an element, so this is no view of bytes.
+    return np.ndarray(place.shape, place.dtype.numpy, file.mapped(), place.begin)
+
+
+@lru_cache(maxsize=64)
+def _tensors_of(path: str, version: Version) -> Mapping[str, StoredTensor]:
+    """Where the arrays of a safetensors file lie. The header is read once for all of them."""
+    file = DataFile(path)
+    with file.opened() as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if file.size < 8 or length > min(file.size - 8, MAX_HEADER):
+            raise DataError(
+                "a file of tensors is damaged",
+                got=f"{path} of {file.size} bytes, {length} of them its header",
+                expected="a whole safetensors file",
+            )
+        return parse_header(opened.read(length), path, 8 + length, file.size, DataError)[0]

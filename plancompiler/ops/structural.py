@@ -83,7 +83,7 @@ define_op(
 
 def _variable_infer(inputs: Types, attrs: AttrMap) -> Types:
     tensor = _declared(attrs)
-    check_initializer(attrs["init"], attrs["init_args"], tensor.dtype)
+    check_initializer(attrs["init"], attrs["init_args"], tensor.dtype, attrs["file"])
     if attrs["trainable"] and not tensor.dtype.is_floating:
         raise DTypeError("a trainable variable needs a floating dtype", got=tensor)
     return (tensor,)
@@ -100,6 +100,8 @@ def _variable_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) ->
         context.output_shapes[0],
         context.output_regions[0],
         attrs["dtype"],
+        attrs["file"],
+        attrs["key"],
     )
     np.copyto(outputs[0], value)
 
@@ -116,9 +118,12 @@ define_op(
         Text("init"),
         Floats("init_args"),
         Bool("trainable"),
+        Text("file", ""),
+        Text("key", ""),
     ),
     kernel=_variable_kernel,
     flops=0,
+    files=("file",),
     portable=False,
     doc="A tensor that lives from step to step, and how it starts.",
 )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from safetensors import deserialize
 from safetensors.numpy import save
 
+from plancompiler.errors import CheckpointError, PlanCompilerError
 from plancompiler.ir import DType
+from plancompiler.ir.shard import element_count
+from plancompiler.ir.strict_json import JsonObject, parse_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,6 +33,53 @@ DTYPES = {
 """Dtypes by the names of the format."""
 _NAMES = {dtype.value: name for name, dtype in DTYPES.items()}
 _PIECE_BYTES = 8 << 20
+MAX_HEADER = 256 << 20
+"""Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where an array lies in a file."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    """In the file."""
+
+    @property
+    def nbytes(self) -> int:
+        return element_count(self.shape) * self.dtype.itemsize
+
+
+def parse_header(
+    text: bytes,
+    where: str,
+    begin: int,
+    end: int,
+    error: type[PlanCompilerError] = CheckpointError,
+) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """What a safetensors header lists, and the texts beside it; data lie between two offsets.
+    An `error` for what is no such header.
+    """
+    what = f"the header of {where}"
+    header = JsonObject(parse_json(text, what, error=error, max_bytes=MAX_HEADER), what, error)
+    beside = JsonObject(header.get("__metadata__") or {}, what, error)
+    tensors = {}
+    for name in header.names - {"__metadata__"}:
+        entry = header.inner(name)
+        dtype = DTYPES.get(entry.text("dtype"))
+        if dtype is None:
+            raise entry.refused("dtype", entry.get("dtype"), "a dtype of tensors")
+        offsets = entry.numbers("data_offsets")
+        tensor = StoredTensor(dtype, entry.numbers("shape"), begin + offsets[0] if offsets else 0)
+        if (
+            len(offsets) != 2
+            or offsets[1] - offsets[0] != tensor.nbytes
+            or begin + offsets[1] > end
+        ):
+            raise entry.refused("data_offsets", entry.get("data_offsets"), "a place in the file")
+        tensors[name] = tensor
+    return tensors, {name: beside.text(name) for name in beside.names}
 
 
 def arrays_to_bytes(

@@ -364,7 +364,7 @@ def test_wrong_arguments_of_jobs(call):
     ("error", "body"),
     [
         (UsageError, lambda x: pc.input("z", (2,), "float32", "cpu:0")),
-        (UsageError, lambda x: pc.constant(np.zeros(5000), "float32", MESH)),
+        (UsageError, lambda x: pc.constant(np.zeros(3, complex), "float32", MESH)),
         (UsageError, lambda x: pc.constant("text", "float32", MESH)),
         (UsageError, lambda x: pc.concat([])),
         (DTypeError, lambda x: pc.input("z", (2,), "complex64", MESH)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from tests.ops import (
     samples_classes,
@@ -263,11 +264,14 @@ def _structural(make: _Maker, directory: Path) -> list[Sample]:
     tokens, arrays = str(directory / "tokens.bin"), str(directory / "arrays.npz")
     make.whole(200, 500).astype(np.uint8).tofile(tokens)
     np.savez(arrays, rows=make.real(11, 3))
+    stored = {"file": str(directory / "stored.safetensors"), "key": "w"}
+    save_file({"w": make.real(5, 3)}, stored["file"])
     batch = {"paths": (arrays,), "key": "rows", "batch": 5, "shape": (3,), "dtype": str(make.dtype)}
     return [
         Sample("input", (), declared),
         Sample("variable", (), {**variable, "init": "normal", "init_args": (0.0, 0.5)}),
         Sample("variable", (), {**variable, "init": "ones", "init_args": ()}),
+        Sample("variable", (), {**variable, "init": "stored", "init_args": (), **stored}),
         Sample("output", (make.real(5, 3),), {"name": "loss", "finite": True}),
         Sample("redistribute", (make.real(5, 3),)),
         Sample("assign", (make.real(5, 3), make.real(5, 3)), differentiable=False),
@@ -291,4 +295,5 @@ def _structural(make: _Maker, directory: Path) -> list[Sample]:
             (),
             {"shape": (5, 2), "dtype": "float32", "values": tuple(map(float, range(10)))},
         ),
+        Sample("stored_constant", (), {"shape": (5, 3), "dtype": str(make.dtype), **stored}),
     ]

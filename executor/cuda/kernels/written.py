@@ -434,6 +434,7 @@ DEVICE_KERNELS: dict[str, Kernel] = {
     "embedding_grad": in_float32(contiguous(_embedding_grad)),
     "found_inf": _found_inf,
     "linspace": _once("linspace"),
+    "stored_constant": _once("stored_constant"),
     "log_softmax": in_float32(_log_softmax),
     "log_softmax_grad": in_float32(_log_softmax_grad),
     "matmul": _matmul,

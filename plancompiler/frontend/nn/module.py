@@ -17,7 +17,10 @@ from operator import index
 from typing import Any, Self, SupportsIndex
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from plancompiler.errors import PlacementError, PlanCompilerError, ShapeError, UsageError
+from plancompiler.frontend.stored import Array, Stored, kept_array
 from plancompiler.frontend.trace import (
     JobBuilder,
     current_builder,
@@ -29,12 +32,17 @@ from plancompiler.ir import AttrValue, DType, NdSbp, Placement, Value
 from plancompiler.ir.operators import SbpLike, TensorOperators
 from plancompiler.ir.source import user_line
 
+Initial = str | Array | Stored
+"""The name of an initialiser, or the initial value."""
+
 
 class Parameter:
     """A tensor that training changes.
 
     `shape` is global. `init` names an initialiser and `init_args` its numbers (`"normal"`, (mean,
-    standard deviation); `"uniform"`, (low, high); `"constant"`, (value,); `"zeros"`; `"ones"`).
+    standard deviation); `"uniform"`, (low, high); `"constant"`, (value,); `"zeros"`; `"ones"`). It
+    may also be the initial value itself: an array of this shape, or `pc.data.Stored(path, key)` for
+    one in a safetensors file. A parameter that is `"missing"` gets its value from a checkpoint. The
     `name` is used where no module owns the parameter. A parameter with `trainable` False is left
     alone by optimizers.
     """
@@ -43,7 +51,7 @@ class Parameter:
         self,
         shape: Sequence[int],
         dtype: DType | str = "float32",
-        init: str = "zeros",
+        init: Initial = "zeros",
         init_args: Sequence[float] = (),
         trainable: bool = True,
         name: str = "parameter",
@@ -59,7 +67,8 @@ class Parameter:
                 expected="whole numbers of at least 0",
             )
         self.dtype = DType.parse(dtype)
-        self.init = init
+        self.init = init if isinstance(init, str) else "stored"
+        self._stored = None if isinstance(init, str) else self._checked(init)
         self.init_args = tuple(float(argument) for argument in init_args)
         self.trainable = trainable
         self.name = name
@@ -103,6 +112,10 @@ class Parameter:
                 "init_args": self.init_args,
                 "trainable": self.trainable,
             }
+            if self._stored is not None:
+                if not isinstance(self._stored, Stored):
+                    self._stored = kept_array(self._stored)
+                attrs |= {"file": self._stored.file, "key": self._stored.key}
             tensor = names.values[self] = source_tensor("variable", attrs, placement, self.sbp)
         # Outside of jobs it is a DistTensor, of a package that this one does not import.
         if names.eager:
@@ -112,6 +125,20 @@ class Parameter:
                 tensor.requires_grad = self.trainable
         value: Value = tensor
         return value
+
+    def _checked(self, init: Array | Stored) -> Array | Stored:
+        """An initial value, which must have the parameter's shape."""
+        if isinstance(init, Stored):
+            return init
+        array = np.asarray(init)
+        if array.shape != self.shape:
+            raise ShapeError(
+                "the initial value of a parameter has another shape than the parameter",
+                source=user_line(),
+                got=array.shape,
+                expected=self.shape,
+            )
+        return array.astype(self.dtype.numpy, copy=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The same, with a tensor of its own where it has an eager one: `copy.deepcopy(module)`."""
@@ -147,7 +174,7 @@ class Buffer(Parameter):
         self,
         shape: Sequence[int],
         dtype: DType | str = "float32",
-        init: str = "zeros",
+        init: Initial = "zeros",
         init_args: Sequence[float] = (),
         name: str = "buffer",
     ) -> None:
@@ -237,20 +264,17 @@ class Module:
             if isinstance(value, Module) and name != "parent":
                 yield name, value
 
-    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+    def named_parameters(
+        self, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
         """All parameters with their dotted names: own ones first, then those of children, each
-        once.
+        once; without `remove_duplicate`, a parameter that is tied under all its names.
         """
         seen: set[Parameter] = set()
-        for name, value in vars(self).items():
-            if isinstance(value, Parameter) and value not in seen:
-                seen.add(value)
-                yield prefix + name, value
-        for child_name, child in self.named_children():
-            for name, parameter in child.named_parameters(f"{prefix}{child_name}."):
-                if parameter not in seen:
-                    seen.add(parameter)
-                    yield name, parameter
+        for name, parameter in _all_names(self, prefix):
+            if not remove_duplicate or parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter
 
     def parameters(self) -> list[Parameter]:
         """All parameters, in the order of their names' definition."""
@@ -259,22 +283,29 @@ class Module:
     def place(self, placement: Placement, sbp: Mapping[str, SbpLike] | None = None) -> Self:
         """Put all parameters on `placement`, with an SBP per dotted name (default: broadcast).
 
-        Raises UsageError for a name that no parameter has, SbpLengthError or SbpAxisError for an
-        SBP that does not fit the mesh or the parameter.
+        In a name, `*` stands for any text: `{"*.query.weight": ["B", "S(0)"]}`. The first that
+        matches a parameter counts; one that is tied may be meant by any of its names. Raises
+        UsageError for a name that no parameter has, SbpLengthError or SbpAxisError for an SBP that
+        does not fit the mesh or the parameter.
         """
-        parameters = dict(self.named_parameters())
-        demanded = dict(sbp or {})
-        unknown = [name for name in demanded if name not in parameters]
+        names: dict[Parameter, list[str]] = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        every = "\n".join(name for several in names.values() for name in several)
+        patterns = {given: _pattern(given) for given in sbp or {}}
+        unknown = [name for name, pattern in patterns.items() if not pattern.search(every)]
         if unknown:
             raise UsageError(
                 f"module {type(self).__name__} has no parameter of this name",
                 source=user_line(),
                 got=", ".join(map(repr, unknown)),
-                expected="one of " + ", ".join(parameters),
+                expected="one of " + every.replace("\n", ", "),
             )
-        for name, parameter in parameters.items():
+        for parameter, (name, *others) in names.items():
+            called = "\n".join((name, *others))
+            chosen = (given for given, pattern in patterns.items() if pattern.search(called))
             try:
-                parameter.place(placement, demanded.get(name))
+                parameter.place(placement, (sbp or {}).get(next(chosen, "")))
             except PlanCompilerError as error:
                 raise error.at(op=name, source=user_line()) from None
         return self
@@ -300,8 +331,11 @@ class Module:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """All parameters and buffers as eager tensors, by dotted name; they are not copied."""
-        return {name: parameter.value for name, parameter in self.named_parameters()}
+        """All parameters and buffers as eager tensors, by dotted name; they are not copied. One
+        that is tied comes under all its names.
+        """
+        named = self.named_parameters(remove_duplicate=False)
+        return {name: parameter.value for name, parameter in named}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the eager parameters take the values of these tensors, which may lie in any layout.
@@ -309,7 +343,14 @@ class Module:
         Raises UsageError for names that are missing or unknown, and for other shapes or dtypes.
         """
         check_state(state)
-        own = self.state_dict()
+        names = dict(self.named_parameters(remove_duplicate=False))
+        given = {names[name] for name in state if name in names}
+        # One of the names of a parameter that is tied is enough.
+        own = {
+            name: parameter.value
+            for name, parameter in names.items()
+            if name in state or parameter not in given
+        }
         unlike = sorted(own.keys() ^ state.keys())
         if unlike:
             raise UsageError(
@@ -487,6 +528,19 @@ def load_value(name: str, tensor: Any, state: Mapping[str, Any]) -> None:
     value = state[name]
     with eager_world().no_grad():
         tensor.copy_(value.redistribute(tensor.placement, tensor.sbp))
+
+
+def _all_names(module: Module, prefix: str) -> Iterator[tuple[str, Parameter]]:
+    for name, value in vars(module).items():
+        if isinstance(value, Parameter):
+            yield prefix + name, value
+    for child_name, child in module.named_children():
+        yield from _all_names(child, f"{prefix}{child_name}.")
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """What matches a name with `*` for any text, in a text with a name in each line."""
+    return re.compile(f"^{re.escape(name).replace(re.escape('*'), '.*')}$", re.MULTILINE)
 
 
 def _snake_case(name: str) -> str:
