@@ -55,6 +55,7 @@ define_op(
     kernel=_sum_kernel,
     linear=((0, 1),),
     mutates=((0, 0),),
+    counts_steps=True,
     doc="(sum, g) -> g in every `every`-th step, counted from step 0, and sum + g in others.",
 )
 
@@ -164,6 +165,7 @@ define_op(
     kernel=_control_kernel,
     mutates=((2, 1),),
     skips_itself=True,
+    counts_steps=True,
     doc="(sum of squares of all gradients, updates so far) -> (what gradients are multiplied "
     "with, whether this step updates nothing, updates with this one). Gradients are sums of "
     "`every` steps, and the last of these updates, unless the sum of squares is not finite. "

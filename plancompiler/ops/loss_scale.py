@@ -3,6 +3,8 @@ whose gradients are not finite; and the scale's own update (P. Micikevicius et a
 
 Each update that is `skippable` has a guarded form, `guarded_adam_update` and so on, with one input
 more: `found_inf` of all gradients, a scalar. Where it is not zero, the variables stay as they are.
+The form of an update that goes by the number of the step takes a second one: how many steps were
+`skipped` so far, which do not count.
 """
 
 from __future__ import annotations
@@ -43,49 +45,58 @@ def guarded_kind(kind: str) -> str | None:
 def _register_guarded(plain: OpDef) -> None:
     kind = f"guarded_{plain.kind}"
 
-    def guarded(line: str) -> str:
-        return line.replace(" ->", ", found_inf f () ->")
+    added = ["found_inf f ()", *["skipped int32 ()"] * plain.counts_steps]
 
-    infer = plain.infer
+    def guarded(line: str) -> str:
+        return line.replace(" ->", "".join(f", {each}" for each in added) + " ->")
+
+    infer, more = plain.infer, len(added)
     register(
         replace(
             plain,
             kind=kind,
             infer=guarded(infer)
             if isinstance(infer, str)
-            else lambda inputs, attrs: infer(inputs[:-1], attrs),
+            else lambda inputs, attrs: infer(inputs[:-more], attrs),
             operands=guarded(plain.operands),
-            rule=_guarded_rule(plain.rule),
-            inputs=tuple(count + 1 for count in plain.input_counts or ()),
+            rule=_guarded_rule(plain.rule, more),
+            inputs=tuple(count + more for count in plain.input_counts or ()),
             kernel=_guarded_kernel(plain),
             flops=plain.flops or 0,
             portable=False,
             skippable=False,
             skips_itself=True,
             doc=f"{plain.kind} with found_inf as one input more: where it is not 0, variables keep "
-            "their values and other outputs are 0.",
+            "their values and other outputs are 0."
+            + " Another input is the number of steps that were skipped so far, which do not count."
+            * plain.counts_steps,
         )
     )
 
 
-def _guarded_rule(rule: str | Rule) -> str | Rule:
-    """The rule with a scalar as one input more."""
+def _guarded_rule(rule: str | Rule, more: int) -> str | Rule:
+    """The rule with scalars as so many inputs more."""
+    scalars = ", ..." * more + " ->"
     if isinstance(rule, str):
-        return rule.replace(" ->", ", ... ->")
+        return rule.replace(" ->", scalars)
 
     def guarded(inputs: Types, outputs: Types, attrs: AttrMap) -> str:
-        return rule(inputs[:-1], outputs, attrs).replace(" ->", ", ... ->")
+        return rule(inputs[:-more], outputs, attrs).replace(" ->", scalars)
 
     return guarded
 
 
 def _guarded_kernel(plain: OpDef) -> Kernel:
-    kept = dict(plain.mutates)
+    kept, counts = dict(plain.mutates), plain.counts_steps
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        *operands, broken = inputs
+        *operands, broken = inputs[:-1] if counts else inputs
         if not broken:
+            step = context.step
+            if counts:
+                context.step = step - int(inputs[-1])
             plain.kernel(context, operands, outputs)
+            context.step = step
             return
         for target, output in enumerate(outputs):
             if target in kept:
@@ -104,26 +115,28 @@ for _kind in SKIPPABLE:
 
 
 def _scale_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    scale, good = float(inputs[0]), int(inputs[1]) + 1
+    scale, good, skipped = float(inputs[0]), int(inputs[1]) + 1, int(inputs[2])
     factor = context.attrs["factor"]
-    if inputs[2]:
-        scale, good = max(1.0, scale / factor), 0
+    if inputs[3]:
+        scale, good, skipped = max(1.0, scale / factor), 0, skipped + 1
     elif good >= context.attrs["interval"]:
         scale, good = min(LARGEST_SCALE, scale * factor), 0
     outputs[0].fill(scale)
     outputs[1].fill(good)
+    outputs[2].fill(skipped)
 
 
 define_op(
     "loss_scale_update",
-    infer="scale F (), steps int32 (), found_inf f () -> scale F (), steps int32 ()",
-    rule="..., ..., ... -> ..., ...",
+    infer="scale F (), good int32 (), skipped int32 (), found_inf f () -> "
+    "scale F (), good int32 (), skipped int32 ()",
+    rule="..., ..., ..., ... -> ..., ..., ...",
     attrs=(
         Int("interval", least=1),
         Float("factor", 2.0, least=1.0),
     ),
     kernel=_scale_kernel,
-    mutates=((0, 0), (1, 1)),
-    doc="(scale, good steps, found_inf) -> (scale', good steps'): divided by `factor` where "
-    "found_inf is not 0, multiplied by it after `interval` good steps.",
+    mutates=((0, 0), (1, 1), (2, 2)),
+    doc="(scale, good steps, skipped steps, found_inf) -> (scale', good steps', skipped steps'): "
+    "divided by `factor` where found_inf is not 0, multiplied by it after `interval` good steps.",
 )

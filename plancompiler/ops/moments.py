@@ -95,7 +95,6 @@ define_op(
     scaled=(0,),
     kernel=in_float32(contiguous(_moments_kernel)),
     flops=4,
-    counts_steps=True,
     doc="g [..., r, c] -> the means of g² + eps of each row and of each column.",
 )
 define_op(

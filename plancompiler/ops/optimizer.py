@@ -10,6 +10,7 @@ formula. So every split of a parameter is legal, and none gathers it.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def _momentum(
 
 def _undamped(dampening: float, count: Any) -> Any:
     """What is left of a gradient; all of the first."""
-    return 1.0 if count == 1 else 1.0 - dampening
+    return np.where(count == 1, 1.0, 1.0 - dampening)
 
 
 define_update(
@@ -346,20 +347,27 @@ def _warmed(beta: float, decay: float, count: Any) -> Any:
     return beta * (1.0 - 0.5 * 0.96 ** (count * decay))
 
 
-def _warmed_product(beta: float, decay: float, count: int) -> float:
-    """That of all updates so far; it goes on from the one that was asked for last."""
-    known, product = _products.get((beta, decay), (0, 1.0))
-    if known > count:
-        known, product = 0, 1.0
-    while known < count and product:
-        known += 1
-        product *= _warmed(beta, decay, known)
-    _products[beta, decay] = count, product
-    return product
+def _warmed_product(beta: float, decay: float, count: Any) -> Any:
+    """That of all updates so far: beta ** count times the product of 1 - q ** k / 2 over k up to
+    count, where q is 0.96 ** decay. The logarithm of the latter is a series of powers of 1 / 2,
+    each of which takes the sum of a geometric sequence.
+    """
+    if not decay:
+        return (0.5 * beta) ** count
+    logarithm = sum(share * np.expm1(power * count) for share, power in _series(decay))
+    return beta**count * np.exp(logarithm)
 
 
-_products: dict[tuple[float, float], tuple[int, float]] = {}
-"""By momentum and its decay: the last count, and the product up to it."""
+@lru_cache(maxsize=64)
+def _series(decay: float) -> list[tuple[float, float]]:
+    """Per term what it is multiplied with, and the logarithm of the ratio of its sequence; as many
+    as a float64 can tell apart.
+    """
+    powers = [(term, math.log(0.96) * decay * term) for term in range(1, 54)]
+    return [
+        (-(0.5**term) / term * math.exp(power) / math.expm1(power), power) for term, power in powers
+    ]
+
 
 define_update(
     "nadam_update",
@@ -394,7 +402,7 @@ def _radam(
     return w - step, m, v
 
 
-def _length(beta2: float, count: Any) -> tuple[float, float]:
+def _length(beta2: float, count: Any) -> tuple[float, Any]:
     """How many gradients the second moment averages in the end, and now."""
     last = 2.0 / (1.0 - beta2) - 1.0
     power = beta2**count
@@ -405,21 +413,21 @@ _LEAST_LENGTH = 5.0
 """Above it the variance of the adaptive rate is known well enough to correct it."""
 
 
-def _rectified(beta2: float, count: Any) -> float:
+def _rectified(beta2: float, count: Any) -> Any:
     """What multiplies the adaptive step; 0 as long as it is not taken."""
     last, now = _length(beta2, count)
-    if now <= _LEAST_LENGTH:
+    if last <= _LEAST_LENGTH:
         return 0.0
     ratio = (now - 4) * (now - 2) * last / ((last - 4) * (last - 2) * now)
-    return math.sqrt(ratio * (1.0 - beta2**count))
+    return np.sqrt(np.where(now > _LEAST_LENGTH, ratio * (1.0 - beta2**count), 0.0))
 
 
-def _unrectified(beta2: float, count: Any) -> float:
+def _unrectified(beta2: float, count: Any) -> Any:
     """1 as long as the step is that of momentum alone."""
-    return float(_length(beta2, count)[1] <= _LEAST_LENGTH)
+    return 1.0 * (_length(beta2, count)[1] <= _LEAST_LENGTH)
 
 
-def _floor(beta2: float, count: Any) -> float:
+def _floor(beta2: float, count: Any) -> Any:
     """Added to a divisor that may be 0 as long as what is divided does not count."""
     return _unrectified(beta2, count)
 
@@ -464,17 +472,17 @@ def trust_ratio(size: Any, length: Any) -> Any:
     return np.where(known, np.sqrt(size / np.where(known, length, 1.0)), 1.0)
 
 
-define_update(
-    "lamb_direction",
-    "w F ..., g F ..., m F ..., v F ..., factor? f (), count? int32 () -> u F ..., m F ..., "
-    "v F ...",
-    _lamb_direction,
-    "(w, g, m, v) -> (u, m', v'): the step of LAMB (Y. You et al., 2020) before it is "
-    "scaled: Adam's with bias correction, plus weight_decay * w. Two scalars more, factor and "
-    "count: g is multiplied with the factor, and the correction is that of the count-th "
-    "update (else of the step).",
-    attrs=(*BETAS, EPS, DECAY),
-)
+for _control in ("", ", factor f (), count int32 ()"):
+    define_update(
+        "controlled_lamb_direction" if _control else "lamb_direction",
+        f"w F ..., g F ..., m F ..., v F ...{_control} -> u F ..., m F ..., v F ...",
+        _lamb_direction,
+        "(w, g, m, v) -> (u, m', v'): the step of LAMB (Y. You et al., 2020) before it is "
+        "scaled: Adam's with bias correction, plus weight_decay * w."
+        + " Two scalars more, factor and count: g is multiplied with the factor, and the "
+        "correction is that of the count-th update." * bool(_control),
+        attrs=(*BETAS, EPS, DECAY),
+    )
 define_update(
     "lamb_update",
     "w F, u F, size f (), length f (), rate f () -> w F",

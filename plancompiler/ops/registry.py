@@ -17,7 +17,7 @@ from plancompiler.ir.op import Attrs, AttrValue, TensorType
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.sbp import NdSbp, Reduction
 from plancompiler.ir.shard import Region, element_count
-from plancompiler.ops.attributes import Attribute, Recorded, check_attributes, complete
+from plancompiler.ops.attributes import Attribute, Int, Recorded, check_attributes, complete
 from plancompiler.ops.operands import Operands, parse_operands
 from plancompiler.ops.rule import (
     NdSignature,
@@ -36,6 +36,9 @@ Tensors = Sequence[Any]
 """Symbolic or eager tensors; of gradients, None where there is none."""
 Types = tuple[TensorType, ...]
 
+
+COUNTER = Int("counter", 0, least=0)
+"""Of ops that count steps."""
 
 Facts = ParamSpec("Facts")
 Tensor = TypeVar("Tensor", bound=TensorOperators)
@@ -216,7 +219,8 @@ class OpDef:
     """Whether the kernel runs on a device's arrays as it is: it makes arrays with `context.arrays`
     and calls only what the arrays of devices have."""
     counts_steps: bool = False
-    """The kernel reads `context.step` as the number of the optimizer's step; updates do anyway."""
+    """The kernel goes by the number of the optimizer's step, which its `context.step` is. Compiled
+    functions have several such numbers: the attribute `counter` says which of them is meant."""
     scaled: Sequence[int] = ()
     """Inputs that the op multiplies by its attribute `grad_scale` before all else."""
     skips_itself: bool = False
@@ -230,6 +234,10 @@ class OpDef:
     files: tuple[str, ...] = ()
     """Attributes that name files to read: a path, or a tuple of paths."""
     doc: str = ""
+
+    def __post_init__(self) -> None:
+        if self.counts_steps and COUNTER not in self.attrs:
+            object.__setattr__(self, "attrs", (*self.attrs, COUNTER))
 
     @property
     def line(self) -> Operands | None:

@@ -7,8 +7,8 @@ alone, once per call. So one function is all that there is of an update: its ker
 rule, its cost and what an optimizer keeps for it follow.
 
 The attributes of an update are numbers of the formula, and so are its inputs that are scalars, the
-`count` of the update (from 1; of the optimizer's steps, unless it is an input) and the `elements`
-of the whole variable. An attribute can be asked whether it is zero; a scalar cannot: its value is
+`count` of the update (from 1; the kernel's step, unless it is an input) and the `elements` of the
+whole variable. An attribute can be asked whether it is zero; a scalar cannot: its value is
 known on the device only.
 
 A formula sees the gradient `g` multiplied by the attribute `grad_scale`.
@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +49,6 @@ from plancompiler.ops.registry import (
     Infer,
     Kernel,
     KernelContext,
-    Rule,
     Types,
     define_op,
     infer_types,
@@ -360,13 +359,12 @@ def define_update(
     scaled = tuple(place for place, name in enumerate(names) if name == "g")
     if scaled:
         attrs = (*attrs, Float("grad_scale", 1.0))
-    counts = operands.counts
+    tensors, scalars = (
+        tuple(each.name for each in operands.inputs if (each.shape == ()) is scalar)
+        for scalar in (False, True)
+    )
 
-    def program(given: int, named: AttrMap, dtype: DType) -> UpdateProgram:
-        tensors, scalars = (
-            tuple(each.name for each in operands.inputs[:given] if (each.shape == ()) is scalar)
-            for scalar in (False, True)
-        )
+    def program(named: AttrMap, dtype: DType) -> UpdateProgram:
         return update_program(formula, tensors, scalars, freeze_attrs(named), dtype)
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
@@ -374,13 +372,8 @@ def define_update(
         if run is None:
             dtype = DType.parse(inputs[0].dtype)
             wide = DType.FLOAT32 if dtype.is_half else dtype
-            given = len(inputs)
             run = BoundUpdate(
-                program(given, context.attrs, wide),
-                wide,
-                operands.inputs[:given],
-                changed,
-                context.arrays,
+                program(context.attrs, wide), wide, operands.inputs, changed, context.arrays
             )
             if wide is not dtype:
                 run = in_float32(run)
@@ -388,26 +381,20 @@ def define_update(
         run(context, inputs, outputs)
 
     def flops(inputs: Types, outputs: Types, named: AttrMap) -> int:
-        given = min(len(inputs), counts[-1])
-        size = len(program(given, complete(attrs, named), DType.FLOAT32).program)
+        size = len(program(complete(attrs, named), DType.FLOAT32).program)
         return size * element_count(inputs[0].shape)
 
-    def rule(inputs: Types, outputs: Types, named: AttrMap) -> str:
-        return f"{', '.join(['...'] * len(inputs))} -> {', '.join(['...'] * len(outputs))}"
-
-    fixed = len(counts) == 1
-    line_of_rule = f"{', '.join(['...'] * len(names))} -> {', '.join(['...'] * len(changed))}"
     define_op(
         kind,
         infer=infer or line,
         operands=line if infer is not None else "",
-        rule=line_of_rule if fixed else cast("Rule", rule),
-        inputs=None if fixed else counts,
+        rule=f"{', '.join(['...'] * len(names))} -> {', '.join(['...'] * len(changed))}",
         attrs=attrs,
         kernel=kernel,
         flops=flops,
         mutates=tuple((slot, place) for slot, place in enumerate(changed) if place is not None),
         scaled=scaled,
         skippable=True,
+        counts_steps="count" in inspect.signature(formula).parameters and "count" not in names,
         doc=doc,
     )

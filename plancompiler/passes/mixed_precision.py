@@ -10,7 +10,8 @@ Variables stay as they are, so the parameters are float32 master weights.
 float16 cannot hold small gradients, so the loss's gradient starts at a scale instead of 1. What
 leaves backward is cast to its traced dtype and divided by the scale. If anything in it is not
 finite, on any device, all updates of the step are skipped and the scale is halved; after enough
-good steps it is doubled. Scale and counter are variables.
+good steps it is doubled. What updates go by, such as Adam's bias correction, counts the steps that
+were not skipped. The scale and both counts are variables.
 
 bfloat16 has the exponents of float32, so it holds whatever float32 holds, and nothing is scaled
 (D. Kalamkar et al., 2019): what leaves backward is cast, and updates are never skipped.
@@ -18,7 +19,7 @@ bfloat16 has the exponents of float32, so it holds whatever float32 holds, and n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plancompiler.errors import UsageError
@@ -374,6 +375,7 @@ class _InLowPrecision:
         first = float(self._config.loss_scale or FIRST_SCALE)
         self._scale = self._variable("loss_scale", "float32", "constant", (first,), seed)
         self._counter = self._variable("loss_scale.good_steps", "int32", "zeros", (), seed)
+        self._skipped = self._variable("loss_scale.skipped_steps", "int32", "zeros", (), seed)
         self._scales[seed.placement] = self._scale
 
     def _variable(
@@ -466,10 +468,15 @@ class _InLowPrecision:
             zero: dict[str, AttrValue] = {"shape": (), "dtype": "float32", "value": 0.0}
             total = self._add("found_inf:none", "fill", (), home, Origin(Phase.UPDATE), like, zero)
         flags = {home: total}
+        skipped = {home: self._skipped}
         for op in self._held:
-            if op.placement not in flags:
-                flags[op.placement] = self._moved(total, op.placement, like)
-            self._done.append(self._guarded(op, flags[op.placement]))
+            place, counts = op.placement, op_def(op.kind).counts_steps
+            if place not in flags:
+                flags[place] = self._moved(total, place, like)
+            if counts and place not in skipped:
+                skipped[place] = self._moved(self._skipped, place, like)
+            more = (flags[place], skipped[place]) if counts else (flags[place],)
+            self._done.append(self._guarded(op, more))
         self._update_scale(total, like)
 
     def _finals_by_placement(self) -> dict[Placement, list[Value]]:
@@ -525,8 +532,8 @@ class _InLowPrecision:
         name = f"{flag.name}:whole"
         return self._add(name, "redistribute", (flag,), placement, origin, like, None, whole)
 
-    def _guarded(self, op: Op, flag: Value) -> Op:
-        """An update that is skipped where the flag is set; other ops as they are."""
+    def _guarded(self, op: Op, more: Sequence[Value]) -> Op:
+        """An update that is skipped where a flag, its next input, is set; other ops as they are."""
         definition = op_def(op.kind)
         if not definition.mutates or definition.skips_itself:
             return op
@@ -541,18 +548,16 @@ class _InLowPrecision:
                 "these updates",
             )
         self.guarded += 1
-        return replace(op, kind=kind, inputs=(*op.inputs, flag))
+        return replace(op, kind=kind, inputs=(*op.inputs, *more))
 
     def _update_scale(self, flag: Value, like: Op) -> None:
-        counter = self._counter
-        outputs = tuple(
-            replace(value, name=f"{value.name}:next") for value in (self._scale, counter)
-        )
+        kept = (self._scale, self._counter, self._skipped)
+        outputs = tuple(replace(value, name=f"{value.name}:next") for value in kept)
         self._append(
             Op(
                 "loss_scale:update",
                 "loss_scale_update",
-                (self._scale, counter, flag),
+                (*kept, flag),
                 outputs,
                 freeze_attrs({"interval": self._config.loss_scale_steps}),
                 flag.placement,

@@ -104,5 +104,5 @@ def _flat_lamb(make: Maker) -> list[Sample]:
             samples.append(Sample("flat_lamb_update", inputs, {"sizes": sizes}, False))
     inputs = (real(5, 3), real(5, 3), real(5, 3), positive(5, 3), scalar[0], np.array(4, np.int32))
     attrs = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1}
-    samples.append(Sample("lamb_direction", inputs, attrs, False))
+    samples.append(Sample("controlled_lamb_direction", inputs, attrs, False))
     return samples

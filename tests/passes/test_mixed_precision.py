@@ -86,7 +86,7 @@ def test_an_overflow_leaves_every_bit_and_halves_the_scale() -> None:
     assert first["loss_scale"] == 1 << 24
     assert second["loss_scale"] == 1 << 23
     for name, value in before.items():
-        if name != "loss_scale":
+        if name not in ("loss_scale", "loss_scale.skipped_steps"):
             assert value.tobytes() == first[name].tobytes() == second[name].tobytes(), name
 
 
@@ -138,6 +138,31 @@ def test_all_ranks_skip_where_one_overflows(zero: int, optimizer: pc.optim.Optim
     assert scale == 1024
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pc.optim.SGD(1e-3, momentum=0.9, dampening=0.5),
+        pc.optim.Adam(1e-3),
+        pc.optim.AdamW(1e-3, amsgrad=True),
+        pc.optim.NAdam(1e-3),
+        pc.optim.RAdam(1e-3, betas=(0.9, 0.99)),
+        pc.optim.Adamax(1e-3),
+        pc.optim.Adagrad(1e-3, lr_decay=0.5),
+        pc.optim.LAMB(1e-3),
+        pc.optim.Adafactor(1e-3),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_steps_that_were_skipped_do_not_count(optimizer: pc.optim.Optimizer) -> None:
+    job = half_broken(mesh(1), optimizer)
+    # The gradient is the same in all steps, and in the first too large for the greater scale.
+    skipping, plain = (variables_after(job, 7, loss_scale=scale) for scale in (2048, 1024))
+    assert [int(each["loss_scale.skipped_steps"]) for each in skipping] == [0, *[1] * 7]
+    assert [int(each["loss_scale.skipped_steps"]) for each in plain] == [0] * 8
+    for later, expected in zip(skipping[1:], plain, strict=False):
+        assert later["w"].tobytes() == expected["w"].tobytes()
+
+
 def test_a_pipeline_shares_one_scale() -> None:
     job = gpt(dp=2, pp=2)
     with pc.run(configured(job, zero=2, loss_scale=1 << 25, **HALF)) as session:
@@ -145,6 +170,7 @@ def test_a_pipeline_shares_one_scale() -> None:
         session.step()
         after = session.variables()
     assert after.pop("loss_scale") == before.pop("loss_scale") / 2
+    assert after.pop("loss_scale.skipped_steps") == before.pop("loss_scale.skipped_steps") + 1 == 1
     assert {name for name in after if not np.array_equal(after[name], before[name])} == set()
 
 

@@ -21,7 +21,7 @@ Arrays = Sequence[Array]
 
 
 def _loss_scale(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-    scale, steps, broken = inputs
+    scale, steps, skipped, broken = inputs
     factor = context.attrs["factor"]
     good = steps + 1
     wrong = broken != 0
@@ -31,16 +31,23 @@ def _loss_scale(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None
     changed = np.where(wrong, lower, np.where(grown, higher, scale))
     np.copyto(outputs[0], changed, casting="same_kind")
     np.copyto(outputs[1], np.where(wrong | grown, 0, good), casting="same_kind")
+    np.copyto(outputs[2], np.where(wrong, skipped + 1, skipped), casting="same_kind")
 
 
 def _guarded(kind: str, plain: Kernel) -> Kernel:
     """An update with found_inf as one input more; the device decides."""
-    kept = dict(op_def(kind).mutates)
+    definition = op_def(kind)
+    kept, counts = dict(definition.mutates), definition.counts_steps
 
     def kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
-        *operands, broken = inputs
+        *operands, broken = inputs[:-1] if counts else inputs
         made = [np.empty_like(output) for output in outputs]
+        step = context.step
+        if counts:
+            # A number of the device, as what it is computed of: formulas take both.
+            context.step = step - inputs[-1].astype(np.float64)
         plain(context, operands, made)
+        context.step = step
         for target, (new, output) in enumerate(zip(made, outputs, strict=True)):
             if target in kept:
                 copy_unless_shared(operands[kept[target]], output)

@@ -167,7 +167,7 @@ class DistributedFusedLamb(LAMB):
         """The step before it is scaled; the moments change."""
         factor, skipped, count = (beside(each, value) for each in control)
         return apply(
-            "guarded_lamb_direction",
+            "guarded_controlled_lamb_direction",
             value,
             grad,
             states[0],
@@ -175,7 +175,7 @@ class DistributedFusedLamb(LAMB):
             factor,
             count,
             skipped,
-            **attributes_of("lamb_direction", numbers),
+            **attributes_of("controlled_lamb_direction", numbers),
         )[0]
 
     def update(
