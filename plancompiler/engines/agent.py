@@ -32,8 +32,6 @@ ORDER = "PLANCOMPILER_AGENT"
 """The variable in which an agent finds its `Order`, as JSON."""
 COMMAND = (sys.executable, "-m", "plancompiler.engines.agent")
 """What an engine runs for each rank. Hosts without this Python at this path cannot be used."""
-LINE_CHARACTERS = 100_000
-"""Longer lines are passed on in pieces."""
 _BEAT_SECONDS = 0.5
 _REACH_SECONDS = time_limits.SILENCE
 
@@ -126,7 +124,9 @@ class Agent:
                 program = self._program or read_program(
                     message["program"], self._order.secret, world
                 )
-                self._start(program, message["ranks"], message["variables"], world)
+                common: Mapping[str, str] = message["common"]
+                places = [{**common, **each} for each in message["places"]]
+                self._start(program, message["ranks"], places, world)
             elif kind == "signal":
                 for each in self._started:
                     if each.rank in message["ranks"] and not each.ended.is_set():
@@ -161,14 +161,10 @@ class Agent:
         self._connection.send("ended", rank=started.rank, code=started.code, how="")
 
     def _said(self, rank: int, line: str) -> None:
-        self._send_line("output", rank, line)
+        self._connection.send("output", rank=rank, line=line)
 
     def _error(self, rank: int, line: str) -> None:
-        self._send_line("error", rank, line)
-
-    def _send_line(self, kind: str, rank: int, line: str) -> None:
-        for begin in range(0, len(line), LINE_CHARACTERS):
-            self._connection.send(kind, rank=rank, line=line[begin : begin + LINE_CHARACTERS])
+        self._connection.send("error", rank=rank, line=line)
 
     def _beat(self) -> None:
         while not self._over.wait(_BEAT_SECONDS):

@@ -6,6 +6,7 @@ silent other side whether it is there, so that a cable that is cut ends the conn
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -172,9 +173,9 @@ def _shown(hidden: str, secret: str, world: str) -> str:
 
 
 def _padded(data: bytes, secret: str, world: str) -> bytes:
-    pad = hmac.digest(secret.encode(), b"program:" + world.encode(), "sha512")
-    assert len(data) <= len(pad)
-    return bytes(each ^ other for each, other in zip(data, pad, strict=False))
+    key = hmac.digest(secret.encode(), b"program:" + world.encode(), "sha512")
+    pad = hashlib.shake_256(key).digest(len(data))
+    return bytes(each ^ other for each, other in zip(data, pad, strict=True))
 
 
 def check_address(address: str) -> None:

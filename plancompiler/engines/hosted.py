@@ -25,6 +25,8 @@ from plancompiler.limits import time_limits
 
 LOOPBACK = "127.0.0.1:0"
 _WAIT_SECONDS = 0.1
+_MAX_VARIABLE = 1 << 17
+"""Bytes, with name, `=` and the zero at its end, that Linux passes on to a program."""
 
 
 class Engine(ABC):
@@ -205,13 +207,11 @@ def _start_all(
     for agent in agents:
         local_sizes[agent.host_id] = local_sizes.get(agent.host_id, 0) + agent.slots
     for agent in agents:
-        ranks = range(len(started), len(started) + agent.slots)
-        variables = []
-        for rank in ranks:
+        places = {}
+        for rank in range(len(started), len(started) + agent.slots):
             local = here[agent.host_id] = here.get(agent.host_id, -1) + 1
-            place = world_variables(rank, size, local, local_sizes[agent.host_id])
-            variables.append(common | place)
-        started += server.start(agent, ranks, variables, world, program, say)
+            places[rank] = world_variables(rank, size, local, local_sizes[agent.host_id])
+        started += server.start(agent, places, common, world, program, say)
     return started
 
 
@@ -219,10 +219,15 @@ def _transport(agents: Sequence[RemoteAgent]) -> dict[str, str]:
     """What carries the ranks' data: nothing needs to be said where they share memory."""
     if len({each.host_id for each in agents}) == 1:
         return {}
-    return {
-        TRANSPORT: "grpc",
-        ADDRESSES: ",".join(address for each in agents for address in each.addresses),
-    }
+    addresses = ",".join(address for each in agents for address in each.addresses)
+    if len(ADDRESSES) + len(addresses) + 2 > _MAX_VARIABLE:
+        raise EngineError(
+            "the world is too large: the addresses of all ranks do not fit into a variable",
+            got=f"{len(addresses)} bytes",
+            expected=f"less than {_MAX_VARIABLE} in {ADDRESSES}",
+            hint="use fewer ranks",
+        )
+    return {TRANSPORT: "grpc", ADDRESSES: addresses}
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:

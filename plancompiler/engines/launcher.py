@@ -15,9 +15,12 @@ from typing import Protocol
 TRACEBACK = "Traceback (most recent call last):"
 CONSEQUENCE = "AbortedError"
 """In the traceback of a rank that only ended because another one had failed."""
-
-
-_LAST_LINES = 20
+LINE_CHARACTERS = 1 << 16
+"""Longer lines are taken in pieces."""
+_MAX_HELD = 1 << 20
+"""Characters. A rank that says more after a traceback goes on, and has not failed of it."""
+_LAST_LINES, _LAST_CHARACTERS = 20, 2000
+"""The most lines that are kept, and the most characters of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class StartedRank(ABC):
     """One rank, wherever it runs: what it says on standard error, and how it ended.
 
     Lines are passed on as they come. From a traceback on they are held back, so that the rank whose
-    failure came first can be shown first.
+    failure came first can be shown first, unless it goes on to say much.
     """
 
     def __init__(self, rank: int, pass_on: Callable[[str], None]) -> None:
@@ -62,14 +65,20 @@ class StartedRank(ABC):
         self._pass_on = pass_on
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._how = ""
+        self._held_characters = 0
 
     def heard(self, line: str) -> None:
         """Take a line of its standard error."""
-        self._last.append(line.strip())
-        if self.held or line.startswith((TRACEBACK, "plancompiler.errors.")):
-            self.held.append(line)
-        else:
+        self._last.append(line[:_LAST_CHARACTERS].strip())
+        if not (self.held or line.startswith((TRACEBACK, "plancompiler.errors."))):
             self._pass_on(line)
+            return
+        self.held.append(line)
+        self._held_characters += len(line)
+        if self._held_characters > _MAX_HELD:
+            for each in self.held:
+                self._pass_on(each)
+            self.held, self._held_characters = [], 0
 
     def has_ended(self, code: int | None, how: str = "") -> None:
         """Note how it ended; only the first time counts."""

@@ -13,7 +13,7 @@ from typing import IO
 
 from plancompiler.engines.guard import Guard
 from plancompiler.engines.launch_variables import PIPE, world_variables
-from plancompiler.engines.launcher import SECRET_WORD, Program, StartedRank
+from plancompiler.engines.launcher import LINE_CHARACTERS, SECRET_WORD, Program, StartedRank
 from plancompiler.executor.process_status import StoppedProcesses
 from plancompiler.limits import time_limits
 
@@ -71,7 +71,7 @@ class LocalRank(StartedRank):
 
         def read() -> None:
             with stream:
-                for line in stream:
+                for line in iter(partial(stream.readline, LINE_CHARACTERS), ""):
                     take(line)
 
         thread = threading.Thread(target=read, name=f"{name} of rank {self.rank}", daemon=True)

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -139,19 +139,22 @@ class AgentServer:
     def start(
         self,
         agent: RemoteAgent,
-        ranks: Sequence[int],
-        variables: Sequence[dict[str, str]],
+        places: Mapping[int, Mapping[str, str]],
+        common: Mapping[str, str],
         world: str,
         program: Program,
         say: Callable[[str], None],
     ) -> list[RemoteRank]:
-        """Have an agent start ranks of the world with this name."""
-        started = [RemoteRank(rank, say, agent) for rank in ranks]
+        """Have an agent start ranks of the world with this name: the variables of each rank's
+        `places` and those that all have in `common`.
+        """
+        started = [RemoteRank(rank, say, agent) for rank in places]
         agent.ranks |= {each.rank: each for each in started}
         agent.connection.send(
             "start",
-            ranks=list(ranks),
-            variables=list(variables),
+            ranks=list(places),
+            places=list(places.values()),
+            common=common,
             world=world,
             program=write_program(program, self._secret, world),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 
 from plancompiler.engines import mpi
 from plancompiler.engines.choice import open_launcher
-from plancompiler.engines.control import connect
+from plancompiler.engines.control import connect, read_program, write_program
+from plancompiler.engines.hosted import _start_all
+from plancompiler.engines.launcher import TRACEBACK, Program
+from plancompiler.engines.local import LocalLauncher
 from plancompiler.engines.remote_ranks import AgentServer
 from plancompiler.errors import EngineError, SecurityError, TransportError, UsageError
 
@@ -72,6 +76,48 @@ def test_engines_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
     with pytest.raises(EngineError, match=r"mpi is not installed.*pip install mpich"):
         open_launcher("mpi", print)
+
+
+@pytest.mark.parametrize("length", [1, 64, 1000])
+def test_a_secret_of_any_length_is_hidden_on_its_way(length: int) -> None:
+    program = Program(("python",), secret="s" * length)
+    written = write_program(program, "the secret", "a world")
+    assert written["secret"] != program.secret.encode().hex()
+    assert read_program(written, "the secret", "a world").secret == program.secret
+
+
+def test_a_world_whose_addresses_fit_into_no_variable(server: AgentServer) -> None:
+    hosts = [HELLO | {"host_id": f"host {number}"} for number in range(2)]
+    hosts[1]["addresses"] = ["192.168.100.100:40000"] * 8000
+    connections = [connect(server.address, "the secret", 10) for _ in hosts]
+    for connection, hello in zip(connections, hosts, strict=True):
+        connection.send("here", **hello)
+    with server.arrived:
+        assert server.arrived.wait_for(lambda: len(server.agents) == len(hosts), 10)
+    with pytest.raises(EngineError, match=r"world is too large.*PLANCOMPILER_WORLD_ADDRESSES"):
+        _start_all(server, server.agents, Program(("python",)), print)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("separator", ["\n", ""])
+def test_a_rank_that_goes_on_after_a_traceback_is_not_held_back(separator: str) -> None:
+    code = f"""
+import sys
+print({TRACEBACK!r}, file=sys.stderr)
+sys.stderr.write(("x" * 999 + {separator!r}) * 3000)
+"""
+    said: list[str] = []
+    launcher = LocalLauncher(dict(os.environ))
+    program = Program((sys.executable, "-c", code))
+    (rank,) = launcher.start(program, 1, said.append, threading.Event())
+    assert rank.ended.wait(60)
+    launcher.close()
+    assert rank.code == 0
+    assert not rank.held
+    assert len("".join(said)) >= 2 << 20
+    assert len(rank.last_words) < 50_000
 
 
 def test_no_thread_is_left(server: AgentServer) -> None:
