@@ -157,12 +157,18 @@ def nodes_options(command: Command) -> Command:
     )
 
 
-def nodes_launcher(nodes: Nodes, engine: EngineOptions, ranks: int, as_json: bool) -> Launcher:
-    """The launcher of the host that leads."""
+def nodes_launcher(
+    nodes: Nodes,
+    engine: EngineOptions,
+    ranks: int,
+    as_json: bool,
+    on_signal: Callable[[int], None],
+) -> Launcher:
+    """The launcher of the host that leads; to `on_signal` go the signals that other hosts got."""
     if engine.name not in (None, LOCAL):
         raise UsageError(
             "other engines know the hosts of their clusters themselves",
             got=f"--engine {engine.name} with --nnodes",
             expected="one of the two",
         )
-    return leading_launcher(nodes, ranks, say, output_to(error=as_json))
+    return leading_launcher(nodes, ranks, say, output_to(error=as_json), on_signal)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import click
@@ -11,9 +9,9 @@ import click
 from plancompiler.cli.output import print_note
 from plancompiler.cli.program import EXIT_FAILED
 from plancompiler.cli.signals import StopRequest, stop_after_saving, stop_on_signals
-from plancompiler.engines.agent import Agent
 from plancompiler.engines.launcher import Program
 from plancompiler.engines.nodes import Nodes, follow
+from plancompiler.engines.supervise import Signals
 
 
 def exit_if_stopped(context: click.Context, stop: StopRequest) -> None:
@@ -29,10 +27,10 @@ def follow_leader(
     program: Program | None,
     ranks: int,
     stop: StopRequest,
-    on_agent: Callable[[Agent], None] = lambda _: None,
+    signals: Signals,
 ) -> None:
     """Run this host's ranks as the leading one says; see `nodes.follow`."""
-    error = follow(nodes, program, ranks, stop.event, on_agent)
+    error = follow(nodes, program, ranks, signals, print_note)
     exit_if_stopped(context, stop)
     if error is not None:
         print_note(f"plancompiler: the run has failed, as its leading host says: {error}")
@@ -43,17 +41,13 @@ def follow_job(context: click.Context, place: Nodes, *, saves: bool) -> None:
     """Be a rank of a job that the first process runs. Where that one saves, signals that mean to
     save are passed on to it.
     """
+    signals = Signals()
     with (
         stop_on_signals() as stop,
-        stop_after_saving() if saves else nullcontext(StopRequest()) as saving,
+        stop_after_saving(signals.forwarded.append)
+        if saves
+        else nullcontext(StopRequest()) as saving,
     ):
-
-        def pass_on(agent: Agent) -> None:
-            def wait() -> None:
-                saving.event.wait()
-                agent.ask_to_save(saving.exit_code)
-
-            threading.Thread(target=wait, name="saving", daemon=True).start()
-
-        follow_leader(context, place, None, 1, stop, pass_on)
+        signals.stop = stop.event
+        follow_leader(context, place, None, 1, stop, signals)
         context.exit(saving.exit_code)

@@ -68,7 +68,7 @@ def launch_command(
       plancompiler launch --nnodes 2 --rdzv-endpoint node0:29400 --token-file token -n 4 train.py
 
     What follows SCRIPT is passed to it. Where a rank fails all are ended, and the traceback of the
-    first failure is shown first. SIGUSR1 is passed on to the ranks. With --json the ranks' standard
+    first failure is shown first. SIGUSR1 is passed on to all ranks. With --json the ranks' standard
     output goes to standard error.
     """
     begin = time.monotonic()
@@ -80,10 +80,10 @@ def launch_command(
     with stop_on_signals() as stop, forwarding(signals):
         signals.stop = stop.event
         if nodes is not None and not nodes.leads():
-            follow_leader(context, nodes, program, ranks, stop)
+            follow_leader(context, nodes, program, ranks, stop, signals)
             return
         if nodes is not None:
-            launcher = nodes_launcher(nodes, engine, ranks, as_json)
+            launcher = nodes_launcher(nodes, engine, ranks, as_json, signals.forwarded.append)
             ranks = nodes.maximum
         else:
             launcher = engine.launcher(LOCAL, output_to_error=as_json)

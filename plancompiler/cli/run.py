@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -204,7 +204,7 @@ def run_command(
     with (
         folder,
         stop_after_saving() if save is not None else nullcontext(StopRequest()) as stop,
-        leading(place, max_restarts, None if save is None else stop.ask) as leader,
+        leading(place, max_restarts, None if save is None else stop) as leader,
         progress("step", steps) as advance,
     ):
         for outputs in run_with_restarts(
@@ -243,7 +243,7 @@ def run_command(
 
 @contextmanager
 def leading(
-    place: Nodes | None, restarts: int, save: Callable[[int], None] | None
+    place: Nodes | None, restarts: int, saving: StopRequest | None
 ) -> Iterator[JobLeader | None]:
     """The launcher of the first of several processes that somebody else has started; None where
     there is one only. The others are told at the end why it has ended.
@@ -251,7 +251,8 @@ def leading(
     if place is None:
         yield None
         return
-    leader = JobLeader(place, say, restarts, save)
+    ask = None if saving is None else lambda number: saving.ask(128 + number)
+    leader = JobLeader(place, say, restarts, ask)
     try:
         yield leader
     except BaseException as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -48,13 +48,16 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def stop_after_saving() -> Iterator[StopRequest]:
-    """Within the block, the first SIGTERM or SIGUSR1 asks to save and stop; then SIGTERM exits."""
+def stop_after_saving(tell: Callable[[int], None] = lambda _: None) -> Iterator[StopRequest]:
+    """Within the block, the first SIGTERM or SIGUSR1 asks to save and stop, and is what `tell`
+    gets; then SIGTERM exits.
+    """
     request = StopRequest()
 
     def stop(number: int, _frame: FrameType | None) -> None:
         if not request.event.is_set():
             request.ask(128 + number)
+            tell(number)
         elif number == signal.SIGTERM:
             sys.exit(128 + number)
 

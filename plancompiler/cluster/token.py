@@ -257,12 +257,24 @@ def find_credential(address: str, token_file: Path | None = None) -> Credential:
 
     SecurityError where there is none, or where it cannot be trusted.
     """
-    if token_file is not None:
-        return read_token_file(token_file)[0]
+    credential = left_credential(address) if token_file is None else read_token_file(token_file)[0]
+    if credential is None:
+        raise SecurityError(
+            f"no token of a master at {address} was found",
+            got=f"no file for it in {', '.join(map(str, _folders()))}",
+            expected="a master of the same user on this machine, or --token-file",
+            hint="copy the master's --token-file here and give it as --token-file "
+            "(token_file= in Python)",
+        )
+    return credential
+
+
+def left_credential(address: str) -> Credential | None:
+    """What a master of the same user has left for the address; None where none has. SecurityError
+    where it cannot be trusted.
+    """
     host, port = split_address(address)
-    looked = []
     for folder in _folders():
-        looked.append(str(folder))
         try:
             _check_folder(folder)
         except OSError:
@@ -271,13 +283,7 @@ def find_credential(address: str, token_file: Path | None = None) -> Credential:
             path = folder / _file_name(name, port)
             if path.exists() or path.is_symlink():
                 return _read(path, os.O_RDONLY | os.O_NOFOLLOW, 0o077, (os.getuid(),))[0]
-    raise SecurityError(
-        f"no token of a master at {address} was found",
-        got=f"no file for it in {', '.join(looked)}",
-        expected="a master of the same user on this machine, or --token-file",
-        hint="copy the master's --token-file here and give it as --token-file "
-        "(token_file= in Python)",
-    )
+    return None
 
 
 def _names_of(host: str) -> Iterator[str]:

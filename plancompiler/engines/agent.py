@@ -106,15 +106,19 @@ class Agent:
             self._connection.send("gone")
             self._connection.close()
 
-    def leave(self) -> None:
-        """End everything; the engine wants this agent to go."""
+    def leave(self, *, for_good: bool = False) -> None:
+        """End everything; the engine wants this agent to go, or (`for_good`) the user does, and it
+        does not come again.
+        """
+        if for_good:
+            self._connection.send("leaves")
         self._connection.close()
 
-    def ask_to_save(self, exit_code: int) -> None:
-        """Somebody has told this agent's host to save and end: the launcher shall have all do it,
-        and end with this code. Only once it has been greeted.
+    def pass_on(self, number: int) -> None:
+        """A signal that this agent's host got and that is for the whole run. Only once the launcher
+        has been greeted.
         """
-        self._connection.send("save", exit_code=exit_code)
+        self._connection.send("signal", number=number)
 
     def _serve(self) -> LetGo | None:
         while (message := self._connection.receive()) is not None:

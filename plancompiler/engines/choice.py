@@ -40,7 +40,7 @@ def open_launcher(
 
     module = importlib.import_module(f"plancompiler.engines.{engine}")
     make = cast("Callable[..., Engine]", getattr(module, ENGINES[engine]))
-    return HostedLauncher(make(words, say), output_to(error=output_to_error), address)
+    return HostedLauncher(make(words, say), output_to(error=output_to_error), say, address)
 
 
 def output_to(*, error: bool) -> Callable[[int, str], None]:

@@ -33,6 +33,8 @@ _HEAD = struct.Struct(">I")
 _MAX_BYTES = 1 << 20
 """Of a frame. Lines of ranks are cut before."""
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
+_TLS_MISMATCH = (ssl.SSLCertVerificationError, FileNotFoundError, PermissionError)
+"""What trying again does not mend; a launcher that ends meanwhile fails otherwise."""
 Message = dict[str, Any]
 
 
@@ -124,10 +126,18 @@ def _proof(secret: str, side: bytes, *nonces: bytes) -> bytes:
 
 
 def connect(address: str, secret: str, timeout: float) -> Connection:
-    """To the launcher at an address. TransportError where nobody answers there."""
+    """To the launcher at an address. TransportError where nobody answers there, SecurityError where
+    the two sides' secrets or TLS do not fit.
+    """
     try:
         sock = socket.create_connection(split_address(address), timeout)
         sock = _secured(sock, address, as_server=False)
+    except _TLS_MISMATCH as error:
+        raise SecurityError(
+            "the launcher of this rank cannot be reached with these files for TLS",
+            got=f"{address}: {error}",
+            hint=f"check {', '.join(TLS)} on both sides",
+        ) from None
     except OSError as error:
         raise TransportError(
             "the launcher of this rank cannot be reached",

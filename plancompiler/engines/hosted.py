@@ -68,18 +68,23 @@ class HostedLauncher:
         self,
         engine: Engine,
         output: Callable[[int, str], None],
+        note: Callable[[str], None],
         address: str = LOOPBACK,
         *,
         secret: str | None = None,
         minimum: int | None = None,
+        on_signal: Callable[[int], None] | None = None,
     ) -> None:
-        """`address` is where agents reach this process. `secret` is for those who come by
-        themselves, as other hosts do; with `minimum` so many agents are enough after some time.
+        """`address` is where agents reach this process, and `note` hears for which it waits.
+        `secret` is for those who come by themselves, as other hosts do; with `minimum` so many
+        agents are enough after some time. For `on_signal` see `AgentServer`.
         """
         self.name = engine.name
         self.host = address.rpartition(":")[0]
         self._engine = engine
         self._output = output
+        self._note = note
+        self._on_signal = on_signal
         self._address = address
         self._secret = secret or secrets.token_hex(32)
         self._minimum = minimum
@@ -102,7 +107,7 @@ class HostedLauncher:
         return self._started
 
     def _open_server(self) -> AgentServer:
-        return AgentServer(self._address, self._secret, self._output)
+        return AgentServer(self._address, self._secret, self._output, self._on_signal)
 
     def look(self) -> None:
         if self._server is not None:
@@ -126,8 +131,9 @@ class HostedLauncher:
         self, server: AgentServer, ranks: int, stop: threading.Event
     ) -> list[RemoteAgent]:
         """The agents of all ranks, in order; none where it is asked to stop before they came."""
-        first: float | None = None
+        until: float | None = None
         count, changed = 0, time.monotonic()
+        tell_at = changed + time_limits.TELL
         while not stop.is_set():
             with server.arrived:
                 server.arrived.wait(_WAIT_SECONDS)
@@ -143,6 +149,12 @@ class HostedLauncher:
                 and time.monotonic() - changed > time_limits.LAST_CALL
             ):
                 return _in_order(agents)
+            if server.left and self._minimum in (None, ranks):
+                raise EngineError(
+                    "a host or process of the run was told to end, and does not come again",
+                    got=f"{len(agents)} of {ranks}; {', '.join(server.left)} left",
+                    expected="all, as each has ranks of the world",
+                )
             ended = self._engine.ended()
             if ended is not None:
                 raise EngineError(
@@ -151,10 +163,17 @@ class HostedLauncher:
                     expected=f"{ranks} ranks",
                     hint="see what it says, and ask it for no more ranks than it can start",
                 )
-            if first is None and agents:
-                first = time.monotonic()
             # Before the first comes the engine may have a queue.
-            if first is not None and time.monotonic() - first > time_limits.START_DEADLINE:
+            if until is None and agents:
+                until = time.monotonic() + time_limits.START_DEADLINE
+            if time.monotonic() > tell_at:
+                tell_at = time.monotonic() + time_limits.TELL
+                left = "" if until is None else f" for {until - time.monotonic():.0f} s at most"
+                self._note(
+                    f"plancompiler: {len(agents)} of {ranks} have come from the engine "
+                    f"{self.name}; waiting for the others{left}\n"
+                )
+            if until is not None and time.monotonic() > until:
                 came = sorted(each.rank or 0 for each in agents)
                 raise DeadlineError(
                     f"not all ranks of the engine {self.name} came",

@@ -61,21 +61,25 @@ class JobLeader(HostedLauncher):
         place: Nodes,
         say: Callable[[str], None],
         restarts: int,
-        save: Callable[[int], None] | None,
+        on_signal: Callable[[int], None] | None,
     ) -> None:
-        """Lines that ranks and agents say go to `say`; to `save` goes the exit code that another
-        process was asked to end with, after a checkpoint.
+        """Lines that ranks and agents say go to `say`, and to `on_signal` the signals that mean to
+        save and that another process got.
         """
         credential = new_credential()
         secret = place.secret or credential.secret
         super().__init__(
-            Leader(1, say), lambda _rank, line: say(line), place.endpoint, secret=secret
+            Leader(1, say),
+            lambda _rank, line: say(line),
+            say,
+            place.endpoint,
+            secret=secret,
+            on_signal=on_signal,
         )
         self._endpoint = place.endpoint
         self._credential = None if place.secret else credential
         self._file: SecretFile | None = None
         self._starts_left = 1 + restarts
-        self._save = save
 
     def start(
         self, program: Program, ranks: int, say: Callable[[str], None], stop: Event
@@ -84,7 +88,7 @@ class JobLeader(HostedLauncher):
         return super().start(program, ranks, say, stop)
 
     def _open_server(self) -> AgentServer:
-        server = AgentServer(self._address, self._secret, self._output, self._save)
+        server = super()._open_server()
         try:
             if self._credential is not None:
                 self._file = SecretFile(self._endpoint, self._credential)

@@ -9,20 +9,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from plancompiler.cluster.address import split_address
-from plancompiler.cluster.token import find_credential
+from plancompiler.cluster.token import left_credential
 from plancompiler.engines.agent import Agent, LetGo, Order
 from plancompiler.engines.engine_command import EngineCommand
 from plancompiler.engines.hosted import Engine, HostedLauncher
 from plancompiler.engines.launcher import Program
-from plancompiler.errors import EngineError, SecurityError, TransportError, UsageError
+from plancompiler.engines.supervise import Signals
+from plancompiler.errors import (
+    EngineError,
+    PlanCompilerError,
+    SecurityError,
+    TransportError,
+    UsageError,
+)
 from plancompiler.limits import time_limits
 
 NODE_RANKS = ("GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 """Variables in which others number hosts: torchrun, Slurm, Indexed Jobs of Kubernetes."""
 _RETRY_SECONDS = 0.2
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +144,17 @@ def leading_launcher(
     local_ranks: int,
     say: Callable[[str], None],
     output: Callable[[int, str], None],
+    on_signal: Callable[[int], None],
 ) -> HostedLauncher:
     """The launcher of the host that leads."""
     return HostedLauncher(
         Leader(local_ranks, say),
         output,
+        say,
         nodes.endpoint,
         secret=nodes.secret,
         minimum=nodes.minimum,
+        on_signal=on_signal,
     )
 
 
@@ -152,19 +162,54 @@ def follow(
     nodes: Nodes,
     program: Program | None,
     local_ranks: int,
-    stop: threading.Event,
-    on_agent: Callable[[Agent], None] = lambda _: None,
+    signals: Signals,
+    note: Callable[[str], None],
 ) -> str | None:
     """Run this host's ranks as the leading one says, however often it starts them; why the run has
-    ended, None where it has ended well. EngineError where the leader is gone or never comes.
+    ended, None where it has ended well. EngineError where the leader is gone, TransportError where
+    it never comes; `note` hears now and then that this one waits for it.
 
-    Without a program it is the leader's. `on_agent` hears of each agent that the leader
-    knows by now.
+    Without a program it is the leader's. What is forwarded of `signals` goes to the leader.
     """
-    until = time.monotonic() + time_limits.START_DEADLINE
+    let_go: LetGo | None = LetGo(None, again=True)
+    seconds = time_limits.START_DEADLINE
+    while let_go is not None and let_go.again:
+        agent = _await_leader(nodes, program, local_ranks, signals.stop, seconds, note)
+        if agent is None:
+            return None
+        let_go = _serve(agent, signals)
+        if signals.stop.is_set():
+            return None
+        seconds = 0.0  # it listens on all the time, unless it is gone
+    if let_go is None:
+        raise EngineError(
+            "the host that leads the run is gone, and the ranks of this one were ended",
+            got=f"no connection to {nodes.endpoint}",
+            expected="the launcher there, until the run ends",
+        )
+    return let_go.error
+
+
+def _await_leader(
+    nodes: Nodes,
+    program: Program | None,
+    local_ranks: int,
+    stop: threading.Event,
+    seconds: float,
+    note: Callable[[str], None],
+) -> Agent | None:
+    """An agent that has reached the leader; None where it is asked to stop before."""
+    until = time.monotonic() + seconds
+    tell_at = time.monotonic() + time_limits.TELL
     while not stop.is_set():
-        try:
-            secret = nodes.secret or find_credential(nodes.endpoint).secret
+        trouble: PlanCompilerError = TransportError(
+            "the process that leads the run has not come",
+            got=f"nobody has left a secret for {nodes.endpoint}",
+            expected="the first process, of the same user on this machine, or --token-file",
+        )
+        left = left_credential(nodes.endpoint) if nodes.secret is None else None
+        secret = nodes.secret if left is None else left.secret
+        if secret is not None:
             order = Order(
                 nodes.endpoint,
                 secret,
@@ -173,31 +218,43 @@ def follow(
                 is_ranked=False,
                 agents=nodes.maximum,
             )
-            agent = Agent(order, program)
-        except (TransportError, SecurityError) as error:
-            # A secret that was left by a leader that was killed is another one than that of the
-            # next, which replaces it.
-            is_final = isinstance(error, SecurityError) and nodes.secret is not None
-            if is_final or time.monotonic() > until:
-                raise
-            stop.wait(_RETRY_SECONDS)
-            continue
-        threading.Thread(target=_leave, args=(agent, stop), name="leave", daemon=True).start()
-        let_go: LetGo | None = agent.run(partial(on_agent, agent))
-        if stop.is_set():
-            break
-        if let_go is None:
-            raise EngineError(
-                "the host that leads the run is gone, and the ranks of this one were ended",
-                got=f"no connection to {nodes.endpoint}",
-                expected="the launcher there, until the run ends",
+            try:
+                return Agent(order, program)
+            except TransportError as error:
+                trouble = error
+            except SecurityError as error:
+                if left is None:
+                    raise
+                trouble = error  # a leader that was killed has left it, and the next replaces it
+        now = time.monotonic()
+        if now > until:
+            raise trouble
+        if now > tell_at:
+            tell_at = now + time_limits.TELL
+            note(
+                f"plancompiler: waiting for the host that leads the run, at {nodes.endpoint}, "
+                f"for {until - now:.0f} s at most: {trouble.report.got}"
             )
-        if not let_go.again:
-            return let_go.error
-        until = time.monotonic()  # it listens on all the time, unless it is gone
+        stop.wait(_RETRY_SECONDS)
     return None
 
 
-def _leave(agent: Agent, stop: threading.Event) -> None:
-    stop.wait()
-    agent.leave()
+def _serve(agent: Agent, signals: Signals) -> LetGo | None:
+    """Serve the leader until it lets this host go, and tell it what this host is asked for."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            if signals.stop.is_set():
+                agent.leave(for_good=True)
+                return
+            while signals.forwarded:
+                agent.pass_on(signals.forwarded.popleft())
+
+    thread = threading.Thread(target=tell, name="requests")
+    try:
+        return agent.run(thread.start)
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()

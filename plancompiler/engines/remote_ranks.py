@@ -73,21 +73,24 @@ class AgentServer:
         address: str,
         secret: str,
         output: Callable[[int, str], None],
-        save: Callable[[int], None] | None = None,
+        on_signal: Callable[[int], None] | None = None,
     ) -> None:
         """`address` is HOST:PORT; port 0 takes any free one. Lines of the ranks' standard output
-        go to `output`, and to `save` the exit code of who shall save and end. SecurityError for an
-        address that others reach without TLS, EngineError where nobody can listen.
+        go to `output`, and to `on_signal` the signals that other hosts got for the whole run.
+        SecurityError for an address that others reach without TLS, EngineError where nobody can
+        listen.
         """
         check_address(address)
         self._secret = secret
         self._output = output
-        self._save = save
+        self._on_signal = on_signal
         host, port = split_address(address)
         self._socket = _listening(host, port)
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         self.agents: list[RemoteAgent] = []
         """All that are there."""
+        self.left: list[str] = []
+        """The hosts of those that were told to end, and do not come again."""
         self.arrived = threading.Condition()
         """Notified when an agent comes or goes."""
         self._watch = StoppedProcesses()
@@ -211,8 +214,11 @@ class AgentServer:
         elif kind == "beat":
             for rank, text in message["troubles"].items():
                 agent.ranks[int(rank)].trouble = f"on {agent.host}, {text}"
-        elif kind == "save" and self._save is not None:
-            self._save(int(message["exit_code"]))
+        elif kind == "signal" and self._on_signal is not None:
+            self._on_signal(signal.Signals(message["number"]))
+        elif kind == "leaves":
+            self.left.append(agent.host)
+            agent.said_goodbye = True
         elif kind == "gone":
             agent.said_goodbye = True
 

@@ -75,14 +75,20 @@ class Attempt:
     def run(self, signals: Signals, *, may_restart: bool = False) -> bool:
         """Start all ranks, and return when none is left; whether they shall be started again."""
         again = False
+        raised: BaseException | None = None
         try:
             self.started = self._launcher.start(self._program, self._ranks, self._say, signals.stop)
             self._wait(signals)
+        except BaseException as error:
+            raised = error
+            raise
         finally:
             end_ranks(self.started, GRACE_SECONDS)
-            error = self.error()
-            again = may_restart and error is not None and not signals.stop.is_set()
-            self._launcher.close(None if error is None else str(error), again=again)
+            failure = raised or self.error()
+            failed = raised is None and failure is not None
+            again = may_restart and failed and not signals.stop.is_set()
+            why = None if failure is None else str(failure) or type(failure).__name__
+            self._launcher.close(why, again=again)
         return again
 
     def _wait(self, signals: Signals) -> None:

@@ -102,7 +102,7 @@ STREAM = 30.0
 FIRST_CAUSE = 3.0
 """How long a failure is held back that looks like the consequence of another one."""
 TELL = 5.0
-"""The interval between two notes on which ranks a job waits for."""
+"""The interval between two notes on which ranks, or which hosts, are waited for."""
 
 # --- starting and ending --------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,11 @@ from plancompiler.cli.run import run_command
 from plancompiler.cluster.token import RUNTIME_VARIABLE
 from plancompiler.engines.joined import JobLeader, place_of
 from plancompiler.engines.launcher import Program
-from plancompiler.engines.nodes import Nodes, follow
+from plancompiler.engines.nodes import Nodes, _await_leader, follow
 from plancompiler.engines.remote_ranks import AgentServer
-from plancompiler.errors import EngineError, SecurityError, UsageError
+from plancompiler.engines.supervise import Signals
+from plancompiler.errors import EngineError, SecurityError, TransportError, UsageError
+from plancompiler.limits import time_limits
 from tests.cli.test_processes import await_end
 from tests.engines.installed import WAIT, free_port, local, our_processes
 from tests.engines.jobs import MLP, STEPS, await_steps, losses_of, worker_of
@@ -179,34 +183,67 @@ def test_an_option_says_where_they_meet() -> None:
 
 def test_who_was_told_to_save_before_the_first_one_came_says_so_after_its_greeting() -> None:
     """The first process takes nothing from agents that it does not know."""
-    codes: list[int] = []
+    numbers: list[int] = []
     ends: list[str | None] = []
-    has_code, stop = threading.Event(), threading.Event()
+    has_number = threading.Event()
+    signals = Signals()
+    signals.forwarded.append(signal.SIGTERM)
 
-    def save(code: int) -> None:
-        codes.append(code)
-        has_code.set()
+    def save(number: int) -> None:
+        numbers.append(number)
+        has_number.set()
 
     server = AgentServer("127.0.0.1:0", "the secret", lambda _rank, _line: None, save)
     place = Nodes(2, 2, server.address, "the secret", 1)
 
     def run() -> None:
         try:
-            ends.append(follow(place, None, 1, stop, lambda agent: agent.ask_to_save(143)))
+            ends.append(follow(place, None, 1, signals, print))
         except EngineError as error:
             ends.append(str(error))
-            has_code.set()
+            has_number.set()
 
     other = threading.Thread(target=run)
     other.start()
     try:
-        assert has_code.wait(WAIT)
+        assert has_number.wait(WAIT)
         server.let_go("it was saved", again=False)
     finally:
         server.close()
         other.join(WAIT)
-        stop.set()  # for the thread that waits to leave
-    assert (codes, ends) == ([143], ["it was saved"])
+    assert (numbers, ends) == ([signal.SIGTERM], ["it was saved"])
+    assert not any(each.name in {"requests", "beats"} for each in threading.enumerate())
+
+
+def test_a_process_that_was_told_to_end_is_not_waited_for() -> None:
+    """Also where the first one may start all again; one that is lost may come back."""
+    place = Nodes(2, 2, f"127.0.0.1:{free_port()}", "the secret", 0)
+    leader = JobLeader(place, print, 1, None)
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(leader.start, Program(("true",)), 2, print, threading.Event())
+        other = _await_leader(replace(place, rank=1), None, 1, threading.Event(), WAIT, print)
+        assert other is not None
+        other.run(lambda: other.leave(for_good=True))
+        with pytest.raises(EngineError, match="told to end, and does not come again"):
+            started.result()
+    leader.finish("it has failed")
+
+
+def test_who_waits_for_a_first_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limits, "TELL", 0.0)
+    stop = threading.Event()
+    notes: list[str] = []
+
+    def note(line: str) -> None:
+        notes.append(line)
+        stop.set()
+
+    place = Nodes(2, 2, f"127.0.0.1:{free_port()}", "the secret", 1)
+    assert _await_leader(place, None, 1, stop, WAIT, note) is None
+    (line,) = notes
+    assert re.search(rf"leads the run, at {place.endpoint}, for \d+ s at most: .*refused", line)
+    with pytest.raises(TransportError, match="cannot be reached"):
+        _await_leader(place, None, 1, threading.Event(), 0.0, note)
 
 
 def test_a_first_process_that_cannot_leave_its_secret_ends(

@@ -37,6 +37,16 @@ if restart == "0":
 """
 
 
+SAVING = """
+import signal, sys
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("ready", flush=True)
+signal.sigwait([signal.SIGUSR1])
+print("saved", flush=True)
+"""
+
+
 @contextmanager
 def nodes(
     count: int, *words: object, ranks: int = 1, endpoint: str | None = None
@@ -71,6 +81,23 @@ def test_two_hosts_are_one_world(line: Path) -> None:
         said = [each.communicate(timeout=WAIT) for each in started]
     assert [each.returncode for each in started] == [0, 0], said
     assert "".join(out for out, _ in said) == alone.stdout
+    await_end(our_processes())
+
+
+@pytest.mark.processes
+@pytest.mark.engines
+def test_a_signal_to_a_host_that_follows_reaches_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "saving.py"
+    script.write_text(SAVING)
+    with nodes(2, "--nnodes", 2, script) as started:
+        leader = lead(started)
+        assert leader.stdout is not None
+        assert [leader.stdout.readline() for _ in started] == ["ready\n", "ready\n"]
+        other = next(each for each in started if each is not leader)
+        other.send_signal(signal.SIGUSR1)
+        said = [each.communicate(timeout=WAIT) for each in (leader, other)]
+    assert [each.returncode for each in started] == [0, 0], said
+    assert said[0][0] == "saved\nsaved\n"
     await_end(our_processes())
 
 
