@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from plancompiler.eager import (
         DistTensor,
         Generator,
+        allclose,
+        array_equal,
         comm_trace,
         default_generator,
         detect_anomaly,
@@ -82,6 +84,8 @@ _LATER = {
         (
             "DistTensor",
             "Generator",
+            "allclose",
+            "array_equal",
             "comm_trace",
             "default_generator",
             "detect_anomaly",
@@ -145,6 +149,8 @@ __all__ = [
     "UsageError",
     "Value",
     "__version__",
+    "allclose",
+    "array_equal",
     "as_job",
     "checkpoint",
     "collective_stream",

@@ -161,14 +161,20 @@ class HeartbeatProcess:
 def main() -> None:
     """Watch the process that has started this one."""
     pipes, worker = json.loads(sys.argv[-2]), int(sys.argv[-1])
-    # It ends with the worker even while it talks to the master.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    # It ends with the worker even while it talks to the master, and not by an exception, which
+    # would be raised inside of gRPC and printed there.
+    signal.signal(signal.SIGTERM, lambda *_: _end(pipes))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if pipes else signal.SIGKILL)
     try:
         if os.getppid() == worker:
             HeartbeatProcess(worker).serve()
     finally:
         _pass_on(pipes)
+
+
+def _end(pipes: list[tuple[int, int]]) -> None:
+    _pass_on(pipes)
+    os._exit(0)
 
 
 def _pass_on(pipes: list[tuple[int, int]]) -> None:

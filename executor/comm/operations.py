@@ -22,7 +22,7 @@ from plancompiler.executor.comm.program import EACH, Program
 from plancompiler.executor.comm.reduce import CHUNKED_BYTES, plan_reduction
 from plancompiler.executor.memory import Array
 from plancompiler.ir import DType, Reduction
-from plancompiler.ir.shard import balanced_range, element_count
+from plancompiler.ir.shard import balanced_range, element_count, flat_range, flat_slice
 
 BLOCK_BYTES = 2 << 20
 """What an all_reduce publishes at once: rendezvous between processes have room for it."""
@@ -492,22 +492,6 @@ def array_of(op: str, value: Array) -> Array:
     if not value.dtype.isnative:  # its bytes would be read in this machine's order
         return value.astype(value.dtype.newbyteorder("="))
     return value
-
-
-def flat_range(extent: int, parts: int, part: int) -> tuple[int, int]:
-    """Slice `part` of `parts` of a flat array: from part·extent/parts, rounded down."""
-    return part * extent // parts, (part + 1) * extent // parts
-
-
-def flat_slice(op: str, extent: int, num: int, index: int) -> slice:
-    """The same, with checked numbers."""
-    if num < 1 or not 0 <= index < num:
-        raise AttributeValueError(
-            f"{op} needs the number of a slice",
-            got=f"slice {index} of {num}",
-            expected="0 <= id < num",
-        )
-    return slice(*flat_range(extent, num, index))
 
 
 def reduced(sources: Sequence[Array], how: Reduction) -> Array:

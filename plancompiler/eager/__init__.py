@@ -5,6 +5,7 @@ The same ops, sharding rules and boxing planner as in compiled jobs decide what 
 
 from plancompiler.eager.anomaly import detect_anomaly
 from plancompiler.eager.creation import from_local, tensor
+from plancompiler.eager.equality import allclose, array_equal
 from plancompiler.eager.generator import Generator
 from plancompiler.eager.inplace import into
 from plancompiler.eager.launcher import init
@@ -31,6 +32,8 @@ __all__ = [
     "Generator",
     "LossScale",
     "World",
+    "allclose",
+    "array_equal",
     "comm_trace",
     "current_world",
     "default_generator",

@@ -43,6 +43,37 @@ def change(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: s
     return tensor
 
 
+def reform(tensor: DistTensor, make: Callable[[DistTensor], DistTensor], what: str) -> DistTensor:
+    """Let a tensor take the shape and layout of the view that `make` makes of it; returns it.
+
+    InplaceError where others share its memory, as their elements would be those of another shape,
+    and for a tensor that gradients are added up at.
+    """
+    begun = _Change(tensor)
+    if not begun.alone or isinstance(tensor.node, Leaf):
+        raise InplaceError(
+            f"{what} would change the shape of memory that others see"
+            if not begun.alone
+            else f"{what} would change the shape of a tensor whose gradient has the old one",
+            source=user_line(),
+            got=f"a view of {tensor.base}" if tensor.is_view else str(tensor.spec),
+            hint=f"use the out-of-place form: x = x.{what.removesuffix('_')}(...)",
+        )
+    world = tensor.spec.world
+    value = make(begun.before)
+    begun.keep_past([value])
+    node, tensor.node = tensor.node, None  # what made it is as valid as before
+    tensor.written()  # what the tape kept of it as an operand has another shape
+    tensor.local = value.local if value.__class__ is DistTensor else begun.mode.own_local(value)
+    tensor.spec = value.spec
+    tensor.more = {"changed": world.clock}
+    if world.recording:
+        tensor.follow(value)
+    else:
+        tensor.node = node
+    return tensor
+
+
 def copy(tensor: DistTensor, value: DistTensor) -> DistTensor:
     """`tensor.copy_(value)`."""
     check_tensor("copy_", value)

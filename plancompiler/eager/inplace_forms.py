@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from plancompiler.eager.spec import SpecTensor
 from plancompiler.errors import UsageError
+from plancompiler.frontend import functions
+from plancompiler.frontend.functions.random import like
 from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
 
@@ -25,6 +27,31 @@ def _in_place(kind: str) -> Callable[[_Forms, Any], _Forms]:
         return changed
 
     return run
+
+
+_REFORMING: Mapping[str, Callable[..., Any]] = {
+    "flatten_": functions.flatten,
+    "permute_": functions.permute,
+    "reshape_": lambda x, *shape: x.reshape(*shape),
+    "squeeze_": functions.squeeze,
+    "t_": lambda x: x.transpose(),
+    "transpose_": functions.transpose,
+    "unsqueeze_": functions.unsqueeze,
+}
+"""What changes the shape of a tensor in place, and not its elements."""
+
+
+_DRAWING: Mapping[str, Callable[..., Any]] = {
+    "bernoulli_": functions.bernoulli,
+    "cauchy_": functions.cauchy,
+    "exponential_": functions.exponential,
+    "geometric_": functions.geometric,
+    "log_normal_": functions.log_normal,
+    "normal_": functions.normal,
+    "random_": functions.randint,
+    "uniform_": functions.uniform,
+}
+"""What fills a tensor with random numbers."""
 
 
 class InPlaceForms(SpecTensor):
@@ -52,6 +79,14 @@ class InPlaceForms(SpecTensor):
 
         def __getattr__(self, name: str) -> Any:
             """`x.relu_()`: every method that gives a tensor has a form that changes it in place."""
+            if name in _REFORMING:
+                return lambda *args, **kwargs: self.spec.world.reform(
+                    self, lambda before: _REFORMING[name](before, *args, **kwargs), name
+                )
+            if name in _DRAWING:
+                return lambda *args, **kwargs: self.copy_(
+                    _DRAWING[name](self.shape, *args, **like(self, kwargs))
+                )
             method = None
             if name.endswith("_") and not name.startswith("_"):
                 method = getattr(type(self), name[:-1], None)

@@ -45,17 +45,9 @@ def default_generator() -> Generator:
     return current_world().generator
 
 
-@contextmanager
-def using_generator(generator: Generator) -> Iterator[Generator]:
+def using_generator(generator: Generator) -> AbstractContextManager[Generator]:
     """Random ops inside draw from this generator."""
-    if not isinstance(generator, Generator):
-        raise UsageError("not a generator", got=type(generator).__name__)
-    world = current_world()
-    before, world.generator = world.generator, generator
-    try:
-        yield generator
-    finally:
-        world.generator = before
+    return current_world().drawing_from(generator)
 
 
 def grad(

@@ -413,6 +413,10 @@ class WorldState(ABC, Generic[Tensor]):
         """Let a tensor take the value that `make` makes of it; see `inplace.change`."""
 
     @abstractmethod
+    def reform(self, tensor: Tensor, make: Callable[[Tensor], Tensor], what: str) -> Tensor:
+        """Let a tensor take another shape of the same elements; see `inplace.reform`."""
+
+    @abstractmethod
     def copy(self, tensor: Tensor, value: Tensor) -> Tensor:
         """Let a tensor take the value of another one; see `inplace.copy`."""
 

@@ -15,10 +15,11 @@ import numpy as np
 from plancompiler.eager import inplace
 from plancompiler.eager.agreement import compare, compare_value
 from plancompiler.eager.dispatch import RunMode
+from plancompiler.eager.generator import Generator
 from plancompiler.eager.spec import AttrMap, TensorSpec, WorldState
 from plancompiler.eager.tape import backward, seed
 from plancompiler.eager.tensor import DistTensor, Tensors
-from plancompiler.errors import ShapeError, UsageError
+from plancompiler.errors import ShapeError, TracingError, UsageError
 from plancompiler.executor.comm.manager import CommContextManager
 from plancompiler.ir import DType, NdSbp, Phase, Placement, SourceLine
 from plancompiler.ir.operators import SbpLike
@@ -156,6 +157,7 @@ class World(WorldState[DistTensor]):
         backward([(root, given)], None, retain_graph, create_graph)
 
     change = staticmethod(inplace.change)
+    reform = staticmethod(inplace.reform)
     copy = staticmethod(inplace.copy)
     assign = staticmethod(inplace.assign)
     into = staticmethod(inplace.into)
@@ -163,6 +165,28 @@ class World(WorldState[DistTensor]):
     def next_number(self, purpose: str) -> int:
         """The key of the next random op."""
         return self.mode.next_number()
+
+    @contextmanager
+    def drawing_from(self, generator: Generator) -> Iterator[Generator]:
+        """Random ops inside draw from this generator."""
+        if not isinstance(generator, Generator):
+            raise UsageError(
+                "random numbers come from a generator",
+                source=user_line(),
+                got=type(generator).__name__,
+                expected="a pc.Generator",
+            )
+        if self.mode.traces and generator is not self.generator:
+            raise TracingError(
+                "a compiled function cannot choose another generator",
+                source=user_line(),
+                hint="use pc.manual_seed and pc.using_generator around the call",
+            )
+        before, self.generator = self.generator, generator
+        try:
+            yield generator
+        finally:
+            self.generator = before
 
     def source_line(self) -> SourceLine:
         """The user's line that runs."""

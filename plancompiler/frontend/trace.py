@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import fields, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -210,6 +210,14 @@ class JobBuilder:
         """Counts from 0 per purpose, in order of tracing: the same for every layout of a job."""
         number = self._numbers[purpose] = self._numbers.get(purpose, -1) + 1
         return number
+
+    def drawing_from(self, generator: object) -> NoReturn:
+        """TracingError: a job draws all numbers from the seed that it is run with."""
+        raise TracingError(
+            "a job has no generator: its random numbers follow from the seed that it is run with",
+            got=type(generator).__name__,
+            hint="leave generator= out; key= tells draws apart",
+        )
 
     @contextmanager
     def lines_of(self, source: SourceLine) -> Iterator[None]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import EllipsisType
 
+from plancompiler.errors import AttributeValueError
 from plancompiler.ir.placement import Placement
 from plancompiler.ir.sbp import NdSbp, Split
 
@@ -24,6 +25,25 @@ def balanced_range(extent: int, parts: int, index: int) -> Range:
     base, extra = divmod(extent, parts)
     start = index * base + min(index, extra)
     return start, start + base + (1 if index < extra else 0)
+
+
+def flat_range(extent: int, parts: int, part: int) -> tuple[int, int]:
+    """Slice `part` of `parts` of a flat array: from part·extent/parts, rounded down."""
+    return part * extent // parts, (part + 1) * extent // parts
+
+
+def flat_slice(op: str, extent: int, num: int, index: int) -> slice:
+    """Slice `index` of `num` of a flat array, as `flat_range` says, for an operation of that name.
+
+    AttributeValueError for a slice that does not exist.
+    """
+    if num < 1 or not 0 <= index < num:
+        raise AttributeValueError(
+            f"{op} needs the number of a slice",
+            got=f"slice {index} of {num}",
+            expected="0 <= id < num",
+        )
+    return slice(*flat_range(extent, num, index))
 
 
 @lru_cache(maxsize=65536)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from plancompiler.ir.dtype import DType
+from plancompiler.ops.attributes import Bool, Float
 from plancompiler.ops.check import ANY, NUMBERS
 from plancompiler.ops.elementwise import (
     BINARY_RULE,
@@ -17,7 +18,7 @@ from plancompiler.ops.elementwise import (
     scalar_kernel,
     ufunc_kernel,
 )
-from plancompiler.ops.registry import define_op
+from plancompiler.ops.registry import Arrays, KernelContext, define_op
 
 
 def _register_comparison(
@@ -53,6 +54,24 @@ _register_comparison("greater", np.greater, NUMBERS, ">", "less")
 _register_comparison("greater_equal", np.greater_equal, NUMBERS, ">=", "less_equal")
 _register_comparison("equal", np.equal, ANY, "==", "equal")
 _register_comparison("not_equal", np.not_equal, ANY, "!=", "not_equal")
+
+
+def _isclose(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    # NumPy's own, but on broadcast operands of any dtype without warnings of infinities.
+    with np.errstate(invalid="ignore", over="ignore"):
+        outputs[0][...] = np.isclose(inputs[0], inputs[1], **context.attrs)
+
+
+define_op(
+    "isclose",
+    infer=binary_infer("isclose", NUMBERS, DType.BOOL),
+    attrs=(Float("rtol"), Float("atol"), Bool("equal_nan", False)),
+    rule=BINARY_RULE,
+    kernel=_isclose,
+    elementwise=True,
+    doc="Where |x - y| <= atol + rtol · |y|; infinities only where they are equal, NaN only with "
+    "`equal_nan` and where both are.",
+)
 
 register_unary(
     "logical_not",

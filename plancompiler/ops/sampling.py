@@ -9,12 +9,14 @@ from collections.abc import Callable
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, DTypeError
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ops import random
 from plancompiler.ops.attributes import Attribute, Dtype, Float, Int, Shape
 from plancompiler.ops.check import (
     FLOATS,
     INTEGERS,
+    NUMBERS,
 )
 from plancompiler.ops.registry import Array, Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import operand_line
@@ -133,6 +135,84 @@ _register(
 )
 
 
+# --- made of uniform and normal numbers -----------------------------------------------------------
+
+
+def _check_positive(kind: str, name: str) -> Callable[[AttrMap, TensorType], None]:
+    def check(attrs: AttrMap, tensor: TensorType) -> None:
+        _expect_floating(kind, tensor)
+        if not 0.0 < attrs[name] < np.inf:
+            raise AttributeValueError(
+                f"{kind} needs a positive {name}", got=attrs[name], expected="a number above 0"
+            )
+
+    return check
+
+
+def _exponential(context: KernelContext) -> Array:
+    numbers: Array = -np.log1p(-_unit(context)) / context.attrs["rate"]
+    return numbers
+
+
+_register(
+    "exponential",
+    _check_positive("exponential", "rate"),
+    _exponential,
+    Float("rate"),
+    doc="Random numbers x >= 0 of density rate · exp(-rate · x).",
+)
+
+
+def _cauchy(context: KernelContext) -> Array:
+    turned: Array = np.tan(np.pi * (_unit(context) - 0.5))
+    turned *= context.attrs["scale"]
+    turned += context.attrs["median"]
+    return turned
+
+
+_register(
+    "cauchy",
+    _check_positive("cauchy", "scale"),
+    _cauchy,
+    Float("median"),
+    Float("scale"),
+    doc="Random numbers of a Cauchy distribution, half of them within `scale` of `median`.",
+)
+
+_register(
+    "log_normal",
+    _check_positive("log_normal", "std"),
+    lambda context: np.exp(_normal(context)),
+    Float("mean"),
+    Float("std", least=0.0),
+    doc="Random numbers whose logarithms are normally distributed.",
+)
+
+
+def _check_geometric(attrs: AttrMap, tensor: TensorType) -> None:
+    if not 0.0 < attrs["p"] < 1.0:
+        raise AttributeValueError(
+            "geometric needs a probability",
+            got=attrs["p"],
+            expected="a number between 0 and 1, both excluded",
+        )
+
+
+def _geometric(context: KernelContext) -> Array:
+    # The least n for which n trials fail with probability 1 - u at most.
+    trials: Array = np.log1p(-_unit(context)) / np.log1p(-context.attrs["p"])
+    return np.floor(trials, out=trials) + 1
+
+
+_register(
+    "geometric",
+    _check_geometric,
+    _geometric,
+    Float("p"),
+    doc="Random numbers of trials of probability `p` to the first success: 1 or more.",
+)
+
+
 # --- bernoulli ------------------------------------------------------------------------------------
 
 
@@ -159,16 +239,30 @@ _register(
 # --- randint --------------------------------------------------------------------------------------
 
 
+_EXACT = {
+    DType.BFLOAT16: 2**8,
+    DType.FLOAT16: 2**11,
+    DType.FLOAT32: 2**24,
+    DType.FLOAT64: 2**53,
+}
+"""Up to where a floating dtype has every whole number."""
+
+
 def _check_randint(attrs: AttrMap, tensor: TensorType) -> None:
-    if tensor.dtype not in INTEGERS:
-        raise DTypeError("randint needs a dtype of whole numbers", got=tensor)
-    limits = np.iinfo(tensor.dtype.value)
+    if tensor.dtype not in NUMBERS:
+        raise DTypeError("randint needs a dtype of numbers", got=tensor)
     low, high = attrs["low"], attrs["high"]
-    if not limits.min <= low < high <= limits.max + 1:
+    if tensor.dtype in INTEGERS:
+        limits = np.iinfo(tensor.dtype.value)
+        least, most = int(limits.min), int(limits.max)
+    else:  # as far as it has every whole number
+        most = _EXACT[tensor.dtype]
+        least = -most
+    if not least <= low < high <= most + 1:
         raise AttributeValueError(
             "randint needs bounds in order, within its dtype",
             got=f"{low} to {high} for {tensor.dtype}",
-            expected=f"{limits.min} <= low < high <= {limits.max + 1}",
+            expected=f"{least} <= low < high <= {most + 1}",
         )
 
 

@@ -223,6 +223,50 @@ def test_each_rank_sends_a_slice_compiled():
     np.testing.assert_allclose(outputs["dx"], 8 * X @ UP @ UP.T)
 
 
+def test_slices_are_sent_and_put_in_place_eager_and_compiled():
+    """Slice 1 of 3 of x goes to the other stage, into y; each element's gradient comes from where
+    it is read.
+    """
+    x, y = X, X + 100
+    begin, end = X.size // 3, 2 * X.size // 3
+    wanted = y.copy()
+    wanted.reshape(-1)[begin:end] = x.reshape(-1)[begin:end]
+    mask = np.zeros(X.size)
+    mask[begin:end] = 1
+    mask = mask.reshape(X.shape)
+
+    def put(x, y):
+        sent = pc.partial_recv(y, pc.partial_send(x, SECOND, 3, 1), 3, 1)
+        return pc.partial_all_gather(sent, "tp")
+
+    with pc.job("slices") as job:
+        a = pc.input("a", x.shape, "float64", PAIR)
+        b = pc.input("b", y.shape, "float64", SECOND)
+        made = put(a, b)
+        da, db = pc.gradients((made * made).sum(), [a, b])
+        for name, value in (("made", made), ("da", da), ("db", db)):
+            pc.output(name, value)
+    with pc.run(job, ranks=4) as session:
+        outputs = session.step(a=x, b=y)
+    np.testing.assert_array_equal(outputs["made"], wanted)
+    np.testing.assert_array_equal(outputs["da"], 2 * x * mask)
+    np.testing.assert_array_equal(outputs["db"], 2 * y * (1 - mask))
+
+    def program():
+        made = put(pc.tensor(x, PAIR), pc.tensor(y, SECOND))
+        return pc.array_equal(made, pc.tensor(wanted, SECOND))
+
+    assert spawn(program, 4) == [True] * 4
+
+
+def test_slices_that_do_not_exist_are_refused():
+    x = pc.tensor(np.arange(5.0), pc.Placement("cpu", [0]))
+    with pytest.raises(AttributeValueError, match="number of a slice"):
+        pc.partial_send(x, x.placement, 2, 2)
+    with pytest.raises(ShapeError, match="not slice 0 of 2"):
+        pc.partial_recv(x, x, 2, 0)
+
+
 def test_meshes_of_other_shapes_are_refused():
     def run():
         x = pc.tensor(X, PAIR)

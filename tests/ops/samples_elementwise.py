@@ -121,6 +121,10 @@ def _bits(make: Maker) -> list[Sample]:
     for kind in ("logical_and", "logical_or", "logical_xor"):
         samples.append(Sample(kind, (truth(5, 3), truth(5, 1)), differentiable=False))
         samples.append(Sample(kind, (truth(5), truth(5)), differentiable=False))
+    for options in ({}, {"equal_nan": True}):
+        close = {"rtol": 0.1, "atol": 0.01, **options}
+        pair = make.real(5, 3), make.real(3)
+        samples.append(Sample("isclose", pair, close, differentiable=False))
     samples += [
         Sample("bitwise_not", (whole(99, 5, 3).astype(np.uint8),), differentiable=False),
         Sample("bitwise_not", (truth(5),), differentiable=False),

@@ -258,6 +258,16 @@ def test_random_tensors_have_their_moments():
     bell = drawn("normal", mean=2.0, std=0.5)
     assert (bell.mean(), bell.std()) == pytest.approx((2, 0.5), abs=0.01)
     assert drawn("bernoulli", dtype="bool", p=0.3).mean() == pytest.approx(0.3, abs=0.01)
+    decays = drawn("exponential", rate=2.0)
+    assert decays.min() >= 0
+    assert (decays.mean(), decays.std()) == pytest.approx((0.5, 0.5), abs=0.01)
+    trials = drawn("geometric", dtype="int64", p=0.25)
+    assert trials.min() == 1
+    assert trials.mean() == pytest.approx(4, abs=0.05)
+    quarters = np.quantile(drawn("cauchy", median=1.0, scale=3.0), (0.25, 0.5, 0.75))
+    assert quarters == pytest.approx((-2, 1, 4), abs=0.1)
+    logs = np.log(drawn("log_normal", mean=2.0, std=0.5))
+    assert (logs.mean(), logs.std()) == pytest.approx((2, 0.5), abs=0.01)
     numbers = drawn("randint", dtype="int8", low=-3, high=4)
     counts = np.bincount(numbers.reshape(-1).astype(np.int64) + 3)
     assert counts / numbers.size == pytest.approx(np.full(7, 1 / 7), abs=0.01)

@@ -45,6 +45,9 @@ from plancompiler.frontend.functions import (
     normalization as _normalization,
 )
 from plancompiler.frontend.functions import (
+    random as _random,
+)
+from plancompiler.frontend.functions import (
     reduction as _reduction,
 )
 from plancompiler.frontend.functions import (
@@ -67,6 +70,7 @@ from plancompiler.frontend.functions.indexing import *  # noqa: F403
 from plancompiler.frontend.functions.linear import *  # noqa: F403
 from plancompiler.frontend.functions.losses import *  # noqa: F403
 from plancompiler.frontend.functions.normalization import *  # noqa: F403
+from plancompiler.frontend.functions.random import *  # noqa: F403
 from plancompiler.frontend.functions.reduction import *  # noqa: F403
 from plancompiler.frontend.functions.shape import *  # noqa: F403
 from plancompiler.frontend.functions.training import *  # noqa: F403
@@ -86,6 +90,7 @@ __all__ += _indexing.__all__
 __all__ += _linear.__all__
 __all__ += _losses.__all__
 __all__ += _normalization.__all__
+__all__ += _random.__all__
 __all__ += _reduction.__all__
 __all__ += _shape.__all__
 __all__ += _training.__all__

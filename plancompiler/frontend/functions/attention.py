@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from plancompiler.errors import ShapeError
+from plancompiler.frontend.draws import key_of, takes_generator
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import where
 from plancompiler.frontend.functions.linear import matmul
 from plancompiler.frontend.out import takes_out
-from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import AttrValue, DType
 from plancompiler.ops.attention import default_scale
 from plancompiler.ops.registry import apply, apply_one, apply_source
@@ -24,6 +25,7 @@ __all__ = [
 
 
 @takes_out
+@takes_generator
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -34,6 +36,7 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     dropout_key: int | None = None,
     *,
+    generator: Any = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale q kᵀ) v of q [b, h, t, d], k [b, g, s, d] and v [b, g, s, e]: [b, h, t, e].
@@ -53,9 +56,7 @@ def scaled_dot_product_attention(
         inputs.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape) if mask.ndim < 4 else mask)
     attrs: dict[str, AttrValue] = {"causal": causal, "scale": _scale(query, scale)}
     if dropout:
-        if dropout_key is None:
-            dropout_key = current_recorder().next_number("dropout key")
-        attrs.update(dropout=float(dropout), key=dropout_key)
+        attrs.update(dropout=float(dropout), key=key_of(dropout_key))
     attended: Tensor = apply("attention", *inputs, **attrs)[0]
     return attended
 

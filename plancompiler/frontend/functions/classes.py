@@ -8,10 +8,10 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from plancompiler.errors import AttributeValueError, UsageError
+from plancompiler.frontend.draws import key_of, takes_generator
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.losses import reduce_rows
 from plancompiler.frontend.out import takes_out
-from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import Value
 from plancompiler.ir.arguments import real_number, whole_number
 from plancompiler.ops import class_center, split_softmax
@@ -43,6 +43,7 @@ class ClassSample(NamedTuple, Generic[Tensor]):
 
 
 @takes_out
+@takes_generator
 def class_center_sample(
     labels: Tensor,
     classes: int | Sequence[int],
@@ -51,6 +52,7 @@ def class_center_sample(
     ignore_index: int | None = -100,
     key: int | None = None,
     *,
+    generator: Any = None,
     out: Sequence[Tensor | None] | None = None,
 ) -> ClassSample[Tensor]:
     """Of each range of classes those among the labels, and random others up to `num_samples`.
@@ -73,13 +75,12 @@ def class_center_sample(
     counts = _class_counts(labels, classes, shards)
     ignored = IGNORE_INDEX if ignore_index is None else ignore_index
     sizes = tuple(min(wanted, count) for count in counts)
-    if key is None:
-        # One count for all random ops: equal keys would give related numbers.
-        key = current_recorder().next_number("dropout key")
+    drawn = key_of(key)
     if not isinstance(labels, Value) and labels.dtype.is_integer:
         labels, sizes = _grown(labels, counts, sizes, ignored)
-    attrs = {"counts": counts, "sizes": sizes, "ignore_index": ignored, "key": key}
-    sampled, remapped = apply("class_center_sample", labels, **attrs)
+    sampled, remapped = apply(
+        "class_center_sample", labels, counts=counts, sizes=sizes, ignore_index=ignored, key=drawn
+    )
     return ClassSample(sampled, remapped, sizes)
 
 

@@ -6,13 +6,15 @@ names the mesh axis (or gives its position); it may be left out for a mesh of on
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from plancompiler.errors import AttributeValueError, PlacementMismatchError, ShapeError
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir import BROADCAST, Placement, Split
+from plancompiler.ir import BROADCAST, NdSbp, Placement, Split
 from plancompiler.ir.operators import normalize_axes
+from plancompiler.ir.shard import flat_slice
 from plancompiler.ops.collective import mesh_axis, redistribute_along, reduced
 from plancompiler.ops.registry import apply, apply_one
 
@@ -23,6 +25,9 @@ __all__ = [
     "all_to_all",
     "global_gather",
     "global_scatter",
+    "partial_all_gather",
+    "partial_recv",
+    "partial_send",
     "partial_transfer",
     "reduce_scatter",
 ]
@@ -113,6 +118,67 @@ def partial_transfer(
     moved = apply("place_gradient", moved, along=mesh_axis(placement, there), split=0)
     transferred: Tensor = redistribute_along(moved, there, BROADCAST).reshape(x.shape)
     return transferred
+
+
+@takes_out
+def partial_send(
+    x: Tensor,
+    placement: Placement,
+    num: int,
+    id: int,  # noqa: A002  # the usual name
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Slice `id` of `num` of the flat tensor, broadcast on another placement, for `partial_recv`.
+
+    Of m elements that is [id·m/num, (id+1)·m/num), rounded down; nothing else is sent. What is the
+    same on several ranks crosses in slices by one `partial_send` for each, or all at once by
+    `partial_transfer`. AttributeValueError for a slice that does not exist.
+    """
+    _placement(x)
+    count = math.prod(x.shape)
+    piece: Tensor = x.reshape(-1)[flat_slice("partial_send", count, num, id)]
+    return piece.redistribute(placement, NdSbp.broadcast(placement.ndim))
+
+
+@takes_out
+def partial_recv(
+    x: Tensor,
+    piece: Tensor,
+    num: int,
+    id: int,  # noqa: A002  # the usual name
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A tensor with slice `id` of `num` of its flat elements replaced by what `partial_send` gave.
+
+    All other elements are those of `x`, which lies where `piece` does. ShapeError for a piece of
+    another slice's length.
+    """
+    _placement(x)
+    count = math.prod(x.shape)
+    place = flat_slice("partial_recv", count, num, id)
+    if piece.shape != (place.stop - place.start,):
+        raise ShapeError(
+            f"this is not slice {id} of {num} of the tensor",
+            got=piece.shape,
+            expected=f"({place.stop - place.start},), of a tensor of shape {x.shape}",
+        )
+    bounds = {"starts": (place.start,), "stops": (place.stop,), "steps": (1,)}
+    return apply_one("slice_scatter", x.reshape(-1), piece, **bounds).reshape(x.shape)
+
+
+@takes_out
+def partial_all_gather(x: Tensor, along: Along = None, *, out: Tensor | None = None) -> Tensor:
+    """A value whole on all n devices along a mesh axis, of which device i gives flat slice i.
+
+    What device i holds of the other slices is not read. Slices are balanced: of m elements the
+    first m mod n have one element more.
+    """
+    position = mesh_axis(_placement(x), along)
+    sliced: Any = redistribute_along(x.reshape(-1), position, Split(0))
+    gathered: Tensor = redistribute_along(sliced, position, BROADCAST)
+    return gathered.reshape(x.shape)
 
 
 # --- rows to experts ------------------------------------------------------------------------------

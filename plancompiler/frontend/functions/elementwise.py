@@ -49,6 +49,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "hypot",
+    "isclose",
     "isfinite",
     "isinf",
     "isnan",
@@ -216,6 +217,31 @@ logical_not = unary("logical_not")
 isnan = unary("isnan")
 isinf = unary("isinf")
 isfinite = unary("isfinite")
+
+
+@takes_out
+def isclose(
+    x: Tensor | Scalar,
+    y: Tensor | Scalar,
+    rtol: float = 1e-05,
+    atol: float = 1e-08,
+    equal_nan: bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Where |x - y| <= atol + rtol · |y|, as in NumPy: infinities are close to themselves only, and
+    NaN to NaN only with `equal_nan`. One of them may be a number.
+    """
+    if not isinstance(x, TensorOperators):
+        if not isinstance(y, TensorOperators):
+            raise TracingError("isclose needs a tensor for at least one of x and y")
+        x = full_like(y, _number(x, y.dtype), shape=())
+    if not isinstance(y, TensorOperators):
+        y = full_like(x, _number(y, x.dtype), shape=())
+    close: Tensor = apply_one(
+        "isclose", x, y, rtol=float(rtol), atol=float(atol), equal_nan=equal_nan
+    )
+    return close
 
 
 # --- bounds and mixtures --------------------------------------------------------------------------

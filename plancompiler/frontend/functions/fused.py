@@ -5,8 +5,10 @@ with one reduction forward and one backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from plancompiler.errors import AttributeValueError, ShapeError, UsageError
+from plancompiler.frontend.draws import key_of, takes_generator
 from plancompiler.frontend.functions.activation import gelu, gelu_exact, relu, silu
 from plancompiler.frontend.functions.attention import (
     cached_attention,
@@ -19,7 +21,6 @@ from plancompiler.frontend.functions.linear import linear
 from plancompiler.frontend.functions.normalization import layer_norm, rms_norm
 from plancompiler.frontend.functions.training import dropout as drop
 from plancompiler.frontend.out import takes_out
-from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import AttrValue
 from plancompiler.ops.registry import apply, apply_one
 
@@ -149,6 +150,7 @@ def fused_feedforward(
 
 
 @takes_out
+@takes_generator
 def bias_dropout_residual(
     x: Tensor,
     residual: Tensor,
@@ -156,6 +158,7 @@ def bias_dropout_residual(
     dropout: float = 0.0,
     dropout_key: int | None = None,
     *,
+    generator: Any = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """residual + dropout(x + bias), of x and residual [..., m] and bias [m], in one pass.
@@ -165,9 +168,7 @@ def bias_dropout_residual(
     biases = () if bias is None else (bias,)
     attrs: dict[str, AttrValue] = {}
     if dropout:
-        if dropout_key is None:
-            dropout_key = current_recorder().next_number("dropout key")
-        attrs = {"rate": float(dropout), "key": dropout_key}
+        attrs = {"rate": float(dropout), "key": key_of(dropout_key)}
     return apply_one("bias_dropout_residual", x, residual, *biases, **attrs)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 from plancompiler.errors import UsageError
+from plancompiler.frontend.draws import key_of, takes_generator
 from plancompiler.frontend.functions.derived import Tensor
 from plancompiler.frontend.functions.elementwise import div, maximum, minimum, sqrt
 from plancompiler.frontend.out import takes_out
-from plancompiler.frontend.trace import current_recorder
 from plancompiler.ir import DType
 from plancompiler.ir.arguments import real_number
 from plancompiler.ops.registry import apply, apply_one
@@ -259,12 +260,18 @@ def square_sums(*tensors: Tensor) -> list[Tensor]:
 
 
 @takes_out
-def dropout(x: Tensor, rate: float, key: int | None = None, *, out: Tensor | None = None) -> Tensor:
+@takes_generator
+def dropout(
+    x: Tensor,
+    rate: float,
+    key: int | None = None,
+    *,
+    generator: Any = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Elements are zeroed with probability `rate`, the others scaled by 1 / (1 - rate).
 
     Which ones depends on the job's seed, the step, the element's global index and `key`; by
     default each dropout of a job has its own key. Outside of jobs the generator has seed and step.
     """
-    if key is None:
-        key = current_recorder().next_number("dropout key")
-    return apply_one("dropout", x, rate=float(rate), key=key)
+    return apply_one("dropout", x, rate=float(rate), key=key_of(key))
