@@ -18,7 +18,7 @@ DRAWS: dict[str, Callable[..., pc.DistTensor]] = {
     ),
     "dropout": lambda mesh, g: pc.dropout(pc.tensor(np.ones((3, 4)), mesh), 0.5, generator=g),
     "exponential": lambda mesh, g: pc.exponential((3, 4), placement=mesh, generator=g),
-    "permutation": lambda mesh, g: pc.randperm(30, placement=mesh, generator=g),
+    "permutation": lambda mesh, g: pc.permutation(30, placement=mesh, generator=g),
     "rand": lambda mesh, g: pc.rand(3, 4, placement=mesh, generator=g),
     "rand_like": lambda mesh, g: pc.rand_like(pc.tensor(np.ones((3, 4)), mesh), generator=g),
     "randint_like": lambda mesh, g: pc.randint_like(

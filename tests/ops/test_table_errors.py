@@ -90,7 +90,10 @@ WRONG = [
     ("normal", (), {**DRAWN, "mean": 0.0, "std": -1.0}, AttributeValueError),
     ("bernoulli", (), {**DRAWN, "p": 1.5}, AttributeValueError),
     ("bernoulli", (), {**DRAWN, "p": float("nan")}, AttributeValueError),
-    ("randint", (), {**DRAWN, "low": 0, "high": 2}, DTypeError),
+    ("randint", (), {**DRAWN, "dtype": "bool", "low": 0, "high": 2}, DTypeError),
+    ("randint", (), {**DRAWN, "dtype": "float16", "low": 0, "high": 2050}, AttributeValueError),
+    ("exponential", (), {**DRAWN, "rate": 0.0}, AttributeValueError),
+    ("geometric", (), {**DRAWN, "p": 1.0}, AttributeValueError),
     ("randint", (), {**DRAWN, "dtype": "int8", "low": 0, "high": 129}, AttributeValueError),
     ("permutation", (), {**DRAWN, "dtype": "uint8", "shape": (300,)}, AttributeValueError),
     # einsum.

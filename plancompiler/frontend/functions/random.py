@@ -31,7 +31,6 @@ __all__ = [
     "randint_like",
     "randn",
     "randn_like",
-    "randperm",
     "uniform",
 ]
 
@@ -212,34 +211,38 @@ def log_normal(
 # --- as NumPy and PyTorch name them ---------------------------------------------------------------
 
 
-def rand(*shape: int | Sequence[int], placement: Placement, **named: Any) -> Value:
+@takes_out
+def rand(*shape: int | Sequence[int], placement: Placement, out: Any = None, **named: Any) -> Value:
     """`uniform` from 0 to 1: `pc.rand(2, 3, placement=mesh)`, with its keywords."""
     return uniform(_extents(shape), placement=placement, **named)
 
 
-def randn(*shape: int | Sequence[int], placement: Placement, **named: Any) -> Value:
+@takes_out
+def randn(
+    *shape: int | Sequence[int], placement: Placement, out: Any = None, **named: Any
+) -> Value:
     """`normal` of mean 0 and deviation 1: `pc.randn(2, 3, placement=mesh)`, with its keywords."""
     return normal(_extents(shape), placement=placement, **named)
-
-
-randperm = permutation
 
 
 def _extents(shape: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
     return whole_numbers("extents", shape[0] if len(shape) == 1 else shape)
 
 
-def rand_like(x: Tensor, **named: Any) -> Tensor:
+@takes_out
+def rand_like(x: Tensor, *, out: Any = None, **named: Any) -> Tensor:
     """`uniform` from 0 to 1 of the shape, dtype and placement of x, with its keywords."""
     return uniform(x.shape, **like(x, named))  # type: ignore[return-value]  # as x is
 
 
-def randn_like(x: Tensor, **named: Any) -> Tensor:
+@takes_out
+def randn_like(x: Tensor, *, out: Any = None, **named: Any) -> Tensor:
     """`normal` of mean 0 and deviation 1 of x's shape, dtype and placement, with its keywords."""
     return normal(x.shape, **like(x, named))  # type: ignore[return-value]  # as x is
 
 
-def randint_like(x: Tensor, low: int, high: int, **named: Any) -> Tensor:
+@takes_out
+def randint_like(x: Tensor, low: int, high: int, *, out: Any = None, **named: Any) -> Tensor:
     """`randint` of the shape, dtype and placement of x, with its keywords."""
     return randint(x.shape, low, high, **like(x, named))  # type: ignore[return-value]  # as x is
 
