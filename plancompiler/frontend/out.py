@@ -1,11 +1,14 @@
 """`out=`: results of the public functions in existing tensors, for all of these functions alike.
 
 A function names `out` in its signature and leaves the rest to the decorator `takes_out`, so that
-type checkers and `help()` know the keyword, and a call without it costs one look-up more.
+type checkers and `help()` know the keyword, and a call without it costs one look-up more. The
+decorator also takes keywords as PyTorch spells them: `dim` for `axis`, `keepdim` for `keepdims`,
+`input` for the first tensor.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -34,11 +37,16 @@ def takes_out(function: Function) -> Function:
     The function itself names `out` in its signature for those who read it, and is never given one.
     """
 
+    spelled = _spelled(function)
+
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         try:
-            if "out" in named:
-                return _into(function, named.pop("out"), args, named)
+            if named:
+                if not spelled.keys().isdisjoint(named):
+                    named = _respelled(function, spelled, named)
+                if "out" in named:
+                    return _into(function, named.pop("out"), args, named)
             return function(*args, **named)
         except PlanCompilerError as error:
             error.at(op=function.__name__, source=user_line())
@@ -51,6 +59,37 @@ def takes_out(function: Function) -> Function:
 
     call.__doc__ = (function.__doc__ or "").rstrip() + _HELP
     return cast("Function", call)
+
+
+_SPELLINGS = {"dim": ("axis", "axes"), "dims": ("axes", "axis"), "keepdim": ("keepdims",)}
+"""Keywords of PyTorch, and what a function of ours may call the same."""
+
+
+def _spelled(function: Callable[..., Any]) -> dict[str, str]:
+    """The function's keywords by PyTorch's spelling."""
+    names = list(inspect.signature(function).parameters)
+    spelled = {
+        theirs: next(each for each in ours if each in names)
+        for theirs, ours in {**_SPELLINGS, "input": tuple(names[:1])}.items()
+        if theirs not in names and any(each in names for each in ours)
+    }
+    return {theirs: ours for theirs, ours in spelled.items() if ours != "out"}
+
+
+def _respelled(
+    function: Callable[..., Any], spelled: Mapping[str, str], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keywords in our own spelling. UsageError for one that is given in both."""
+    ours = {spelled.get(name, name): value for name, value in named.items()}
+    if len(ours) < len(named):
+        twice = sorted(name for name in named if spelled.get(name) in named)
+        raise UsageError(
+            "an argument is given in two spellings",
+            op=function.__name__,
+            got=" and ".join(f"{name}, {spelled[name]}" for name in twice),
+            expected="one of them",
+        )
+    return ours
 
 
 def _into(

@@ -47,6 +47,7 @@ from plancompiler.ops import (  # noqa: F401  # each fills the table
     sequence,
     shape,
     softmax,
+    special,
     split_softmax,
     statistics,
     structural,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,13 @@ from plancompiler.ops.check import (
 )
 from plancompiler.ops.elementwise import (
     UNARY_RULE,
+    BinaryGradient,
     keeps,
     register_binary,
     ufunc_kernel,
     unary_infer,
 )
-from plancompiler.ops.gradient import nothing, over_positive, reduce_to
+from plancompiler.ops.gradient import masked, nothing, over_positive, reduce_to
 from plancompiler.ops.registry import (
     Array,
     Arrays,
@@ -56,6 +58,16 @@ def _checked(ufunc: Callable[..., Any]) -> Callable[..., Any]:
         ufunc(x, y, out=out)
 
     return divide
+
+
+def _of_known(takes_first: Callable[[Any, Any], Any]) -> BinaryGradient:
+    """The gradient of an extreme that leaves NaN aside: all of it to the one that is taken."""
+
+    def gradient(x: Any, y: Any, z: Any, dz: Any) -> tuple[Any, Any]:
+        first = apply("logical_or", takes_first(x, y), apply("isnan", y))
+        return masked(dz, first), masked(dz, apply("logical_not", first))
+
+    return gradient
 
 
 def _quotient(x: Any, y: Any, z: Any) -> Any:
@@ -119,6 +131,59 @@ register_binary(
     dtypes=FLOATS,
     code="copysign({0}, {1})",
     doc="The absolute value of x with the sign of y.",
+)
+register_binary(
+    "logaddexp2",
+    np.logaddexp2,
+    lambda x, y, z, dz: (
+        dz * ((x - y) * math.log(2)).sigmoid(),
+        dz * ((y - x) * math.log(2)).sigmoid(),
+    ),
+    dtypes=FLOATS,
+    doc="The logarithm to base 2 of 2 ** x + 2 ** y, without overflow.",
+)
+register_binary(
+    "nextafter",
+    np.nextafter,
+    None,
+    dtypes=frozenset({DType.FLOAT32, DType.FLOAT64}),
+    code="nextafter({0}, {1})",
+    doc="The next number of the dtype after x in the direction of y.",
+)
+register_binary(
+    "heaviside",
+    np.heaviside,
+    lambda x, y, z, dz: (None, masked(dz, x.equal(0))),
+    dtypes=FLOATS,
+    doc="0 where x < 0, y where x is 0, and 1 where x > 0.",
+)
+register_binary(
+    "fmax",
+    np.fmax,
+    _of_known(lambda x, y: x >= y),
+    dtypes=FLOATS,
+    doc="The greater of two, or the one that is a number.",
+)
+register_binary(
+    "fmin",
+    np.fmin,
+    _of_known(lambda x, y: x <= y),
+    dtypes=FLOATS,
+    doc="The lesser of two, or the one that is a number.",
+)
+register_binary(
+    "gcd",
+    np.gcd,
+    None,
+    dtypes=INTEGERS,
+    doc="The greatest whole number that divides both.",
+)
+register_binary(
+    "lcm",
+    np.lcm,
+    None,
+    dtypes=INTEGERS,
+    doc="The least whole number that both divide.",
 )
 
 

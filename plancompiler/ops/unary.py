@@ -203,6 +203,10 @@ register_unary(
 # --- predicates -----------------------------------------------------------------------------------
 
 
+def _equals(number: float) -> Callable[..., Any]:
+    return lambda x, out: np.equal(x, number, out=out)
+
+
 def _register_predicate(kind: str, ufunc: Callable[..., Any], doc: str, code: str) -> None:
     define_op(
         kind,
@@ -219,6 +223,13 @@ _register_predicate("isnan", np.isnan, "True where x is not a number.", "({0} !=
 _register_predicate("isinf", np.isinf, "True where x is infinite.", "(fabs({0}) == INFINITY)")
 _register_predicate(
     "isfinite", np.isfinite, "True where x is a finite number.", "(fabs({0}) < INFINITY)"
+)
+_register_predicate(
+    "signbit", np.signbit, "True where x has a minus sign, also -0.0.", "(signbit({0}) != 0)"
+)
+_register_predicate("isposinf", _equals(np.inf), "True where x is infinity.", "({0} == INFINITY)")
+_register_predicate(
+    "isneginf", _equals(-np.inf), "True where x is minus infinity.", "({0} == -INFINITY)"
 )
 
 

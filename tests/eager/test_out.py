@@ -72,6 +72,7 @@ CALLS = {
     **each("logical_not all any", lambda m: call(m.truth(4, 6))),
     **each(
         "add sub mul div maximum minimum less less_equal greater greater_equal equal not_equal "
+        "logaddexp2 nextafter heaviside fmax fmin xlogy xlog1py "
         "atan2 hypot logaddexp copysign fmod remainder floor_divide swiglu mse_loss l1_loss "
         "smooth_l1_loss huber_loss bias_dropout_residual",
         lambda m: call(m.real(4, 6), m.unit(4, 6)),
@@ -81,7 +82,7 @@ CALLS = {
         lambda m: call(m.unit(4, 6), m.unit(4, 6)),
     ),
     **each(
-        "bitwise_and bitwise_or bitwise_xor shift_left shift_right",
+        "gcd lcm bitwise_and bitwise_or bitwise_xor shift_left shift_right",
         lambda m: call(m.whole(9, 4, 6), m.whole(5, 4, 6)),
     ),
     **each("logical_and logical_or logical_xor", lambda m: call(m.truth(4, 6), m.truth(4, 6))),
@@ -184,6 +185,7 @@ CALLS = {
     "tile": lambda m: call(m.real(4, 6), (2, 1)),
     "topk": lambda m: call(m.real(4, 6), 3),
     "unbind": lambda m: call(m.real(4, 6), 1),
+    "zeta": lambda m: call(m.tensor(np.linspace(1.5, 9, 24).reshape(4, 6)), m.unit(4, 6)),
     "unsqueeze": lambda m: call(m.real(4, 6), 0),
     "where": lambda m: call(m.truth(4, 6), m.real(4, 6), 1.0),
 }

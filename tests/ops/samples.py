@@ -17,6 +17,7 @@ from tests.ops import (
     samples_learning,
     samples_microbatch,
     samples_routing,
+    samples_special,
     samples_transformer,
 )
 from tests.ops.sample import Maker as _Maker
@@ -45,6 +46,7 @@ def samples(directory: Path, dtype: str = "float64", seed: int = 20240229) -> li
         *samples_fused.samples(make),
         *samples_microbatch.samples(make),
         *samples_routing.samples(make),
+        *samples_special.samples(make),
         *samples_classes.samples(make),
         *samples_transformer.samples(make),
     ]

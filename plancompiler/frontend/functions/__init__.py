@@ -98,7 +98,8 @@ __all__ += _training.__all__
 DERIVED = [
     kind
     for kind, definition in op_table().items()
-    if definition.formula is not None
+    if definition.elementwise
+    and not kind.endswith("_grad")
     and not definition.attrs
     and definition.input_counts == (1,)
     and kind not in __all__

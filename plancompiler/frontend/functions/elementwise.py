@@ -44,15 +44,20 @@ __all__ = [
     "expm1",
     "floor",
     "floor_divide",
+    "fmax",
+    "fmin",
     "fmod",
     "full_like",
+    "gcd",
     "greater",
     "greater_equal",
+    "heaviside",
     "hypot",
     "isclose",
     "isfinite",
     "isinf",
     "isnan",
+    "lcm",
     "lerp",
     "less",
     "less_equal",
@@ -61,6 +66,7 @@ __all__ = [
     "log2",
     "log10",
     "logaddexp",
+    "logaddexp2",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -71,6 +77,7 @@ __all__ = [
     "mul",
     "nan_to_num",
     "neg",
+    "nextafter",
     "not_equal",
     "ones_like",
     "pow",
@@ -89,7 +96,10 @@ __all__ = [
     "tan",
     "trunc",
     "where",
+    "xlog1py",
+    "xlogy",
     "zeros_like",
+    "zeta",
 ]
 
 
@@ -242,6 +252,21 @@ def isclose(
         "isclose", x, y, rtol=float(rtol), atol=float(atol), equal_nan=equal_nan
     )
     return close
+
+
+# --- of two numbers -------------------------------------------------------------------------------
+
+
+fmax = binary("fmax")
+fmin = binary("fmin")
+gcd = binary("gcd")
+heaviside = binary("heaviside")
+lcm = binary("lcm")
+logaddexp2 = binary("logaddexp2")
+nextafter = binary("nextafter")
+xlog1py = binary("xlog1py")
+xlogy = binary("xlogy")
+zeta = binary("zeta")
 
 
 # --- bounds and mixtures --------------------------------------------------------------------------
