@@ -104,8 +104,7 @@ class JobChannel:
         """Whether it was told to keep no outputs."""
         self._events: list[JobEvent | None] = []
         self.waiting: Waiting | None = None
-        """Which ranks the job waits for, as its readers hear."""
-        """Why it does not begin."""
+        """Which ranks the job waits for, and so why it does not begin, as its readers hear."""
         self._changes = Changes()
         self._limit = event_bytes
         self._held = 0

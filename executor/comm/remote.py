@@ -240,10 +240,10 @@ class _Line:
         """For how many seconds there has been no connection, as far as looks have seen. Of the time
         between two of them, in which this process may have stood still, only some counts.
         """
-        now = time.monotonic()
-        passed, self._looked = min(now - self._looked, _REACH_SECONDS), now
-        if self._state is None:
-            passed = 0.0
+        now, is_first = time.monotonic(), not self._looked
+        passed = 0.0 if is_first else min(now - self._looked, _REACH_SECONDS)
+        self._looked = now
+        if is_first:
             channel.subscribe(self._note)
             self._has_state.wait(_POLL_SECONDS)
         is_connected = self._state is grpc.ChannelConnectivity.READY

@@ -6,11 +6,10 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from plancompiler.engines.agent_host import run_agent
-from plancompiler.engines.hosted import Engine
+from plancompiler.engines.hosted import Engine, working_folder
 from plancompiler.errors import EngineError, UsageError
 
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
@@ -69,7 +68,7 @@ class Dask(Engine):
                 run_agent,
                 list(command),
                 dict(own),
-                str(Path.cwd()),
+                working_folder(),
                 workers=[worker],
                 allow_other_workers=False,
                 pure=False,

@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from plancompiler.engines.agent import COMMAND, Order
 from plancompiler.engines.launch_variables import (
@@ -247,6 +248,19 @@ def _transport(agents: Sequence[RemoteAgent]) -> dict[str, str]:
             hint="use fewer ranks",
         )
     return {TRANSPORT: "grpc", ADDRESSES: addresses}
+
+
+def working_folder() -> str:
+    """Where the ranks of services start: as this process. EngineError where it is gone."""
+    try:
+        return str(Path.cwd())
+    except OSError as error:
+        raise EngineError(
+            "the folder in which this process was started is gone",
+            got=str(error.strerror),
+            expected="a folder, in which ranks start on all hosts",
+            hint="change into a folder that exists",
+        ) from None
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:

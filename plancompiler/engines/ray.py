@@ -6,11 +6,10 @@ import importlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from plancompiler.engines.agent_host import run_agent
-from plancompiler.engines.hosted import Engine
+from plancompiler.engines.hosted import Engine, working_folder
 from plancompiler.errors import EngineError, UsageError
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -59,7 +58,7 @@ class Ray(Engine):
         strategies = _module("ray.util.scheduling_strategies")
         bundles = [{"CPU": 1}] * ranks
         self._group = groups.placement_group(bundles, strategy=self._strategy)
-        actor, folder = self._ray.remote(AgentActor), str(Path.cwd())
+        actor, folder = self._ray.remote(AgentActor), working_folder()
         for rank in range(ranks):
             place = strategies.PlacementGroupSchedulingStrategy(self._group, rank)
             made = actor.options(num_cpus=1, max_restarts=0, scheduling_strategy=place).remote()

@@ -39,10 +39,13 @@ def shown_path(file: str) -> str:
     """
     if file.startswith("<"):
         return file if not file.startswith("<frozen") else ""
-    path = os.path.abspath(file)  # noqa: PTH100  # Path.resolve would follow links
-    if file in _BETWEEN or path.startswith(_PACKAGE) or os.path.realpath(path).startswith(_PACKAGE):
-        return ""
-    relative = os.path.relpath(path)
-    if not relative.startswith(os.pardir):
-        return Path(relative).as_posix()
+    path = file
+    with contextlib.suppress(OSError):  # the current directory is gone
+        path = os.path.abspath(file)  # noqa: PTH100  # Path.resolve would follow links
+        real = os.path.realpath(path)
+        if file in _BETWEEN or path.startswith(_PACKAGE) or real.startswith(_PACKAGE):
+            return ""
+        relative = os.path.relpath(path)
+        if not relative.startswith(os.pardir):
+            return Path(relative).as_posix()
     return "/".join(Path(path).parts[-2:])

@@ -102,7 +102,10 @@ def is_stream(path: Path) -> bool:
 
     Links are followed in the system's own folders only: elsewhere anybody may have put them.
     """
-    folder = str(Path.cwd() / path.parent)
+    try:
+        folder = str(path.parent.absolute())
+    except OSError:  # it is relative, and the current directory is gone
+        return False
     if folder in ("/dev", "/dev/fd") or folder.startswith("/proc/"):
         return path.exists()
     with contextlib.suppress(OSError):

@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -223,12 +222,7 @@ def _line_of(function: Function) -> SourceLine | None:
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return None
-    path = Path(code.co_filename)
-    try:
-        shown = path.relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        shown = "/".join(path.parts[-2:])
-    return SourceLine(shown, code.co_firstlineno)
+    return SourceLine(shown_path(code.co_filename), code.co_firstlineno)
 
 
 def _letters(operand: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from plancompiler.errors import (
     WireFormatError,
 )
 from plancompiler.executor import threads
-from plancompiler.executor.comm import host_wire
+from plancompiler.executor.comm import host_wire, remote
 from plancompiler.executor.comm import remote_wire as wire
 from plancompiler.executor.comm.messages import Frame
 from plancompiler.executor.comm.publication import publication_of
@@ -33,6 +33,19 @@ from tests.executor.pipelines import train
 from tests.executor.plans import data_parallel
 
 TOKEN = secrets.token_hex(8)
+
+
+def test_a_channel_that_does_not_say_how_it_is_gets_one_watcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "_POLL_SECONDS", 0.0)
+    with plain_channel("127.0.0.1:1") as channel:
+        watchers: list[Callable[..., None]] = []
+        monkeypatch.setattr(channel, "subscribe", watchers.append)
+        line = remote._Line(b"")
+        assert line.look(channel) == 0.0
+        assert line.look(channel) > 0.0
+        assert len(watchers) == 1
 
 
 @st.composite

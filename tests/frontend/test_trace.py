@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import plancompiler as pc
+from plancompiler.engines.hosted import working_folder
 from plancompiler.errors import (
     AttributeValueError,
     DTypeError,
+    EngineError,
     JobError,
     PlacementMismatchError,
     SbpAxisError,
@@ -22,6 +24,8 @@ from plancompiler.errors import (
     TracingError,
     UsageError,
 )
+from plancompiler.ir.source import shown_path
+from plancompiler.ir.whole_file import is_stream
 from tests.dense import run_dense
 from tests.frontend import small_job
 from tests.frontend.failing import raised
@@ -89,8 +93,18 @@ def test_ops_carry_the_users_line_relative_to_the_current_directory(monkeypatch,
     line = line_of("the user's line")
     monkeypatch.chdir(ROOT)
     assert {str(op.source) for op in build().ops[1:]} == {f"tests/frontend/{HERE}:{line}"}
-    monkeypatch.chdir(tmp_path)
-    assert {str(op.source) for op in build().ops[1:]} == {f"frontend/{HERE}:{line}"}
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    for is_gone in (False, True):
+        if is_gone:
+            gone.rmdir()
+        assert {str(op.source) for op in build().ops[1:]} == {f"frontend/{HERE}:{line}"}
+    assert shown_path("relative.py") == "relative.py"
+    assert is_stream(Path("/dev/stdout"))
+    assert not is_stream(Path("out"))
+    with pytest.raises(EngineError, match="started is gone"):
+        working_folder()
 
 
 def test_gradient_ops_carry_the_line_of_their_forward_op():
