@@ -27,7 +27,7 @@ from plancompiler.errors import GradientError, TracingError
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import AttrValue, NdSbp, Placement, Value
 from plancompiler.ir.source import user_line
-from plancompiler.ops.registry import Array
+from plancompiler.ops.registry import Array, op_def
 
 DRAWN = 1 << 62
 """Keys of random ops from here on count the draws of one run; smaller ones are the user's own."""
@@ -99,6 +99,9 @@ class TraceMode(RunMode):
         """Those of which the gradient was looked at first."""
         self.steps: list[Any] = []
         """Optimizers that step in the function."""
+        self.counts: list[Any] = []
+        """What their updates go by; the first, what other ops go by that count steps."""
+        self._counter = 0
         self.first_draw = world.generator.number
         self.draws = 0
         self._real = world.mode
@@ -327,8 +330,16 @@ class TraceMode(RunMode):
             if reading:
                 self.read.add(leaf)
 
+    def count(self, count: Any) -> None:
+        """The ops that follow go by a count of steps."""
+        if count.missed and not self.counts:
+            self.counts.append(type(count)(count.steps))
+        self._counter = len(self.counts)
+        self.counts.append(count)
+
     def stepped(self, steps: Any) -> None:
         """An optimizer has made a step."""
+        self._counter = 0
         if steps in self.steps:
             raise TracingError(
                 "an optimizer steps twice in a compiled function",
@@ -373,6 +384,8 @@ class TraceMode(RunMode):
         """
         if kind == "variable":
             return self._real.plan(kind, inputs, attrs, placement, sbp)
+        if self._counter and op_def(kind).counts_steps:
+            attrs = {**attrs, "counter": self._counter}
         plan = super().plan(kind, inputs, attrs, placement, sbp)
         if isinstance(plan, TracedPlan):
             plan.demanded = sbp

@@ -39,7 +39,8 @@ class Draws:
     """The generator's seed, step, and the number of its next draw."""
     step: int = 0
     number: int = 0
-    optimizer_step: int = 0
+    counts: tuple[int, ...] = (0,)
+    """The steps that optimizers have made, by the `counter` of the ops that go by them."""
     rates: tuple[float, ...] = ()
     """The learning rates of the optimizers that step in the function, in their order."""
 
@@ -153,10 +154,12 @@ class CompiledRun:
         of_optimizer = bool(definition.mutates) or definition.counts_steps
         if not of_optimizer and not definition.source:
             return kernel
+        counter = attrs.get("counter", 0)
+        assert isinstance(counter, int)
 
         def stepped(context: KernelContext, inputs: Any, outputs: Any) -> None:
             draws = self._draws
-            context.step = draws.optimizer_step if of_optimizer else draws.step
+            context.step = draws.counts[counter] if of_optimizer else draws.step
             context.seed = draws.seed
             context.rates = self._rate
             kernel(context, inputs, outputs)

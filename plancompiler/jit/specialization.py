@@ -12,7 +12,7 @@ from plancompiler.eager.symbol import Symbol
 from plancompiler.eager.tape import backward
 from plancompiler.eager.tensor import Grads, Leaf, Node, Tensors
 from plancompiler.eager.tracing import TraceMode, untrained_variable
-from plancompiler.errors import GradientError, UsageError
+from plancompiler.errors import GradientError
 from plancompiler.frontend.trace import JobBuilder
 from plancompiler.ir import DType, Job, Value
 from plancompiler.ir.source import user_line
@@ -113,6 +113,8 @@ class Specialization:
         self._note_variables(tensors)
         self._steps = list(self._tracing.steps)
         self._versions = [steps.version for steps in self._steps]
+        self._counts = self._tracing.counts
+        self._updated = [(steps.updated, steps.recounts) for steps in self._steps]
         variables = self._variables
         self._changed = [at for at, each in enumerate(variables) if each.changed]
         self._wanting = [at for at, each in enumerate(variables) if each.wants]
@@ -144,6 +146,14 @@ class Specialization:
                 return False
         if [steps.version for steps in self._steps] != self._versions:
             return False
+        for at, (steps, (updated, counted)) in enumerate(
+            zip(self._steps, self._updated, strict=True)
+        ):
+            recounts = steps.resume(updated)
+            if recounts != counted:
+                if not all(count.holds() for count in self._counts if count.steps is steps):
+                    return False
+                self._updated[at] = updated, recounts
         for state in self._leaves:
             if state.read:
                 grad = state.now(tensors).grad
@@ -253,7 +263,8 @@ class Specialization:
                 generator.note_data(self)
             rates = tuple([rate for steps in self._steps for rate in steps.rates])
             drawn = (generator.seed, generator.step, generator.number)
-            self._run.step(Draws(*drawn, self._done(), rates))
+            counts = tuple([count.now for count in self._counts]) or (self._world.step,)
+            self._run.step(Draws(*drawn, counts, rates))
             self._lying.leave()
             arrays = self._run.shards
         for at in self._changed:
@@ -347,22 +358,6 @@ class Specialization:
         finally:
             for tensor, node in zip(wanting, nodes, strict=True):
                 tensor.node = node
-
-    def _done(self) -> int:
-        """Steps that the function's optimizers have made; without any, what updates see."""
-        if not self._steps:
-            return self._world.step
-        counts: set[int] = {steps.done for steps in self._steps}
-        if len(counts) > 1:
-            raise UsageError(
-                "optimizers that step in one compiled function have made different numbers of "
-                "steps",
-                source=user_line(),
-                got=", ".join(map(str, sorted(counts))),
-                hint="compile their steps in functions of their own",
-            )
-        (done,) = counts
-        return done
 
 
 def _tensors_in(value: Any) -> Iterator[DistTensor]:

@@ -70,6 +70,25 @@ def test_two_optimizers_in_one_compiled_function_have_their_own_rates():
     assert len(step.programs()) == 1
 
 
+def test_two_optimizers_in_one_compiled_function_count_their_own_steps():
+    def trained(compiled):
+        weights = [nn.Parameter((1,), dtype="float64", init="ones").place(ONE) for _ in range(2)]
+        optimizers = [pc.optim.Adam(each, 0.5) for each in ([weights[0]], [weights[1]])]
+
+        def step(x):
+            for each, optimizer in zip(weights, optimizers, strict=True):
+                optimizer.minimize((each.value * each.value * x).sum())
+
+        run = pc.compile(step) if compiled else step
+        for number in range(1, 5):
+            x = pc.tensor(np.full(1, number), ONE, dtype="float64")
+            optimizers[0].minimize((weights[0].value * x).sum())
+            run(x)
+        return [each.value.item() for each in weights]
+
+    np.testing.assert_allclose(trained(True), trained(False), rtol=1e-12)
+
+
 def test_wrong_rates_and_attributes_are_refused():
     sgd = pc.optim.SGD(0.5)
     for name in ("rate", "momentum", "weight_decay", "learning_rate", "schedule", "parameters"):

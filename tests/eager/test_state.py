@@ -197,8 +197,10 @@ def test_the_loss_scale_of_a_job_is_read_as_numbers(tmp_path):
     fresh = pc.optim.Adam(0.1, parameters=net.parameters())
     with pytest.raises(CheckpointError, match="more than the state asks for") as caught:
         pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict()])
-    assert "loss_scale float32[], loss_scale.good_steps int32[]" in str(caught.value)
-    scale = {"loss_scale": 0.0, "loss_scale.good_steps": 0}
+    names = "loss_scale", "loss_scale.good_steps", "loss_scale.skipped_steps"
+    shown = f"{names[0]} float32[], {names[1]} int32[], {names[2]} int32[]"
+    assert shown in str(caught.value)
+    scale = dict(zip(names, (0.0, 0, 0), strict=True))
     *_, actual = pc.eager.load(tmp_path, [net.state_dict(), fresh.state_dict(), scale])
     assert actual == {name: kept[name] for name in scale}
 

@@ -156,3 +156,49 @@ def test_as_pytorch_is_typed(name, compiled):
     for _ in range(STEPS):
         run(x, y)
     check({key: each.value.numpy() for key, each in model.named_parameters()}, name, start)
+
+
+COUNTING = ["SGD", "Adagrad", "AdamW amsgrad", "Adamax", "NAdam", "RAdam"]
+"""Those whose formulas go by the number of the update."""
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled", "both"])
+@pytest.mark.parametrize("name", COUNTING)
+def test_every_parameter_counts_its_own_updates(name, mode, tmp_path):
+    """Parameters that are left out of steps, and one that is added after some."""
+    mesh = pc.Placement("cpu", [0])
+    factors = dict(zip("abc", np.array([[1.0, 2.0], [0.5, 3.0], [2.0, -1.0]]), strict=True))
+    weights = {
+        key: pc.nn.Parameter((2,), dtype="float64", init="ones", name=key).place(mesh)
+        for key in factors
+    }
+    given = {key: pc.tensor(each, mesh) for key, each in factors.items()}
+    optimizer = made(name, [weights["a"], weights["b"]])
+
+    def step(keys):
+        losses = [(weights[key].value ** 2 * given[key]).sum() for key in keys]
+        sum(losses[1:], losses[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run, step_of = pc.compile(step), OPTIMIZERS[name][0]
+    expected, state = dict.fromkeys(factors, np.ones(2)), {key: {} for key in factors}
+    updates = dict.fromkeys(factors, 0)
+    for number, keys in enumerate(["a", "a", "ab", "b", "ab", *["abc"] * 6, "bc", "ab", "abc"]):
+        if number == 5:
+            optimizer.add_param_group({"params": [weights["c"]]})
+        (run if mode == "compiled" or (mode == "both" and number % 2) else step)(keys)
+        for key in keys:
+            updates[key] += 1
+            grad = 2 * expected[key] * factors[key]
+            expected[key] = step_of(expected[key], grad, state[key], updates[key])
+        if number == 6 and mode == "eager":
+            kept = optimizer.state_dict()
+            assert {key: kept.get(f"{key}.missed", 0) for key in "abc"} == {
+                key: number + 1 - count for key, count in updates.items()
+            }
+            optimizer = made(name, [{"params": [weights[key]]} for key in "abc"])
+            pc.eager.save(tmp_path, kept)
+            optimizer.load_state_dict(pc.eager.load(tmp_path, optimizer.state_dict()))
+    for key, value in expected.items():
+        np.testing.assert_allclose(weights[key].value.numpy(), value, rtol=1e-5, atol=1e-7)

@@ -73,6 +73,35 @@ def test_a_group_trains_as_an_optimizer_of_its_own(make):
     assert together == apart
 
 
+@pytest.mark.parametrize("make", [pc.optim.Adam, pc.optim.LAMB, pc.optim.Adafactor])
+def test_a_late_group_trains_as_a_fresh_optimizer(make):
+    def trained(late):
+        weights, _ = pair()
+        optimizers = [make(weights[:1])]
+        for step in range(6):
+            if step == 3:
+                optimizers += late(optimizers[0], weights[1:])
+            sum((each.value * each.value).sum() for each in weights).backward()
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+            weights[1].value.grad = None
+        return values(weights)
+
+    together = trained(lambda first, more: first.add_param_group({"params": more}) or [])
+    assert together == trained(lambda first, more: [make(more)])
+
+
+def test_fused_lamb_takes_no_late_group():
+    weights, loss = pair()
+    optimizer = pc.optim.DistributedFusedLamb(weights[:1])
+    loss().backward()
+    optimizer.step()
+    optimizer.add_param_group({"params": weights[1:]})
+    with pytest.raises(UsageError, match="every step must update the same parameters"):
+        optimizer.step()
+
+
 def test_rates_of_groups_in_a_compiled_function():
     weights, loss = pair()
     optimizer = pc.optim.SGD([{"params": [weights[0]]}], lr=0.25)

@@ -30,18 +30,33 @@ Tensor = Any
 _log = logging.getLogger("plancompiler.optim")
 
 
+class _Kept:
+    """What an optimizer keeps of a tensor."""
+
+    __slots__ = ("counted", "missed", "states", "suffixes")
+
+    def __init__(self, states: Sequence[Tensor], suffixes: Sequence[str]) -> None:
+        self.states = states
+        self.suffixes = suffixes
+        """What the states are called."""
+        self.missed = 0
+        """Steps of the optimizer, of the first `counted`, that have not updated the tensor: where a
+        formula goes by a count, it is that of the tensor's updates, not of all steps."""
+        self.counted = 0
+
+
 class _ByTensor:
     """What is kept per tensor for as long as it lives. A dict of tensors would compare them."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[ref[Tensor], list[Tensor]]] = {}
+        self._kept: dict[int, tuple[ref[Tensor], _Kept]] = {}
 
-    def get(self, tensor: Tensor) -> list[Tensor] | None:
+    def get(self, tensor: Tensor) -> _Kept | None:
         """What is kept of a tensor."""
         entry = self._kept.get(id(tensor))
         return None if entry is None else entry[1]
 
-    def keep(self, tensor: Tensor, value: list[Tensor]) -> None:
+    def keep(self, tensor: Tensor, value: _Kept) -> None:
         """Keep this, and nothing else of the tensor."""
         key, kept = id(tensor), self._kept
         kept[key] = ref(tensor, lambda _: kept.pop(key, None)), value
@@ -49,6 +64,32 @@ class _ByTensor:
     def tensors(self) -> list[Tensor]:
         """Those that live, in the order in which they came."""
         return [tensor for each, _ in list(self._kept.values()) if (tensor := each()) is not None]
+
+
+class StepCount:
+    """The steps that have updated some parameters, so far; all of an optimizer's where it names
+    none. Functions that are compiled read it in each call.
+    """
+
+    def __init__(self, steps: EagerSteps, kept: Sequence[_Kept] = ()) -> None:
+        self.steps = steps
+        self.kept = kept
+        self.missed = kept[0].missed if kept else 0
+
+    @property
+    def now(self) -> int:
+        """Their number."""
+        return self.steps.done - self.missed
+
+    def holds(self) -> bool:
+        """Whether it is still one number for all of them; then it is that of now. A count of all
+        steps stays one.
+        """
+        missed = {each.missed for each in self.kept} or {0}
+        if len(missed) > 1 or (missed == {0}) != (self.missed == 0):
+            return False
+        (self.missed,) = missed
+        return True
 
 
 class OptimizerState(dict[str, Any]):
@@ -72,9 +113,13 @@ class EagerSteps:
         """Steps so far."""
         self._optimizer: Any = proxy(optimizer)  # which holds this object
         self._world: Any = proxy(world)
-        self._states = _ByTensor()
-        self._suffixes = _ByTensor()
-        """What the states of each are called."""
+        self._kept = _ByTensor()
+        self.updated: Sequence[_Kept] = ()
+        """What is kept of the tensors that the latest step has updated."""
+        self.recounts = 0
+        """Changes when steps are found to have left a tensor out."""
+        self._cohorts: list[list[int]] = []
+        """Places in `updated` of those that have missed as many steps."""
         self._said = False
 
     def minimize(
@@ -134,8 +179,8 @@ class EagerSteps:
             grads = self._laid_out(tensors, grads)
             if clip_norm is not None:
                 grads, _ = clip_by_global_norm(grads, clip_norm)
-            world.step = self.done
             self._update(tensors, grads)
+            world.step = self.done
         finally:
             world.recording = recording
         if world.mode.traces:
@@ -197,11 +242,40 @@ class EagerSteps:
         """Update parameters by their gradients."""
         groups = self.groups_of(tensors)
         rates = self._rates(tensors, groups)
+        kept = [self._kept_of(each, group) for each, group in zip(tensors, groups, strict=True)]
         updates = [
-            (tensor, grad, self._states_of(tensor, group), rate, group.numbers)
-            for tensor, grad, rate, group in zip(tensors, grads, rates, groups, strict=True)
+            (tensor, grad, each.states, rate, group.numbers)
+            for tensor, grad, each, rate, group in zip(
+                tensors, grads, kept, rates, groups, strict=True
+            )
         ]
-        self._optimizer.update_all(self._world, updates)
+        self.resume(kept)
+        for places in self._cohorts:
+            self._count_by([kept[place] for place in places])
+            self._optimizer.update_all(self._world, [updates[place] for place in places])
+
+    def _count_by(self, kept: Sequence[_Kept]) -> None:
+        """Let the updates that follow go by the count of these."""
+        world, count = self._world, StepCount(self, kept)
+        world.step = count.now
+        if world.mode.traces:
+            world.mode.count(count)
+
+    def resume(self, updated: Sequence[_Kept]) -> int:
+        """Before a step that updates these: note the steps that have left them out. Returns
+        `recounts`.
+        """
+        if updated is not self.updated and updated != self.updated:
+            for each in self.updated:
+                each.counted = self.done
+            cohorts: dict[int, list[int]] = {}
+            for place, each in enumerate(updated):
+                if each.counted < self.done:
+                    each.missed += self.done - each.counted
+                    self.recounts += 1
+                cohorts.setdefault(each.missed, []).append(place)
+            self.updated, self._cohorts = updated, list(cohorts.values())
+        return self.recounts
 
     def zero_grad(self, parameters: Parameters | None, set_to_none: bool = True) -> None:
         """Forget gradients, or make them zeros."""
@@ -216,7 +290,8 @@ class EagerSteps:
 
     def state_dict(self) -> OptimizerState:
         """`step`, and the states of its parameters as `NAME.SUFFIX`, as a job names them; `lr`
-        where it was set to a number, of other groups than the first as `lr.1` and so on.
+        where it was set to a number, of other groups than the first as `lr.1` and so on; and
+        `NAME.missed`, the number of steps that have not updated a parameter, where there are any.
 
         Its parameters are those that it was given, else those that it has updated so far. Of the
         latter there are none before the first step; `pc.eager.load` finds out which there are.
@@ -228,7 +303,12 @@ class EagerSteps:
             for name, group in self._rate_names().items()
             if group.rate_to_save is not None
         }
-        state.update(self._states_by_name(self._named(self._own()), ()))
+        named = self._named(self._own())
+        state.update(self._states_by_name(named, ()))
+        self.resume(())  # so that all steps are counted
+        for name, kept in self._counts_by_name(named).items():
+            if missed := kept.missed + self.done - kept.counted:
+                state[name] = missed
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -237,13 +317,14 @@ class EagerSteps:
         rates = self._rate_names()
         holders = self._holders(state)
         wanted = self._states_by_name(holders, state)
+        counts = self._counts_by_name(holders)
         own = {name: type_text(kept) for name, kept in wanted.items()}
         given = {name: type_text(value) for name, value in state.items()}
         lacking = [f"{name} {kind}" for name, kind in own.items() if given.get(name) != kind]
         other = [
             f"{name} {kind}"
             for name, kind in given.items()
-            if own.get(name) != kind and name != "step" and name not in rates
+            if own.get(name) != kind and name not in ("step", *rates, *counts)
         ]
         if "step" not in state:
             lacking.append("step")
@@ -260,6 +341,9 @@ class EagerSteps:
             load_value(name, kept, state)
         self._loaded(holders, wanted)
         self.done = int(state["step"])
+        self.updated, self.recounts = (), self.recounts + 1
+        for name, each in counts.items():
+            each.missed, each.counted = int(state.get(name, 0)), self.done
         for name, group in rates.items():
             if name in state:
                 group["lr"] = float(state[name])
@@ -267,7 +351,9 @@ class EagerSteps:
     def _as_saved(self, names: Collection[str]) -> dict[str, Any]:
         state: dict[str, Any] = {"step": self.done}
         state |= {name: group["lr"] for name, group in self._rate_names().items() if name in names}
-        return {**state, **self._states_by_name(self._holders(names), names)}
+        holders = self._holders(names)
+        state |= {name: 0 for name in self._counts_by_name(holders) if name in names}
+        return {**state, **self._states_by_name(holders, names)}
 
     def _rate_names(self) -> dict[str, ParameterGroup]:
         """The groups by what a state calls their rates."""
@@ -277,7 +363,7 @@ class EagerSteps:
     def _own(self) -> list[Tensor]:
         """The tensors that were given, else those that have been updated, in that order."""
         given = self._optimizer.parameters
-        return self._states.tensors() if given is None else self._chosen(given)
+        return self._kept.tensors() if given is None else self._chosen(given)
 
     def _named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         names, _ = names_of(parameters_of(self._world, tensors))
@@ -329,9 +415,18 @@ class EagerSteps:
             each: kept
             for (name, tensor), group in zip(named.items(), groups, strict=True)
             for each, kept in zip(
-                self._names(name, tensor, group), self._states_of(tensor, group), strict=True
+                self._names(name, tensor, group),
+                self._kept_of(tensor, group).states,
+                strict=True,
             )
         }
+
+    def _counts_by_name(self, named: Mapping[str, Tensor]) -> dict[str, _Kept]:
+        """What is kept of the tensors that have states, by what a state calls the steps that they
+        have missed.
+        """
+        every = {f"{name}.missed": self._kept.get(tensor) for name, tensor in named.items()}
+        return {name: kept for name, kept in every.items() if kept is not None and kept.states}
 
     def _loaded(self, holders: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """The states of these tensors have been loaded."""
@@ -360,17 +455,17 @@ class EagerSteps:
             tensors.append(tensor)
         return tensors
 
-    def _states_of(self, tensor: Tensor, group: ParameterGroup) -> Sequence[Tensor]:
-        states = self._states.get(tensor)
-        if states is None:
+    def _kept_of(self, tensor: Tensor, group: ParameterGroup) -> _Kept:
+        kept = self._kept.get(tensor)
+        if kept is None:
             wanted = [*self._optimizer.states_of(tensor, tensor.sbp, group.numbers)]
             states = [
                 self._variable(suffix, shape, str(tensor.dtype), tensor.placement, sbp)
                 for suffix, shape, sbp in wanted
             ]
-            self._states.keep(tensor, states)
-            self._suffixes.keep(tensor, [suffix for suffix, _, _ in wanted])
-        elif group.changes and self._suffixes.get(tensor) != [
+            kept = _Kept(states, [suffix for suffix, _, _ in wanted])
+            self._kept.keep(tensor, kept)
+        elif group.changes and kept.suffixes != [
             suffix for suffix, _, _ in self._optimizer.states_of(tensor, tensor.sbp, group.numbers)
         ]:
             raise UsageError(
@@ -379,7 +474,7 @@ class EagerSteps:
                 got=repr(group)[:200],
                 hint="make another optimizer for these numbers",
             )
-        return states
+        return kept
 
     def _variable(
         self, name: str, shape: tuple[int, ...], dtype: str, placement: Any, sbp: Any = None

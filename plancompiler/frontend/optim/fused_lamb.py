@@ -232,12 +232,15 @@ class _FlatSteps(EagerSteps):
         self._sums: dict[object, Tensor] = {}
         """Those of compiled functions, which are reduced in each step, as jobs have them."""
         self._count: Tensor | None = None
+        self._together: Mapping[object, Sequence[int]] | None = None
+        """What the latest step has updated, as `_grouped` gives it: all have one count."""
 
     def _laid_out(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
         """As `backward` left them: they are reduced when an update needs them."""
         return list(grads)
 
     def _update(self, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+        self._count_by(())
         lamb = self._optimizer
         for tensor in tensors:
             lamb.check_layout(tensor, tensor.sbp)
@@ -245,6 +248,9 @@ class _FlatSteps(EagerSteps):
         first = self.done % lamb.accumulate == 0
         groups = self.groups_of(tensors)
         together = _grouped(tensors, groups)
+        if self._together is not None and together.keys() != self._together.keys():
+            raise _unlike(len(tensors), sum(map(len, self._together.values())))
+        self._together = together
         traced = self._world.mode.traces and lamb.accumulate > 1
         if self._totals if traced else not first and not self._totals:
             raise UsageError(
@@ -301,12 +307,7 @@ class _FlatSteps(EagerSteps):
         flat = self._groups[key]
         of_tensor = {id(tensor): grad for tensor, grad in zip(tensors, grads, strict=True)}
         if of_tensor.keys() != {id(tensor) for tensor in flat.tensors}:
-            raise UsageError(
-                "every step must update the same parameters",
-                source=user_line(),
-                got=f"{len(tensors)} with a gradient, {len(flat.tensors)} in the first step",
-                hint="freeze parameters before the first step",
-            )
+            raise _unlike(len(tensors), len(flat.tensors))
         grads = [of_tensor[id(tensor)] for tensor in flat.tensors]
         # A gradient that is whole becomes partial, which costs nothing, rather than others whole.
         partial = NdSbp(
@@ -343,7 +344,7 @@ class _FlatSteps(EagerSteps):
             tensor, flat = tensors[places[0]], self._groups.get(key)
             rate, group = rates[places[0]], groups[places[0]]
             if flat is None:
-                states = self._states_of(tensor, group)
+                states = self._kept_of(tensor, group).states
                 lamb.update(tensor, reduced[key], states, rate, control, group.numbers)
                 continue
             weights = flat.joined(flat.tensors).redistribute(sbp=flat.moments[0].sbp)
@@ -402,6 +403,9 @@ class _FlatSteps(EagerSteps):
             states[f"{first}.{_COUNT}"] = self._count
         return states
 
+    def _counts_by_name(self, named: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {}  # there is one count for all
+
     def _blank(self, tensor: Tensor) -> Tensor:
         """Zeros like a tensor."""
         return self._variable(
@@ -422,6 +426,7 @@ class _FlatSteps(EagerSteps):
         kept = [(name, tensor) for name, tensor in holders.items() if _is_whole(tensor)]
         self._groups.clear()
         self._totals.clear()
+        self._together = None
         tensors = [tensor for _, tensor in kept]
         with self._world.no_grad():
             for key, places in _grouped(tensors, self.groups_of(tensors)).items():
@@ -444,6 +449,15 @@ def _grouped(
             key = tensor.placement, tensor.dtype, groups[number].number
         places.setdefault(key, []).append(number)
     return places
+
+
+def _unlike(now: int, before: int) -> UsageError:
+    return UsageError(
+        "every step must update the same parameters",
+        source=user_line(),
+        got=f"{now} with a gradient, {before} in the first step",
+        hint="freeze parameters before the first step; LAMB can take new ones later",
+    )
 
 
 def _is_whole(tensor: Tensor) -> bool:
