@@ -7,7 +7,12 @@ import pytest
 from benchmarks.campaign.hostile import ATTACKS
 from tests.campaign.conftest import Hold
 
-CHOSEN = ("random bytes", "garbage after the greeting", "calls without a secret")
+CHOSEN = (
+    "random bytes",
+    "garbage after the greeting",
+    "calls without a secret",
+    "submissions that unpack to much",
+)
 
 
 @pytest.mark.processes
