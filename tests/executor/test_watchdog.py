@@ -14,6 +14,7 @@ import pytest
 
 from plancompiler.errors import AbortedError, DeadlineError, PlanCompilerError
 from plancompiler.executor import runtime as runtime_module
+from plancompiler.executor import watchdog as watchdog_module
 from plancompiler.executor.runtime import Runtime
 from tests.executor.kernels import GATES, Gate, burn
 from tests.executor.plans import Sketch, data_parallel, with_op
@@ -146,14 +147,18 @@ def test_the_end_of_a_chain_of_credits_is_named(kind, gate) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rank_that_is_not_told_to_run(kind) -> None:
+def test_a_rank_that_is_not_told_to_run(kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All of them answer, however late a loaded machine lets them.
+    monkeypatch.setattr(watchdog_module, "SHORTEST_ANSWER", PATIENCE)
+    monkeypatch.setattr(watchdog_module, "LONGEST_ANSWER", PATIENCE)
     with Ranks(data_parallel(3), kind, deadline=0.4) as ranks:
         future = ranks.start(0, {"x": np.ones((6, 4), np.float32)})
         error = future.exception()
         assert isinstance(error, DeadlineError)
-        assert error.report.what.startswith(
-            "rank 1 was not told to run step 0; rank 2 was not told to run step 0"
-        )
+        # One of both may have stood still for some of the time, which does not count.
+        idle = "rank {} was not told to run step 0"
+        both = f"{idle.format(1)}(; {idle.format(2)})?|{idle.format(2)}"
+        assert re.match(rf"({both}), and others wait", error.report.what), error
         assert "in 'collectiveboxing_3' (family 3, step 0)" in error.report.got
 
 
