@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
+from plancompiler.cli.options import Command, with_options
 from plancompiler.cluster.token import read_token_file
 from plancompiler.engines.choice import ENGINES, LOCAL, open_launcher, output_to
 from plancompiler.engines.hosted import LOOPBACK
@@ -18,8 +19,6 @@ from plancompiler.engines.launch_variables import TOKEN
 from plancompiler.engines.launcher import Launcher
 from plancompiler.engines.nodes import Nodes, leading_launcher, parse_nodes
 from plancompiler.errors import UsageError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +54,30 @@ def engine_options(command: Command) -> Command:
     ) -> Any:
         return command(*args, engine=EngineOptions(engine, engine_args, address), **kwargs)
 
-    decorated: Any = click.option(
-        "--address",
-        metavar="HOST:PORT",
-        default=LOOPBACK,
-        show_default=True,
-        help="Where the ranks that an engine starts reach this process; port 0 takes any free one.",
-    )(with_engine)
-    decorated = click.option(
-        "--engine-arg",
-        "engine_args",
-        multiple=True,
-        metavar="WORD",
-        help="A word for the engine's own command, such as mpiexec; may be repeated.",
-    )(decorated)
-    return cast(
-        "Command",
+    decorated: Command = with_options(
+        with_engine,
         click.option(
             "--engine",
             type=click.Choice(list(ENGINES)),
             help="What starts the ranks, by default this process; see docs/engines.md.",
-        )(decorated),
+        ),
+        click.option(
+            "--engine-arg",
+            "engine_args",
+            multiple=True,
+            metavar="WORD",
+            help="A word for the engine's own command, such as mpiexec; may be repeated.",
+        ),
+        click.option(
+            "--address",
+            metavar="HOST:PORT",
+            default=LOOPBACK,
+            show_default=True,
+            help="Where the ranks that an engine starts reach this process; port 0 takes any "
+            "free one.",
+        ),
     )
+    return decorated
 
 
 def max_restarts_option(help_text: str) -> Callable[[Command], Command]:
@@ -112,19 +113,20 @@ def rendezvous_options(command: Command) -> Command:
             secret = read_token_file(token_file)[0].secret
         return command(*args, rendezvous=Rendezvous(rdzv_endpoint, secret), **kwargs)
 
-    decorated: Any = click.option(
-        "--token-file",
-        type=click.Path(path_type=Path),
-        help="File with the secret of all hosts of the run; else PLANCOMPILER_WORLD_TOKEN.",
-    )(with_rendezvous)
-    return cast(
-        "Command",
+    decorated: Command = with_options(
+        with_rendezvous,
         click.option(
             "--rdzv-endpoint",
             metavar="HOST:PORT",
             help="Where the hosts of the run meet: an address of the one that leads.",
-        )(decorated),
+        ),
+        click.option(
+            "--token-file",
+            type=click.Path(path_type=Path),
+            help="File with the secret of all hosts of the run; else PLANCOMPILER_WORLD_TOKEN.",
+        ),
     )
+    return decorated
 
 
 def nodes_options(command: Command) -> Command:
@@ -139,22 +141,24 @@ def nodes_options(command: Command) -> Command:
         nodes = parse_nodes(nnodes, rendezvous.endpoint, rendezvous.secret, node_rank)
         return command(*args, nodes=nodes, **kwargs)
 
-    decorated: Any = click.option(
-        "--node-rank",
-        type=click.IntRange(min=0),
-        metavar="I",
-        help="This host's number; 0 leads. By default the first on the endpoint's host leads.",
-    )(rendezvous_options(with_nodes))
-    return cast(
-        "Command",
+    decorated: Command = with_options(
+        with_nodes,
         click.option(
             "--nnodes",
             default="1",
             show_default=True,
             metavar="MIN[:MAX]",
             help="How many hosts run this command, each with the same SCRIPT.",
-        )(decorated),
+        ),
+        click.option(
+            "--node-rank",
+            type=click.IntRange(min=0),
+            metavar="I",
+            help="This host's number; 0 leads. By default the first on the endpoint's host leads.",
+        ),
+        rendezvous_options,
     )
+    return decorated
 
 
 def nodes_launcher(
