@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 
 from plancompiler.errors import GradientError
 from plancompiler.ir.dtype import DType
-from plancompiler.ir.op import Attrs, TensorType, freeze_attrs
+from plancompiler.ir.op import Attrs, AttrValue, TensorType, freeze_attrs
 from plancompiler.ir.shard import element_count
 from plancompiler.ops.attributes import Attribute, Float, complete
 from plancompiler.ops.elementwise_program import (
@@ -105,6 +105,13 @@ class Number(Symbol):
         if self.constant is None:
             raise GradientError("a formula cannot choose by a number that only the device knows")
         return bool(self.constant)
+
+    def _apply(self, kind: str, inputs: Sequence[Symbol], attrs: Mapping[str, AttrValue]) -> Any:
+        if all(isinstance(each, Number) for each in inputs):
+            raise GradientError(
+                "what a formula computes of numbers alone it computes by `of_numbers`", op=kind
+            )
+        return super()._apply(kind, inputs, attrs)
 
     def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> Any:
         pair = (other, self) if swapped else (self, other)
@@ -198,6 +205,9 @@ def update_program(
     outputs = made if isinstance(made, tuple) else (made,)
     # Recorded now: what a result is may be a number's place.
     results = [each.number for each in outputs]
+    if any(result < len(tensors) for result in results):
+        # It would be copied when the next values lie over it.
+        raise GradientError("what a formula gives must be computed, and not be one of its tensors")
     leaves = (*range(len(tensors)), *(place for place, _ in recording.texts.values()))
     program, places = recording.program(results, leaves)
     counted = () if "count" in scalars else ("count",)

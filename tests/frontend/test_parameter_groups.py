@@ -9,7 +9,7 @@ import pytest
 
 import plancompiler as pc
 from plancompiler import nn
-from plancompiler.errors import UsageError
+from plancompiler.errors import AttributeValueError, UsageError
 
 ONE = pc.Placement("cpu", [0])
 
@@ -204,6 +204,7 @@ def test_what_is_typed_in_other_ways():
 
 def test_wrong_groups_are_refused():
     weights, loss = pair()
+    sgd = pc.optim.SGD(weights)
     for wrong in (
         lambda: pc.optim.SGD([{"lr": 0.1}]),
         lambda: pc.optim.SGD([{"params": weights, "beta": 1}]),
@@ -214,6 +215,10 @@ def test_wrong_groups_are_refused():
         lambda: pc.optim.SGD(weights).param_groups[0].update(beta=1),
         lambda: pc.optim.SGD(weights).param_groups[0].pop("lr"),
         lambda: pc.optim.SGD([{"params": weights, "nesterov": True}]),
+        lambda: pc.optim.SGD(weights[:1]).add_param_group(
+            {"params": weights[1:], "nesterov": True}
+        ),
+        lambda: sgd.param_groups[0].update(nesterov=True),
     ):
         with pytest.raises(UsageError):
             wrong()
@@ -223,6 +228,51 @@ def test_wrong_groups_are_refused():
     optimizer.param_groups[0]["momentum"] = 0.5
     with pytest.raises(UsageError, match="cannot have other states"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "number", [{"betas": (0.9, 1.0)}, {"eps": -1.0}, {"weight_decay": -0.1}], ids=str
+)
+@pytest.mark.parametrize("make", [pc.optim.Adam, pc.optim.LAMB])
+def test_numbers_out_of_range_are_refused_where_they_are_given(make, number):
+    weights, _ = pair()
+    optimizer = make(weights[:1])
+    for give in (
+        lambda: make(weights, **number),
+        lambda: optimizer.add_param_group({"params": weights[1:], **number}),
+        lambda: optimizer.param_groups[0].update(number),
+    ):
+        with pytest.raises(AttributeValueError, match="wrong value"):
+            give()
+    assert len(optimizer.param_groups) == 1
+    assert optimizer.param_groups[0].numbers == make().defaults
+
+
+def test_numbers_that_were_set_are_part_of_the_state(tmp_path):
+    def made():
+        weights, loss = pair()
+        groups = [{"params": weights[:1]}, {"params": weights[1:], "eps": 0.25}]
+        return weights, loss, pc.optim.Adam(groups, 0.5, maximize=True)
+
+    _, loss, optimizer = made()
+    assert set(optimizer.state_dict()) & {"lr", "betas_1", "eps.1", "weight_decay"} == set()
+    optimizer.param_groups[0].update(betas=(0.5, 0.75), maximize=False)
+    optimizer.param_groups[1]["weight_decay"] = 0.125
+    loss().backward()
+    optimizer.step()
+    pc.eager.save(tmp_path, optimizer.state_dict())
+    *_, other = made()
+    other.load_state_dict(pc.eager.load(tmp_path, other.state_dict()))
+    first, second = other.param_groups
+    assert (first["betas"], first["maximize"], first["weight_decay"]) == ((0.5, 0.75), False, 0.0)
+    assert (second["betas"], second["maximize"], second["eps"]) == ((0.9, 0.999), True, 0.25)
+    assert second["weight_decay"] == 0.125
+    assert other.state_dict().keys() == optimizer.state_dict().keys()
+
+
+def test_none_in_place_of_parameters_is_no_rate():
+    assert pc.optim.SGD(None, 0.25).lr == 0.25
+    assert pc.optim.SGD(None, 0.25).parameters is None
 
 
 def test_groups_of_tensors_in_a_job():

@@ -289,20 +289,18 @@ class EagerSteps:
     # --- what is kept -----------------------------------------------------------------------------
 
     def state_dict(self) -> OptimizerState:
-        """`step`, and the states of its parameters as `NAME.SUFFIX`, as a job names them; `lr`
-        where it was set to a number, of other groups than the first as `lr.1` and so on; and
-        `NAME.missed`, the number of steps that have not updated a parameter, where there are any.
+        """`step`, and the states of its parameters as `NAME.SUFFIX`, as a job names them; the
+        numbers of groups that were set, `lr` and so on, of other groups than the first as `lr.1`
+        (`betas_1` and `betas_2` are a pair); and `NAME.missed`, the number of steps that have not
+        updated a parameter, where there are any.
 
         Its parameters are those that it was given, else those that it has updated so far. Of the
         latter there are none before the first step; `pc.eager.load` finds out which there are.
         """
         state = OptimizerState(self._as_saved)
         state["step"] = self.done
-        state |= {
-            name: group.rate_to_save
-            for name, group in self._rate_names().items()
-            if group.rate_to_save is not None
-        }
+        for group in self._optimizer.param_groups:
+            state.update(group.to_save())
         named = self._named(self._own())
         state.update(self._states_by_name(named, ()))
         self.resume(())  # so that all steps are counted
@@ -314,7 +312,7 @@ class EagerSteps:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the steps and states of `state_dict`, from any layout."""
         check_state(state)
-        rates = self._rate_names()
+        labels = self._labels()
         holders = self._holders(state)
         wanted = self._states_by_name(holders, state)
         counts = self._counts_by_name(holders)
@@ -324,7 +322,7 @@ class EagerSteps:
         other = [
             f"{name} {kind}"
             for name, kind in given.items()
-            if own.get(name) != kind and name not in ("step", *rates, *counts)
+            if own.get(name) != kind and name not in ("step", *labels, *counts)
         ]
         if "step" not in state:
             lacking.append("step")
@@ -344,21 +342,19 @@ class EagerSteps:
         self.updated, self.recounts = (), self.recounts + 1
         for name, each in counts.items():
             each.missed, each.counted = int(state.get(name, 0)), self.done
-        for name, group in rates.items():
-            if name in state:
-                group["lr"] = float(state[name])
+        for group in self._optimizer.param_groups:
+            group.load(state)
 
     def _as_saved(self, names: Collection[str]) -> dict[str, Any]:
         state: dict[str, Any] = {"step": self.done}
-        state |= {name: group["lr"] for name, group in self._rate_names().items() if name in names}
+        state |= {name: 0.0 for name in self._labels() if name in names}
         holders = self._holders(names)
         state |= {name: 0 for name in self._counts_by_name(holders) if name in names}
         return {**state, **self._states_by_name(holders, names)}
 
-    def _rate_names(self) -> dict[str, ParameterGroup]:
-        """The groups by what a state calls their rates."""
-        groups = self._optimizer.param_groups
-        return {f"lr.{each.number}" if each.number else "lr": each for each in groups}
+    def _labels(self) -> list[str]:
+        """What a state calls the numbers of groups."""
+        return [label for group in self._optimizer.param_groups for label in group.labels]
 
     def _own(self) -> list[Tensor]:
         """The tensors that were given, else those that have been updated, in that order."""

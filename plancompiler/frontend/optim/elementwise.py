@@ -12,6 +12,7 @@ from plancompiler.errors import UsageError
 from plancompiler.frontend.optim.optimizer import FormulaOptimizer
 from plancompiler.frontend.optim.parameter_group import Parameters
 from plancompiler.frontend.optim.schedule import Rate
+from plancompiler.ir.source import user_line
 
 Given = Parameters | Rate | None
 """What comes first: parameters, or the rate where there are none."""
@@ -50,17 +51,16 @@ class SGD(FormulaOptimizer):
             maximize=maximize,
         )
 
-    def _check(self) -> None:
-        for group in self.param_groups:
-            momentum, nesterov = group["momentum"], group["nesterov"]
-            if momentum < 0.0:
-                raise UsageError("momentum is negative", got=momentum, expected="at least 0")
-            if nesterov and (momentum == 0.0 or group["dampening"]):
-                raise UsageError(
-                    "Nesterov's method needs a momentum without dampening",
-                    got=f"momentum={momentum}, dampening={group['dampening']}",
-                    expected="momentum above 0, dampening 0",
-                )
+    def check(self, numbers: Numbers) -> None:
+        super().check(numbers)
+        momentum, dampening = numbers["momentum"], numbers["dampening"]
+        if numbers["nesterov"] and (momentum == 0.0 or dampening):
+            raise UsageError(
+                "Nesterov's method needs a momentum without dampening",
+                source=user_line(),
+                got=f"momentum={momentum}, dampening={dampening}",
+                expected="momentum above 0, dampening 0",
+            )
 
     def kind(self, numbers: Numbers) -> str:
         return "momentum_update" if numbers["momentum"] else "sgd_update"

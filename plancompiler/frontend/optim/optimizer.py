@@ -27,6 +27,7 @@ from plancompiler.frontend.trace import JobBuilder, current_builder, current_rec
 from plancompiler.hooks.eager_world import eager_world
 from plancompiler.ir import AttrValue, DType, NdSbp, Phase, Value
 from plancompiler.ir.source import user_line
+from plancompiler.ops.attributes import check_attributes
 from plancompiler.ops.registry import op_def
 
 State = tuple[str, tuple[int, ...], NdSbp | None]
@@ -44,7 +45,8 @@ class _Sealed(ABCMeta):
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if args and not are_parameters(args[0]) and (args[0] is not None or "lr" not in kwargs):
+        rate = bool(args) and not are_parameters(args[0])
+        if rate and (args[0] is not None or (len(args) == 1 and "lr" not in kwargs)):
             args = (None, *args)
         made = super().__call__(*args, **kwargs)
         object.__setattr__(made, "_sealed", True)
@@ -93,15 +95,14 @@ class Optimizer(metaclass=_Sealed):
         else:
             for each in grouped(cast("Parameters", given)):
                 self._add_group(each.pop("params"), each)
-        self._check()
 
     def _checked(self, name: str, value: Any) -> Any:
         """A number that the optimizer was given, as its signature's default is one."""
         known = signature(type(self).__init__).parameters
         return checked(name, value, known[name].default if name in known else value)
 
-    def _check(self) -> None:
-        """Raise UsageError for numbers that do not go together."""
+    def check(self, numbers: Mapping[str, Any]) -> None:
+        """Raise an error for numbers of a group that are out of range, or do not go together."""
 
     def _add_group(self, parameters: list[Any] | None, own: Mapping[str, Any]) -> None:
         unknown = [name for name in own if name != "lr" and name not in self.defaults]
@@ -126,7 +127,13 @@ class Optimizer(metaclass=_Sealed):
             optimizer = itself()
             return 0 if optimizer is None else optimizer.steps_done
 
-        group = ParameterGroup(number, parameters, rate, numbers, steps)
+        def check(numbers: Mapping[str, Any]) -> None:
+            optimizer = itself()
+            if optimizer is not None:
+                optimizer.check(numbers)
+
+        check(numbers)
+        group = ParameterGroup(number, parameters, rate, numbers, steps, check)
         self.param_groups.append(group)
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
@@ -393,6 +400,9 @@ class FormulaOptimizer(Optimizer):
     def kind(self, numbers: Mapping[str, Any]) -> str:
         """The op, for a group of these numbers."""
 
+    def check(self, numbers: Mapping[str, Any]) -> None:
+        check_numbers(self.kind(numbers), numbers)
+
     def states_of(
         self, value: Value, sbp: NdSbp | None, numbers: Mapping[str, Any]
     ) -> Iterable[State]:
@@ -451,6 +461,11 @@ def attributes_of(kind: str, numbers: Mapping[str, Any]) -> dict[str, AttrValue]
         for each in op_def(kind).attrs
         if each.name in named and named[each.name] != each.default
     }
+
+
+def check_numbers(kind: str, numbers: Mapping[str, Any]) -> None:
+    """Raise AttributeValueError unless a group's numbers are in the ranges of an update."""
+    check_attributes(kind, op_def(kind).attrs, attributes_of(kind, numbers), ())
 
 
 def _state_variable(

@@ -7,7 +7,7 @@ from typing import Any
 
 from plancompiler.errors import UsageError
 from plancompiler.frontend.nn.module import Module, Parameter
-from plancompiler.frontend.optim.schedule import Rate, Schedule, rate_at, schedule_of
+from plancompiler.frontend.optim.schedule import Rate, rate_at, schedule_of
 from plancompiler.ir.arguments import number_pair, real_number
 from plancompiler.ir.source import user_line
 
@@ -31,6 +31,7 @@ class ParameterGroup(MutableMapping[str, Any]):
         lr: Rate,
         numbers: Mapping[str, Any],
         steps: Callable[[], int],
+        check: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.number = number
         """Its place among the groups."""
@@ -41,8 +42,10 @@ class ParameterGroup(MutableMapping[str, Any]):
         """All else that its updates are made with."""
         self.changes = 0
         """How often a number other than the rate was set."""
-        self._rate_was_set = False
+        self._were_set: set[str] = set()
+        """What is a part of the optimizer's state: else it is as the program gives it."""
         self._steps = steps
+        self._check = check
 
     def __getitem__(self, name: str) -> Any:
         if name == "params":
@@ -50,20 +53,32 @@ class ParameterGroup(MutableMapping[str, Any]):
         return rate_at(self.schedule, self._steps()) if name == "lr" else self.numbers[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name == "lr":
-            self.schedule = schedule_of(value)
-            self._rate_was_set = isinstance(self.schedule, Schedule) and not callable(value)
-        elif name in self.numbers:
-            made = checked(name, value, self.numbers[name])
-            self.changes += made != self.numbers[name]
-            self.numbers[name] = made
-        else:
-            raise UsageError(
-                f"a group of parameters has no {name!r} that can be set",
-                source=user_line(),
-                got=f"{name} = {value!r}"[:80],
-                expected=", ".join(["lr", *self.numbers]),
-            )
+        self._set({name: value})
+
+    def update(self, other: Any = (), /, **more: Any) -> None:
+        """Set several at once, which are checked together."""
+        self._set(dict(other, **more))
+
+    def _set(self, values: Mapping[str, Any]) -> None:
+        numbers = dict(self.numbers)
+        for name, value in values.items():
+            if name in numbers:
+                numbers[name] = checked(name, value, numbers[name])
+            elif name != "lr":
+                raise UsageError(
+                    f"a group of parameters has no {name!r} that can be set",
+                    source=user_line(),
+                    got=f"{name} = {value!r}"[:80],
+                    expected=", ".join(["lr", *self.numbers]),
+                )
+        self._check(numbers)
+        self._were_set |= values.keys()
+        if "lr" in values:
+            self.schedule = schedule_of(values["lr"])
+            if callable(values["lr"]):
+                self._were_set.discard("lr")
+        self.changes += numbers != self.numbers
+        self.numbers.update(numbers)
 
     def __delitem__(self, name: str) -> None:
         raise UsageError("a group keeps all of its numbers", source=user_line(), got=f"del {name}")
@@ -79,10 +94,41 @@ class ParameterGroup(MutableMapping[str, Any]):
         named = ", ".join(f"{name}={self[name]}" for name in self if name != "params")
         return f"ParameterGroup({count} parameters, {named})"
 
+    # --- in a state -------------------------------------------------------------------------------
+
     @property
-    def rate_to_save(self) -> float | None:
-        """The number that the rate was set to; a schedule is the program's, not its state's."""
-        return self.schedule(0) if self._rate_was_set else None
+    def labels(self) -> dict[str, tuple[str, int | None]]:
+        """Names in a state, with the number that each is, and its place where that is a pair."""
+        group = f".{self.number}" if self.number else ""
+        labels: dict[str, tuple[str, int | None]] = {f"lr{group}": ("lr", None)}
+        for name, value in self.numbers.items():
+            if isinstance(value, tuple):
+                labels |= {f"{name}_{place + 1}{group}": (name, place) for place in (0, 1)}
+            else:
+                labels[f"{name}{group}"] = name, None
+        return labels
+
+    def to_save(self) -> dict[str, float]:
+        """The numbers that were set; those that nobody has set, and a schedule, are the program's,
+        not its state's.
+        """
+        return {
+            label: +(self[name] if place is None else self[name][place])
+            for label, (name, place) in self.labels.items()
+            if name in self._were_set
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Set the numbers that a state has."""
+        values: dict[str, Any] = {}
+        for label, (name, place) in self.labels.items():
+            if label in state:
+                if place is not None:
+                    values.setdefault(name, list(self.numbers[name]))[place] = state[label]
+                else:
+                    values[name] = type(self.numbers.get(name, 0.0))(state[label])
+        if values:
+            self._set(values)
 
 
 def checked(name: str, value: Any, like: Any) -> Any:

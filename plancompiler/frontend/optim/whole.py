@@ -14,6 +14,7 @@ from plancompiler.frontend.optim.optimizer import (
     Optimizer,
     State,
     attributes_of,
+    check_numbers,
 )
 from plancompiler.frontend.optim.parameter_group import Parameters
 from plancompiler.frontend.optim.schedule import Rate
@@ -102,6 +103,9 @@ class LAMB(Optimizer):
         self, value: Value, sbp: NdSbp | None, numbers: Mapping[str, Any]
     ) -> Iterable[State]:
         return [(suffix, value.shape, sbp) for suffix in ("lamb_m", "lamb_v")]
+
+    def check(self, numbers: Mapping[str, Any]) -> None:
+        check_numbers("lamb_direction", numbers)
 
     def append_update(
         self,
