@@ -150,15 +150,18 @@ def _input_bytes(plan: Plan, task: Task) -> int:
 # --- Chrome trace events ------------------------------------------------------------------------
 
 
-def chrome_events(timelines: Sequence[Timeline]) -> Iterator[dict[str, Any]]:
+def chrome_events(
+    timelines: Sequence[Timeline], origin: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Events of the Trace Event Format, which Perfetto and Chrome read: a process per rank, a
     thread per stream, a complete event per action, a counter per register with several slots.
 
-    Times are microseconds since the first action of all ranks. An action that did not end, because
-    it failed or the run stopped, lasts until the last recorded moment.
+    Times are microseconds since `origin`, by default the first action of all ranks. An action that
+    did not end, because it failed or the run stopped, lasts until the last recorded moment.
     """
     recorded = [each for each in timelines if each.begins.any()]
-    origin = min((int(each.begins[each.begins > 0].min()) for each in recorded), default=0)
+    if origin is None:
+        origin = min((int(each.begins[each.begins > 0].min()) for each in recorded), default=0)
     last = max((int(max(each.begins.max(), each.ends.max())) for each in recorded), default=0)
     for timeline in timelines:
         yield from _names(timeline)

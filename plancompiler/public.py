@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         init,
         manual_seed,
         no_grad,
+        profile,
         using_generator,
     )
     from plancompiler.eager.creation import tensor  # not the module of that name
@@ -94,6 +95,7 @@ _LATER = {
             "init",
             "manual_seed",
             "no_grad",
+            "profile",
             "tensor",
             "using_generator",
         ),
@@ -176,6 +178,7 @@ __all__ = [
     "op",
     "optim",
     "output",
+    "profile",
     "read_plans",
     "run",
     "stage",

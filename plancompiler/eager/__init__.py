@@ -10,6 +10,7 @@ from plancompiler.eager.generator import Generator
 from plancompiler.eager.inplace import into
 from plancompiler.eager.launcher import init
 from plancompiler.eager.local import join_parts, local_map, local_part
+from plancompiler.eager.profile import Profile, profile
 from plancompiler.eager.routing import global_gather, global_scatter
 from plancompiler.eager.scaling import LossScale
 from plancompiler.eager.settings import (
@@ -31,6 +32,7 @@ __all__ = [
     "DistTensor",
     "Generator",
     "LossScale",
+    "Profile",
     "World",
     "allclose",
     "array_equal",
@@ -51,6 +53,7 @@ __all__ = [
     "local_part",
     "manual_seed",
     "no_grad",
+    "profile",
     "save",
     "spawn",
     "tensor",

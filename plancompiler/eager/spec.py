@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -185,6 +186,8 @@ class Mode(ABC, Generic[Tensor]):
 
     traces = False
     """Whether tensors have no numbers, as ops are recorded in a job."""
+    records = False
+    """Whether runs of compiled functions record what they do; see `record`."""
 
     @abstractmethod
     def plan(
@@ -212,6 +215,13 @@ class Mode(ABC, Generic[Tensor]):
         self, source: TensorSpec, target: TensorSpec, key: object
     ) -> Callable[[Tensor], Tensor]:
         """What changes tensors of one spec to those of another; kept by its key where it can be."""
+
+    def record(self, close: Callable[[], None]) -> Path | None:
+        """Where the run of a compiled function records what it does, if it is to; `close` ends it.
+
+        A mode that asks for it has functions compiled for itself.
+        """
+        return None
 
     def check_numbers(self) -> None:
         """Raise a TracingError if tensors have no numbers, because a function is traced."""

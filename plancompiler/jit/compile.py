@@ -81,6 +81,7 @@ class Compiled:
             world.recording,
             world.implicit_broadcast,
             world.anomaly,
+            world.mode if world.mode.records else None,
         )
         if world.compares and tensors:
             name = getattr(self.function, "__name__", type(self.function).__name__)

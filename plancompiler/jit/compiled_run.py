@@ -86,6 +86,7 @@ class CompiledRun:
             device=device,
             adapt=self._adapted,
             anomaly=world.anomaly or None,
+            record=world.mode.record(self.close),
         )
         world.closers.append(self.close)
         _open_runs.add(self)

@@ -223,6 +223,7 @@ def test_every_function_of_tensors_takes_out():
         "no_grad",
         "op",
         "output",
+        "profile",
         "read_plans",
         "run",
         "stage",
