@@ -270,6 +270,44 @@ def test_numbers_that_were_set_are_part_of_the_state(tmp_path):
     assert other.state_dict().keys() == optimizer.state_dict().keys()
 
 
+@pytest.mark.parametrize("make", [pc.optim.SGD, pc.optim.Adam, pc.optim.LAMB, pc.optim.Adafactor])
+@pytest.mark.parametrize("shape", [(2,), (2, 3)])
+def test_to_maximize_is_to_minimize_the_opposite(make, shape):
+    def moved(sign):
+        weight = nn.Parameter(shape, init="ones", name="w").place(ONE)
+        optimizer = make([weight], maximize=sign < 0)
+        for _ in range(2):
+            ((weight.value * weight.value).sum() * sign).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weight.value.numpy().tolist()
+
+    assert moved(1.0) == moved(-1.0) != np.ones(shape).tolist()
+
+
+def test_words_of_pytorch_for_how_a_step_is_made():
+    weights, loss = pair()
+    words = {"foreach": True, "fused": None, "capturable": False, "differentiable": False}
+    optimizer = pc.optim.SGD([{"params": weights[:1], **words}], lr=0.25, **words)
+    optimizer.add_param_group({"params": weights[1:], **words})
+    with pytest.raises(UsageError, match="not differentiated"):
+        pc.optim.SGD(weights, differentiable=True)
+    with pytest.raises(UsageError, match="not differentiated"):
+        optimizer.add_param_group({"params": [], "differentiable": True})
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    assert optimizer.step(closure).item() == 4.0
+    assert values(weights) == [0.75, 0.75]
+    assert optimizer.step(closure=closure).item() == 3.0
+    assert values(weights) == [0.5, 0.5]
+    assert optimizer.step() is None
+
+
 def test_none_in_place_of_parameters_is_no_rate():
     assert pc.optim.SGD(None, 0.25).lr == 0.25
     assert pc.optim.SGD(None, 0.25).parameters is None

@@ -209,14 +209,17 @@ def adafactor_update(
     relative: bool = True,
     eps: tuple[float, float] = (1e-30, 1e-3),
     weight_decay: float = 0.0,
+    maximize: bool = False,
 ) -> tuple[Tensor, ...]:
     """The next values of variable `weight` and of its second `moments` by Adafactor (N. Shazeer and
     M. Stern, 2018).
 
     A weight [..., r, c] has two moments, of rows [..., r] and of columns [..., c]; one with fewer
     axes has one, of its own shape. They start at zero and decay by 1 - (step + 1) ** -decay_power.
-    Sums over a parameter that is split are partial, and reduced as vectors and scalars.
+    Sums over a parameter that is split are partial, and reduced as vectors and scalars. `maximize`
+    goes up the gradient.
     """
+    turned = {"grad_scale": -1.0} if maximize else {}
     if weight.ndim >= 2:
         if len(moments) != 2:
             raise UsageError("a matrix has two moments, of rows and of columns", got=len(moments))
@@ -225,7 +228,7 @@ def adafactor_update(
             apply("moving_average_update", old, new, power=float(decay_power))
             for old, new in zip(moments, fresh, strict=True)
         ]
-        direction = apply("adafactor_direction", gradient, *kept, kept[0].sum(-1))
+        direction = apply("adafactor_direction", gradient, *kept, kept[0].sum(-1), **turned)
     else:
         if len(moments) != 1:
             raise UsageError("a vector has one moment", got=len(moments))
@@ -235,6 +238,7 @@ def adafactor_update(
             moments[0],
             eps=float(eps[0]),
             power=float(decay_power),
+            **turned,
         )
     updated: Tensor = apply(
         "adafactor_update",

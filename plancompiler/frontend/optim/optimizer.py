@@ -21,6 +21,7 @@ from plancompiler.frontend.optim.parameter_group import (
     grouped,
     listed,
     one_group,
+    without_ways,
 )
 from plancompiler.frontend.optim.schedule import Rate, Schedule, fed_rate
 from plancompiler.frontend.trace import JobBuilder, current_builder, current_recorder
@@ -41,14 +42,15 @@ EagerUpdate = tuple[Any, Any, Sequence[Any], Any, Mapping[str, Any]]
 class _Sealed(ABCMeta):
     """Makes objects that take no other attributes once they are made.
 
-    The parameters may be left out: a rate in their place is the rate.
+    The parameters may be left out: a rate in their place is the rate. PyTorch's words for how a
+    step is made (`foreach`, `fused`, `capturable`) change nothing here.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         rate = bool(args) and not are_parameters(args[0])
         if rate and (args[0] is not None or (len(args) == 1 and "lr" not in kwargs)):
             args = (None, *args)
-        made = super().__call__(*args, **kwargs)
+        made = super().__call__(*args, **without_ways(kwargs))
         object.__setattr__(made, "_sealed", True)
         return made
 
@@ -320,14 +322,27 @@ class Optimizer(metaclass=_Sealed):
 
     # Outside of jobs.
 
-    def step(self, parameters: Parameters | None = None, clip_norm: float | None = None) -> None:
+    def step(
+        self,
+        parameters: Parameters | Callable[[], Any] | None = None,
+        clip_norm: float | None = None,
+        *,
+        closure: Callable[[], Any] | None = None,
+    ) -> Any:
         """Update eager parameters by the gradients that `backward` has left in them, all at once.
 
         `parameters` defaults to those of the optimizer, without such to all trainable parameters
         that were read outside of jobs so far, as far as they have a gradient. Partial gradients are
-        reduced here, once. `clip_norm` as in `minimize`.
+        reduced here, once. `clip_norm` as in `minimize`. A function in place of parameters, or as
+        `closure`, is called once before: it computes the loss and its gradients, and what it
+        returns is returned.
         """
-        self._steps_of(eager_world()).step(parameters, clip_norm)
+        if closure is None and callable(parameters) and not are_parameters(parameters):
+            closure, parameters = parameters, None
+        loss = None if closure is None else closure()
+        chosen = cast("Parameters | None", parameters)
+        self._steps_of(eager_world()).step(chosen, clip_norm)
+        return loss
 
     def zero_grad(self, parameters: Parameters | None = None, *, set_to_none: bool = True) -> None:
         """Forget the gradients of eager parameters (default: as in `step`); without `set_to_none`

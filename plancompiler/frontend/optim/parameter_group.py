@@ -131,6 +131,24 @@ class ParameterGroup(MutableMapping[str, Any]):
             self._set(values)
 
 
+def without_ways(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, without PyTorch's words for how a step is made: all parameters are updated at
+    once wherever that pays, and steps can be compiled. UsageError for a differentiable step.
+    """
+    if given.get("differentiable"):
+        raise UsageError(
+            "the steps of an optimizer are not differentiated",
+            source=user_line(),
+            got="differentiable=True",
+            hint="write the step with tensors, w - lr * g, where g is of pc.eager.grad with "
+            "create_graph=True",
+        )
+    return {name: value for name, value in given.items() if name not in _WAYS}
+
+
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+
+
 def checked(name: str, value: Any, like: Any) -> Any:
     """A number of an optimizer, as the one that is there; UsageError for what is none."""
     if isinstance(like, bool):
@@ -198,4 +216,4 @@ def one_group(given: Any) -> dict[str, Any]:
     params = given["params"]
     if isinstance(params, Parameter) or hasattr(params, "_apply"):
         params = [params]
-    return {**given, "params": listed(params)}
+    return {**without_ways(given), "params": listed(params)}

@@ -140,6 +140,7 @@ class Adafactor(Optimizer):
         eps: tuple[float, float] = (1e-30, 1e-3),
         weight_decay: float = 0.0,
         *,
+        maximize: bool = False,
         parameters: Parameters | None = None,
     ) -> None:
         super().__init__(
@@ -151,6 +152,7 @@ class Adafactor(Optimizer):
             relative=relative,
             eps=eps,
             weight_decay=weight_decay,
+            maximize=maximize,
         )
 
     def states_of(
