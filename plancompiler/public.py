@@ -30,6 +30,7 @@ from plancompiler.frontend import functions as _functions
 from plancompiler.frontend.autodiff import gradients
 from plancompiler.frontend.checkpoint import checkpoint
 from plancompiler.frontend.functions import *  # noqa: F403  # its __all__ is part of ours
+from plancompiler.frontend.functions import linalg
 from plancompiler.frontend.trace import (
     as_job,
     collective_stream,
@@ -171,6 +172,7 @@ __all__ = [
     "init",
     "input",
     "job",
+    "linalg",
     "manual_seed",
     "nn",
     "no_grad",

@@ -25,6 +25,7 @@ from plancompiler.ops import (  # noqa: F401  # each fills the table
     heads,
     indexing,
     key_value_cache,
+    linalg,
     loss,
     loss_scale,
     margin,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -33,6 +34,9 @@ class Arguments:
 
     def unit(self, *shape):
         return self.tensor(self.random.uniform(0.1, 0.9, shape))
+
+    def matrix(self, size):
+        return self.tensor(self.random.normal(size=(size, size)) + 4 * np.eye(size))
 
     def whole(self, high, *shape):
         return self.tensor(self.random.integers(0, high, shape))
@@ -178,6 +182,31 @@ CALLS = {
     "scaled_dot_product_attention": lambda m: call(
         *(m.real(2, 2, 5, 4) for _ in range(3)), dropout=0.5
     ),
+    **each(
+        "linalg.inv linalg.det linalg.slogdet linalg.logdet linalg.pinv linalg.qr linalg.svd "
+        "linalg.svdvals linalg.lu_factor linalg.lu linalg.matrix_exp linalg.matrix_norm "
+        "linalg.transposed linalg.norm linalg.vector_norm linalg.cond linalg.matrix_rank "
+        "linalg.cholesky_inverse",
+        lambda m: call(m.matrix(4)),
+    ),
+    **each(
+        "linalg.cholesky linalg.eigh linalg.eigvalsh", lambda m: call(m.tensor(9 * np.eye(4) + 1))
+    ),
+    **each(
+        "linalg.solve linalg.lstsq linalg.cholesky_solve linalg.vecdot",
+        lambda m: call(m.matrix(4), m.matrix(4)),
+    ),
+    **each("linalg.cross", lambda m: call(m.real(4, 3), m.real(4, 3))),
+    "linalg.householder_product": lambda m: call(m.real(4, 4), m.real(4)),
+    "linalg.lu_solve": lambda m: call(
+        m.matrix(4), m.tensor(np.array([2, 2, 3, 4], np.int32)), m.matrix(4)
+    ),
+    "linalg.matrix_power": lambda m: call(m.matrix(4), 3),
+    "linalg.multi_dot": lambda m: call([m.real(4, 6), m.real(6, 2), m.real(2, 4)]),
+    "linalg.solve_triangular": lambda m: call(m.matrix(4), m.real(4, 2), upper=True),
+    "linalg.tensorinv": lambda m: call(m.tensor(np.eye(4).reshape(2, 2, 4) + 0.1), 2),
+    "linalg.tensorsolve": lambda m: call(m.tensor(np.eye(4).reshape(2, 2, 4) + 0.1), m.real(2, 2)),
+    "linalg.vander": lambda m: call(m.real(4), 3),
     "slice": lambda m: call(m.real(4, 6), (0, 1), (3, 5)),
     "split": lambda m: call(m.real(4, 6), (1, 2, 3), axis=1),
     "strided_slice": lambda m: call(m.real(4, 6), (0, 1), (4, 6), (2, 3)),
@@ -191,18 +220,23 @@ CALLS = {
 }
 
 
+def named(name):
+    """A public function, that of a namespace too."""
+    return attrgetter(name)(pc)
+
+
 def with_out():
+    names = [*pc.__all__, *(f"linalg.{each}" for each in pc.linalg.__all__)]
     return {
         name
-        for name in pc.__all__
-        if inspect.isfunction(getattr(pc, name))
-        and "out" in inspect.signature(getattr(pc, name)).parameters
+        for name in names
+        if inspect.isfunction(named(name)) and "out" in inspect.signature(named(name)).parameters
     }
 
 
 def test_every_function_of_tensors_takes_out():
     assert set(CALLS) == with_out()
-    without = {name for name in pc.__all__ if inspect.isfunction(getattr(pc, name))} - with_out()
+    without = {name for name in pc.__all__ if inspect.isfunction(named(name))} - with_out()
     assert {name for name in without if not name.endswith("_update")} == {
         "allclose",
         "array_equal",
@@ -252,7 +286,7 @@ def leaves(*trees):
 @pytest.mark.parametrize("sbp", ["B", "S(0)"])
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_the_value_is_that_of_the_plain_call(name, sbp):
-    function = getattr(pc, name)
+    function = named(name)
 
     def rank():
         pc.manual_seed(4)
@@ -528,12 +562,12 @@ def test_into_serves_functions_of_users():
 
 def test_help_and_signatures_tell_of_out():
     for name in sorted(CALLS):
-        function = getattr(pc, name)
+        function = named(name)
         parameter = inspect.signature(function).parameters["out"]
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
         assert parameter.default is None
         assert "With `out` the result is put into" in inspect.getdoc(function)
-        assert function.__name__ == name
+        assert function.__name__ == name.rpartition(".")[2]
 
 
 def test_a_view_among_several_results_is_written_into_its_base():

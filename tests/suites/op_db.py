@@ -27,7 +27,15 @@ import torch
 
 import plancompiler as pc
 from plancompiler.eager import DistTensor, spawn
-from tests.suites.torch_calls import LEFT_OUT, RANDOM, function_for
+from tests.suites.torch_calls import (
+    COMPARED,
+    FORWARD_ONLY,
+    LEFT_OUT,
+    RANDOM,
+    SYMMETRIC,
+    TRIANGLES,
+    function_for,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -110,6 +118,9 @@ def cases_of(op: Any, samples: int) -> Iterator[Case]:
             except (RuntimeError, TypeError, ValueError):
                 continue
             process = sample.output_process_fn_grad or (lambda made: made)
+            if op.name in COMPARED:
+                kept = COMPARED[op.name]
+                process = lambda made, kept=kept: tuple(tensors_in(made))[:kept]  # noqa: E731
             yield case(op, call, dtype, args, sample.kwargs, made, process, wanted)
 
 
@@ -130,7 +141,8 @@ def case(
         outputs = [torch.as_tensor(each) for each in plain]
     slopes, gradients = [slope_of(each) for each in outputs], None
     leaves = [each for each in tensors_in([args, kwargs]) if each.requires_grad]
-    if wanted and not random and any(each.requires_grad for each in outputs):
+    wanted = wanted and not random and name_of(op) not in FORWARD_ONLY
+    if wanted and any(each.requires_grad for each in outputs):
         pairs = [
             (each, torch.as_tensor(slope))
             for each, slope in zip(outputs, slopes, strict=True)
@@ -296,6 +308,11 @@ def compared_gradients(case: Case, leaves: Sequence[DistTensor]) -> str:
         expected = np.zeros(leaf.shape) if wanted is None else wanted
         if got.shape != expected.shape:
             return f"shape of gradient {number}: {got.shape} instead of {expected.shape}"
+        if case.variant in SYMMETRIC:
+            got, expected = (each + np.swapaxes(each, -1, -2) for each in (got, expected))
+        if TRIANGLES.get(case.variant) == number:
+            upper = case.kwargs.get("upper", False)
+            got, expected = (np.triu(each) if upper else np.tril(each) for each in (got, expected))
         if not close(got, expected, case.dtype):
             return f"gradient {number}: {summary(got, expected)}"
     return ""

@@ -121,13 +121,18 @@ def norm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The p-norm over axes, for p > 0: sum(|x| ** p) ** (1 / p), or the maximum for infinite p.
+    """The p-norm over axes: sum(|x| ** p) ** (1 / p); the greatest |x| for infinite p, the least
+    for minus infinity, and for 0 how many elements are not zero.
 
     Axes that are split leave partial sums, so no shard is gathered. Where an element or the norm is
-    zero, its gradient is. AttributeValueError for p <= 0.
+    zero, its gradient is.
     """
-    if not p > 0:
-        raise AttributeValueError("a norm needs a positive p", got=p, expected="1, 2 or math.inf")
+    if not (isinstance(p, (int, float)) and p == p):
+        raise AttributeValueError("a norm needs a number p", got=repr(p), expected="such as 2.0")
+    if p == 0:
+        return x.not_equal(0).cast(x.dtype).sum(axis, keepdims)
+    if p == -math.inf:
+        return apply_one("abs", x).min(axis, keepdims)
     if p == 1:
         return _reduce("abs_sum", x, axis, keepdims)
     if math.isinf(p):
@@ -137,6 +142,11 @@ def norm(
         length = _unless_zero(
             _reduce("square_sum", wide, axis, keepdims), lambda total: total.sqrt()
         )
+    elif p < 0:
+        zero = wide.equal(0)
+        safe: Tensor = apply("where", zero, full_like(wide, 1.0, shape=()), apply("abs", wide))
+        powers = apply("where", zero, full_like(wide, math.inf, shape=()), safe ** float(p))
+        length = powers.sum(axis, keepdims) ** (1.0 / p)
     else:
         powers = _unless_zero(apply("abs", wide), lambda size: size ** float(p))
         length = _unless_zero(powers.sum(axis, keepdims), lambda total: total ** (1.0 / p))
