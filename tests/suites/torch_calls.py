@@ -186,7 +186,7 @@ CALLS: dict[str, Call] = {
         _fine(a),
     ),
     "linalg.lstsq": _least_squares,
-    "linalg.lu": lambda x, *, pivot=True: pc.linalg.lu(x),
+    "linalg.lu": lambda x, *, pivot=True: pc.linalg.lu(x),  # noqa: PLW0108  # drops `pivot`
     "linalg.lu_factor": _of_factors(""),
     "linalg.lu_factor_ex": _of_factors("ex"),
     "linalg.lu_solve": lambda lu, pivots, b, *, left=True, adjoint=False: pc.linalg.lu_solve(
