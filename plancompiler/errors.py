@@ -252,6 +252,12 @@ class OutputError(PlanCompilerError):
     code = "E133"
 
 
+class ModelImportError(PlanCompilerError):
+    """A model of another system cannot be imported."""
+
+    code = "E134"
+
+
 # --- the wire ------------------------------------------------------------------------------------
 
 

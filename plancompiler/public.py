@@ -65,6 +65,8 @@ if TYPE_CHECKING:
         using_generator,
     )
     from plancompiler.eager.creation import tensor  # not the module of that name
+    from plancompiler.importers.rules import torch_rule
+    from plancompiler.importers.torch_reader import from_torch
     from plancompiler.jit.compile import compile
     from plancompiler.passes import Config
     from plancompiler.plan.compiled_plans import CompiledPlans, read_plans
@@ -81,6 +83,8 @@ _LATER = {
     "CompiledPlans": "plancompiler.plan.compiled_plans",
     "read_plans": "plancompiler.plan.compiled_plans",
     "Config": "plancompiler.passes",
+    "from_torch": "plancompiler.importers.torch_reader",
+    "torch_rule": "plancompiler.importers.rules",
     "eager": "plancompiler.eager",
     **dict.fromkeys(
         (
@@ -166,6 +170,7 @@ __all__ = [
     "eager",
     "errors",
     "from_local",
+    "from_torch",
     "full",
     "gradients",
     "implicit_broadcast",
@@ -185,6 +190,7 @@ __all__ = [
     "run",
     "stage",
     "tensor",
+    "torch_rule",
     "using_generator",
     "zeros",
 ]

@@ -1,0 +1,462 @@
+"""PyTorch models as graphs; the one file that imports PyTorch.
+
+The graph is the one that the author wrote: `torch.export` traces the module, and a decomposition
+with an empty table makes in-place operations functional and inlines submodules. The usual table
+would tear attention, layer norm and the loss apart. What depends on no parameter and no input, such
+as masks and the angles of rotary positions, is computed here, once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+from plancompiler.errors import ModelImportError, UsageError
+from plancompiler.frontend.nn.module import Buffer, Parameter
+from plancompiler.frontend.trace import JobBuilder, source_tensor
+from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
+from plancompiler.importers.imported_module import Arguments, GraphRun, ImportedModel
+from plancompiler.importers.recognition import recognized
+from plancompiler.importers.torch_rules import TORCH_RULES
+from plancompiler.ir import UNKNOWN_SOURCE, DType, Placement, SourceLine, TensorType
+from plancompiler.ir.source import shown_path, user_line
+from plancompiler.ir.value import ACTIVE_TRACER
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._print", "aten.sym_size")
+"""Beginnings of targets that compute nothing."""
+_LISTED_LINES = 3
+"""Lines that an error shows for each target without a rule."""
+
+
+def from_torch(module: Any, example: Any = None) -> ImportedModel:
+    """A PyTorch model as a module of this package, with the weights that it has.
+
+    `module` is an `nn.Module`, an `ExportedProgram`, or the path of a `.pt2` file. `example` has
+    the arguments with which it is traced: a tuple, or a dict of keywords; an exported program has
+    its own. The module is traced in the mode that it is in, and the result stays in it. Calling the
+    result takes the arguments of the example and returns the structure that the original returns.
+    Weights are copied; those on the `meta` device are missing until they are loaded. Tied weights
+    stay one parameter.
+
+    Loading a `.pt2` file runs PyTorch's loader: treat such a file as code.
+
+    Raises ModelImportError where PyTorch cannot export the module, or operations have no rule (see
+    `pc.torch_rule`): one error lists them all.
+    """
+    torch = _torch()
+    program = _exported(torch, module, example)
+    is_module = isinstance(module, torch.nn.Module)
+    name = type(module).__name__ if is_module else "Module"
+    return _Reader(torch, program).model(name, module.training if is_module else None)
+
+
+def _torch() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("torch")
+    except ImportError as error:
+        raise UsageError(
+            "importing a PyTorch model needs PyTorch",
+            source=user_line(),
+            got=str(error),
+            hint="pip install 'plancompiler[torch]'",
+        ) from None
+
+
+def _exported(torch: Any, module: Any, example: Any) -> Any:
+    """The exported program with functional operations, and no submodules."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if isinstance(module, (str, PathLike)):
+            try:
+                module = torch.export.load(module)
+            except Exception as error:
+                raise ModelImportError(
+                    "PyTorch cannot load an exported program",
+                    source=user_line(),
+                    got=f"{module}: {_first_lines(error)}",
+                    expected="a .pt2 file that torch.export.save wrote",
+                ) from None
+        if isinstance(module, torch.nn.Module):
+            args, kwargs = _arguments(torch, example)
+            try:
+                module = torch.export.export(module, args, kwargs, strict=False)
+            except Exception as error:
+                raise ModelImportError(
+                    f"PyTorch cannot export {type(module).__name__}",
+                    source=user_line(),
+                    got=_first_lines(error),
+                    hint="what a model computes may depend on shapes, and not on the values of "
+                    "tensors",
+                ) from error
+        elif not isinstance(module, torch.export.ExportedProgram):
+            raise UsageError(
+                "from_torch takes a PyTorch module",
+                source=user_line(),
+                got=type(module).__name__,
+                expected="an nn.Module, an ExportedProgram or the path of a .pt2 file",
+            )
+        return module.run_decompositions({})
+
+
+def _arguments(torch: Any, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if example is None:
+        raise UsageError(
+            "an example is needed to trace a module",
+            source=user_line(),
+            expected="its arguments: a tuple, or a dict of keywords",
+        )
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, torch.Tensor):
+        return (example,), {}
+    return tuple(example), {}
+
+
+def _first_lines(error: Exception, count: int = 3) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:count])}"[:600]
+
+
+class _Reader:
+    """One exported program."""
+
+    def __init__(self, torch: Any, program: Any) -> None:
+        self._torch = torch
+        self._program = program
+        self._shown: dict[str, str] = {}
+        self._constants: dict[str, Any] = {}
+        """Tensors that are known, by the names of graph nodes."""
+        self._numbers: dict[str, Any] = {}
+        """What is no tensor."""
+
+    def model(self, name: str, training: bool | None) -> ImportedModel:
+        """The module that computes what the program does, of this name and mode."""
+        torch = self._torch
+        program, signature = self._program, self._program.graph_signature
+        tensors, parameters = self._tensors()
+        inputs: dict[str, TensorType] = {}
+        user_inputs: list[Any] = []
+        mutated = set(signature.buffers_to_mutate.values())
+        for spec in signature.input_specs:
+            kind, argument = spec.kind.name, spec.arg
+            if kind in ("PARAMETER", "BUFFER") and spec.target in tensors:
+                known = program.state_dict.get(spec.target)
+                fixed = kind == "BUFFER" and spec.target not in mutated
+                if fixed and not known.is_floating_point() and known.device.type != "meta":
+                    self._constants[argument.name] = known
+                else:
+                    parameters[argument.name] = spec.target
+            elif kind in ("BUFFER", "CONSTANT_TENSOR"):
+                self._constants[argument.name] = self._known(spec.target)
+            elif kind == "USER_INPUT":
+                if hasattr(argument, "value"):
+                    self._numbers[argument.name] = argument.value
+                    user_inputs.append(argument.value)
+                else:
+                    user_inputs.append(Ref(argument.name))
+            else:
+                raise ModelImportError(
+                    "the importer knows no input of this kind", got=f"{kind} {argument}"
+                )
+        nodes = []
+        output: Sequence[Any] = ()
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                if any(isinstance(each, Ref) and each.name == node.name for each in user_inputs):
+                    inputs[node.name] = self._type(node.meta["val"])
+            elif node.op == "get_attr":
+                self._constants[node.name] = _attribute(program.graph_module, node.target)
+            elif node.op == "output":
+                output = node.args[0]
+            elif not str(node.target).startswith(_ASSERTIONS) and not self._fold(node):
+                nodes.append(self._node(node))
+        returned, changed = self._outputs(output, signature)
+        types = {value: self._type(program.state_dict[each]) for value, each in parameters.items()}
+        graph = Graph(inputs, parameters, {}, tuple(nodes), returned, changed, types)
+        graph = recognized(replace(graph, nodes=live_nodes(graph)))
+        used = {ref.name for node in graph.nodes for ref in node.refs}
+        used |= {ref.name for ref in graph.results()}
+        constants = {
+            value: _array(torch, tensor)
+            for value, tensor in self._constants.items()
+            if value in used
+        }
+        graph = replace(graph, constants=constants)
+        _require_rules(graph)
+        _try(graph, tensors)
+        return ImportedModel(
+            name,
+            graph,
+            TORCH_RULES,
+            self._called_with(user_inputs, inputs),
+            tensors,
+            self._training() if training is None else training,
+        )
+
+    def _tensors(self) -> tuple[dict[str, Parameter], dict[str, str]]:
+        """Parameters and buffers by the author's names; those that are tied are one."""
+        torch, program = self._torch, self._program
+        made: dict[Any, Parameter] = {}
+        tensors: dict[str, Parameter] = {}
+        names = {spec.target for spec in program.graph_signature.input_specs}
+        for name, tensor in program.state_dict.items():
+            if name not in names:
+                continue
+            key: Any = id(tensor)
+            if tensor.device.type != "meta" and tensor.numel():
+                key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+            if key not in made:
+                kind = self._type(tensor)
+                init = "missing" if tensor.device.type == "meta" else _array(torch, tensor).copy()
+                if isinstance(tensor, torch.nn.Parameter):
+                    trainable = tensor.requires_grad and kind.dtype.is_floating
+                    made[key] = Parameter(kind.shape, kind.dtype, init, trainable=trainable)
+                else:
+                    made[key] = Buffer(kind.shape, kind.dtype, init)
+            tensors[name] = made[key]
+        return tensors, {}
+
+    def _known(self, name: str) -> Any:
+        """A constant of the program, or a buffer that is not saved."""
+        tensor = self._program.constants.get(name, self._program.state_dict.get(name))
+        if tensor is None or tensor.device.type == "meta":
+            raise ModelImportError(
+                "a tensor that is part of the model, and not of its weights, has no value",
+                got=f"{name} on the meta device",
+                hint="make the buffers of the model on the CPU; its parameters may stay on meta",
+            )
+        return tensor
+
+    def _training(self) -> bool:
+        """Whether the program was exported in training mode, as its batch norms and dropouts say;
+        the module's own flag is not kept by the export.
+        """
+        for node in self._program.graph.nodes:
+            target = str(node.target)
+            if "batch_norm" in target and "no_training" not in target and True in node.args:
+                return True
+            if "dropout" in target and True in node.args:
+                return True
+        return False
+
+    def _fold(self, node: Any) -> bool:
+        """Compute a node now if all that it reads is known."""
+        torch = self._torch
+        known = all(
+            each.name in self._constants or each.name in self._numbers
+            for each in node.all_input_nodes
+        )
+        tags = getattr(node.target, "tags", ())
+        if not known or torch.Tag.nondeterministic_seeded in tags or not callable(node.target):
+            return False
+
+        def value(argument: Any) -> Any:
+            if isinstance(argument, torch.fx.Node):
+                name = argument.name
+                return self._constants[name] if name in self._constants else self._numbers[name]
+            if isinstance(argument, torch.device):
+                return torch.device("cpu")
+            return argument
+
+        args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), value)
+        with torch.no_grad():
+            result = node.target(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            self._constants[node.name] = result
+        else:
+            self._numbers[node.name] = result
+        return True
+
+    def _node(self, node: Any) -> Node:
+        target = str(node.target)
+        if "getitem" in target:
+            target = "getitem"
+        value = node.meta.get("val")
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        return Node(
+            node.name,
+            target,
+            self._plain(node.args),
+            self._plain(dict(node.kwargs)),
+            tuple(
+                self._type(each) if isinstance(each, self._torch.Tensor) else None
+                for each in values
+            ),
+            self._source(node),
+        )
+
+    def _plain(self, value: Any) -> Any:
+        """Arguments as data: references, numbers, texts, nested lists."""
+        torch = self._torch
+        if isinstance(value, torch.fx.Node):
+            if value.name in self._numbers:
+                return self._plain(self._numbers[value.name])
+            return Ref(value.name)
+        if isinstance(value, Mapping):
+            return {name: self._plain(each) for name, each in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self._plain(each) for each in value)
+        if isinstance(value, list):
+            return [self._plain(each) for each in value]
+        if isinstance(value, torch.SymInt):
+            raise ModelImportError(
+                "the exported program has an axis without a fixed size",
+                got=str(value),
+                hint="export it without dynamic_shapes",
+            )
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, torch.dtype):
+            return str(value).removeprefix("torch.")
+        if isinstance(value, torch.Tensor):
+            return _array(torch, value)
+        return str(value)  # devices, layouts and memory formats, which no rule reads
+
+    def _type(self, tensor: Any) -> TensorType:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if any(isinstance(extent, self._torch.SymInt) for extent in tensor.shape):
+            raise ModelImportError(
+                "the exported program has an axis without a fixed size",
+                got=str(tuple(tensor.shape)),
+                hint="export it without dynamic_shapes",
+            )
+        return TensorType(tuple(tensor.shape), DType.parse(dtype))
+
+    def _source(self, node: Any) -> SourceLine:
+        """The innermost line of the author, outside of PyTorch itself."""
+        inside = str(self._torch.__path__[0])
+        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+        for file, line in reversed(frames):
+            if not file.startswith(inside):
+                if file not in self._shown:
+                    self._shown[file] = shown_path(file)
+                return SourceLine(self._shown[file] or file, int(line))
+        return UNKNOWN_SOURCE
+
+    def _outputs(self, output: Sequence[Any], signature: Any) -> tuple[Any, dict[str, Ref]]:
+        """The structure that is returned, and what changed buffers become."""
+        returned, changed = [], {}
+        by_target = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target}
+        for spec, value in zip(signature.output_specs, output, strict=True):
+            kind = spec.kind.name
+            if kind == "BUFFER_MUTATION":
+                changed[by_target[spec.target]] = Ref(value.name)
+            elif kind in ("USER_OUTPUT", "LOSS_OUTPUT"):
+                returned.append(self._plain(value))
+            else:
+                raise ModelImportError(
+                    "the model changes something besides its buffers",
+                    got=f"{kind} of {spec.target}",
+                    hint="return the new value instead",
+                )
+        return _unflattened(self._program.call_spec.out_spec, iter(returned)), changed
+
+    def _called_with(
+        self, user_inputs: Sequence[Any], inputs: Mapping[str, TensorType]
+    ) -> Arguments:
+        args, kwargs = _unflattened(self._program.call_spec.in_spec, iter(user_inputs))
+        template = {
+            each.name if isinstance(each, Ref) else f"args_{number}": each
+            for number, each in enumerate(args)
+        }
+        return Arguments({**template, **kwargs}, inputs)
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def _array(torch: Any, tensor: Any) -> Array:
+    """A tensor as an array that shares its memory."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        shared: Array = tensor.view(torch.int16).numpy().view(DType.BFLOAT16.numpy)
+        return shared
+    array: Array = tensor.numpy()
+    return array
+
+
+def _unflattened(spec: Any, leaves: Iterator[Any]) -> Any:
+    """Values in the structure of a tree of PyTorch's."""
+    if spec.is_leaf():
+        return next(leaves)
+    if spec.type is None:
+        return None
+    children = [_unflattened(each, leaves) for each in spec.children()]
+    kind, context = spec.type, spec.context
+    if kind is list:
+        return children
+    names = list(getattr(kind, "_fields", ()))
+    if (
+        not names
+        and isinstance(context, (list, tuple))
+        and all(isinstance(e, str) for e in context)
+    ):
+        names = list(context)
+    if isinstance(kind, type) and issubclass(kind, dict) and len(names) != len(children):
+        names = [str(each) for each in context]
+    if not names or len(names) != len(children):
+        return tuple(children)
+    named = dict(zip(names, children, strict=True))
+    return named if kind is dict else Fields(kind.__name__, named)
+
+
+def _require_rules(graph: Graph) -> None:
+    """ModelImportError with every target that has no rule, how often and where it occurs."""
+    missing = [node for node in graph.nodes if node.target not in TORCH_RULES]
+    if not missing:
+        return
+    lines: dict[str, Counter[str]] = {}
+    for node in missing:
+        lines.setdefault(node.target, Counter())[str(node.source)] += 1
+    described = []
+    for target, places in lines.items():
+        shown = ", ".join(list(places)[:_LISTED_LINES])
+        more = f" and {len(places) - _LISTED_LINES} more lines" * (len(places) > _LISTED_LINES)
+        described.append(f"{target} ({sum(places.values())} times, at {shown}{more})")
+    raise ModelImportError(
+        f"the importer has no rule for {len(lines)} of the model's operations",
+        source=user_line(),
+        got="; ".join(described),
+        hint='write each with functions of this package: @pc.torch_rule("namespace.op.overload") '
+        "decorates a function of the operation's arguments",
+    )
+
+
+def _try(graph: Graph, tensors: Mapping[str, Parameter]) -> None:
+    """Trace the graph once, and compare the type of every result with PyTorch's."""
+    here = Placement("cpu", [0])
+    stand_ins: dict[Parameter, Parameter] = {}
+    for each in tensors.values():
+        kind = Buffer if isinstance(each, Buffer) else Parameter
+        stand_ins.setdefault(each, kind(each.shape, each.dtype, "missing").place(here))
+    builder = JobBuilder("import")
+    token = ACTIVE_TRACER.set(builder)
+    try:
+        given = {
+            name: source_tensor(
+                "input",
+                {"name": name, "shape": tensor.shape, "dtype": str(tensor.dtype)},
+                here,
+                None,
+            )
+            for name, tensor in graph.inputs.items()
+        }
+        named = {name: stand_ins[each] for name, each in tensors.items()}
+        run = GraphRun(graph, TORCH_RULES, given, named)
+        run.run(check=True)
+        for ref in graph.results():
+            run.tensor(ref.name)
+    finally:
+        ACTIVE_TRACER.reset(token)

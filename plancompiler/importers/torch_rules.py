@@ -1,0 +1,1013 @@
+"""The rules of PyTorch's operations, in one table: most take a line."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from plancompiler.errors import UsageError
+from plancompiler.frontend import functions as f
+from plancompiler.frontend.trace import constant
+from plancompiler.importers.graph import Array
+from plancompiler.importers.rules import TORCH_RULES, define, torch_rule
+from plancompiler.ir import DType, TensorType
+from plancompiler.ir.operators import TensorOperators
+from plancompiler.ops.registry import apply_source
+
+__all__ = ["TORCH_RULES"]
+
+# Arguments have the names and the order that PyTorch gives them; only those that calls name matter.
+
+
+def _same(x: Any, *rest: Any, **named: Any) -> Any:
+    """What only changes how a tensor lies in memory, or nothing."""
+    return x
+
+
+def _refused(what: str, got: object, expected: str) -> UsageError:
+    return UsageError(f"the importer knows no {what} like this", got=repr(got), expected=expected)
+
+
+def _axes(x: Any, dim: int | Sequence[int] | None) -> int | list[int] | None:
+    """Axes of a reduction; none of them means all."""
+    return None if dim is None or dim == [] or dim == () else dim  # type: ignore[return-value]
+
+
+# --- elementwise ----------------------------------------------------------------------------------
+
+
+def _scaled(y: Any, alpha: float) -> Any:
+    return y if alpha == 1 else y * alpha
+
+
+def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return f.div(x, y)
+    if rounding_mode == "floor":
+        return f.floor_divide(x, y)
+    if isinstance(x, TensorOperators) and x.dtype.is_floating:
+        return f.trunc(f.div(x, y))
+    raise _refused("division", rounding_mode, "rounding_mode None or 'floor'")
+
+
+def _power(x: Any, exponent: Any) -> Any:
+    if exponent == 2:
+        return f.square(x)
+    if exponent == 3:
+        return f.square(x) * x
+    if exponent == 0.5:
+        return f.sqrt(x)
+    if exponent == -0.5:
+        return f.rsqrt(x)
+    return f.pow(x, exponent)
+
+
+def _gelu(x: Any, approximate: str = "none") -> Any:
+    return f.gelu(x) if approximate == "tanh" else f.gelu_exact(x)
+
+
+def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
+    return f.softplus(x) if beta == 1 else f.softplus(x * beta) * (1 / beta)
+
+
+def _elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    if scale != 1 or input_scale != 1:
+        raise _refused("elu", (scale, input_scale), "scale 1")
+    return f.elu(x, alpha)
+
+
+def _glu(x: Any, dim: int = -1) -> Any:
+    first, second = f.split(x, x.shape[dim] // 2, dim)
+    return first * f.sigmoid(second)
+
+
+define(
+    {
+        "aten.add.Tensor aten.add.Scalar": lambda x, y, alpha=1: f.add(x, _scaled(y, alpha)),
+        "aten.sub.Tensor aten.sub.Scalar": lambda x, y, alpha=1: f.sub(x, _scaled(y, alpha)),
+        "aten.rsub.Scalar aten.rsub.Tensor": lambda x, y, alpha=1: f.sub(y, _scaled(x, alpha)),
+        "aten.mul.Tensor aten.mul.Scalar": f.mul,
+        "aten.div.Tensor aten.div.Scalar": _div,
+        "aten.div.Tensor_mode aten.div.Scalar_mode": _div,
+        "aten.floor_divide.default": f.floor_divide,
+        "aten.remainder.Scalar aten.remainder.Tensor": f.remainder,
+        "aten.fmod.Scalar aten.fmod.Tensor": f.fmod,
+        "aten.pow.Tensor_Scalar": _power,
+        "aten.pow.Tensor_Tensor aten.pow.Scalar": f.pow,
+        "aten.minimum.default aten.min.other": f.minimum,
+        "aten.maximum.default aten.max.other": f.maximum,
+        "aten.atan2.default": f.atan2,
+        "aten.lerp.Scalar aten.lerp.Tensor": f.lerp,
+        "aten.gelu.default": _gelu,
+        "aten.softplus.default": _softplus,
+        "aten.elu.default": _elu,
+        "aten.silu.default": f.silu,
+        "aten.leaky_relu.default": lambda x, slope=0.01: f.leaky_relu(x, slope),
+        "aten.hardtanh.default": lambda x, low=-1, high=1: f.hardtanh(x, low, high),
+        "aten.clamp.default aten.clip.default aten.clamp_min.default": f.clip,
+        "aten.clamp_max.default": lambda x, high: f.clip(x, None, high),
+        "aten.addcmul.default": lambda x, y, z, value=1: x + _scaled(y * z, value),
+        "aten.addcdiv.default": lambda x, y, z, value=1: x + _scaled(y / z, value),
+        "aten.nan_to_num.default": lambda x, nan=0.0, posinf=None, neginf=None: f.nan_to_num(
+            x, nan or 0.0, posinf, neginf
+        ),
+    },
+    promotes=True,
+)
+_OF_ONE = (
+    "abs acos acosh asin asinh atan atanh ceil cos cosh erf exp exp2 expm1 floor hardsigmoid "
+    "hardswish log log10 log1p log2 mish neg reciprocal relu relu6 round rsqrt selu sigmoid sign "
+    "sin sinh sqrt square tan tanh trunc"
+)
+"""Functions of one tensor that have one name in both."""
+for _name in _OF_ONE.split():
+    torch_rule(f"aten.{_name}.default", promotes=True)(getattr(f, _name))
+torch_rule("aten.log_sigmoid.default", promotes=True)(f.logsigmoid)
+define({"aten.glu.default": _glu})
+
+
+def _kind(dtype: DType) -> int:
+    return 0 if dtype is DType.BOOL else 2 if dtype.is_floating else 1
+
+
+def _comparison(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A comparison; operands of several dtypes are compared as PyTorch promotes them."""
+
+    def rule(x: Any, y: Any) -> Any:
+        if not isinstance(y, TensorOperators):
+            if isinstance(y, float) and not x.dtype.is_floating:
+                x = x.cast(DType.FLOAT32)
+            return compare(x, y)
+        if x.dtype is not y.dtype:
+            # A tensor of one number has no say against others of its kind.
+            low, high = sorted((x, y), key=lambda t: (_kind(t.dtype), t.ndim > 0, t.dtype.itemsize))
+            x, y = x.cast(high.dtype), y.cast(high.dtype)
+            del low
+        return compare(x, y)
+
+    return rule
+
+
+for _name, _compare in {
+    "eq": f.equal,
+    "ne": f.not_equal,
+    "lt": f.less,
+    "le": f.less_equal,
+    "gt": f.greater,
+    "ge": f.greater_equal,
+}.items():
+    torch_rule(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_compare))
+
+
+def _where(condition: Any, x: Any, y: Any, result: TensorType) -> Any:
+    x, y = (
+        each.cast(result.dtype)
+        if isinstance(each, TensorOperators) and each.dtype is not result.dtype
+        else each
+        for each in (x, y)
+    )
+    if not isinstance(x, TensorOperators) and not isinstance(y, TensorOperators):
+        x = f.full_like(condition.cast(result.dtype), x)
+    return f.where(condition, x, y)
+
+
+torch_rule(
+    "aten.where.self",
+    "aten.where.ScalarOther",
+    "aten.where.ScalarSelf",
+    "aten.where.Scalar",
+    typed=True,
+)(_where)
+
+
+def _masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    if isinstance(value, TensorOperators):
+        return f.where(mask, value.cast(x.dtype), x)
+    return f.masked_fill(x, mask, value)
+
+
+define(
+    {
+        "aten.masked_fill.Scalar aten.masked_fill.Tensor": _masked_fill,
+        "aten.logical_not.default": f.logical_not,
+        "aten.logical_and.default": f.logical_and,
+        "aten.logical_or.default": f.logical_or,
+        "aten.logical_xor.default": f.logical_xor,
+        "aten.bitwise_not.default": f.bitwise_not,
+        "aten.bitwise_and.Tensor aten.bitwise_and.Scalar aten.__and__.Tensor aten.__and__.Scalar": (
+            f.bitwise_and
+        ),
+        "aten.bitwise_or.Tensor aten.bitwise_or.Scalar aten.__or__.Tensor aten.__or__.Scalar": (
+            f.bitwise_or
+        ),
+        "aten.bitwise_xor.Tensor aten.bitwise_xor.Scalar": f.bitwise_xor,
+        "aten.isnan.default": f.isnan,
+        "aten.isinf.default": f.isinf,
+        "aten.isfinite.default": f.isfinite,
+    }
+)
+
+# --- dtypes and copies ----------------------------------------------------------------------------
+
+
+def _cast(x: Any, *rest: Any, result: TensorType, **named: Any) -> Any:
+    return x if x.dtype is result.dtype else x.cast(result.dtype)
+
+
+torch_rule(
+    "aten._to_copy.default",
+    "aten.to.dtype",
+    "aten.to.device",
+    "aten.to.dtype_layout",
+    "aten.type_as.default",
+    "aten.to.other",
+    "aten.float.default",
+    typed=True,
+)(_cast)
+define(
+    {
+        "aten.clone.default aten.alias.default aten.contiguous.default aten.lift_fresh_copy.default"
+        " aten.lift_fresh.default aten.positive.default": _same,
+        "aten.detach.default aten.detach_.default": f.stop_gradient,
+        "aten.dropout.default": lambda x, p, train: f.dropout(x, p) if train and p else x,
+        "aten.native_dropout.default": lambda x, p, train: (
+            f.dropout(x, p) if train and p else x,
+            None,
+        ),
+        "aten.feature_dropout.default": lambda x, p, train: x if not train or not p else _no(p),
+    }
+)
+
+
+def _no(p: float) -> Any:
+    raise _refused("dropout of whole features", p, "p = 0")
+
+
+def _filled(x: Any, result: TensorType, value: Any = 0) -> Any:
+    number = float(value) if result.dtype.is_floating else value
+    if result.dtype is DType.BOOL:
+        number = bool(value)
+    return apply_source(x, "fill", shape=result.shape, dtype=str(result.dtype), value=number)
+
+
+def _like(value: int | None) -> Callable[..., Any]:
+    def rule(x: Any, *rest: Any, result: TensorType, **named: Any) -> Any:
+        return _filled(x, result, rest[-1] if value is None else value)
+
+    return rule
+
+
+torch_rule("aten.zeros_like.default", "aten.new_zeros.default", typed=True)(_like(0))
+torch_rule("aten.ones_like.default", "aten.new_ones.default", typed=True)(_like(1))
+torch_rule("aten.full_like.default", "aten.new_full.default", typed=True)(_like(None))
+torch_rule("aten.empty_like.default", typed=True)(_like(0))
+
+
+@torch_rule("aten.fill.Tensor", "aten.fill.Scalar", "aten.copy.default", typed=True)
+def _replaced(x: Any, value: Any, *rest: Any, result: TensorType) -> Any:
+    """All elements of x become those of the value."""
+    if not isinstance(value, TensorOperators):
+        return _filled(x, result, value)
+    return f.expand(value.cast(result.dtype), result.shape)
+
+
+# --- shape ----------------------------------------------------------------------------------------
+
+
+def _at(x: Any, dim: int) -> int:
+    return dim + x.ndim if dim < 0 else dim
+
+
+def _swapped(x: Any, first: int, second: int) -> Any:
+    axes = list(range(x.ndim))
+    first, second = _at(x, first), _at(x, second)
+    axes[first], axes[second] = axes[second], axes[first]
+    return x.transpose(axes)
+
+
+def _bounds(extent: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Start and end of a slice, which count from the end where negative."""
+    first, last, _ = slice(start, end).indices(extent)
+    return first, max(first, last)
+
+
+def _sliced(
+    x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    at = _at(x, dim)
+    first, last = _bounds(x.shape[at], start, end)
+    starts, stops, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
+    starts[at], stops[at], steps[at] = first, last, step
+    if step != 1:
+        return f.strided_slice(x, starts, stops, steps)
+    return x if (first, last) == (0, x.shape[at]) else f.slice(x, starts, stops)
+
+
+def _selected(x: Any, dim: int, index: int) -> Any:
+    at = _at(x, dim)
+    index = index + x.shape[at] if index < 0 else index
+    return f.squeeze(_sliced(x, at, index, index + 1), at)
+
+
+def _slice_scattered(
+    x: Any, part: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    if step != 1:
+        raise _refused("slice_scatter", step, "step 1")
+    at = _at(x, dim)
+    first, last = _bounds(x.shape[at], start, end)
+    pieces = (_sliced(x, at, 0, first), part, _sliced(x, at, last, None))
+    return f.concat([each for each in pieces if each.shape[at]], at)
+
+
+def _squeezed(x: Any, dims: int | Sequence[int] | None = None) -> Any:
+    every = range(x.ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
+    axes = [_at(x, dim) for dim in every if x.shape[_at(x, dim)] == 1]
+    return f.squeeze(x, axes) if axes else x
+
+
+def _padded(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    if mode != "constant":
+        raise _refused("padding", mode, "'constant'")
+    low, high = [0] * x.ndim, [0] * x.ndim
+    for number in range(len(pad) // 2):
+        low[x.ndim - 1 - number], high[x.ndim - 1 - number] = pad[2 * number : 2 * number + 2]
+    if min(*low, *high) < 0:
+        stops = [extent + min(0, more) for extent, more in zip(x.shape, high, strict=True)]
+        x = f.slice(x, [max(0, -less) for less in low], stops)
+        low, high = [max(0, each) for each in low], [max(0, each) for each in high]
+    if not any(low) and not any(high):
+        return x
+    return f.pad(x, low, high, (value or 0) if x.dtype.is_floating else int(value or 0))
+
+
+def _reshaped(x: Any, shape: Sequence[int]) -> Any:
+    return x if tuple(shape) == x.shape else x.reshape(list(shape))
+
+
+def _expanded(x: Any, shape: Sequence[int], implicit: bool = False) -> Any:
+    lead = len(shape) - x.ndim
+    wanted = tuple(
+        x.shape[axis - lead] if extent == -1 else extent for axis, extent in enumerate(shape)
+    )
+    return x if wanted == x.shape else f.expand(x, wanted)
+
+
+def _unflattened(x: Any, dim: int, sizes: Sequence[int]) -> Any:
+    at = _at(x, dim)
+    return x.reshape([*x.shape[:at], *sizes, *x.shape[at + 1 :]])
+
+
+def _cut(x: Any, sizes: int | Sequence[int], dim: int = 0) -> Any:
+    return f.split(x, sizes, dim)
+
+
+def _chunked(x: Any, chunks: int, dim: int = 0) -> Any:
+    return f.split(x, -(-x.shape[dim] // chunks), dim)
+
+
+def _repeated(x: Any, repeats: Sequence[int]) -> Any:
+    lead = len(repeats) - x.ndim
+    return f.tile(x.reshape([1] * lead + list(x.shape)) if lead else x, repeats)
+
+
+define(
+    {
+        "aten.view.default aten.reshape.default aten._unsafe_view.default": _reshaped,
+        "aten.expand.default": _expanded,
+        "aten.expand_as.default": lambda x, y: _expanded(x, y.shape),
+        "aten.permute.default": lambda x, dims: x.transpose([_at(x, dim) for dim in dims]),
+        "aten.transpose.int": _swapped,
+        "aten.t.default aten.numpy_T.default": lambda x: x.transpose() if x.ndim > 1 else x,
+        "aten.unsqueeze.default": f.unsqueeze,
+        "aten.squeeze.default aten.squeeze.dim aten.squeeze.dims": _squeezed,
+        "aten.flatten.using_ints": lambda x, start_dim=0, end_dim=-1: f.flatten(
+            x, start_dim, end_dim
+        ),
+        "aten.unflatten.int": _unflattened,
+        "aten.slice.Tensor": _sliced,
+        "aten.select.int": _selected,
+        "aten.slice_scatter.default": _slice_scattered,
+        "aten.select_scatter.default": lambda x, part, dim, index: _slice_scattered(
+            x, f.unsqueeze(part, dim), dim, index, index + 1 or None
+        ),
+        "aten.narrow.int": lambda x, dim, start, length: _sliced(x, dim, start, start + length),
+        "aten.split.Tensor aten.split_with_sizes.default aten.split.sizes": _cut,
+        "aten.chunk.default": _chunked,
+        "aten.unbind.int": lambda x, dim=0: f.unbind(x, dim),
+        "aten.cat.default aten.concat.default": lambda tensors, dim=0: f.concat(
+            [each for each in tensors if each.shape != (0,)], dim
+        ),
+        "aten.stack.default": lambda tensors, dim=0: f.stack(tensors, dim),
+        "aten.pad.default aten.constant_pad_nd.default": lambda x, pad, *rest: (
+            _padded(x, pad, *rest)
+            if not rest or isinstance(rest[0], str)
+            else _padded(x, pad, "constant", rest[0])
+        ),
+        "aten.repeat.default": _repeated,
+        "aten.repeat_interleave.self_int": lambda x, repeats, dim=None, output_size=None: (
+            f.repeat_interleave(x if dim is not None else x.reshape(-1), repeats, dim or 0)
+        ),
+        "aten.flip.default": lambda x, dims: f.flip(x, [_at(x, dim) for dim in dims]),
+        "aten.roll.default": f.roll,
+        "aten.tril.default": lambda x, diagonal=0: f.tril(x, diagonal),
+        "aten.triu.default": lambda x, diagonal=0: f.triu(x, diagonal),
+        "aten.diagonal.default": lambda x, offset=0: f.diagonal(x, offset),
+        "getitem": operator.getitem,
+    }
+)
+
+
+@torch_rule("aten.pixel_shuffle.default")
+def _pixel_shuffle(x: Any, upscale: int) -> Any:
+    n, channels, height, width = x.shape
+    inner = channels // upscale**2
+    apart = x.reshape([n, inner, upscale, upscale, height, width])
+    return apart.transpose([0, 1, 4, 2, 5, 3]).reshape(
+        [n, inner, height * upscale, width * upscale]
+    )
+
+
+# --- reductions -----------------------------------------------------------------------------------
+
+
+def _reduction(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(
+        x: Any, dim: Any = None, keepdim: bool = False, *, result: TensorType, dtype: Any = None
+    ) -> Any:
+        # Sums are wanted in the dtype of the result.
+        if result.dtype is not x.dtype and result.dtype is not DType.BOOL:
+            x = x.cast(result.dtype)
+        return reduce(x, _axes(x, dim), keepdim)
+
+    return rule
+
+
+for _name, _reduce in {"sum": f.sum, "mean": f.mean}.items():
+    _targets = (f"aten.{_name}.default", f"aten.{_name}.dim", f"aten.{_name}.dim_IntList")
+    torch_rule(*_targets, typed=True)(_reduction(_reduce))
+torch_rule("aten.prod.default", "aten.prod.dim_int", typed=True)(_reduction(f.prod))
+for _name, _reduce in {"any": f.any, "all": f.all}.items():
+    _targets = (f"aten.{_name}.default", f"aten.{_name}.dim", f"aten.{_name}.dims")
+    torch_rule(*_targets, typed=True)(_reduction(_reduce))
+
+
+def _extremes(reduce: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(x: Any, dim: int, keepdim: bool = False) -> Any:
+        return reduce(x, dim, keepdim), place(x, dim, keepdim).cast(DType.INT64)
+
+    return rule
+
+
+def _placed(place: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        if x.dtype is DType.BOOL:
+            x = x.cast(DType.INT32)
+        return place(x.reshape(-1) if dim is None else x, dim or 0, keepdim).cast(DType.INT64)
+
+    return rule
+
+
+def _spread(measure: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(
+        x: Any, dim: Any = None, *, correction: float | None = 1, keepdim: bool = False
+    ) -> Any:
+        return measure(x, _axes(x, dim), keepdim, 1.0 if correction is None else float(correction))
+
+    return rule
+
+
+def _softmax(x: Any, dim: int, dtype: Any = None, *, result: TensorType) -> Any:
+    return f.softmax(x if x.dtype is result.dtype else x.cast(result.dtype), dim)
+
+
+def _log_softmax(x: Any, dim: int, dtype: Any = None, *, result: TensorType) -> Any:
+    return f.log_softmax(x if x.dtype is result.dtype else x.cast(result.dtype), dim)
+
+
+torch_rule("aten.softmax.int", "aten._softmax.default", typed=True)(_softmax)
+torch_rule("aten.log_softmax.int", "aten._log_softmax.default", typed=True)(_log_softmax)
+
+
+def _counted(x: Any, dim: int, dtype: Any = None, *, result: TensorType) -> Any:
+    return f.cumsum(x if x.dtype is result.dtype else x.cast(result.dtype), dim)
+
+
+torch_rule("aten.cumsum.default", typed=True)(_counted)
+define(
+    {
+        "aten.amax.default": lambda x, dim=None, keepdim=False: f.max(x, _axes(x, dim), keepdim),
+        "aten.amin.default": lambda x, dim=None, keepdim=False: f.min(x, _axes(x, dim), keepdim),
+        "aten.max.default": f.max,
+        "aten.min.default": f.min,
+        "aten.max.dim": _extremes(f.max, f.argmax),
+        "aten.min.dim": _extremes(f.min, f.argmin),
+        "aten.argmax.default": _placed(f.argmax),
+        "aten.argmin.default": _placed(f.argmin),
+        "aten.var.correction": _spread(f.var),
+        "aten.std.correction": _spread(f.std),
+        "aten.logsumexp.default": lambda x, dim, keepdim=False: f.logsumexp(x, dim, keepdim),
+        "aten.linalg_vector_norm.default": lambda x, p=2, dim=None, keepdim=False: f.norm(
+            x, float(p), _axes(x, dim), keepdim
+        ),
+        "aten.topk.default": lambda x, k, dim=-1, largest=True, *rest: f.topk(x, k, dim, largest),
+        "aten.sort.default": lambda x, dim=-1, descending=False: f.sort(x, dim, descending),
+        "aten.argsort.default": lambda x, dim=-1, descending=False: f.argsort(x, dim, descending),
+    }
+)
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    return f.linear(x, weight, bias)
+
+
+def _addmm(bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    return _scaled(f.matmul(x, weight), alpha) + _scaled(bias, beta)
+
+
+def _matmul(x: Any, y: Any) -> Any:
+    """As NumPy's: a vector counts as a row on the left, as a column on the right."""
+    left, right = x.ndim == 1, y.ndim == 1
+    product = f.matmul(f.unsqueeze(x, 0) if left else x, f.unsqueeze(y, 1) if right else y)
+    axes = [product.ndim - 2] * left + [product.ndim - 1] * right
+    return f.squeeze(product, axes) if axes else product
+
+
+define(
+    {
+        "aten.linear.default": _linear,
+        "aten.addmm.default aten.baddbmm.default": _addmm,
+        "aten.mm.default aten.bmm.default aten.matmul.default aten.mv.default": _matmul,
+        "aten.dot.default": f.dot,
+        "aten.outer.default": f.outer,
+        "aten.einsum.default": lambda equation, tensors, path=None: f.einsum(equation, *tensors),
+        # What `recognition` makes of neighbours.
+        "imported.matmul.transposed": lambda x, y: f.matmul(x, y, transpose_b=True),
+        "imported.linear.untransposed": lambda x, weight, bias: f.matmul(x, weight) + bias,
+        "imported.rms_norm.default": f.rms_norm,
+    }
+)
+
+
+@torch_rule("aten.scaled_dot_product_attention.default", arrays=True)
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    causal: bool | str = is_causal
+    shape = query.shape
+    query, key, value = (_four_axes(each, query) for each in (query, key, value))
+    if attn_mask is not None:
+        causal, attn_mask = _mask(attn_mask, query, key, causal)
+    result = f.scaled_dot_product_attention(
+        query, key, value, causal=causal, scale=scale, mask=attn_mask, dropout=dropout_p
+    )
+    return _reshaped(result, (*shape[:-1], value.shape[-1]))
+
+
+def _four_axes(x: Any, query: Any) -> Any:
+    """Batches, heads, length, features."""
+    if not isinstance(x, TensorOperators):  # an array, which is the same for all
+        x = _as_tensor(x, query)
+    if x.ndim == 4:
+        return x
+    lead = (1,) * (4 - x.ndim) if x.ndim < 4 else (math.prod(x.shape[:-3]),)
+    return x.reshape([*lead, *(x.shape if x.ndim < 4 else x.shape[-3:])])
+
+
+def _as_tensor(array: Array, beside: Any, dtype: DType | None = None) -> Any:
+    return constant(array, dtype or DType.parse(array.dtype), beside.placement)
+
+
+def _mask(mask: Any, query: Any, key: Any, causal: bool | str) -> tuple[bool | str, Any]:
+    """What a mask says: which form of causal attention it is, or what is added to the scores."""
+    length, keys = query.shape[-2], key.shape[-2]
+    if isinstance(mask, np.ndarray):
+        if mask.dtype == bool or bool(((mask == 0) | np.isneginf(mask) | (mask < -1e30)).all()):
+            seen = np.broadcast_to(
+                mask if mask.dtype == bool else mask == 0,
+                (
+                    *mask.shape[:-2],
+                    length,
+                    keys,
+                ),
+            )
+            if seen.all():
+                return causal, None
+            for form, offset in ((True, 0), ("lower_right", keys - length)):
+                if offset >= 0 and (seen == np.tri(length, keys, offset, dtype=bool)).all():
+                    return form, None
+        if mask.dtype == bool:
+            lowest = np.array(-np.inf, query.dtype.numpy)
+            mask = np.where(mask, np.zeros((), query.dtype.numpy), lowest)
+        for axis in range(mask.ndim):
+            first = mask.take([0], axis)
+            if mask.shape[axis] > 1 and np.array_equal(mask, np.broadcast_to(first, mask.shape)):
+                mask = first
+        mask = _as_tensor(mask, query, query.dtype)
+    elif mask.dtype is DType.BOOL:
+        zeros = f.full_like(mask.cast(query.dtype), 0.0)
+        mask = f.where(mask, zeros, -math.inf)
+    elif mask.dtype is not query.dtype:
+        mask = mask.cast(query.dtype)
+    if mask.ndim > 4:
+        mask = mask.reshape([math.prod(mask.shape[:-3]), *mask.shape[-3:]])
+    return causal, mask
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+@torch_rule("aten.embedding.default")
+def _embedding(
+    weight: Any,
+    ids: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    rows = f.embedding(weight, ids)
+    if padding_idx < 0:
+        return rows
+    # The row of the padding is read, and its gradient is zero.
+    padding = f.unsqueeze(f.equal(ids, padding_idx), ids.ndim)
+    return f.where(padding, f.stop_gradient(rows), rows)
+
+
+def _affine(x: Any, shape: Sequence[int], weight: Any, bias: Any) -> tuple[Any, Any]:
+    ones = apply_source(x, "fill", shape=tuple(shape), dtype=str(x.dtype), value=1.0)
+    zeros = apply_source(x, "fill", shape=tuple(shape), dtype=str(x.dtype), value=0.0)
+    return ones if weight is None else weight, zeros if bias is None else bias
+
+
+@torch_rule("aten.layer_norm.default")
+def _layer_norm(
+    x: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
+    weight, bias = _affine(x, normalized_shape, weight, bias)
+    if len(normalized_shape) == 1:
+        return f.layer_norm(x, weight, bias, eps)
+    count = math.prod(normalized_shape)
+    flat = x.reshape([*x.shape[: x.ndim - len(normalized_shape)], count])
+    return f.layer_norm(flat, weight.reshape([count]), bias.reshape([count]), eps).reshape(x.shape)
+
+
+@torch_rule("aten.rms_norm.default")
+def _rms_norm(
+    x: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Any:
+    if len(normalized_shape) != 1:
+        raise _refused("rms_norm", normalized_shape, "one axis")
+    weight, _ = _affine(x, normalized_shape, weight, None)
+    return f.rms_norm(x, weight, float(np.finfo(x.dtype.numpy).eps) if eps is None else eps)
+
+
+@torch_rule("aten.group_norm.default")
+def _group_norm(
+    x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+) -> Any:
+    return f.group_norm(x, groups, weight, bias, eps)
+
+
+@torch_rule("aten._native_batch_norm_legit_no_training.default")
+def _batch_norm_eval(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+) -> Any:
+    return f.batch_norm(x, weight, bias, mean, variance, eps), None, None
+
+
+@torch_rule("aten._native_batch_norm_legit_functional.default")
+def _batch_norm_train(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """The result, the statistics of the batch (which nobody reads), and the new running ones."""
+    if not training:
+        normal = f.batch_norm(x, weight, bias, running_mean, running_variance, eps)
+        return normal, None, None, running_mean, running_variance
+    mean, variance = f.batch_statistics(x)
+    count = math.prod(x.shape) // x.shape[1]
+    unbiased = f.stop_gradient(variance) * (count / max(1, count - 1))
+    return (
+        f.batch_norm(x, weight, bias, mean, variance, eps),
+        None,
+        None,
+        running_mean * (1 - momentum) + f.stop_gradient(mean).cast(running_mean.dtype) * momentum,
+        running_variance * (1 - momentum) + unbiased.cast(running_variance.dtype) * momentum,
+    )
+
+
+@torch_rule("aten.batch_norm.default")
+def _batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool = True,
+) -> Any:
+    if training:
+        raise _refused("batch norm", "training, and running statistics changed in place", "eval")
+    return f.batch_norm(x, weight, bias, mean, variance, eps)
+
+
+def _one_or_all(sizes: Any, count: int) -> list[int]:
+    """Sizes per axis; one stands for all."""
+    given = [sizes] if isinstance(sizes, int) else list(sizes)
+    return given * count if len(given) == 1 else given
+
+
+def _conv(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    axes = weight.ndim - 2
+    function = (f.conv1d, f.conv2d, f.conv3d)[axes - 1]
+    stride, dilation = _one_or_all(stride, axes), _one_or_all(dilation, axes)
+    if padding == "valid":
+        padding = 0
+    elif padding == "same":
+        wide = [each * (size - 1) for each, size in zip(dilation, weight.shape[2:], strict=True)]
+        if any(each % 2 for each in wide):
+            pads = [part for each in reversed(wide) for part in (each // 2, each - each // 2)]
+            return function(_padded(x, pads), weight, bias, stride, 0, dilation, groups)
+        padding = [each // 2 for each in wide]
+    pads = _one_or_all(padding, axes)
+    batched = x.ndim == weight.ndim
+    made = function(
+        x if batched else f.unsqueeze(x, 0), weight, bias, stride, pads, dilation, groups
+    )
+    return made if batched else f.squeeze(made, 0)
+
+
+def _conv_transpose(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    axes = weight.ndim - 2
+    function = (f.conv_transpose1d, f.conv_transpose2d, f.conv_transpose3d)[axes - 1]
+    stride, padding, output_padding, dilation = (
+        _one_or_all(each, axes) for each in (stride, padding, output_padding, dilation)
+    )
+    return function(x, weight, bias, stride, padding, output_padding, dilation, groups)
+
+
+def _max_pool(axes: int) -> Callable[..., Any]:
+    function = (f.max_pool1d, f.max_pool2d, f.max_pool3d)[axes - 1]
+
+    def rule(
+        x: Any,
+        kernel: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        if ceil_mode:
+            raise _refused("pooling", "ceil_mode=True", "ceil_mode=False")
+        kernel = _one_or_all(kernel, axes)
+        stride = _one_or_all(stride, axes) if stride else kernel
+        return function(x, kernel, stride, _one_or_all(padding, axes), _one_or_all(dilation, axes))
+
+    return rule
+
+
+def _avg_pool(axes: int) -> Callable[..., Any]:
+    function = (f.avg_pool1d, f.avg_pool2d, f.avg_pool3d)[axes - 1]
+
+    def rule(
+        x: Any,
+        kernel: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if ceil_mode or divisor_override is not None:
+            raise _refused("pooling", (ceil_mode, divisor_override), "ceil_mode=False")
+        kernel = _one_or_all(kernel, axes)
+        stride = _one_or_all(stride, axes) if stride else kernel
+        return function(x, kernel, stride, _one_or_all(padding, axes), count_include_pad)
+
+    return rule
+
+
+for _number in (1, 2, 3):
+    torch_rule(f"aten.conv{_number}d.default", f"aten.conv{_number}d.padding")(_conv)
+    torch_rule(f"aten.conv_transpose{_number}d.default", f"aten.conv_transpose{_number}d.input")(
+        _conv_transpose
+    )
+    torch_rule(f"aten.max_pool{_number}d.default")(_max_pool(_number))
+    torch_rule(f"aten.avg_pool{_number}d.default")(_avg_pool(_number))
+define(
+    {
+        "aten.adaptive_avg_pool1d.default": f.adaptive_avg_pool1d,
+        "aten.adaptive_avg_pool2d.default": f.adaptive_avg_pool2d,
+        "aten.adaptive_avg_pool3d.default": f.adaptive_avg_pool3d,
+    }
+)
+
+# --- losses ---------------------------------------------------------------------------------------
+
+_REDUCTIONS = ("none", "mean", "sum")
+"""By PyTorch's numbers."""
+
+
+def _classes_last(x: Any) -> Any:
+    """[n, classes, ...] as [n, ..., classes]."""
+    return x if x.ndim < 3 else x.transpose([0, *range(2, x.ndim), 1])
+
+
+def _mean_of_counted(losses: Any, labels: Any, ignored: int) -> Any:
+    """The mean over the positions whose label is not ignored; of none it is not a number."""
+    return losses.sum() / labels.not_equal(ignored).cast(losses.dtype).sum()
+
+
+@torch_rule("aten.cross_entropy_loss.default")
+def _cross_entropy(
+    logits: Any,
+    labels: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    if weight is not None:
+        raise _refused("cross entropy", "weights of classes", "none")
+    logits = _classes_last(logits)
+    if labels.dtype.is_floating:
+        losses = -(_classes_last(labels) * f.log_softmax(logits, -1)).sum(-1)
+        return _reduced(losses, reduction)
+    losses = f.cross_entropy(logits, labels, "none", ignore_index)
+    if label_smoothing:
+        counted = labels.not_equal(ignore_index).cast(logits.dtype)
+        smooth = -f.log_softmax(logits, -1).mean(-1) * counted
+        losses = losses * (1 - label_smoothing) + smooth * label_smoothing
+    if _REDUCTIONS[reduction] == "mean":
+        return _mean_of_counted(losses, labels, ignore_index)
+    return _reduced(losses, reduction)
+
+
+@torch_rule("aten.nll_loss_nd.default", "aten.nll_loss.default", "aten.nll_loss2d.default")
+def _nll_loss(
+    x: Any, labels: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+) -> Any:
+    if weight is not None:
+        raise _refused("nll loss", "weights of classes", "none")
+    losses = f.nll_loss(_classes_last(x), labels, "none", ignore_index)
+    if _REDUCTIONS[reduction] == "mean":
+        return _mean_of_counted(losses, labels, ignore_index)
+    return _reduced(losses, reduction)
+
+
+def _reduced(losses: Any, reduction: int) -> Any:
+    name = _REDUCTIONS[reduction]
+    return losses if name == "none" else losses.mean() if name == "mean" else losses.sum()
+
+
+def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(x: Any, target: Any, reduction: int = 1, *more: float) -> Any:
+        if x.shape != target.shape:
+            shape = np.broadcast_shapes(x.shape, target.shape)
+            x, target = _expanded(x, shape), _expanded(target, shape)
+        return function(x, target, *more, reduction=_REDUCTIONS[reduction])
+
+    return rule
+
+
+define(
+    {
+        "aten.mse_loss.default": _loss(f.mse_loss),
+        "aten.l1_loss.default": _loss(f.l1_loss),
+        "aten.smooth_l1_loss.default": _loss(f.smooth_l1_loss),
+        "aten.huber_loss.default": _loss(f.huber_loss),
+    }
+)
+
+
+@torch_rule("aten.binary_cross_entropy_with_logits.default")
+def _bce_with_logits(
+    x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> Any:
+    if weight is not None or pos_weight is not None:
+        raise _refused("binary cross entropy", "weights", "none")
+    return f.binary_cross_entropy_with_logits(x, target, _REDUCTIONS[reduction])
+
+
+# --- indices --------------------------------------------------------------------------------------
+
+
+def _not_negative(indices: Any, extent: int) -> Any:
+    """Indices that count from the end, from the beginning."""
+    if isinstance(indices, np.ndarray):
+        return np.where(indices < 0, indices + extent, indices)
+    return f.where(f.less(indices, 0), indices + extent, indices)
+
+
+@torch_rule("aten.index.Tensor", arrays=True)
+def _index(x: Any, indices: Sequence[Any]) -> Any:
+    """Elements at several index tensors, which broadcast: one look-up in the axes that they index,
+    merged into one."""
+    given = [axis for axis, each in enumerate(indices) if each is not None]
+    first, last = given[0], given[-1]
+    every = [each for each in indices if each is not None]
+    if len(given) != last - first + 1:
+        raise _refused("indexing", [each is not None for each in indices], "neighbouring axes")
+    if any(each.dtype in (bool, DType.BOOL) for each in every):
+        raise _refused("indexing", "a mask", "whole numbers: how many are true is not known")
+    beside = (
+        x
+        if isinstance(x, TensorOperators)
+        else next(each for each in every if isinstance(each, TensorOperators))
+    )
+    if not isinstance(x, TensorOperators):
+        x = _as_tensor(x, beside)
+    flat: Any = 0
+    for axis, each in zip(given, every, strict=True):
+        stride = math.prod(x.shape[axis + 1 : last + 1])
+        step = _not_negative(each, x.shape[axis])
+        step = step * stride if stride != 1 else step
+        flat = step if axis == first else _sum_of_indices(flat, step, beside)
+    shape = tuple(flat.shape)
+    merged = math.prod(x.shape[first : last + 1])
+    if isinstance(flat, np.ndarray):
+        if np.array_equal(flat.reshape(-1), np.arange(merged)):
+            return _reshaped(x, [*x.shape[:first], *shape, *x.shape[last + 1 :]])
+        flat = _as_tensor(flat.astype(np.int64), beside)
+    source = _reshaped(x, [*x.shape[:first], merged, *x.shape[last + 1 :]])
+    if first == 0 and source.ndim == 2:
+        return f.embedding(source, flat)
+    taken = f.index_select(source, _reshaped(flat, [math.prod(shape)]), first)
+    return _reshaped(taken, [*x.shape[:first], *shape, *x.shape[last + 1 :]])
+
+
+def _sum_of_indices(x: Any, y: Any, beside: Any) -> Any:
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray):
+        return x + y
+    x, y = (_as_tensor(each, beside) if isinstance(each, np.ndarray) else each for each in (x, y))
+    return f.add(x.cast(DType.INT64), y.cast(DType.INT64))
+
+
+define(
+    {
+        "aten.gather.default": lambda x, dim, index, sparse_grad=False: _gathered(x, dim, index),
+        "aten.index_select.default": lambda x, dim, index: f.index_select(x, index, dim),
+        "aten.scatter.src": f.scatter,
+        "aten.scatter_add.default": f.scatter_add,
+        "aten.one_hot.default": lambda ids, classes=-1: (
+            f.one_hot(ids, classes, "int64") if classes > 0 else _no_classes()
+        ),
+    }
+)
+
+
+def _gathered(x: Any, dim: int, index: Any) -> Any:
+    """The elements at the indices, whose other axes may be shorter."""
+    at = _at(x, dim)
+    for axis in range(x.ndim):
+        if axis != at and index.shape[axis] != x.shape[axis]:
+            x = _sliced(x, axis, 0, index.shape[axis])
+    return f.gather(x, at, index)
+
+
+def _no_classes() -> Any:
+    raise _refused("one_hot", "num_classes=-1", "a number of classes")
