@@ -406,7 +406,7 @@ def _unflattened(spec: Any, leaves: Iterator[Any]) -> Any:
         names = list(context)
     if isinstance(kind, type) and issubclass(kind, dict) and len(names) != len(children):
         names = [str(each) for each in context]
-    if not names or len(names) != len(children):
+    if kind is not dict and (not names or len(names) != len(children)):
         return tuple(children)
     named = dict(zip(names, children, strict=True))
     return named if kind is dict else Fields(kind.__name__, named)

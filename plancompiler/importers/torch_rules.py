@@ -510,6 +510,12 @@ define(
         "aten.argmin.default": _placed(f.argmin),
         "aten.var.correction": _spread(f.var),
         "aten.std.correction": _spread(f.std),
+        "aten.var.dim": lambda x, dim, unbiased=True, keepdim=False: f.var(
+            x, _axes(x, dim), keepdim, float(unbiased)
+        ),
+        "aten.std.dim": lambda x, dim, unbiased=True, keepdim=False: f.std(
+            x, _axes(x, dim), keepdim, float(unbiased)
+        ),
         "aten.logsumexp.default": lambda x, dim, keepdim=False: f.logsumexp(x, dim, keepdim),
         "aten.linalg_vector_norm.default": lambda x, p=2, dim=None, keepdim=False: f.norm(
             x, float(p), _axes(x, dim), keepdim
