@@ -15,7 +15,7 @@ from plancompiler.frontend.trace import JobBuilder, constant, current_recorder
 from plancompiler.hooks.eager_world import eager_world
 from plancompiler.importers.graph import Array, Graph, Node, Ref, filled, refs_in
 from plancompiler.importers.rules import Rule
-from plancompiler.ir import DType, Phase, Placement, SourceLine, TensorType, Value
+from plancompiler.ir import UNKNOWN_SOURCE, DType, Phase, Placement, SourceLine, TensorType, Value
 from plancompiler.ir.operators import TensorOperators
 from plancompiler.ir.source import user_line
 
@@ -220,7 +220,8 @@ class GraphRun:
                 try:
                     result = self._result(node)
                 except PlanCompilerError as error:
-                    raise error.at(op=f"{node.name} ({node.target})", source=node.source) from None
+                    place = None if node.source is UNKNOWN_SOURCE else node.source
+                    raise error.at(op=f"{node.name} ({node.target})", source=place) from None
             self._values[node.name] = result
             if check:
                 _check(node, result)
@@ -244,7 +245,7 @@ class GraphRun:
         return self._graph.constants[name]
 
     def _lines_of(self, source: SourceLine) -> AbstractContextManager[None]:
-        if isinstance(self._recorder, JobBuilder):
+        if isinstance(self._recorder, JobBuilder) and source is not UNKNOWN_SOURCE:
             return self._recorder.lines_of(source)
         return nullcontext()
 

@@ -1,0 +1,433 @@
+"""What an imported model is: its names, structures, modes, lines and errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import plancompiler as pc
+from plancompiler.errors import FeedError, ModelImportError, UsageError
+from plancompiler.importers.rules import TORCH_RULES
+from tests.importers.models import made, torch
+from tests.importers.training import (
+    ADAM,
+    DP,
+    ONE,
+    RATE,
+    TP,
+    compare,
+    fed,
+    job_of,
+    loss_of,
+    reference,
+    rows_split,
+    trained,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+nn = torch.nn
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    module, example = made("gpt2")
+    return module, example, pc.from_torch(module, example)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["gpt2", "opt", "bert", "vit", "clip", "whisper_encoder", "resnet", "convnext"]
+)
+def test_in_float64_numbers_agree_to_nine_digits(name):
+    module, example = made(name, "float64")
+    if name in ("gpt2", "opt"):
+        del example["labels"]  # their loss is computed in float32, whatever the model's dtype
+    wanted = reference(module, example)
+    model = pc.from_torch(module, example).place(ONE)
+    compare(trained(model, example, ONE, ["B", "B"]), wanted, 1e-9, 1e-9)
+
+
+@pytest.mark.slow
+def test_batch_norm_in_training_mode_and_its_running_statistics():
+    module, example = made("resnet", "float64", train=True)
+    model = pc.from_torch(module, example).place(ONE)
+    assert model.training
+    job = job_of(model, example, ONE, ["B", "B"])
+    original = module.train()
+    with torch.no_grad():
+        losses = [float(original(**example).loss) for _ in range(1)]
+    with pc.run(job, ranks=1, cache=False) as session:
+        assert float(session.step(**fed(example))["loss"]) == pytest.approx(losses[0], rel=1e-9)
+        state = session.variables()
+    for name, value in original.state_dict().items():
+        if "running" in name:
+            np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_eager_training_and_compiled_training_agree_with_pytorch(gpt2):
+    module, example, _ = gpt2
+    wanted = reference(module, example)
+
+    def losses(compiled: bool) -> list[float]:
+        model = pc.from_torch(module, example).place(ONE)
+        given = {
+            name: pc.tensor(value.numpy(), ONE) if torch.is_tensor(value) else value
+            for name, value in example.items()
+        }
+        optimizer = pc.optim.AdamW(model.parameters(), lr=RATE, **ADAM)
+        call = pc.compile(lambda given: loss_of(model(**given))) if compiled else None
+        made = []
+        for _ in range(5):
+            loss = loss_of(model(**given)) if call is None else call(given)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            made.append(loss.item())
+        return made
+
+    for compiled in (False, True):
+        np.testing.assert_allclose(losses(compiled), wanted.losses[:5], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_modes_give_one_digest_and_more_layouts_agree(name):
+    module, example = made(name)
+    wanted = reference(module, example)
+    model = pc.from_torch(module, example)
+    both = pc.Placement("cpu", [[0, 1], [2, 3]], ("dp", "tp"))
+    placed = model.place(both, rows_split(model))
+    compare(trained(placed, example, both, ["S(0)", "B"], steps=3), wanted, 1e-4, 1e-4)
+    digests = set()
+    for mode in ("naive", "rank_per_iter", "rank_per_thread"):
+        job = job_of(placed, example, both, ["S(0)", "B"])
+        with pc.run(job, ranks=4, mode=mode, cache=False) as session:
+            digests.add(session.digest)
+    assert len(digests) == 1
+
+
+@pytest.mark.slow
+def test_layers_on_two_stages(gpt2):
+    module, example, _ = gpt2
+    wanted = reference(module, example)
+    model = pc.from_torch(module, example)
+    first, second = (pc.Placement("cpu", [[rank]], ("dp", "tp")) for rank in range(2))
+    model.place(first)
+    dict(model.transformer.h.named_children())["1"].place(second)
+    model.transformer.ln_f.place(second)
+    with pc.job("stages") as job:
+        given = {
+            name: pc.input(name, tuple(value.shape), "int64", first)
+            if torch.is_tensor(value)
+            else value
+            for name, value in example.items()
+        }
+        loss = model(**given).loss
+        pc.optim.AdamW(RATE, **ADAM).minimize(loss)
+        pc.output("loss", loss)
+    with pc.run(job, ranks=2, cache=False) as session:
+        losses = [float(session.step(**fed(example))["loss"]) for _ in range(3)]
+    np.testing.assert_allclose(losses, wanted.losses[:3], rtol=1e-5)
+
+
+def test_attention_of_gpt2_and_norms_of_llama_are_recognised(gpt2):
+    _, _, model = gpt2
+    with pc.job("gpt2") as job:
+        ids = pc.input("ids", (4, 12), "int64", ONE)
+        pc.output("loss", model.place(ONE)(input_ids=ids, labels=ids).loss)
+    attention = [op for op in job.ops if op.kind == "attention"]
+    assert [op.attr("causal") for op in attention] == [True, True]
+    assert all(len(op.inputs) == 3 for op in attention)
+    module, example = made("llama")
+    llama = pc.from_torch(module, example).place(ONE)
+    with pc.job("llama") as job:
+        ids = pc.input("ids", (4, 12), "int64", ONE)
+        pc.output("loss", llama(input_ids=ids, labels=ids).loss)
+    kinds = [op.kind for op in job.ops]
+    assert kinds.count("rms_norm") == 5
+    keys = [op.inputs[1].shape for op in job.ops if op.kind == "attention"]
+    assert keys == [(4, 2, 12, 8)] * 2, "heads of keys were copied"
+    assert {op.attr("causal") for op in job.ops if op.kind == "attention"} == {True}
+
+
+# --- names, structures, lines ---------------------------------------------------------------------
+
+
+def test_names_are_the_authors_and_tied_weights_are_one(gpt2):
+    module, _, model = gpt2
+    model.place(ONE)
+    assert list(model.state_dict()) == list(module.state_dict())
+    assert model.lm_head.weight is model.transformer.wte.weight
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), module.state_dict()[name].numpy())
+    assert "GPT2LMHeadModel(" in repr(model)
+
+
+def test_weights_are_copied():
+    module = nn.Linear(3, 2)
+    before = module.weight.detach().numpy().copy()
+    model = pc.from_torch(module, (torch.zeros(1, 3),))
+    with torch.no_grad():
+        module.weight.zero_()
+    np.testing.assert_array_equal(model.place(ONE).weight.value.numpy(), before)
+
+
+def test_ops_and_errors_have_the_authors_line(gpt2):
+    _, _, model = gpt2
+    with pc.job("gpt2") as job:
+        ids = pc.input("ids", (4, 12), "int64", ONE)
+        pc.output("logits", model.place(ONE)(input_ids=ids, labels=ids).logits)
+    lines = {op.source.file for op in job.ops if op.kind not in ("input", "output")}
+    assert any("modeling_gpt2" in line for line in lines)
+    assert not any("importers" in line or "torch/nn" in line for line in lines), lines
+
+
+class Nested(nn.Module):
+    def forward(self, x, pair, *, scale=2.0, flags=None):
+        first, second = pair["a"], pair["b"][0]
+        return {"sum": x + first * scale, "parts": [second - 1, (x,)]}
+
+
+def test_structures_of_arguments_and_results():
+    x, a, b = (torch.randn(2, 3) for _ in range(3))
+    module = Nested()
+    model = pc.from_torch(module, {"x": x, "pair": {"a": a, "b": [b]}, "scale": 3.0})
+    with pc.job("nested") as job:
+        x_, a_, b_ = (pc.input(name, (2, 3), "float32", ONE) for name in "xab")
+        out = model(x_, {"a": a_, "b": [b_]}, scale=3.0)
+        assert list(out) == ["sum", "parts"]
+        with pytest.raises(UsageError, match="another value than in the example"):
+            model(x_, {"a": a_, "b": [b_]}, scale=4.0)
+        pc.output("sum", out["sum"])
+        pc.output("second", out["parts"][0])
+        pc.output("x", out["parts"][1][0])
+    with pc.run(job, ranks=1, cache=False) as session:
+        made = session.step(x=x.numpy(), a=a.numpy(), b=b.numpy())
+    np.testing.assert_allclose(made["sum"], (x + a * 3).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(made["second"], (b - 1).numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(made["x"], x.numpy())
+
+
+def test_fields_by_name_and_position(gpt2):
+    _, _, model = gpt2
+    with pc.job("fields"):
+        ids = pc.input("ids", (4, 12), "int64", ONE)
+        out = model.place(ONE)(ids, labels=ids, use_cache=False)
+        assert out.loss is out["loss"] is out[0]
+        assert out.logits is out[1]
+        assert list(out.keys()) == ["loss", "logits"]
+        with pytest.raises(AttributeError, match=r"loss, logits and no 'hidden'"):
+            _ = out.hidden
+        pc.output("loss", out.loss)
+
+
+def test_arguments_that_are_not_those_of_the_example(gpt2):
+    _, _, model = gpt2
+    model.place(ONE)
+    with pc.job("wrong"):
+        ids = pc.input("ids", (4, 12), "int64", ONE)
+        short = pc.input("short", (4, 8), "int64", ONE)
+        pc.output("ids", ids)
+        with pytest.raises(FeedError, match="'labels'"):
+            model(ids)
+        with pytest.raises(FeedError, match=r"int64\[4, 8\]"):
+            model(short, labels=ids)
+        with pytest.raises(UsageError, match="attention_mask"):
+            model(ids, labels=ids, attention_mask=ids)
+        with pytest.raises(UsageError, match="fewer arguments"):
+            model(ids, ids, ids, ids)
+
+
+def test_a_model_stays_in_its_mode(gpt2):
+    _, _, model = gpt2
+    assert not model.training
+    assert model.eval() is model
+    with pytest.raises(UsageError, match="evaluation mode"):
+        model.train()
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+def test_exported_programs_and_their_files(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    program = torch.export.export(module, (x,))
+    torch.export.save(program, tmp_path / "model.pt2")
+    for source in (program, tmp_path / "model.pt2"):
+        model = pc.from_torch(source).place(ONE)
+        y = model(pc.tensor(x.numpy(), ONE))
+        np.testing.assert_allclose(y.numpy(), module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+    (tmp_path / "broken.pt2").write_bytes(b"no program")
+    with pytest.raises(ModelImportError, match=r"broken\.pt2"):
+        pc.from_torch(tmp_path / "broken.pt2")
+
+
+def test_a_model_on_the_meta_device_has_its_shapes_and_no_weights(tmp_path):
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+        example = (torch.empty(2, 3),)
+    model = pc.from_torch(module, example)
+    assert {name: each.shape for name, each in model.named_parameters()} == {
+        name: tuple(each.shape) for name, each in module.named_parameters()
+    }
+    with pytest.raises(pc.errors.DataError, match=r"0\.weight' has no initial value"):
+        model.place(ONE)(pc.tensor(np.zeros((2, 3), np.float32), ONE))
+
+
+class Strange(nn.Module):
+    def forward(self, x):
+        y = torch.special.bessel_j0(x)
+        return torch.special.bessel_j0(y) + torch.linalg.det(x)
+
+
+def test_one_error_lists_every_operation_without_a_rule():
+    with pytest.raises(ModelImportError) as caught:
+        pc.from_torch(Strange(), (torch.eye(3),))
+    text = str(caught.value)
+    assert "special_bessel_j0.default (2 times" in text
+    assert "linalg_det" in text
+    assert text.count("test_from_torch.py:") >= 3
+    assert "@pc.torch_rule" in text
+
+
+def test_a_rule_can_be_added_and_a_wrong_one_is_seen(monkeypatch):
+    monkeypatch.setattr("plancompiler.importers.rules.TORCH_RULES", TORCH_RULES)
+    before = dict(TORCH_RULES)
+
+    class Bessel(nn.Module):
+        def forward(self, x):
+            return torch.special.bessel_j0(x)
+
+    try:
+
+        @pc.torch_rule("aten.special_bessel_j0.default")
+        def bessel(x):
+            return x.sum()
+
+        with pytest.raises(ModelImportError, match="another type than the original"):
+            pc.from_torch(Bessel(), (torch.zeros(3),))
+
+        @pc.torch_rule("aten.special_bessel_j0.default")
+        def series(x):
+            square = x * x * 0.25
+            return 1 - square + square * square * 0.25
+
+        model = pc.from_torch(Bessel(), (torch.zeros(3),)).place(ONE)
+        x = np.array([0.1, 0.2, 0.3], np.float32)
+        expected = torch.special.bessel_j0(torch.tensor(x)).numpy()
+        np.testing.assert_allclose(model(pc.tensor(x, ONE)).numpy(), expected, rtol=1e-4)
+    finally:
+        TORCH_RULES.clear()
+        TORCH_RULES.update(before)
+    with pytest.raises(UsageError, match=r"namespace\.op\.overload"):
+        pc.torch_rule("scale")
+
+
+class DataDependent(nn.Module):
+    def forward(self, x):
+        return x[x > 0].sum() if x.sum() > 0 else x.sum()
+
+
+@pytest.mark.parametrize(
+    ("source", "example", "error", "said"),
+    [
+        (DataDependent(), (torch.ones(3),), ModelImportError, "cannot export DataDependent"),
+        (nn.Linear(2, 2), None, UsageError, "an example is needed"),
+        (nn.Linear(2, 2), (torch.ones(2, 3),), ModelImportError, "cannot export Linear"),
+        (lambda x: x, (torch.ones(3),), UsageError, "takes a PyTorch module"),
+    ],
+)
+def test_what_cannot_be_imported(source, example, error, said):
+    with pytest.raises(error, match=said):
+        pc.from_torch(source, example)
+
+
+# --- semantics of single operations ---------------------------------------------------------------
+
+
+class Operations(nn.Module):
+    """Operations whose meaning in PyTorch differs from the obvious one somewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 4, padding_idx=0)
+        self.register_buffer("steps", torch.arange(4.0), persistent=False)
+
+    def forward(self, x, ids, mask):
+        q = x.reshape(2, 3, 4)
+        return {
+            "promoted": ids[:, :1] + x[:2, :1] * 2,
+            "halved": ids / 2,
+            "floored": ids // 2,
+            "compared": (ids < 2.5).to(torch.float32),
+            "negative": x[-1, [-1, 0]],
+            "outer": x[torch.tensor([[0], [2]]), torch.tensor([1, -1])],
+            "looked": x[ids[:, 0]],
+            "chunked": torch.cat(torch.chunk(x, 4, dim=0)[::-1]),
+            "strided": x[::2, 1:],
+            "padded": nn.functional.pad(x, (1, -1, 2, 0), value=3.0),
+            "attended": nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask),
+            "added": nn.functional.scaled_dot_product_attention(
+                q, q, q, attn_mask=mask.to(torch.float32) * -2
+            ),
+            "normed": nn.functional.layer_norm(q, (3, 4)),
+            "spread": x.var(0) + x.std(1, correction=0).sum(),
+            "highest": x.max(dim=1).values + x.max(dim=1).indices,
+            "rows": self.table(ids) * self.steps,
+            "exact": nn.functional.gelu(x) + nn.functional.gelu(x, approximate="tanh"),
+            "filled": x.masked_fill(x > 0, float("-inf")).clamp(min=-3),
+            "smooth": nn.functional.cross_entropy(x[:2], ids[:, 0] % 4, label_smoothing=0.1),
+        }
+
+
+@pytest.mark.parametrize("mesh", [ONE, DP, TP], ids=["one", "dp", "tp"])
+def test_operations_mean_what_they_mean_in_pytorch(mesh):
+    torch.manual_seed(0)
+    example = {
+        "x": torch.randn(6, 4),
+        "ids": torch.tensor([[0, 3, 5], [1, 0, 2]]),
+        "mask": torch.tensor([[True, False, True]] * 2 + [[False, True, True]]),
+    }
+    module = Operations()
+    model = pc.from_torch(module, example).place(mesh)
+    with pc.job("operations") as job:
+        given = {
+            name: pc.input(name, tuple(each.shape), str(each.dtype)[len("torch.") :], mesh)
+            for name, each in example.items()
+        }
+        out = model(**given)
+        for name, value in out.items():
+            pc.output(name, value, finite=False)
+        (gradient,) = pc.gradients(out["rows"].sum(), [model.table.weight.value])
+        pc.output("gradient", gradient)
+    with pc.run(job, ranks=mesh.size, cache=False) as session:
+        made = session.step(**{name: each.numpy() for name, each in example.items()})
+    expected = module(**example)
+    expected["rows"].sum().backward()
+    for name, value in expected.items():
+        array = value.detach().numpy()
+        if array.shape:  # numbers come back as Python's
+            assert made[name].dtype == array.dtype, name
+        np.testing.assert_allclose(made[name], array, rtol=2e-5, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(made["gradient"], module.table.weight.grad.numpy(), rtol=1e-6)
+
+
+def test_a_loss_without_any_label_is_not_a_number():
+    class Loss(nn.Module):
+        def forward(self, x, labels):
+            return nn.functional.cross_entropy(x, labels)
+
+    x, labels = torch.zeros(2, 3), torch.full((2,), -100)
+    model = pc.from_torch(Loss(), (x, labels)).place(ONE)
+    assert torch.isnan(Loss()(x, labels))
+    with np.errstate(invalid="ignore"):
+        loss = model(pc.tensor(x.numpy(), ONE), pc.tensor(labels.numpy(), ONE))
+    assert np.isnan(loss.numpy())
