@@ -15,10 +15,12 @@ from typing import Any
 
 from plancompiler.errors import JobFileError, PlanCompilerError, UsageError
 from plancompiler.frontend.trace import as_job
+from plancompiler.importers import model_job
 from plancompiler.ir import Job, verify_job
 from plancompiler.ir.arguments import is_file
 from plancompiler.ir.job_parser import parse_job
 from plancompiler.ops.verify_types import verify_types
+from plancompiler.plan.compiled_plans import MODEL_FILE
 
 DEFAULT_FUNCTION = "build"
 TEXT_SUFFIX = ".txt"
@@ -26,37 +28,19 @@ TEXT_SUFFIX = ".txt"
 
 
 def load_job(target: str, config: Mapping[str, Any], ranks: int | None = None) -> Job:
-    """The job that `FILE[:FUNCTION]` builds from `config`, or that a `.txt` file holds as text.
+    """The job that `FILE[:FUNCTION]` builds from `config`, or that a `.txt` file holds as text, or
+    that of an imported model in a folder.
 
     The file is loaded under a private name with its folder first on the import path, as if it were
     run as a script. A function with a parameter `ranks` is given the number of ranks asked for.
     """
+    if is_model_folder(target):
+        arguments = _arguments(model_job.build, "a model's job", Path(target), config, ranks, 1)
+        return model_job.build(Path(target).resolve(), **arguments)
     path, name = split_target(target)
     if path.suffix == TEXT_SUFFIX:
         return _read_text(path, name, config)
-    with job_folder_on_path(target):
-        module = _load_module(path)
-        function = getattr(module, name, None)
-        if not callable(function):
-            raise JobFileError(
-                f"the job file has no function {name!r}",
-                source=path,
-                got="functions " + (", ".join(_functions_of(module)) or "(none)"),
-                expected=f"def {name}(**config) -> plancompiler.Job",
-                hint=f"add {name}, or name another function: {path.name}:FUNCTION",
-            )
-        arguments = _arguments(function, name, path, config, ranks)
-        try:
-            built = function(**arguments)
-        except PlanCompilerError:
-            raise
-        except Exception as error:
-            raise JobFileError(
-                f"{name} raised {type(error).__name__}",
-                source=_place_of(error, path),
-                got=str(error) or type(error).__name__,
-                hint="set PLANCOMPILER_LOG=debug to see the traceback",
-            ) from error
+    built = call_of_file(target, DEFAULT_FUNCTION, config, ranks)
     if not isinstance(built, Job):
         raise JobFileError(
             f"{name} did not return a job",
@@ -69,6 +53,45 @@ def load_job(target: str, config: Mapping[str, Any], ranks: int | None = None) -
         return as_job(built)
     except PlanCompilerError as error:
         raise error.at(source=path) from None
+
+
+def call_of_file(
+    target: str, default: str, config: Mapping[str, Any], ranks: int | None = None
+) -> Any:
+    """What the function of `FILE[:FUNCTION]` returns for `config`; without one, that of `default`.
+
+    JobFileError where there is no such function, or it raises.
+    """
+    path, name = split_target(target, default)
+    with job_folder_on_path(path):
+        module = _load_module(path)
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise JobFileError(
+                f"the job file has no function {name!r}",
+                source=path,
+                got="functions " + (", ".join(_functions_of(module)) or "(none)"),
+                expected=f"def {name}(**config)"
+                + (" -> plancompiler.Job" if default == DEFAULT_FUNCTION else ""),
+                hint=f"add {name}, or name another function: {path.name}:FUNCTION",
+            )
+        arguments = _arguments(function, name, path, config, ranks)
+        try:
+            return function(**arguments)
+        except PlanCompilerError:
+            raise
+        except Exception as error:
+            raise JobFileError(
+                f"{name} raised {type(error).__name__}",
+                source=_place_of(error, path),
+                got=str(error) or type(error).__name__,
+                hint="set PLANCOMPILER_LOG=debug to see the traceback",
+            ) from error
+
+
+def is_model_folder(target: str) -> bool:
+    """Whether what a command was given is the folder of an imported model."""
+    return is_file(Path(target) / MODEL_FILE)
 
 
 def _read_text(path: Path, name: str, config: Mapping[str, Any]) -> Job:
@@ -89,11 +112,11 @@ def _read_text(path: Path, name: str, config: Mapping[str, Any]) -> Job:
     return job
 
 
-def split_target(target: str) -> tuple[Path, str]:
+def split_target(target: str, default: str = DEFAULT_FUNCTION) -> tuple[Path, str]:
     """`FILE[:FUNCTION]` as the file's path and the function's name."""
     file, colon, function = target.rpartition(":")
     if not colon or os.sep in function or not file:
-        file, function = target, DEFAULT_FUNCTION
+        file, function = target, default
     if not function.isidentifier():
         raise UsageError("what follows the colon must be a function's name", got=repr(target))
     path = Path(file)
@@ -108,9 +131,15 @@ def split_target(target: str) -> tuple[Path, str]:
 
 
 @contextmanager
-def job_folder_on_path(target: str) -> Iterator[None]:
-    """Within the block, the folder of `FILE[:FUNCTION]` is first on the import path."""
-    entry = str(split_target(target)[0].parent)
+def job_folder_on_path(target: str | Path) -> Iterator[None]:
+    """Within the block, the folder of `FILE[:FUNCTION]`, or of a file, is first on the import path;
+    of an imported model's folder nothing is imported.
+    """
+    if isinstance(target, str) and is_model_folder(target):
+        yield
+        return
+    file = target if isinstance(target, Path) else split_target(target)[0]
+    entry = str(file.parent)
     sys.path.insert(0, entry)
     try:
         yield
@@ -167,8 +196,12 @@ def _arguments(
     path: Path,
     config: Mapping[str, Any],
     ranks: int | None,
+    given: int = 0,
 ) -> dict[str, Any]:
+    """The arguments of a function besides the first ones, which are given."""
     signature = inspect.signature(function)
+    own = list(signature.parameters.values())[given:]
+    signature = signature.replace(parameters=own)
     arguments = dict(config)
     if "ranks" in signature.parameters and "ranks" not in arguments:
         arguments["ranks"] = ranks

@@ -9,12 +9,12 @@ from typing import Any
 from plancompiler.errors import UsageError
 from plancompiler.ir.arguments import is_file
 from plancompiler.ops.registry import allow_custom_ops
-from plancompiler.plan.compiled_plans import INDEX_FILE, MODEL_FILE, CompiledPlans, read_plans
+from plancompiler.plan.compiled_plans import INDEX_FILE, CompiledPlans, read_plans
 
 
 def is_plan_folder(target: str) -> bool:
-    """Whether what a command was given is a folder of plans, or one of an imported model."""
-    return any(is_file(Path(target) / name) for name in (INDEX_FILE, MODEL_FILE))
+    """Whether what a command was given is a folder of plans."""
+    return is_file(Path(target) / INDEX_FILE)
 
 
 def load_plans(

@@ -83,6 +83,12 @@ class ImportedModel(ImportedModule):
             _assign(tensors[self.graph.parameters[value]].value, run.tensor(new.name))
         return filled(self.graph.output, lambda ref: run.tensor(ref.name))
 
+    def call_with(self, tensors: Mapping[str, Any]) -> Any:
+        """What the model returns for these tensors, by the names of `graph.inputs`, and the other
+        arguments of the example.
+        """
+        return self(**filled(self.arguments.template, lambda ref: tensors[ref.name]))
+
     def train(self, training: bool = True) -> Self:
         """The mode in which the model was exported; UsageError for the other, as the graph has what
         that mode computes.

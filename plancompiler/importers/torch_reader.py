@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -19,20 +18,17 @@ from typing import Any
 
 from plancompiler.errors import ModelImportError, UsageError
 from plancompiler.frontend.nn.module import Buffer, Parameter
-from plancompiler.frontend.trace import JobBuilder, source_tensor
 from plancompiler.importers.graph import Array, Fields, Graph, Node, Ref, live_nodes
-from plancompiler.importers.imported_module import Arguments, GraphRun, ImportedModel
+from plancompiler.importers.imported_module import Arguments, ImportedModel
 from plancompiler.importers.recognition import recognized
 from plancompiler.importers.torch_rules import TORCH_RULES
-from plancompiler.ir import UNKNOWN_SOURCE, DType, Placement, SourceLine, TensorType
+from plancompiler.importers.trial import require_rules, try_graph
+from plancompiler.ir import UNKNOWN_SOURCE, DType, SourceLine, TensorType
 from plancompiler.ir.source import shown_path, user_line
-from plancompiler.ir.value import ACTIVE_TRACER
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._print", "aten.sym_size")
 """Beginnings of targets that compute nothing."""
-_LISTED_LINES = 3
-"""Lines that an error shows for each target without a rule."""
 
 
 def from_torch(module: Any, example: Any = None) -> ImportedModel:
@@ -191,8 +187,8 @@ class _Reader:
             if value in used
         }
         graph = replace(graph, constants=constants)
-        _require_rules(graph)
-        _try(graph, tensors)
+        require_rules(graph, TORCH_RULES)
+        try_graph(graph, TORCH_RULES, tensors)
         return ImportedModel(
             name,
             graph,
@@ -410,53 +406,3 @@ def _unflattened(spec: Any, leaves: Iterator[Any]) -> Any:
         return tuple(children)
     named = dict(zip(names, children, strict=True))
     return named if kind is dict else Fields(kind.__name__, named)
-
-
-def _require_rules(graph: Graph) -> None:
-    """ModelImportError with every target that has no rule, how often and where it occurs."""
-    missing = [node for node in graph.nodes if node.target not in TORCH_RULES]
-    if not missing:
-        return
-    lines: dict[str, Counter[str]] = {}
-    for node in missing:
-        lines.setdefault(node.target, Counter())[str(node.source)] += 1
-    described = []
-    for target, places in lines.items():
-        shown = ", ".join(list(places)[:_LISTED_LINES])
-        more = f" and {len(places) - _LISTED_LINES} more lines" * (len(places) > _LISTED_LINES)
-        described.append(f"{target} ({sum(places.values())} times, at {shown}{more})")
-    raise ModelImportError(
-        f"the importer has no rule for {len(lines)} of the model's operations",
-        source=user_line(),
-        got="; ".join(described),
-        hint='write each with functions of this package: @pc.torch_rule("namespace.op.overload") '
-        "decorates a function of the operation's arguments",
-    )
-
-
-def _try(graph: Graph, tensors: Mapping[str, Parameter]) -> None:
-    """Trace the graph once, and compare the type of every result with PyTorch's."""
-    here = Placement("cpu", [0])
-    stand_ins: dict[Parameter, Parameter] = {}
-    for each in tensors.values():
-        kind = Buffer if isinstance(each, Buffer) else Parameter
-        stand_ins.setdefault(each, kind(each.shape, each.dtype, "missing").place(here))
-    builder = JobBuilder("import")
-    token = ACTIVE_TRACER.set(builder)
-    try:
-        given = {
-            name: source_tensor(
-                "input",
-                {"name": name, "shape": tensor.shape, "dtype": str(tensor.dtype)},
-                here,
-                None,
-            )
-            for name, tensor in graph.inputs.items()
-        }
-        named = {name: stand_ins[each] for name, each in tensors.items()}
-        run = GraphRun(graph, TORCH_RULES, given, named)
-        run.run(check=True)
-        for ref in graph.results():
-            run.tensor(ref.name)
-    finally:
-        ACTIVE_TRACER.reset(token)

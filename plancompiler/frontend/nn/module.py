@@ -158,6 +158,11 @@ class Parameter:
             self._owner = module
 
     @property
+    def initial(self) -> Array | Stored | None:
+        """The initial value that the parameter was given: an array, or its place in a file."""
+        return self._stored
+
+    @property
     def root(self) -> Module | None:
         """The root of the tree that owns the parameter."""
         return None if self._owner is None else self._owner.root
