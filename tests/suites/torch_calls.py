@@ -151,6 +151,134 @@ def _linalg_norm(function):
     return call
 
 
+def _scaled(function):
+    """`add` and the like, whose second operand PyTorch takes `alpha` times."""
+
+    def call(x, y, *, alpha=1):
+        return function(x, y if alpha == 1 else pc.mul(y, alpha))
+
+    return call
+
+
+def _truths(function):
+    """A function of truth values, of numbers too, which are true unless zero."""
+
+    def truth(x):
+        return x if str(x.dtype) == "bool" else pc.not_equal(x, 0)
+
+    def call(*args, **named):
+        return function(
+            *(truth(each) if isinstance(each, pc.DistTensor) else each for each in args), **named
+        )
+
+    return call
+
+
+def _clamp(x, min=None, max=None):
+    for bound, function in ((min, pc.maximum), (max, pc.minimum)):
+        x = x if bound is None else function(x, bound)
+    return x
+
+
+def _padded(x, pad, mode="constant", value=None):
+    if mode != "constant":
+        raise TypeError(f"unexpected argument 'mode': {mode}")
+    low, high = [0] * x.ndim, [0] * x.ndim
+    for at in range(len(pad) // 2):
+        low[-1 - at], high[-1 - at] = pad[2 * at], pad[2 * at + 1]
+    return pc.pad(x, low, high, 0.0 if value is None else value)
+
+
+def _swapped(function):
+    return lambda x, y: function(y, x)
+
+
+def _both(mean, spread):
+    return lambda x, *args, **named: (spread(x, *args, **named), mean(x, *args, **named))
+
+
+def _mean(x, dim=None, unbiased=True, keepdim=False, *, correction=None):
+    return pc.mean(x, None if isinstance(dim, bool) else dim, keepdim)
+
+
+def _max_pool(function):
+    def call(
+        x, kernel_size, stride=None, padding=0, dilation=1, *, ceil_mode=False, return_indices=False
+    ):
+        if ceil_mode or return_indices:
+            raise TypeError("unexpected argument 'ceil_mode' or 'return_indices'")
+        return function(x, kernel_size, stride, padding, dilation)
+
+    return call
+
+
+def _avg_pool(function):
+    def call(
+        x,
+        kernel_size,
+        stride=None,
+        padding=0,
+        ceil_mode=False,
+        count_include_pad=True,
+        divisor_override=None,
+    ):
+        if ceil_mode or divisor_override is not None:
+            raise TypeError("unexpected argument 'ceil_mode' or 'divisor_override'")
+        return function(x, kernel_size, stride, padding, count_include_pad)
+
+    return call
+
+
+def _normalized_last(x, shape, weight=None, bias=None, eps=1e-5):
+    if len(shape) != 1:
+        raise TypeError("unexpected argument 'normalized_shape': the last axis alone is normalised")
+    one = pc.full_like(x, 1.0, shape) if weight is None else weight
+    return pc.layer_norm(x, one, pc.full_like(x, 0.0, shape) if bias is None else bias, eps)
+
+
+def _scaled_last(x, shape, weight=None, eps=None):
+    if len(shape) != 1:
+        raise TypeError("unexpected argument 'normalized_shape': the last axis alone is normalised")
+    least = {"float32": 2.0**-23, "float64": 2.0**-52}[str(x.dtype)]
+    one = pc.full_like(x, 1.0, shape) if weight is None else weight
+    return pc.rms_norm(x, one, least if eps is None else eps)
+
+
+def _logit(x, eps=None):
+    share = x if eps is None else pc.clip(x, eps, 1 - eps)
+    return pc.log(share / (1.0 - share))
+
+
+def _gated(x, dim=-1):
+    left, right = pc.chunk(x, 2, dim)
+    return left * pc.sigmoid(right)
+
+
+def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+    return pc.scaled_dot_product_attention(q, k, v, is_causal, scale, attn_mask, dropout_p)
+
+
+def _shrunk(x, lambd=0.5):
+    return x - pc.clip(x, -lambd, lambd)
+
+
+def _labels(function):
+    def call(x, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+        if weight is not None or label_smoothing:
+            raise TypeError("unexpected argument 'weight' or 'label_smoothing'")
+        return function(pc.movedim(x, 1, -1) if x.ndim > 1 else x, target, reduction, ignore_index)
+
+    return call
+
+
+def _distance(x, y, p):
+    return pc.norm(x - y, p)
+
+
+def _windowed(x, axis, size, step):
+    return pc.unfold_axis(x, axis, size, step)
+
+
 def _with_dtype(function: Call) -> Call:
     def call(x, *args, dtype=None, **named):
         return function(x if dtype is None else pc.cast(x, dtype), *args, **named)
@@ -167,6 +295,174 @@ CALLS: dict[str, Call] = {
     "gather": lambda x, dim, index, sparse_grad=False: pc.gather(x, dim, index),
     "index_select": lambda x, dim, index: pc.index_select(x, index, dim),
     "eq": pc.equal,
+    "ne": pc.not_equal,
+    "lt": pc.less,
+    "le": pc.less_equal,
+    "gt": pc.greater,
+    "ge": pc.greater_equal,
+    "add": _scaled(pc.add),
+    "sub": _scaled(pc.sub),
+    "rsub": lambda x, y, *, alpha=1: pc.sub(y, x if alpha == 1 else x * alpha),
+    "__radd__": _swapped(pc.add),
+    "__rmul__": _swapped(pc.mul),
+    "__rsub__": _swapped(pc.sub),
+    "__rdiv__": _swapped(pc.div),
+    "__rmod__": _swapped(pc.remainder),
+    "__rpow__": _swapped(pc.pow),
+    "__rmatmul__": _swapped(pc.matmul),
+    "__rand__": _swapped(pc.bitwise_and),
+    "__ror__": _swapped(pc.bitwise_or),
+    "__rxor__": _swapped(pc.bitwise_xor),
+    "bitwise_left_shift": pc.shift_left,
+    "bitwise_right_shift": pc.shift_right,
+    "true_divide": pc.div,
+    "clamp": _clamp,
+    "clamp_min": pc.maximum,
+    "clamp_max": pc.minimum,
+    "positive": lambda x: x,
+    "contiguous": lambda x, **_: x,
+    "clone": lambda x, **_: pc.reshape(x, x.shape),
+    "alias_copy": lambda x: pc.reshape(x, x.shape),
+    "resolve_neg": lambda x: x,
+    "item": lambda x: x.item(),
+    "max/reduction_no_dim": pc.max,
+    "min/reduction_no_dim": pc.min,
+    "max/binary": pc.maximum,
+    "min/binary": pc.minimum,
+    "amax": pc.max,
+    "amin": pc.min,
+    "all": _truths(pc.all),
+    "any": _truths(pc.any),
+    "logical_and": _truths(pc.logical_and),
+    "logical_or": _truths(pc.logical_or),
+    "logical_xor": _truths(pc.logical_xor),
+    "logical_not": _truths(pc.logical_not),
+    "aminmax": lambda x, *, dim=None, keepdim=False: (
+        pc.min(x, dim, keepdim),
+        pc.max(x, dim, keepdim),
+    ),
+    "std_mean": _both(_mean, _variance(pc.std)),
+    "var_mean": _both(_mean, _variance(pc.var)),
+    "nansum": lambda x, dim=None, keepdim=False: pc.sum(pc.nan_to_num(x, 0.0), dim, keepdim),
+    "dist": lambda x, y, p=2: _distance(x, y, p),
+    "frac": lambda x: x - pc.trunc(x),
+    "ldexp": lambda x, y: x * pc.exp2(y),
+    "where": lambda x, condition, y: pc.where(condition, x, y),
+    "einsum": lambda tensors, equation: pc.einsum(equation, *tensors),
+    "mm": pc.matmul,
+    "mv": lambda a, x: pc.einsum("ij,j->i", a, x),
+    "vdot": pc.dot,
+    "addmm": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.matmul(a, b) * alpha,
+    "addmv": lambda x, a, v, *, beta=1, alpha=1: x * beta + pc.einsum("ij,j->i", a, v) * alpha,
+    "addr": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.outer(a, b) * alpha,
+    "baddbmm": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.bmm(a, b) * alpha,
+    "addbmm": lambda x, a, b, *, beta=1, alpha=1: x * beta + pc.sum(pc.bmm(a, b), 0) * alpha,
+    "addcmul": lambda x, a, b, *, value=1: x + a * b * value,
+    "addcdiv": lambda x, a, b, *, value=1: x + a / b * value,
+    "sort": lambda x, dim=-1, descending=False, stable=None: pc.sort(x, dim, descending),
+    "argsort": lambda x, dim=-1, descending=False, stable=None: pc.argsort(x, dim, descending),
+    "msort": lambda x: pc.sort(x, 0)[0],
+    "topk": lambda x, k, dim=-1, largest=True, sorted=True: pc.topk(x, k, dim, largest),
+    "flatten": lambda x, start_dim=0, end_dim=-1: pc.flatten(x, start_dim, end_dim),
+    "transpose": pc.swapaxes,
+    "transpose_copy": pc.swapaxes,
+    "t": pc.transpose,
+    "t_copy": pc.transpose,
+    "T": pc.transpose,
+    "mT": lambda x: pc.swapaxes(x, -1, -2),
+    "permute_copy": pc.permute,
+    "expand_copy": pc.expand,
+    "unsqueeze_copy": pc.unsqueeze,
+    "unbind_copy": pc.unbind,
+    "diagonal": lambda x, offset=0, dim1=0, dim2=1: pc.diagonal(
+        pc.movedim(x, (dim1, dim2), (-2, -1)), offset
+    ),
+    "diagonal_copy": lambda x, offset=0, dim1=0, dim2=1: pc.diagonal(
+        pc.movedim(x, (dim1, dim2), (-2, -1)), offset
+    ),
+    "linalg.diagonal": lambda x, *, offset=0, dim1=-2, dim2=-1: pc.diagonal(
+        pc.movedim(x, (dim1, dim2), (-2, -1)), offset
+    ),
+    "diagonal_scatter": pc.diagonal_scatter,
+    "broadcast_tensors": pc.broadcast_tensors,
+    "block_diag": lambda *tensors: pc.block_diag(tensors),
+    "cartesian_prod": lambda *tensors: pc.cartesian_prod(tensors),
+    "narrow_copy": pc.narrow,
+    "split_with_sizes": pc.split,
+    "split_with_sizes_copy": pc.split,
+    "unsafe_split": pc.split,
+    "repeat": pc.tile,
+    "unfold": _windowed,
+    "unfold_copy": _windowed,
+    "view": lambda x, *shape: pc.reshape(x, shape[0] if len(shape) == 1 else shape),
+    "view_copy": pc.reshape,
+    "view_as": lambda x, other: pc.reshape(x, other.shape),
+    "reshape_as": lambda x, other: pc.reshape(x, other.shape),
+    "expand_as": lambda x, other: pc.expand(x, other.shape),
+    "fill": lambda x, value: pc.full_like(x, float(value)),
+    "double": lambda x, **_: pc.cast(x, "float64"),
+    "float": lambda x, **_: pc.cast(x, "float32"),
+    "half": lambda x, **_: pc.cast(x, "float16"),
+    "long": lambda x, **_: pc.cast(x, "int64"),
+    "int": lambda x, **_: pc.cast(x, "int32"),
+    "bool": _truths(lambda x, **_: x),
+    "float_power": lambda x, y: pc.pow(
+        *(pc.cast(e, "float64") if isinstance(e, pc.DistTensor) else e for e in (x, y))
+    ),
+    "logit": _logit,
+    "scatter": lambda x, dim, index, src, reduce=None: pc.scatter(
+        x, dim, index, src, reduce or "set"
+    ),
+    "index_add": lambda x, dim, index, source, *, alpha=1: pc.index_add(
+        x, index, source * alpha, dim
+    ),
+    "take_along_dim": lambda x, index, dim=None: (
+        pc.take_along_axis(x, index, dim)
+        if dim is not None
+        else pc.take_along_axis(pc.ravel(x), pc.ravel(index), 0)
+    ),
+    "special.modified_bessel_i0": pc.i0,
+    "special.modified_bessel_i1": pc.i1,
+    "nn.functional.pad": _padded,
+    "constant_pad_nd": lambda x, pad, value=0.0: _padded(x, pad, "constant", value),
+    "nn.functional.linear": pc.linear,
+    "nn.functional.layer_norm": _normalized_last,
+    "nn.functional.rms_norm": _scaled_last,
+    "nn.functional.group_norm": lambda x, groups, weight=None, bias=None, eps=1e-5: pc.group_norm(
+        x, groups, weight, bias, eps
+    ),
+    "nn.functional.gelu": lambda x, approximate="none": (
+        pc.gelu(x) if approximate == "tanh" else pc.gelu_exact(x)
+    ),
+    "nn.functional.hardtanh": lambda x, min_val=-1.0, max_val=1.0: pc.hardtanh(x, min_val, max_val),
+    "nn.functional.softmin": lambda x, dim=None, dtype=None: pc.softmax(
+        -(x if dtype is None else pc.cast(x, dtype)), dim
+    ),
+    "nn.functional.tanhshrink": lambda x: x - pc.tanh(x),
+    "nn.functional.softshrink": _shrunk,
+    "nn.functional.hardshrink": lambda x, lambd=0.5: pc.where(pc.abs(x) > lambd, x, x * 0.0),
+    "nn.functional.threshold": lambda x, threshold, value: pc.where(x > threshold, x, value),
+    "nn.functional.celu": lambda x, alpha=1.0: pc.elu(x / alpha) * alpha,
+    "nn.functional.glu": _gated,
+    "nn.functional.softplus": lambda x, beta=1, threshold=20: pc.where(
+        x * beta > float(threshold), x, pc.softplus(x * beta) / float(beta)
+    ),
+    "nn.functional.one_hot": lambda x, num_classes=-1: pc.one_hot(x, num_classes, "int64"),
+    "nn.functional.dropout": lambda x, p=0.5, training=True: pc.dropout(x, p) if training else x,
+    "nn.functional.max_pool1d": _max_pool(pc.max_pool1d),
+    "nn.functional.max_pool2d": _max_pool(pc.max_pool2d),
+    "nn.functional.max_pool3d": _max_pool(pc.max_pool3d),
+    "nn.functional.avg_pool1d": _avg_pool(pc.avg_pool1d),
+    "nn.functional.avg_pool2d": _avg_pool(pc.avg_pool2d),
+    "nn.functional.avg_pool3d": _avg_pool(pc.avg_pool3d),
+    "nn.functional.cross_entropy": _labels(pc.cross_entropy),
+    "nn.functional.nll_loss": lambda x, target, weight=None, ignore_index=-100, reduction="mean": (
+        _labels(pc.nll_loss)(x, target, weight, ignore_index, reduction)
+    ),
+    "nn.functional.scaled_dot_product_attention": _attention,
+    "nn.functional.pairwise_distance": lambda x, y, p=2.0, eps=1e-6, keepdim=False: pc.norm(
+        x - y + eps, p, -1, keepdim
+    ),
     "norm": _norm,
     "cholesky": pc.linalg.cholesky,
     "cholesky_inverse": pc.linalg.cholesky_inverse,

@@ -9,6 +9,9 @@ from plancompiler.frontend.functions import (
     activation as _activation,
 )
 from plancompiler.frontend.functions import (
+    assembly as _assembly,
+)
+from plancompiler.frontend.functions import (
     attention as _attention,
 )
 from plancompiler.frontend.functions import (
@@ -57,6 +60,7 @@ from plancompiler.frontend.functions import (
     training as _training,
 )
 from plancompiler.frontend.functions.activation import *  # noqa: F403
+from plancompiler.frontend.functions.assembly import *  # noqa: F403
 from plancompiler.frontend.functions.attention import *  # noqa: F403
 from plancompiler.frontend.functions.classes import *  # noqa: F403
 from plancompiler.frontend.functions.collective import *  # noqa: F403
@@ -78,6 +82,7 @@ from plancompiler.ops.registry import op_table
 
 __all__: list[str] = []
 __all__ += _activation.__all__
+__all__ += _assembly.__all__
 __all__ += _attention.__all__
 __all__ += _classes.__all__
 __all__ += _collective.__all__
