@@ -26,21 +26,10 @@ def check_feeds(job: Job, feeds: Mapping[str, object]) -> dict[str, Array]:
             got=", ".join(map(repr, sorted(feeds))) or "nothing",
             expected=", ".join(map(repr, sorted(job.inputs))) or "nothing",
         )
-    arrays = {}
-    for name, value in job.inputs.items():
-        given = feeds[name]
-        dtype = value.dtype.numpy
-        is_number = type(given) in (bool, int, float) and value.shape == ()
-        array = np.asarray(given, dtype) if is_number else np.asarray(given)
-        if array.shape != value.shape or array.dtype != dtype:
-            raise FeedError(
-                f"the array fed to input {name!r} has a wrong shape or dtype",
-                got=f"{array.dtype}{list(array.shape)}",
-                expected=f"{value.dtype}{list(value.shape)}",
-                hint="feed the whole global array, in the input's dtype",
-            )
-        arrays[name] = array
-    return arrays
+    return {
+        name: check_feed(name, feeds[name], value.shape, value.dtype)
+        for name, value in job.inputs.items()
+    }
 
 
 def check_feed_names(given: Mapping[str, object], expected: Mapping[str, object]) -> None:
@@ -79,34 +68,50 @@ def input_specs(plan: Plan) -> dict[str, tuple[tuple[int, ...], DType]]:
     return specs
 
 
+_KINDS = {"b": 0, "u": 1, "i": 1, "f": 2}
+"""Kinds of NumPy's dtypes: truth values, whole numbers, floating ones."""
+
+
 def check_feed(name: str, value: object, shape: tuple[int, ...], dtype: DType) -> Array:
-    expected = f"{dtype}{list(shape)}"
-    if type(value) in (bool, int, float):
-        fits = type(value) is bool or dtype.is_floating or (type(value) is int and dtype.is_integer)
-        if shape != () or not fits:
-            raise FeedError(
-                f"the value fed to input {name!r} does not fit",
-                got=f"the Python {type(value).__name__} {value!r}",
-                expected=expected,
-            )
-        try:
-            return np.asarray(value, dtype.numpy)
-        except OverflowError:
-            raise FeedError(
-                f"the number fed to input {name!r} is out of range", got=value, expected=expected
-            ) from None
-    if not isinstance(value, (np.ndarray, np.generic)):
-        raise FeedError(
-            f"the value fed to input {name!r} is not a NumPy array",
-            got=type(value).__name__,
-            expected=expected,
-        )
-    array = np.asarray(value)
-    if array.shape != shape or array.dtype != dtype.numpy:
+    """What is fed to an input as an array of its shape and dtype.
+
+    Numbers, lists of numbers and arrays are converted to another size of their kind (truth values,
+    whole numbers, floating ones) or to a later kind. FeedError for an earlier kind, for numbers out
+    of range, and for another shape.
+    """
+    array = value if isinstance(value, np.ndarray) else _array_of(value)
+    if array.shape == shape and array.dtype == dtype.numpy:
+        return array
+    wanted = 2 if dtype.is_floating else _KINDS[dtype.numpy.kind]
+    if array.shape != shape or _KINDS.get(array.dtype.kind, 3) > wanted:
         raise FeedError(
             f"the array fed to input {name!r} has a wrong shape or dtype",
-            got=f"{array.dtype}{list(array.shape)}",
-            expected=expected,
-            hint="feed the whole global array, in the input's dtype",
+            got=f"{array.dtype}{list(array.shape)}"
+            if array.dtype.kind in _KINDS
+            else type(value).__name__,
+            expected=f"{dtype}{list(shape)}",
+            hint="feed the whole global array, in the input's kind of numbers",
         )
-    return array
+    with np.errstate(over="ignore"):
+        converted: Array = array.astype(dtype.numpy)
+    if (
+        (np.isinf(converted) & ~np.isinf(array)).any()
+        if dtype.is_floating
+        else (converted != array).any()
+    ):
+        raise FeedError(
+            f"a number fed to input {name!r} is out of range",
+            got=f"{array.min()} to {array.max()}",
+            expected=f"{dtype}{list(shape)}",
+        )
+    return converted
+
+
+def _array_of(value: object) -> Array:
+    """A number, or lists of numbers, as an array; an array of another kind for what is none."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        return np.asarray(None)
+    # NumPy makes floating numbers of an empty list.
+    return array if array.size or isinstance(value, np.generic) else array.astype(np.bool_)

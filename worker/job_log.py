@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 
 from plancompiler.cluster.messages import LogLine, LogLines
-from plancompiler.errors import AbortedError, PlanCompilerError
+from plancompiler.errors import AbortedError, ClusterError, PlanCompilerError, WireFormatError
 from plancompiler.worker.captured_streams import CapturedStreams
 
 HELD_BYTES = 256 << 10
@@ -29,6 +29,10 @@ LINE_CHARACTERS = 8 << 10
 _MESSAGE_BYTES = 64 << 10
 _LINE_BYTES = 64
 """What a line takes beside its text."""
+
+
+_OF_CONNECTIONS = (AbortedError, ClusterError, WireFormatError)
+"""Errors whose causes are never somebody's code."""
 
 
 class JobLog:
@@ -86,7 +90,7 @@ class JobLog:
         cause: BaseException | None = error
         while isinstance(cause, PlanCompilerError):
             cause = cause.__cause__
-        if cause is None or isinstance(error, AbortedError):
+        if cause is None or isinstance(error, _OF_CONNECTIONS):
             return
         text = "".join(traceback.format_exception(error))
         if self.streams is not None:  # the worker's own terminal has it too

@@ -82,6 +82,10 @@ class World(WorldState[DistTensor]):
             return DistTensor(spec, self.mode.move(self.whole(spec), spec)(spec.put(array)))
         return DistTensor(spec, spec.put(array[region_index(spec.region)]))
 
+    def part(self, spec: TensorSpec, array: Array) -> DistTensor:
+        """A tensor of which this rank holds an array; none on a rank outside."""
+        return DistTensor(spec, spec.put(array))
+
     def array_for(self, value: object, placement: Placement) -> Array:
         """The user's numbers as an array for a placement, on the host or on its device."""
         if not hasattr(value, "__cuda_array_interface__"):

@@ -11,6 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from plancompiler.errors import DataError, DTypeError, UsageError
+from plancompiler.frontend.data_loader import DataLoader
 from plancompiler.frontend.stored import Stored
 from plancompiler.frontend.trace import source_tensor
 from plancompiler.ir import AttrValue, DType, Placement, Value
@@ -19,7 +20,7 @@ from plancompiler.ir.operators import SbpLike
 from plancompiler.ops.data import STORED_TOKENS
 from plancompiler.ops.stored import StoredArray, mapped_tokens, stored_array
 
-__all__ = ["Arrays", "Stored", "TokenFile"]
+__all__ = ["Arrays", "DataLoader", "Stored", "TokenFile"]
 
 PathText = str | PathLike[str]
 

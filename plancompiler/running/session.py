@@ -353,6 +353,14 @@ class Session:
         with self._turn:
             self._open().rates.lr = rate
 
+    @property
+    def next_step(self) -> int:
+        """The number of the next step: a session that starts from a checkpoint counts on from it.
+        `loader.seek(session.next_step)` lets a `pc.data.DataLoader` continue there.
+        """
+        with self._turn:
+            return self._open().rates.next_step
+
     def save(self, folder: Folder, *, wait: bool = True) -> None:
         """Write the variables as safetensors shards with an index, loadable on any layout.
 

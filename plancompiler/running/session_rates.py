@@ -67,7 +67,7 @@ class SessionRates:
         """The rate of the next step; of several optimizers that of each, in the order in which they
         were used. UsageError for a job without an optimizer.
         """
-        step = self._next_step()
+        step = self.next_step
         rates = tuple(
             rate_at(self._fed.get(number, own), step) for number, own in sorted(self._own.items())
         )
@@ -94,7 +94,7 @@ class SessionRates:
         """The rates to feed for the next steps, by optimizer; of those that were set."""
         if not self._fed:
             return {}
-        first = self._next_step()
+        first = self.next_step
         return {
             number: [rate_at(schedule, step) for step in range(first, first + steps)]
             for number, schedule in self._fed.items()
@@ -104,7 +104,9 @@ class SessionRates:
         """So many steps were made."""
         self._done += steps
 
-    def _next_step(self) -> int:
+    @property
+    def next_step(self) -> int:
+        """The number of the next step, counted on from the checkpoint that the session began at."""
         return self._first_step() + self._done
 
     def _checked(self, optimizers: Sequence[object]) -> None:

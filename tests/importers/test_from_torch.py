@@ -114,45 +114,25 @@ def test_modes_give_one_digest_and_more_layouts_agree(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_a_pipeline_of_two_stages(microbatches):
-    module, example = made("llama")
-    labels = example["labels"] = example["input_ids"].clone()
-    assert (labels >= 0).all()  # so that each micro-batch counts alike
+def test_layers_on_two_stages(gpt2):
+    module, example, _ = gpt2
     wanted = reference(module, example)
     model = pc.from_torch(module, example)
-    mesh = pc.Placement("cpu", [[[0]], [[1]]], ("pp", "dp", "tp"))
-    model.place(mesh, pc.layouts.stages(model, "model.layers.*", axis="pp"))
-    first = pc.layouts.stage_meshes(mesh, "pp")[0]
-    with pc.job("stages", config=pc.Config(microbatches=microbatches)) as job:
-        given = {name: pc.input(name, (4, 12), "int64", first) for name in ("input_ids", "labels")}
-        loss = model(**given, use_cache=False).loss
-        pc.optim.AdamW(RATE, **ADAM).minimize(loss)
-        pc.output("loss", loss)
-    with pc.run(job, ranks=2, cache=False) as session:
-        losses = [float(session.step(**fed(example))["loss"]) for _ in range(3)]
-    np.testing.assert_allclose(losses, wanted.losses[:3], rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize("backend", ["threads", "processes"])
-def test_training_state_split_over_ranks_and_a_plan_of_transformers(backend):
-    module, example = made("llama")
-    wanted = reference(module, example)
-    model = pc.from_torch(module, example)
-    mesh = pc.Placement("cpu", [[0, 1], [2, 3]], ("dp", "tp"))
-    model.place(mesh, pc.layouts.tensor_parallel(module.config, axis="tp"))
-    assert str(model.model.layers.__dict__["0"].mlp.down_proj.weight.sbp) == "[B, S(1)]"
-    with pc.job("zero", config=pc.Config(zero=3)) as job:
+    first, second = (pc.Placement("cpu", [[rank]], ("dp", "tp")) for rank in range(2))
+    model.place(first)
+    dict(model.transformer.h.named_children())["1"].place(second)
+    model.transformer.ln_f.place(second)
+    with pc.job("stages") as job:
         given = {
-            name: pc.input(name, (4, 12), "int64", mesh, ["S(0)", "B"])
-            for name in ("input_ids", "labels")
+            name: pc.input(name, tuple(value.shape), "int64", first)
+            if torch.is_tensor(value)
+            else value
+            for name, value in example.items()
         }
         loss = model(**given).loss
         pc.optim.AdamW(RATE, **ADAM).minimize(loss)
         pc.output("loss", loss)
-    with pc.run(job, ranks=4, cache=False, backend=backend) as session:
+    with pc.run(job, ranks=2, cache=False) as session:
         losses = [float(session.step(**fed(example))["loss"]) for _ in range(3)]
     np.testing.assert_allclose(losses, wanted.losses[:3], rtol=1e-5)
 
@@ -206,7 +186,7 @@ def test_ops_and_errors_have_the_authors_line(gpt2):
         pc.output("logits", model.place(ONE)(input_ids=ids, labels=ids).logits)
     lines = {op.source.file for op in job.ops if op.kind not in ("input", "output")}
     assert any("modeling_gpt2" in line for line in lines)
-    assert not any("plancompiler/importers" in line or "torch/nn" in line for line in lines), lines
+    assert not any("importers" in line or "torch/nn" in line for line in lines), lines
 
 
 class Nested(nn.Module):
@@ -263,34 +243,6 @@ def test_arguments_that_are_not_those_of_the_example(gpt2):
             model(ids, labels=ids, attention_mask=ids)
         with pytest.raises(UsageError, match="fewer arguments"):
             model(ids, ids, ids, ids)
-
-
-def test_a_batch_of_another_size():
-    module, example = made("gpt2")
-    model = pc.from_torch(module, example, batch="input_ids:0").place(ONE)
-    for size in (4, 6, 2):
-        rows = torch.randint(0, 48, (size, 12))
-        with torch.no_grad():
-            expected = float(module(input_ids=rows, labels=rows).loss)
-        given = pc.tensor(rows.numpy(), ONE)
-        assert model(given, labels=given).loss.item() == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(FeedError, match="different sizes"):
-        model(given, labels=pc.tensor(np.zeros((3, 12), np.int64), ONE))
-    with pytest.raises(FeedError, match=r"int64\[2, 8\]"):
-        model(pc.tensor(np.zeros((2, 8), np.int64), ONE), labels=given)
-    for wrong in ("input_ids:2", "tokens:0", "input_ids"):
-        with pytest.raises(UsageError, match="no such axis"):
-            pc.from_torch(module, example, batch=wrong)
-
-
-def test_running_statistics_are_updated_once_in_a_step():
-    module = nn.BatchNorm1d(3)
-    model = pc.from_torch(module.train(), (torch.zeros(4, 3),)).place(ONE)
-    with pc.job("twice"):
-        x = pc.input("x", (4, 3), "float32", ONE)
-        pc.output("y", model(x))
-        with pytest.raises(pc.JobError, match="twice"):
-            model(x)
 
 
 def test_a_model_stays_in_its_mode(gpt2):
@@ -433,7 +385,6 @@ class Operations(nn.Module):
             "exact": nn.functional.gelu(x) + nn.functional.gelu(x, approximate="tanh"),
             "filled": x.masked_fill(x > 0, float("-inf")).clamp(min=-3),
             "smooth": nn.functional.cross_entropy(x[:2], ids[:, 0] % 4, label_smoothing=0.1),
-            "shares": nn.functional.cross_entropy(x, x.softmax(-1).flip(0), label_smoothing=0.2),
         }
 
 
