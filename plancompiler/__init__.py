@@ -21,6 +21,7 @@ import importlib
 import importlib.machinery
 import sys
 
+from plancompiler.hooks.array_namespace import set_array_namespace
 from plancompiler.hooks.compiler_settings import set_compiler_settings
 from plancompiler.hooks.eager_world import set_eager_world
 
@@ -62,6 +63,9 @@ def _eager_world() -> Any:
 
 
 set_eager_world(_eager_world)
+set_array_namespace(
+    lambda version: importlib.import_module(f"{__name__}.array_api").namespace_of(version)
+)
 set_compiler_settings(lambda: importlib.import_module(f"{__name__}.passes").Config)
 
 

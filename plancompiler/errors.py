@@ -210,6 +210,12 @@ class AttributeValueError(PlanCompilerError):
     code = "E126"
 
 
+class IndexingError(AttributeValueError, IndexError):
+    """An index does not fit the tensor; Python's own IndexError, too, as walks over rows ask."""
+
+    code = "E196"
+
+
 class TracingError(PlanCompilerError):
     """A tracing function was used outside `pc.job()`, or a value left its job."""
 

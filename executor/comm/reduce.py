@@ -53,7 +53,7 @@ def accumulator(reduction: Reduction, dtype: np.dtype[np.generic]) -> np.dtype[n
     if sums and DType.parse(dtype).is_half:
         return np.dtype(np.float32)
     if dtype.kind in "iub" and reduction is Reduction.AVG:
-        return np.dtype(np.int64)
+        return np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
     return dtype
 
 

@@ -382,7 +382,7 @@ def wire_dtype(dtype: DType, how: Reduction) -> np.dtype[np.generic]:
     """The dtype in which NCCL reduces.
 
     Halves stay as they are, as they would be twice the bytes in float32. bool, which NCCL does not
-    know, goes as whole numbers 0 and 1 (a sum is "or"), int16 as int32; averages of whole numbers
+    know, goes as whole numbers 0 and 1 (a sum is "or"), those of 16 bits as int32; averages of whole numbers
     have 64 bits, as on the CPU.
     """
     if dtype is DType.BOOL:
@@ -390,4 +390,4 @@ def wire_dtype(dtype: DType, how: Reduction) -> np.dtype[np.generic]:
     if dtype.is_half:
         return dtype.numpy
     wide = accumulator(how, dtype.numpy)
-    return np.dtype(np.int32) if wide == np.int16 else wide
+    return np.dtype(np.int32) if wide in (np.int16, np.uint16) else wide

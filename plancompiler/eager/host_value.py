@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any, Self
 
 import numpy as np
 
 from plancompiler.eager.spec import SpecTensor
 from plancompiler.errors import ShapeError, UsageError
+from plancompiler.ir import Placement
 from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
+
+
+_CPU = (1, 0)
+"""What DLPack calls the CPU: kDLCPU and the number of the device."""
 
 
 class HostValue(SpecTensor):
@@ -50,6 +56,61 @@ class HostValue(SpecTensor):
 
     def __int__(self) -> int:
         return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        """The value of a whole number without axes, where Python wants one: a collective."""
+        if self.shape or not self.dtype.is_integer:
+            raise TypeError(
+                "only a tensor without axes, of whole numbers, can be an index; this is "
+                f"{self.dtype} of shape {self.shape}"
+            )
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        """The number of a tensor of one element as a format asks for it: a collective."""
+        return format(self.item(), spec) if spec else str(self)
+
+    @property
+    def device(self) -> Placement:
+        """Where it lies: `placement` under the name of the array API."""
+        return self.placement
+
+    def to_device(self, device: Placement, /, *, stream: object = None) -> Self:
+        """The tensor on another placement: `redistribute` under the name of the array API."""
+        if stream is not None:
+            raise UsageError(
+                "tensors are moved in the order of the program, on no stream",
+                source=user_line(),
+                got=type(stream).__name__,
+                expected="None",
+            )
+        return self.redistribute(placement=device)
+
+    def tolist(self) -> Any:
+        """The whole value as nested lists of Python numbers: a collective."""
+        return self.numpy().tolist()
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """The whole value for another library of arrays, always as a copy: a collective."""
+        if copy is False:
+            raise ValueError("a DistTensor is exported as a copy")
+        if stream is not None or dl_device not in (None, _CPU):
+            raise BufferError("a DistTensor is exported to the memory of the CPU")
+        return self.numpy().copy().__dlpack__(max_version=max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU, to whose memory it is exported."""
+        return _CPU
 
     def __len__(self) -> int:
         if not self.shape:

@@ -21,9 +21,18 @@ from plancompiler.eager.tape import retaken
 from plancompiler.eager.tensor import DistTensor, Leaf, Node, Tensors, record
 from plancompiler.errors import InplaceError, UsageError
 from plancompiler.executor.space import HOST
+from plancompiler.ir import DType
+from plancompiler.ir.indexing import (
+    box_of,
+    broadcast,
+    held_by,
+    masked_value,
+    number_in,
+    parse_index,
+    put_in_box,
+)
 from plancompiler.ir.operators import is_scalar
 from plancompiler.ir.source import user_line
-from plancompiler.ops.registry import apply
 from plancompiler.ops.view import view_of
 
 _OWN_REFERENCES = 2
@@ -89,14 +98,34 @@ def copy(tensor: DistTensor, value: DistTensor) -> DistTensor:
 
 def assign(tensor: DistTensor, index: Any, value: Any) -> None:
     """`tensor[index] = value`, a number or a tensor that is broadcast to the elements' shape."""
+    if not is_scalar(value):
+        value = tensor.coerced("x[index] = value", value)
+    if isinstance(index, DistTensor) and index.dtype is DType.BOOL and not index.ndim:
+        index = bool(index)
+    if isinstance(index, (bool, np.bool_)):
+        tensor, index = tensor.reshape((1, *tensor.shape)), slice(0, int(index))
+    elif isinstance(index, DistTensor) and index.dtype is DType.BOOL:
+        held = held_by(tensor, value)
+        if masked_value(tensor, index, held) is not None:
+            change(tensor, lambda before: masked_value(before, index, held), "x[mask] = value")
+            return
+    parsed = parse_index(tensor, index)
+    if parsed.selected or parsed.turned:
+        held = held_by(tensor, value)
+        change(
+            box_of(tensor, parsed),
+            lambda before: put_in_box(before, parsed, held),
+            "x[index] = value",
+        )
+        return
     part = tensor[index]
     if is_scalar(value):
-        part.fill_(value)
+        part.fill_(number_in(part.dtype, value))
         return
-    value = tensor.coerced("x[index] = value", value)
     if _is_same_view(part, value):
         return  # of `x[index] += y`, which has changed the elements already
-    part.copy_(value if value.shape == part.shape else apply("expand_to", value, shape=part.shape))
+    value = held_by(part, value)
+    part.copy_(value if value.shape == part.shape else broadcast(value, part.shape))
 
 
 class _Past:

@@ -8,13 +8,18 @@ from typing import Any, ClassVar, Protocol, cast
 import numpy as np
 
 from plancompiler.eager.host_value import HostValue
-from plancompiler.eager.indexing import strided
 from plancompiler.eager.inplace_forms import InPlaceForms, check_tensor
 from plancompiler.eager.spec import AttrMap, Change, PreparedOp, TensorSpec, attrs_key
 from plancompiler.eager.symbol import Symbol
 from plancompiler.errors import GradientError, PlacementError, UsageError
 from plancompiler.ir import AttrValue, NdSbp, Placement, SourceLine
-from plancompiler.ir.operators import TENSORS_ONLY, is_scalar, promoted, whole_numbers
+from plancompiler.ir.operators import (
+    TENSORS_ONLY,
+    is_scalar,
+    promoted,
+    vector_product,
+    whole_numbers,
+)
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
@@ -555,6 +560,8 @@ class DistTensor(InPlaceForms, HostValue):
                 if ready is not None:
                     return ready(left, right)
                 kind, left, right = promoted(kind, left, right)
+                if kind == "matmul" and min(left.ndim, right.ndim) < 2:
+                    return vector_product(left, right)
                 return _run(kind, (kind, right.spec), {}, (left, right))[0]
             if not is_scalar(other):
                 return self._binary(kind, self.coerced(kind, other), swapped=swapped)
@@ -568,7 +575,11 @@ class DistTensor(InPlaceForms, HostValue):
         if wanted is not None:
             counted = self.cast(wanted)
             return counted._binary(kind, number, swapped=swapped)  # noqa: SLF001  # of this class
-        if kind in TENSORS_ONLY:
+        if isinstance(number, bool):
+            counted_number = self.plain(number)
+            if counted_number is not number:
+                return self._binary(kind, counted_number, swapped=swapped)
+        if kind in TENSORS_ONLY or self.takes_truth(kind, number):
             return self._binary(kind, self.beside(kind, number), swapped=swapped)
         attrs: dict[str, AttrValue] = {"scalar": number}
         if swapped:
@@ -588,15 +599,6 @@ class DistTensor(InPlaceForms, HostValue):
     __mul__ = _operator("mul")
     __truediv__ = _operator("div")
     __matmul__ = _operator("matmul")
-
-    def __getitem__(self, index: Any) -> DistTensor:
-        """Basic indexing: whole numbers (which drop their axis), slices with positive steps, and
-        `...`. It gives a view.
-        """
-        entries = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(each, slice) and each.step not in (None, 1) for each in entries):
-            return cast("DistTensor", strided(self, index))
-        return super().__getitem__(index)
 
     @property
     def is_view(self) -> bool:

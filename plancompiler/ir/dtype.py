@@ -23,6 +23,9 @@ class DType(enum.Enum):
     FLOAT32 = "float32"
     FLOAT64 = "float64"
     BFLOAT16 = "bfloat16"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
 
     itemsize: int
     """Bytes of one element."""

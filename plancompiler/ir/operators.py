@@ -6,9 +6,10 @@ scalars become attributes of the `*_scalar` ops, so that they keep the tensor's 
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from plancompiler.errors import (
@@ -18,9 +19,12 @@ from plancompiler.errors import (
     TracingError,
     UsageError,
 )
+from plancompiler.hooks.array_namespace import array_namespace
 from plancompiler.ir.dtype import DType
+from plancompiler.ir.indexing import places_of_true, taken
 from plancompiler.ir.op import AttrValue
 from plancompiler.ir.placement import Placement, require_placement
+from plancompiler.ir.promotion import dtypes_may_mix, floating_dtype, result_dtype
 from plancompiler.ir.sbp import NdSbp, Sbp
 from plancompiler.ir.source import user_line
 
@@ -49,7 +53,18 @@ _OF_TRUTHS = {
     "minimum": "bitwise_and",
 }
 """What arithmetic on two tensors of truth values is, as in NumPy."""
-_INTERNAL = frozenset({"beside", "coerced", "counted_as"})
+_TRUTHS_AS = {
+    "div": DType.FLOAT32,
+    **dict.fromkeys(("floor_divide", "fmod", "matmul", "pow", "remainder"), DType.INT8),
+    **dict.fromkeys(("shift_left", "shift_right"), DType.INT8),
+    **dict.fromkeys(("less", "less_equal", "greater", "greater_equal"), DType.UINT8),
+}
+"""As what two tensors of truth values count in other ops."""
+_FOR_WHOLE = frozenset({"div", "logical_and", "logical_or", "logical_xor"})
+"""Ops in which whole numbers of one dtype become something else."""
+_LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor"})
+"""Ops on truth values, as which numbers count that are not zero."""
+_INTERNAL = frozenset({"beside", "coerced", "counted_as", "plain", "takes_truth"})
 """Names of methods that only tensor classes use."""
 _NO_NUMBERS = "OSUMmVc"
 """Kinds of NumPy's dtypes that are no real numbers."""
@@ -103,12 +118,27 @@ def _of_two(kind: str, *, swapped: bool = False) -> _OfTwo:
     return cast("_OfTwo", method)
 
 
+class ElementCount(int):
+    """A number of elements that gives, when it is called, the extents that it is the product of."""
+
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]) -> ElementCount:
+        """The number of elements of a shape."""
+        count = cls(math.prod(shape))
+        count.shape = shape
+        return count
+
+    def __call__(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+
 class TensorOperators:
     """Mixin: arithmetic, comparison, shape and reduction methods on top of `_apply`."""
 
     __slots__ = ()
     __array_ufunc__ = None  # NumPy scalars on the left hand side must defer to us
-    __iter__ = None  # else Python would walk rows by __getitem__, one op each
 
     shape: tuple[int, ...]
     dtype: DType
@@ -137,15 +167,21 @@ class TensorOperators:
 
     def _binary(self, kind: str, other: Any, *, swapped: bool = False) -> Self:
         if isinstance(other, type(self)):
-            kind, *pair = promoted(kind, *((other, self) if swapped else (self, other)))
-            return self._apply(kind, pair, {})[0]
+            kind, left, right = promoted(kind, *((other, self) if swapped else (self, other)))
+            if kind == "matmul" and min(left.ndim, right.ndim) < 2:
+                return vector_product(left, right)
+            return self._apply(kind, (left, right), {})[0]
         if is_scalar(other):
             number = other.item() if hasattr(other, "item") else other
             wanted = self.counted_as(kind, number)
             if wanted is not None:
                 counted = self.cast(wanted)
                 return counted._binary(kind, number, swapped=swapped)  # noqa: SLF001  # of this class
-            if kind in TENSORS_ONLY:
+            if isinstance(number, bool):
+                counted_number = self.plain(number)
+                if counted_number is not number:
+                    return self._binary(kind, counted_number, swapped=swapped)
+            if kind in TENSORS_ONLY or self.takes_truth(kind, number):
                 return self._binary(kind, self.beside(kind, number), swapped=swapped)
             attrs: dict[str, AttrValue] = {"scalar": number}
             if swapped:
@@ -154,13 +190,31 @@ class TensorOperators:
         return self._binary(kind, self.coerced(kind, other), swapped=swapped)
 
     def counted_as(self, kind: str, number: Scalar) -> DType | None:
-        """What truth values become beside a number, as which they count as zeros and ones; None
-        where the tensor's dtype stays.
+        """What the tensor becomes beside a number that its dtype cannot hold: truth values count
+        as zeros and ones, whole numbers as floating ones. None where the tensor's dtype stays.
         """
-        if self.dtype is not DType.BOOL or isinstance(number, bool) or kind in _OF_BITS:
+        dtype, mixed = self.dtype, dtypes_may_mix()
+        if dtype.is_floating or isinstance(number, bool):
             return None
-        whole = isinstance(number, int) and kind != "div"
-        return DType.INT64 if whole else DType.FLOAT32
+        fraction = isinstance(number, float) or kind == "div"
+        if dtype is DType.BOOL:
+            if kind in _OF_BITS and not mixed:
+                return None
+            return DType.FLOAT32 if fraction else DType.INT64
+        return floating_dtype(dtype) if fraction and mixed else None
+
+    def plain(self, number: Scalar) -> Scalar:
+        """True and False beside numbers, as which they count."""
+        if not isinstance(number, bool) or self.dtype is DType.BOOL or not dtypes_may_mix():
+            return number
+        return float(number) if self.dtype.is_floating else int(number)
+
+    def takes_truth(self, kind: str, number: Scalar) -> bool:
+        """Whether True or False becomes a tensor beside this one: beside truth values, where the op
+        is another one for two of them.
+        """
+        counts = isinstance(number, bool) and self.dtype is DType.BOOL
+        return counts and (kind in _OF_TRUTHS or kind in _TRUTHS_AS)
 
     def beside(self, kind: str, number: Scalar) -> Self:
         """A number as a tensor beside this one, for an op that takes tensors only."""
@@ -173,7 +227,8 @@ class TensorOperators:
                 expected="a tensor of one axis or more",
                 hint="x * number multiplies every element",
             )
-        dtype, truth = self.dtype, isinstance(number, bool)
+        number = self.plain(number)
+        dtype, truth = self.counted_as(kind, number) or self.dtype, isinstance(number, bool)
         if dtype.is_floating:
             if not truth:
                 return self._full((), dtype, number)
@@ -202,6 +257,22 @@ class TensorOperators:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def size(self) -> ElementCount:
+        """The number of elements; called, the shape or the extent of an axis, as in PyTorch."""
+        return ElementCount.of(self.shape)
+
+    @property
+    def mT(self) -> Self:  # noqa: N802  # as the array API names it
+        """Each matrix [..., m, n] transposed: [..., n, m]."""
+        if self.ndim < 2:
+            raise ShapeError("a matrix has two axes", got=self.shape, expected="[..., m, n]")
+        return self.transpose((*range(self.ndim - 2), self.ndim - 1, self.ndim - 2))
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """The functions of the Python array API: see `pc.array_api`."""
+        return array_namespace(api_version)
 
     # Arithmetic. Commutative ops need no swapped form.
     __add__ = _of_two("add")
@@ -238,6 +309,9 @@ class TensorOperators:
 
     # Comparison, elementwise. What tells tensors apart is `is`, and so is their hash.
     __hash__ = object.__hash__
+
+    def __pos__(self) -> Self:
+        return self._unary("cast", dtype=str(self.dtype))
 
     def __eq__(self, other: Any) -> Any:
         return self._binary("equal", other) if _is_operand(other) else NotImplemented
@@ -280,13 +354,23 @@ class TensorOperators:
         return self.transpose()
 
     def __getitem__(self, index: Any) -> Self:
-        """Basic indexing: whole numbers (which drop their axis), slices of step 1, and `...`."""
-        starts, stops, kept = _slice_bounds(index, self.shape)
-        part = self
-        if starts != (0,) * self.ndim or stops != self.shape:
-            part = self._unary("slice", starts=starts, stops=stops)
-        shape = tuple(part.shape[axis] for axis in kept)
-        return part if len(kept) == self.ndim else part.reshape(shape)
+        """Elements by whole numbers (which drop their axis), slices with any step, `...`, None
+        (a new axis), and lists or tensors of whole numbers or truth values, as in NumPy.
+        """
+        part: Self = taken(self, index)
+        return part
+
+    def __iter__(self) -> Iterator[Self]:
+        """Its rows: `self[0]`, `self[1]` and so on, each an op."""
+        if not self.shape:
+            raise ShapeError(
+                "a scalar has no rows", source=user_line(), got="shape ()", expected="an axis"
+            )
+        return (self[row] for row in range(self.shape[0]))
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether any element equals a value."""
+        return bool(self.equal(value)._unary("any", axes=tuple(range(self.ndim)), keepdims=False))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """TracingError: only eager tensors have memory in which elements could change."""
@@ -294,8 +378,12 @@ class TensorOperators:
             f"the elements of a {type(self).__name__} cannot be changed in place: it has no memory",
             source=user_line(),
             got=f"x[{index!r}] = {type(value).__name__}",
-            hint="make another value, for example with pc.where or pc.concat",
+            hint="make another value: x = pc.index_put(x, index, value)",
         )
+
+    def nonzero(self) -> tuple[Self, ...]:
+        """Places of the elements that are not zero: see `pc.nonzero`."""
+        return places_of_true(self)
 
     # Reductions. `axis` is None (all axes), one axis or several.
     def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
@@ -367,21 +455,63 @@ Tensor = TypeVar("Tensor", bound=TensorOperators)
 
 
 def promoted(kind: str, left: Tensor, right: Tensor) -> tuple[str, Tensor, Tensor]:
-    """An op and its two operands where one or both are truth values.
+    """An op and its two operands in one dtype, the least that holds the numbers of both.
 
-    Beside numbers they count as zeros and ones of that dtype, so that masks can be multiplied with;
-    sums and products of two masks are masks, and quotients float32.
+    Truth values count as zeros and ones beside numbers; sums and products of two masks are masks.
+    Whole numbers are divided as floating ones. Inside `strict_dtypes` only truth values become
+    something else, and the op refuses the rest.
     """
-    truths = (left.dtype is DType.BOOL) + (right.dtype is DType.BOOL)
-    if not truths or kind in _OF_BITS:
+    one, other = left.dtype, right.dtype
+    truths = (one is DType.BOOL) + (other is DType.BOOL)
+    if one is other and not truths and (one.is_floating or kind not in _FOR_WHOLE):
         return kind, left, right
+    if not dtypes_may_mix() and (not truths or kind in _OF_BITS):
+        return kind, left, right
+    if kind in _LOGICAL:
+        return kind, in_dtype(left, DType.BOOL), in_dtype(right, DType.BOOL)
+    dtype = result_dtype(one, other)
     if truths == 2:
-        if kind == "div":
-            return kind, left.cast(DType.FLOAT32), right.cast(DType.FLOAT32)
-        return _OF_TRUTHS.get(kind, kind), left, right
-    if left.dtype is DType.BOOL:
-        return kind, left.cast(right.dtype), right
-    return kind, left, right.cast(left.dtype)
+        dtype = _TRUTHS_AS.get(kind, dtype)
+        kind = _OF_TRUTHS.get(kind, kind)
+    elif kind == "div":
+        dtype = floating_dtype(dtype)
+    return kind, in_dtype(left, dtype), in_dtype(right, dtype)
+
+
+def in_dtype(tensor: Tensor, dtype: DType) -> Tensor:
+    """The tensor as another dtype, or itself."""
+    return tensor if tensor.dtype is dtype else tensor.cast(dtype)
+
+
+def in_one_dtype(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors in the least dtype that holds the numbers of all; inside `strict_dtypes` as they
+    are, for an op to refuse.
+    """
+    dtypes = [tensor.dtype for tensor in tensors]
+    if not dtypes_may_mix() or all(dtype is dtypes[0] for dtype in dtypes):
+        return tuple(tensors)
+    dtype = result_dtype(*dtypes)
+    return tuple([in_dtype(tensor, dtype) for tensor in tensors])
+
+
+def vector_product(left: Tensor, right: Tensor) -> Tensor:
+    """A matrix product in which one or both are vectors, as NumPy has it: a vector on the left is a
+    row, one on the right a column, and the axis that this adds is dropped again.
+    """
+    if left.ndim == 0 or right.ndim == 0:
+        raise ShapeError(
+            "matmul needs an axis on either side",
+            op="matmul",
+            source=user_line(),
+            got=f"{left.shape} @ {right.shape}",
+            hint="x * y multiplies by a scalar",
+        )
+    rows = left.reshape((1, *left.shape)) if left.ndim == 1 else left
+    columns = right.reshape((*right.shape, 1)) if right.ndim == 1 else right
+    product = rows._apply("matmul", (rows, columns), {})[0]  # noqa: SLF001  # of this class
+    batch = product.shape[:-2]
+    kept = (*left.shape[-2:-1], *(right.shape[-1:] if right.ndim > 1 else ()))
+    return product.reshape((*batch, *kept))
 
 
 def whole_numbers(name: str, value: Any) -> tuple[int, ...]:
@@ -413,48 +543,6 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
             expected=f"axes from {-ndim} to {ndim - 1}",
         )
     return tuple(normalized)
-
-
-def _slice_bounds(
-    index: Any, shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Starts and stops per axis of a basic index, and the axes that stay."""
-    entries = list(index) if isinstance(index, tuple) else [index]
-    # Not `in`: an array would be compared element by element.
-    dots = sum(entry is Ellipsis for entry in entries)
-    if dots > 1 or len(entries) > len(shape) + dots:
-        raise AttributeValueError(
-            "an index has too many entries", got=repr(index), expected=f"at most {len(shape)}"
-        )
-    at = next((at for at, entry in enumerate(entries) if entry is Ellipsis), len(entries))
-    rest = len(entries) - at - 1
-    entries[at : at + 1] = [slice(None)] * (len(shape) - at - max(rest, 0))
-    starts, stops, kept = [], [], []
-    for axis, (entry, extent) in enumerate(zip(entries, shape, strict=True)):
-        if isinstance(entry, slice):
-            start, stop, step = entry.indices(extent)
-            if step != 1:
-                raise AttributeValueError("a slice must have step 1", got=repr(entry))
-            kept.append(axis)
-            starts.append(start)
-            stops.append(max(start, stop))
-            continue
-        if isinstance(entry, bool) or not is_scalar(entry) or entry % 1 != 0:
-            raise AttributeValueError(
-                "an index is not a whole number, a slice or `...`",
-                got=type(entry).__name__,
-                hint="use pc.where or pc.embedding to select by data",
-            )
-        position = int(entry) + extent if entry < 0 else int(entry)
-        if not 0 <= position < extent:
-            raise AttributeValueError(
-                f"an index is outside axis {axis}",
-                got=int(entry),
-                expected=f"{-extent} to {extent - 1}",
-            )
-        starts.append(position)
-        stops.append(position + 1)
-    return tuple(starts), tuple(stops), tuple(kept)
 
 
 def _int_tuple(values: Sequence[int | Sequence[int]]) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ from plancompiler.ops import (  # noqa: F401  # each fills the table
     routing,
     sampling,
     scan,
+    search,
     sequence,
     shape,
     softmax,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from plancompiler.errors import AttributeValueError, DTypeError
+from plancompiler.errors import AttributeValueError, DTypeError, ExecutionError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import Partial, Reduction
@@ -252,6 +252,7 @@ def register_binary(
     gradient: BinaryGradient | None,
     *,
     dtypes: Dtypes = NUMBERS,
+    kernel: Kernel | None = None,
     **facts: Any,
 ) -> None:
     """Register an op of two inputs of one dtype that broadcast; `facts` are those of `OpDef`."""
@@ -259,7 +260,7 @@ def register_binary(
         kind,
         infer=binary_infer(kind, dtypes),
         rule=BINARY_RULE,
-        kernel=ufunc_kernel(ufunc),
+        kernel=kernel or ufunc_kernel(ufunc),
         gradient=None if gradient is None else _binary_gradient(gradient),
         inplace=((0, 0), (0, 1)),
         elementwise=True,
@@ -336,11 +337,31 @@ register_binary(
     code="({0} / {1})",
     doc="x / y.",
 )
+def _check_exponent(y: Array) -> None:
+    """Whole numbers have no whole powers with a negative exponent."""
+    if y.dtype.kind == "i" and y.size and y.min() < 0:
+        raise ExecutionError(
+            "a whole number is raised to a negative power",
+            hint="convert the base to a floating dtype with cast",
+        )
+
+
+def _pow_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    _check_exponent(inputs[1])
+    np.power(*inputs, out=outputs[0])
+
+
+def _pow_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:
+    return None if dtypes[0].kind != "f" else lambda x, y: np.power(x, y, order="C")
+
+
+with_ufunc_call(lambda attrs: (np.power, (None, None)))(with_direct(_pow_direct)(_pow_kernel))
+
 register_binary(
     "pow",
     np.power,
     _pow_gradient,
-    dtypes=FLOATS,
+    kernel=_pow_kernel,
     neutral=1,
     code="pow({0}, {1})",
     doc="x to the power of y; no gradient flows to y where x < 0, and none at all at 0 ** 0.",
@@ -451,6 +472,7 @@ def _register_scalar(
     gradient: ScalarGradient,
     *,
     dtypes: Dtypes = NUMBERS,
+    infer: Infer | None = None,
     linear_if: LinearIf | None = None,
     **facts: Any,
 ) -> None:
@@ -460,7 +482,7 @@ def _register_scalar(
     name, plain = f"{kind}_scalar", op_def(kind)
     define_op(
         name,
-        infer=scalar_infer(name, dtypes),
+        infer=infer or scalar_infer(name, dtypes),
         rule=UNARY_RULE,
         attrs=SCALAR,
         kernel=kernel,
@@ -500,10 +522,23 @@ def _divides(inputs: Types, attrs: AttrMap) -> bool:
     return math.isfinite(held) and held != 0
 
 
+def _pow_scalar_infer(inputs: Types, attrs: AttrMap) -> Types:
+    expect_dtype("pow_scalar", inputs[0], NUMBERS)
+    check_scalar("pow_scalar", inputs[0], attrs)
+    if inputs[0].dtype.is_integer and attrs["scalar"] < 0 and not attrs["swapped"]:
+        raise AttributeValueError(
+            "a whole number is raised to a negative power",
+            got=attrs["scalar"],
+            hint="convert the base to a floating dtype with cast",
+        )
+    return (inputs[0],)
+
+
 def _pow_scalar_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     scalar = context.attrs["scalar"]
     if context.attrs["swapped"]:
+        _check_exponent(x)
         np.power(scalar, x, out=out)
     elif scalar == 2:
         np.multiply(x, x, out=out)
@@ -566,7 +601,7 @@ _register_scalar(
     "pow",
     _pow_scalar_kernel,
     _pow_scalar_gradient,
-    dtypes=FLOATS,
+    infer=_pow_scalar_infer,
     doc="x to the power of scalar, or scalar to the power of x where swapped; no gradient flows "
     "where the base is negative and x the exponent.",
 )

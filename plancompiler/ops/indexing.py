@@ -1,4 +1,5 @@
-"""Selecting and placing elements by index tensors: take, put, index_select, one_hot, bincount.
+"""Selecting and placing elements by index tensors: take, put, index_select, ravel_index, one_hot,
+bincount.
 
 With the indexed axis split, each device takes what it holds and leaves zeros elsewhere, so that the
 result is partial; in the other direction each device makes its own part. Indices count from 0; one
@@ -12,11 +13,14 @@ from math import prod
 import numpy as np
 
 from plancompiler.errors import ExecutionError, ShapeError
+from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ir.sbp import BROADCAST, PARTIAL_SUM, Partial, Reduction, Split
-from plancompiler.ops.attributes import Axis, Dtype, Int, Text
+from plancompiler.ops.attributes import Axis, Dtype, Int, Ints, Text
 from plancompiler.ops.check import (
+    INTEGERS,
     NUMBERS,
+    broadcast_shapes,
     expect_dtype,
     expect_shape,
 )
@@ -24,6 +28,7 @@ from plancompiler.ops.embedding import add_rows
 from plancompiler.ops.gradient import by_op, masked
 from plancompiler.ops.kernel import contiguous, copy_unless_shared, in_float32
 from plancompiler.ops.registry import (
+    AT_LEAST_ONE,
     Array,
     Arrays,
     AttrMap,
@@ -33,6 +38,7 @@ from plancompiler.ops.registry import (
     apply,
     apply_source,
     define_op,
+    stops,
 )
 from plancompiler.ops.rule import Signature
 
@@ -376,6 +382,53 @@ define_op(
     portable=False,
     doc="(indices [i], dy) -> zeros with `extent` elements along `axis` and those of dy added "
     "at the indices: the gradient of index_select.",
+)
+
+
+# --- ravel_index ----------------------------------------------------------------------------------
+
+
+def _ravel_infer(inputs: Types, attrs: AttrMap) -> Types:
+    extents = attrs["extents"]
+    if len(extents) != len(inputs):
+        raise ShapeError(
+            "ravel_index needs an extent for each of its inputs",
+            got=f"{len(inputs)} inputs and extents {extents}",
+        )
+    for tensor in inputs:
+        expect_dtype("ravel_index", tensor, INTEGERS)
+    shape = broadcast_shapes("ravel_index", [tensor.shape for tensor in inputs])
+    return (TensorType(shape, DType.INT64),)
+
+
+def _ravel_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
+    (out,) = outputs
+    out.fill(0)
+    for places, extent in zip(inputs, context.attrs["extents"], strict=True):
+        if places.size and not -extent <= int(places.min()) <= int(places.max()) < extent:
+            wrong = places[(places < -extent) | (places >= extent)]
+            raise ExecutionError(
+                "an index is outside its axis",
+                got=f"index {int(wrong.flat[0])}",
+                expected=f"{-extent} to {extent - 1}",
+            )
+        numbers = places.astype(np.int64)
+        np.multiply(out, extent, out=out)
+        np.add(out, numbers, out=out)
+        np.add(out, (numbers < 0) * np.int64(extent), out=out)
+
+
+define_op(
+    "ravel_index",
+    infer=_ravel_infer,
+    rule=lambda inputs, outputs, attrs: f"{', '.join(['...'] * len(inputs))} -> ...",
+    inputs=AT_LEAST_ONE,
+    attrs=(Ints("extents"),),
+    kernel=_ravel_kernel,
+    elementwise=True,
+    gradient=stops,
+    doc="The places in row-major order of elements of a tensor with these extents, from their "
+    "indices along each axis; negative ones count from the end, and one outside fails the run.",
 )
 
 

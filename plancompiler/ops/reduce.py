@@ -40,8 +40,12 @@ def reduced_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -
 
 
 def total_dtype(dtype: DType) -> DType:
-    """The dtype of sums and products of a dtype: int64 for whole numbers and bool, else its own."""
-    return dtype if dtype.is_floating else DType.INT64
+    """The dtype of sums and products: that of floating numbers stays; of whole numbers and bool it
+    is int64, and uint64 for those without a sign.
+    """
+    if dtype.is_floating:
+        return dtype
+    return DType.UINT64 if dtype.is_integer and not dtype.is_signed else DType.INT64
 
 
 def keeps_dtype(inputs: Types, attrs: AttrMap) -> bool:
@@ -142,7 +146,8 @@ define_op(
     linear=((0,),),
     linear_if=keeps_dtype,
     flops=1,
-    doc="The sum over axes, in the dtype of the input; of whole numbers and bool in int64.",
+    doc="The sum over axes, in the dtype of the input; of whole numbers "
+    "and bool in int64, of those without a sign in uint64.",
 )
 
 

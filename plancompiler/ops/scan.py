@@ -82,7 +82,8 @@ define_op(
     linear=((0,),),
     linear_if=keeps_dtype,
     doc="The sum of all elements up to each along an axis, from its end where `reverse`; in "
-    "the dtype of the input, of whole numbers and bool in int64.",
+    "the dtype of the input, of whole numbers and bool in int64, of "
+    "those without a sign in uint64.",
 )
 
 
@@ -152,7 +153,7 @@ define_op(
     kernel=in_float32(_cumprod_kernel),
     gradient=by_op("cumprod", "cumprod_grad"),
     doc="The product of all elements up to each along an axis, in the dtype of the input; of "
-    "whole numbers and bool in int64.",
+    "whole numbers and bool in int64, of those without a sign in uint64.",
 )
 define_op(
     "cumprod_grad",

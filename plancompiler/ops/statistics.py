@@ -80,7 +80,8 @@ define_op(
     reduction=Reduction.PROD,
     extra=keeps_partial(Reduction.PROD),
     flops=1,
-    doc="The product over axes, in the dtype of the input; of whole numbers and bool in int64.",
+    doc="The product over axes, in the dtype of the input; of whole numbers "
+    "and bool in int64, of those without a sign in uint64.",
 )
 
 
@@ -188,7 +189,8 @@ define_op(
     kernel=in_float32(_abs_sum_kernel),
     gradient=of_one(_abs_sum_gradient),
     flops=2,
-    doc="The sum of absolute values over axes, the 1-norm; of whole numbers in int64.",
+    doc="The sum of absolute values over axes, the 1-norm; of whole numbers in int64, of "
+    "those without a sign in uint64.",
 )
 
 

@@ -21,6 +21,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES = {
     "BOOL": DType.BOOL,
     "U8": DType.UINT8,
+    "U16": DType.UINT16,
+    "U32": DType.UINT32,
+    "U64": DType.UINT64,
     "I8": DType.INT8,
     "I16": DType.INT16,
     "I32": DType.INT32,

@@ -20,6 +20,9 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_FLOAT32: _ClassVar[DType]
     DTYPE_FLOAT64: _ClassVar[DType]
     DTYPE_BFLOAT16: _ClassVar[DType]
+    DTYPE_UINT16: _ClassVar[DType]
+    DTYPE_UINT32: _ClassVar[DType]
+    DTYPE_UINT64: _ClassVar[DType]
 
 class Reduction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -84,6 +87,9 @@ DTYPE_FLOAT16: DType
 DTYPE_FLOAT32: DType
 DTYPE_FLOAT64: DType
 DTYPE_BFLOAT16: DType
+DTYPE_UINT16: DType
+DTYPE_UINT32: DType
+DTYPE_UINT64: DType
 REDUCTION_NONE: Reduction
 REDUCTION_SUM: Reduction
 REDUCTION_MAX: Reduction

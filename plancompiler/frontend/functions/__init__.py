@@ -54,6 +54,9 @@ from plancompiler.frontend.functions import (
     reduction as _reduction,
 )
 from plancompiler.frontend.functions import (
+    searching as _searching,
+)
+from plancompiler.frontend.functions import (
     shape as _shape,
 )
 from plancompiler.frontend.functions import (
@@ -76,6 +79,7 @@ from plancompiler.frontend.functions.losses import *  # noqa: F403
 from plancompiler.frontend.functions.normalization import *  # noqa: F403
 from plancompiler.frontend.functions.random import *  # noqa: F403
 from plancompiler.frontend.functions.reduction import *  # noqa: F403
+from plancompiler.frontend.functions.searching import *  # noqa: F403
 from plancompiler.frontend.functions.shape import *  # noqa: F403
 from plancompiler.frontend.functions.training import *  # noqa: F403
 from plancompiler.ops.registry import op_table
@@ -97,6 +101,7 @@ __all__ += _losses.__all__
 __all__ += _normalization.__all__
 __all__ += _random.__all__
 __all__ += _reduction.__all__
+__all__ += _searching.__all__
 __all__ += _shape.__all__
 __all__ += _training.__all__
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from plancompiler.errors import TracingError
+from plancompiler.errors import DTypeError, TracingError
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
-from plancompiler.ops.registry import op_def
+from plancompiler.ir import AttrValue
+from plancompiler.ir.operators import Scalar, TensorOperators, in_one_dtype, is_scalar
+from plancompiler.ir.promotion import dtypes_may_mix, floating_dtype, result_dtype
+from plancompiler.ops.registry import apply_one, op_def
 
 Tensor = TypeVar("Tensor", bound=TensorOperators)
 Axes = int | Sequence[int] | None
@@ -30,6 +32,41 @@ class Binary(Protocol):
     def __call__(self, x: Any, y: Any, *, out: Any = None) -> Any: ...
 
 
+def _counts_as_floating(x: TensorOperators) -> bool:
+    return isinstance(x, TensorOperators) and not x.dtype.is_floating and dtypes_may_mix()
+
+
+_KEEP_WHOLE = frozenset({"ceil", "floor", "round", "trunc"})
+"""Functions whose results are whole numbers, which so stay as they are."""
+
+
+def _of_whole(kind: str, x: Tensor) -> Tensor:
+    """A function of floating numbers of whole numbers or truth values."""
+    if x.dtype.is_integer:
+        if kind in _KEEP_WHOLE:
+            return x.cast(x.dtype)
+        if kind == "signbit":
+            return x < 0
+        if kind in ("isinf", "isnan"):
+            return x.not_equal(x)
+        if kind == "isfinite":
+            return x.equal(x)
+    return x.cast(floating_dtype(x.dtype))._unary(kind)  # noqa: SLF001  # as above
+
+
+def joined(kind: str, tensors: Sequence[Tensor], first: int = 0, **attrs: AttrValue) -> Tensor:
+    """An op whose inputs from `first` on have one dtype, the least that holds the numbers of all
+    that are given.
+    """
+    try:
+        return tensors[0]._apply(kind, tuple(tensors), attrs)[0]  # noqa: SLF001  # as `apply_one`, and quicker
+    except DTypeError:
+        mixed = in_one_dtype(tensors[first:])
+        if all(new is old for new, old in zip(mixed, tensors[first:], strict=True)):
+            raise
+    return apply_one(kind, *tensors[:first], *mixed, **attrs)
+
+
 def _named(kind: str, function: Callable[..., Any]) -> Any:
     function.__name__ = function.__qualname__ = kind
     function.__doc__ = op_def(kind).doc
@@ -37,10 +74,17 @@ def _named(kind: str, function: Callable[..., Any]) -> Any:
 
 
 def unary(kind: str) -> Unary:
-    """The function of an op of one tensor."""
+    """The function of an op of one tensor. Where the op takes floating numbers only, whole numbers
+    and truth values count as such.
+    """
 
     def function(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-        return x._unary(kind)  # noqa: SLF001  # the methods' own way, and the quickest
+        try:
+            return x._unary(kind)  # noqa: SLF001  # the methods' own way, and the quickest
+        except DTypeError:
+            if not _counts_as_floating(x):
+                raise
+        return _of_whole(kind, x)
 
     named: Unary = _named(kind, function)
     return named
@@ -73,7 +117,13 @@ def binary(kind: str) -> Binary:
             x = y.beside(kind, plain_number(x))
         if not isinstance(x, TensorOperators) or not isinstance(y, TensorOperators):
             raise _wanted(kind, x, y)
-        return x._binary(kind, y)  # noqa: SLF001
+        try:
+            return x._binary(kind, y)  # noqa: SLF001
+        except DTypeError:
+            if not (_counts_as_floating(x) and _counts_as_floating(y)):
+                raise
+        dtype = floating_dtype(result_dtype(x.dtype, y.dtype))
+        return x.cast(dtype)._binary(kind, y.cast(dtype))  # noqa: SLF001
 
     named: Binary = _named(kind, function)
     return named

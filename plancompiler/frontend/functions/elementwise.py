@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plancompiler.errors import TracingError
-from plancompiler.frontend.functions.derived import Tensor, arithmetic, binary, plain_number, unary
+from plancompiler.errors import DTypeError, TracingError
+from plancompiler.frontend.functions.derived import (
+    Tensor,
+    arithmetic,
+    binary,
+    joined,
+    plain_number,
+    unary,
+)
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import DType
 from plancompiler.ir.operators import Scalar, TensorOperators, is_scalar
@@ -150,12 +157,20 @@ def where(
 ) -> Tensor:
     """x where the condition holds, else y; one of them may be a number. Shapes broadcast."""
     if isinstance(x, TensorOperators) and not isinstance(y, TensorOperators):
-        y = full_like(x, y, shape=())
+        y = _beside(x, y)
     elif isinstance(y, TensorOperators) and not isinstance(x, TensorOperators):
-        x = full_like(y, x, shape=())
+        x = _beside(y, x)
     if not isinstance(x, TensorOperators) or not isinstance(y, TensorOperators):
         raise TracingError("where needs a tensor for at least one of x and y")
-    return apply_one("where", condition, x, y)
+    return joined("where", (condition, x, y), first=1)
+
+
+def _beside(x: Tensor, number: Any) -> Tensor:
+    """A number as a tensor beside another one; where that cannot hold it, of a wider dtype."""
+    try:
+        return full_like(x, number, shape=())
+    except DTypeError:
+        return x.beside("where", plain_number(number))
 
 
 @takes_out

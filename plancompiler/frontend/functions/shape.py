@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Sequence
 
-from plancompiler.errors import AttributeValueError, UsageError
-from plancompiler.frontend.functions.derived import Axes, Tensor
+from plancompiler.errors import AttributeValueError, ShapeError, TracingError, UsageError
+from plancompiler.frontend.functions.derived import Axes, Tensor, joined
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir import Placement
-from plancompiler.ir.operators import SbpLike, Scalar, normalize_axes, whole_numbers
+from plancompiler.ir import DType, Placement
+from plancompiler.ir.operators import (
+    SbpLike,
+    Scalar,
+    TensorOperators,
+    normalize_axes,
+    whole_numbers,
+)
 from plancompiler.ir.shard import balanced_range
-from plancompiler.ops.registry import apply, apply_one
+from plancompiler.ops.check import broadcast_shapes
+from plancompiler.ops.registry import apply, apply_one, apply_source
 
 __all__ = [
+    "broadcast_arrays",
     "chunk",
     "concat",
     "diag",
     "diag_embed",
     "diagonal",
+    "diff",
     "expand",
     "flatten",
     "flip",
+    "matrix_transpose",
+    "meshgrid",
+    "moveaxis",
     "pad",
     "permute",
     "redistribute",
+    "repeat",
     "repeat_interleave",
     "reshape",
     "roll",
@@ -104,6 +118,72 @@ def expand(x: Tensor, shape: Sequence[int], *, out: Tensor | None = None) -> Ten
         x.shape[axis - lead] if extent == -1 else extent for axis, extent in enumerate(shape)
     )
     return apply_one("expand_to", x, shape=full)
+
+
+@takes_out
+def broadcast_arrays(
+    *tensors: Tensor, out: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, ...]:
+    """Tensors in the shape to which they broadcast together, as in NumPy."""
+    shape = broadcast_shapes("broadcast_arrays", [tensor.shape for tensor in tensors])
+    return tuple(expand(tensor, shape) for tensor in tensors)
+
+
+@takes_out
+def moveaxis(
+    x: Tensor,
+    source: int | Sequence[int],
+    destination: int | Sequence[int],
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Axes moved to other positions; the rest keep their order."""
+    given = whole_numbers("axes", source), whole_numbers("axes", destination)
+    for each in given:
+        normalize_axes(each, x.ndim)
+    old, new = ([axis % x.ndim for axis in each] for each in given)
+    if len(old) != len(new):
+        raise AttributeValueError(
+            "moveaxis needs a position for each axis", got=f"{source} to {destination}"
+        )
+    order = [axis for axis in range(x.ndim) if axis not in old]
+    for position, axis in sorted(zip(new, old, strict=True)):
+        order.insert(position, axis)
+    return x.transpose(order)
+
+
+@takes_out
+def matrix_transpose(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Each matrix [..., m, n] transposed: [..., n, m]."""
+    if x.ndim < 2:
+        raise ShapeError("a matrix has two axes", got=x.shape, expected="[..., m, n]")
+    return moveaxis(x, -1, -2)
+
+
+@takes_out
+def meshgrid(
+    *vectors: Tensor, indexing: str = "xy", out: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, ...]:
+    """Coordinates of a grid from those along each axis: a tensor of the grid's shape for each
+    vector. With `indexing` "ij" the first vector runs along the first axis, with "xy" along the
+    second, as in NumPy.
+    """
+    if indexing not in ("xy", "ij"):
+        raise AttributeValueError(
+            "meshgrid was given another indexing", got=indexing, expected="'xy' or 'ij'"
+        )
+    for vector in vectors:
+        if vector.ndim > 1:
+            raise ShapeError("meshgrid takes vectors", got=vector.shape, expected="[n]")
+    count = len(vectors)
+    axes = list(range(count))
+    if indexing == "xy" and count > 1:
+        axes[:2] = [1, 0]
+    wide = [
+        vector.reshape([-1 if each == axis else 1 for each in range(count)])
+        for vector, axis in zip(vectors, axes, strict=True)
+    ]
+    return broadcast_arrays(*wide) if wide else ()
 
 
 # --- joining and cutting --------------------------------------------------------------------------
@@ -213,6 +293,33 @@ def roll(
 
 
 @takes_out
+def diff(
+    x: Tensor,
+    n: int = 1,
+    axis: int = -1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The differences of neighbours along an axis, `n` times over; of truth values whether they
+    differ. `prepend` and `append` are joined to x first.
+    """
+    if n < 0:
+        raise AttributeValueError("diff is taken 0 times or more", got=n)
+    at = _axis(x, axis)
+    parts = [each for each in (prepend, x, append) if each is not None]
+    joint = x if len(parts) == 1 else concat(parts, at)
+    for _ in range(n):
+        extent = joint.shape[at]
+        lead = (builtins.slice(None),) * at
+        later = joint[(*lead, builtins.slice(1, None))]
+        earlier = joint[(*lead, builtins.slice(None, max(extent - 1, 0)))]
+        joint = later.not_equal(earlier) if joint.dtype is DType.BOOL else later - earlier
+    return joint
+
+
+@takes_out
 def tile(x: Tensor, repeats: Sequence[int], *, out: Tensor | None = None) -> Tensor:
     """The whole tensor repeated along each axis; the shorter of both gets leading ones."""
     if len(repeats) > x.ndim:
@@ -227,6 +334,57 @@ def repeat_interleave(x: Tensor, repeats: int, axis: int, *, out: Tensor | None 
     lead, rest = x.shape[: at + 1], x.shape[at + 1 :]
     wide = expand(x.reshape((*lead, 1, *rest)), (*lead, repeats, *rest))
     return wide.reshape((*lead[:-1], lead[-1] * repeats, *rest))
+
+
+@takes_out
+def repeat(
+    x: Tensor,
+    repeats: int | Sequence[int] | Tensor,
+    axis: int | None = None,
+    total: int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Each element of an axis several times in a row; without an axis of x as a vector.
+
+    `repeats` is one number, or one for each element: a list, or a tensor. Of a tensor the sum must
+    be known: eager tensors find out, which is a collective; in jobs and compiled functions `total`
+    says it, and more or fewer fail the run or repeat the last element.
+    """
+    if axis is None:
+        return repeat(x.reshape((-1,)), repeats, 0, total)
+    at = _axis(x, axis)
+    if isinstance(repeats, TensorOperators):
+        ends = apply_one("cumsum", repeats.reshape((-1,)), axis=0).cast(DType.INT64)
+        count = total
+        if count is None:
+            try:
+                count = int(repeats.sum())
+            except TracingError as error:
+                raise TracingError(
+                    "how often a tensor's elements are repeated is known only when the program runs",
+                    got=error.report.got,
+                    hint="pc.repeat(x, repeats, axis, total=n) has a shape that is known",
+                ) from error
+        if ends.shape != (1,):
+            places = apply_source(x, "arange", start=0, step=1, count=count, dtype="int64")
+            sources = apply_one("searchsorted", ends, places, side="right")
+            return apply_one("index_select", x, sources, axis=at)
+        repeats = count // max(1, x.shape[at]) if total is not None else int(repeats)
+    numbers = whole_numbers("repeats", repeats)
+    if len(numbers) == 1:
+        return repeat_interleave(x, numbers[0], at)
+    if len(numbers) != x.shape[at] or min(numbers, default=0) < 0:
+        raise AttributeValueError(
+            "repeat needs a number for each element of its axis",
+            got=numbers,
+            expected=f"{x.shape[at]} numbers of at least 0",
+        )
+    pieces = [
+        repeat_interleave(piece, number, at)
+        for piece, number in zip(split(x, 1, at), numbers, strict=True)
+    ]
+    return concat(pieces, at)
 
 
 @takes_out
@@ -304,7 +462,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0, *, out: Tensor | None = Non
         raise UsageError(
             "concat needs at least one tensor", got="none", expected="a sequence of tensors"
         )
-    return apply_one("concat", *tensors, axis=normalize_axes(axis, tensors[0].ndim)[0])
+    return joined("concat", tensors, axis=normalize_axes(axis, tensors[0].ndim)[0])
 
 
 @takes_out

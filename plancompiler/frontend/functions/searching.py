@@ -1,0 +1,177 @@
+"""Searching and selecting: places that are not zero, masks, sorted numbers, distinct elements.
+
+How many elements a mask selects is known only when the program runs. Eager tensors find out, which
+is a collective; in jobs and compiled functions `size` says it, and results have that many elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from plancompiler.errors import TracingError
+from plancompiler.frontend.functions.derived import Tensor
+from plancompiler.frontend.functions.shape import expand, stack
+from plancompiler.frontend.out import takes_out
+from plancompiler.ir import DType
+from plancompiler.ir.indexing import fixed_places, held_by, places_of_true, replaced
+from plancompiler.ir.operators import Scalar, in_one_dtype, normalize_axes
+from plancompiler.ops.registry import apply, apply_one
+
+__all__ = [
+    "argwhere",
+    "index_put",
+    "isin",
+    "masked_select",
+    "nonzero",
+    "searchsorted",
+    "take",
+    "unique",
+]
+
+
+@takes_out
+def nonzero(
+    x: Tensor,
+    size: int | None = None,
+    fill: int = 0,
+    *,
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, ...]:
+    """Places of the elements that are not zero (or True) in row-major order: for each axis int64
+    [count].
+
+    With `size` there are that many: the first ones, and `fill` where there are fewer. Without it a
+    TracingError in jobs and compiled functions.
+    """
+    places: tuple[Tensor, ...]
+    places = places_of_true(x) if size is None else fixed_places(x, size, fill)
+    return places
+
+
+@takes_out
+def argwhere(
+    x: Tensor, size: int | None = None, fill: int = 0, *, out: Tensor | None = None
+) -> Tensor:
+    """`nonzero` as one tensor [count, axes]."""
+    return stack(nonzero(x, size, fill), 1)
+
+
+@takes_out
+def masked_select(
+    x: Tensor, mask: Tensor, size: int | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """The elements of x where the mask is True, in row-major order: [count]; both broadcast.
+
+    With `size` there are that many: where the mask has fewer, the first element of x fills the
+    rest. Without it a TracingError in jobs and compiled functions.
+    """
+    shape = _broadcast(x.shape, mask.shape)
+    places = nonzero(expand(mask, shape), size)
+    return expand(x, shape)[places]
+
+
+def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    longest = max(len(one), len(other))
+    pairs = zip(
+        (1,) * (longest - len(one)) + one, (1,) * (longest - len(other)) + other, strict=True
+    )
+    return tuple(right if left == 1 else left for left, right in pairs)
+
+
+@takes_out
+def index_put(
+    x: Tensor, index: Any, value: Tensor | Scalar, *, out: Tensor | None = None
+) -> Tensor:
+    """What x becomes by `x[index] = value`, as a new tensor: jobs have no other way.
+
+    The index is any that `x[index]` takes. Of equal places the last one wins, and only its value
+    gets a gradient. IndexingError for an index that does not fit; AttributeValueError for a value
+    that the dtype of x cannot hold.
+    """
+    changed: Tensor = replaced(x, index, held_by(x, value))
+    return changed
+
+
+@takes_out
+def take(x: Tensor, indices: Tensor, axis: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The elements of an axis at indices of any shape, which takes the place of the axis; negative
+    indices count from the end.
+    """
+    at = normalize_axes(axis, x.ndim)[0]
+    places = apply_one("ravel_index", indices, extents=(x.shape[at],))
+    chosen = apply_one("index_select", x, places.reshape((-1,)), axis=at)
+    return chosen.reshape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
+
+
+@takes_out
+def searchsorted(
+    sorted: Tensor,
+    values: Tensor,
+    side: str = "left",
+    sorter: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """For each value the place at which it would be put into a sorted vector [n], as int64: in
+    front of equal ones (`side="left"`) or behind them ("right").
+
+    `sorter` are the places of the vector's elements in order, where it is not sorted itself.
+    """
+    row, wanted = in_one_dtype((sorted if sorter is None else take(sorted, sorter), values))
+    return apply_one("searchsorted", row, wanted, side=side)
+
+
+@takes_out
+def isin(
+    x: Tensor, elements: Tensor, invert: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """Whether each element of x is one of `elements`, or none of them where `invert`."""
+    member = apply_one("isin", *in_one_dtype((x, elements)))
+    return apply_one("logical_not", member) if invert else member
+
+
+class Distinct(NamedTuple):
+    """What `unique` gives."""
+
+    values: Any
+    """The distinct elements in order [count]."""
+    first: Any
+    """The place of the first of each in row-major order: int64 [count]."""
+    inverse: Any
+    """For each element the place of its value: int64, in the shape of x."""
+    counts: Any
+    """How often each value occurs: int64 [count]."""
+
+
+@takes_out
+def unique(
+    x: Tensor, size: int | None = None, *, out: Sequence[Tensor | None] | None = None
+) -> Distinct:
+    """The distinct elements of a tensor, of which each NaN is one of its own.
+
+    With `size` there are that many values: where x has fewer, the last one is repeated with a count
+    of 0; more fail the run. Without it a TracingError in jobs and compiled functions.
+    """
+    truths = x.dtype is DType.BOOL
+    whole = x.cast(DType.UINT8) if truths else x
+    room = max(1, _count(x)) if size is None else size
+    values, first, inverse, counts, number = apply("unique", whole, size=room)
+    if size is None:
+        try:
+            count = int(number)
+        except TracingError as error:
+            raise TracingError(
+                "how many distinct elements a tensor has is known only when the program runs",
+                got=error.report.got,
+                hint="pc.unique(x, size=n) has shapes that are known",
+            ) from error
+        values, first, counts = (each[:count] for each in (values, first, counts))
+    return Distinct(values.cast(DType.BOOL) if truths else values, first, inverse, counts)
+
+
+def _count(x: Tensor) -> int:
+    count = 1
+    for extent in x.shape:
+        count *= extent
+    return count
