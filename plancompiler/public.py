@@ -44,6 +44,7 @@ from plancompiler.frontend.trace import (
     zeros,
 )
 from plancompiler.ir import DType, Job, NdSbp, Placement, Sbp, TensorType, Value
+from plancompiler.ir.promotion import strict_dtypes
 from plancompiler.ops.custom import CustomOp, op
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ __all__ = [
     "read_plans",
     "run",
     "stage",
+    "strict_dtypes",
     "tensor",
     "torch_rule",
     "using_generator",

@@ -382,8 +382,8 @@ def wire_dtype(dtype: DType, how: Reduction) -> np.dtype[np.generic]:
     """The dtype in which NCCL reduces.
 
     Halves stay as they are, as they would be twice the bytes in float32. bool, which NCCL does not
-    know, goes as whole numbers 0 and 1 (a sum is "or"), those of 16 bits as int32; averages of whole numbers
-    have 64 bits, as on the CPU.
+    know, goes as whole numbers 0 and 1 (a sum is "or"), those of 16 bits as int32; averages of
+    whole numbers have 64 bits, as on the CPU.
     """
     if dtype is DType.BOOL:
         return np.dtype(np.int32)

@@ -202,7 +202,7 @@ __all__ = [  # noqa: PLE0604  # the rest are texts, too
 
 
 def namespace_of(version: str | None = None) -> ModuleType:
-    """This module, which is what `x.__array_namespace__()` gives; UsageError for another version."""
+    """This module, which `x.__array_namespace__()` gives; UsageError for another version."""
     if version is not None and version not in VERSIONS:
         raise UsageError(
             "this is no version of the array API", got=repr(version), expected=", ".join(VERSIONS)

@@ -133,9 +133,7 @@ def _filled(number: int) -> Callable[..., Any]:
 
 
 def _filled_like(number: int) -> Callable[..., Any]:
-    def function(
-        x: Any, /, *, dtype: DType | None = None, device: Placement | None = None
-    ) -> Any:
+    def function(x: Any, /, *, dtype: DType | None = None, device: Placement | None = None) -> Any:
         return full_like(x, number, dtype=dtype, device=device)
 
     return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ STANDARD = (
 """The dtypes of the standard that exist here: all but the complex ones."""
 DEFAULT_FLOAT, DEFAULT_INT = float32, int64
 
-_KINDS = {
+_KINDS: dict[str, Callable[[DType], Any]] = {
     "bool": lambda dtype: dtype is bool,
     "signed integer": lambda dtype: dtype.is_integer and dtype.is_signed,
     "unsigned integer": lambda dtype: dtype.is_integer and not dtype.is_signed,

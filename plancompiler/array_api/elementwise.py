@@ -130,11 +130,8 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     return +x if bounded is x else bounded
 
 
-globals().update(
-    {name: _of_one(name, getattr(functions, own)) for name, own in _OF_ONE.items() if hasattr(functions, own)},
-)
-globals().update(
-    {name: _of_two(name, getattr(functions, own)) for name, own in _OF_TWO.items() if hasattr(functions, own)},
-)
+globals().update({name: _of_one(name, getattr(functions, own)) for name, own in _OF_ONE.items()})
+globals().update({name: _of_two(name, getattr(functions, own)) for name, own in _OF_TWO.items()})
 
-__all__ = sorted([*(n for n in [*_OF_ONE, *_OF_TWO] if n in globals()), "clip", "conj", "imag", "positive", "real"])
+__all__ = ["clip", "conj", "imag", "positive", "real"]
+__all__ += [*_OF_ONE, *_OF_TWO]  # noqa: PLE0604  # the names of the tables

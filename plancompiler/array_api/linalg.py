@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from plancompiler.frontend import functions
@@ -11,6 +11,11 @@ from plancompiler.ir import DType
 from plancompiler.ir.operators import in_one_dtype
 
 Axes = int | Sequence[Sequence[int]]
+
+
+def _product(function: Callable[..., Any], x1: Any, x2: Any, *how: Any) -> Any:
+    """A product of two tensors in the dtype that both have together."""
+    return function(*in_one_dtype((x1, x2)), *how)
 
 
 def matmul(x1: Any, x2: Any, /) -> Any:
@@ -25,7 +30,7 @@ def matrix_transpose(x: Any, /) -> Any:
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Axes = 2) -> Any:
     """Sums of products over pairs of axes."""
-    return functions.tensordot(*in_one_dtype((x1, x2)), axes)
+    return _product(functions.tensordot, x1, x2, axes)
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
@@ -35,7 +40,7 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
 
 def outer(x1: Any, x2: Any, /) -> Any:
     """All products of two vectors."""
-    return functions.outer(*in_one_dtype((x1, x2)))
+    return _product(functions.outer, x1, x2)
 
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:

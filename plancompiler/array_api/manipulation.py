@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plancompiler.array_api.placement import placement_of
+from plancompiler.errors import ShapeError
 from plancompiler.frontend import functions
 from plancompiler.ir import DType, Placement
 from plancompiler.ops import check
@@ -13,9 +14,7 @@ from plancompiler.ops import check
 Axis = int | Sequence[int]
 
 
-def astype(
-    x: Any, dtype: DType, /, *, copy: bool = True, device: Placement | None = None
-) -> Any:
+def astype(x: Any, dtype: DType, /, *, copy: bool = True, device: Placement | None = None) -> Any:
     """The same values as another dtype; the tensor itself where nothing changes and `copy` is
     False.
     """
@@ -30,8 +29,13 @@ def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape to which shapes broadcast together. ShapeError where they do not."""
-    return check.broadcast_shapes("broadcast_shapes", shapes) if shapes else ()
+    """The shape to which shapes broadcast together. ValueError, as the standard says, where they do
+    not.
+    """
+    try:
+        return check.broadcast_shapes("broadcast_shapes", shapes) if shapes else ()
+    except ShapeError as error:
+        raise ValueError(str(error)) from error
 
 
 def broadcast_to(x: Any, /, shape: Sequence[int]) -> Any:
@@ -107,7 +111,11 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     """The elements of an axis at indices of any shape; a vector needs no axis."""
-    return functions.take(x, indices, 0 if axis is None and x.ndim == 1 else axis)
+    if axis is None:
+        if x.ndim != 1:
+            raise ValueError("take from a tensor of several axes needs an axis")
+        axis = 0
+    return functions.take(x, indices, axis)
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:

@@ -96,9 +96,7 @@ def nonzero(x: Any, /) -> tuple[Any, ...]:
     return functions.nonzero(x)
 
 
-def searchsorted(
-    x1: Any, x2: Any, /, *, side: str = "left", sorter: Any | None = None
-) -> Any:
+def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any | None = None) -> Any:
     """For each value of x2 the place at which it would be put into the sorted vector x1."""
     return functions.searchsorted(x1, _beside(x2, x1), side, sorter)
 

@@ -14,7 +14,6 @@ from plancompiler.ir.operators import Scalar
 from plancompiler.ir.source import user_line
 from plancompiler.ops.registry import Array
 
-
 _CPU = (1, 0)
 """What DLPack calls the CPU: kDLCPU and the number of the device."""
 
@@ -27,6 +26,10 @@ class HostValue(SpecTensor):
     @abstractmethod
     def numpy(self) -> Array:
         """The whole value."""
+
+    @abstractmethod
+    def whole_local(self) -> Array:
+        """The whole value in the tensor's own memory; BufferError where it is not there."""
 
     def item(self) -> Scalar:
         """The value of a tensor of one element as a Python number: a collective."""
@@ -101,12 +104,15 @@ class HostValue(SpecTensor):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """The whole value for another library of arrays, always as a copy: a collective."""
-        if copy is False:
-            raise ValueError("a DistTensor is exported as a copy")
+        """The whole value for another library of arrays: a collective.
+
+        It is a copy, unless `copy` is False. BufferError where the memory of the CPU is not what is
+        wanted, and where what must not be copied does not lie there as a whole on this rank.
+        """
         if stream is not None or dl_device not in (None, _CPU):
             raise BufferError("a DistTensor is exported to the memory of the CPU")
-        return self.numpy().copy().__dlpack__(max_version=max_version)
+        array = self.numpy().copy() if copy is not False else self.whole_local()
+        return array.__dlpack__(max_version=max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU, to whose memory it is exported."""

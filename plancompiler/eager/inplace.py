@@ -107,7 +107,11 @@ def assign(tensor: DistTensor, index: Any, value: Any) -> None:
     elif isinstance(index, DistTensor) and index.dtype is DType.BOOL:
         held = held_by(tensor, value)
         if masked_value(tensor, index, held) is not None:
-            change(tensor, lambda before: masked_value(before, index, held), "x[mask] = value")
+
+            def masked(before: DistTensor) -> Any:
+                return masked_value(before, index, held)
+
+            change(tensor, masked, "x[mask] = value")
             return
     parsed = parse_index(tensor, index)
     if parsed.selected or parsed.turned:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from plancompiler.eager.inplace_forms import InPlaceForms, check_tensor
 from plancompiler.eager.spec import AttrMap, Change, PreparedOp, TensorSpec, attrs_key
 from plancompiler.eager.symbol import Symbol
 from plancompiler.errors import GradientError, PlacementError, UsageError
+from plancompiler.executor.space import HOST
 from plancompiler.ir import AttrValue, NdSbp, Placement, SourceLine
 from plancompiler.ir.operators import (
     TENSORS_ONLY,
@@ -141,6 +142,7 @@ _INTERNAL = frozenset(
         "source",
         "spec",
         "view_of",
+        "whole_local",
         "written",
     }
 )
@@ -240,6 +242,15 @@ class DistTensor(InPlaceForms, HostValue):
             )
         whole = spec.world.whole(spec)
         return spec.space.get(self.part(whole))
+
+    def whole_local(self) -> Array:
+        """See `HostValue.whole_local`."""
+        spec = self.spec
+        spec.world.mode.check_numbers()
+        if not spec.inside or spec.space is not HOST or spec is not spec.world.whole(spec):
+            raise BufferError(f"{spec} does not lie as a whole in the memory of this rank's CPU")
+        self.own()
+        return self.local
 
     def __copy__(self) -> DistTensor:
         """The same tensor once more: one memory, one place on the tape."""

@@ -49,15 +49,13 @@ class Index:
 
     def is_whole(self, shape: Sequence[int]) -> bool:
         """Whether the box is all of a tensor of this shape."""
-        return all(
-            bounds == (0, extent, 1) for bounds, extent in zip(self.box, shape, strict=True)
-        )
+        return all(bounds == (0, extent, 1) for bounds, extent in zip(self.box, shape, strict=True))
 
 
 def parse_index(tensor: Tensor, index: Any) -> Index:
     """An index as box, shape and selecting tensors. IndexingError where it does not fit."""
-    entries = [_listed(tensor, entry) for entry in (index if isinstance(index, tuple) else (index,))]
-    entries = _without_dots(tensor.shape, entries)
+    given = index if isinstance(index, tuple) else (index,)
+    entries = _without_dots(tensor.shape, [_listed(tensor, entry) for entry in given])
     box: list[tuple[int, int, int]] = []
     turned: list[int] = []
     shape: list[int] = []
@@ -145,8 +143,8 @@ def _listed(tensor: Tensor, entry: Any) -> Any:
 
 def _no_index(entry: Any) -> IndexingError:
     return IndexingError(
-        "an index is not a whole number, a slice, `...`, None, or a list or tensor of whole numbers "
-        "or truth values",
+        "an index is not a whole number, a slice, `...`, None, or a list or tensor of whole "
+        "numbers or truth values",
         got=type(entry).__name__ if not _is_tensor(entry) else str(entry.dtype),
     )
 
@@ -155,9 +153,7 @@ def _without_dots(shape: Sequence[int], entries: list[Any]) -> list[Any]:
     """Entries for every axis: `...` and what is missing at the end stand for whole axes."""
     # Not `in`: a tensor would be compared element by element.
     dots = [at for at, entry in enumerate(entries) if entry is Ellipsis]
-    taken = sum(
-        _axes_of(entry) for entry in entries if entry is not Ellipsis and entry is not None
-    )
+    taken = sum(_axes_of(entry) for entry in entries if entry is not Ellipsis and entry is not None)
     if len(dots) > 1 or taken > len(shape):
         raise IndexingError(
             "an index has too many entries",

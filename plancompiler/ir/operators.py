@@ -15,6 +15,8 @@ from typing import Any, Protocol, Self, TypeVar, cast
 from plancompiler.errors import (
     AttributeValueError,
     DTypeError,
+    IndexingError,
+    PlanCompilerError,
     ShapeError,
     TracingError,
     UsageError,
@@ -357,7 +359,11 @@ class TensorOperators:
         """Elements by whole numbers (which drop their axis), slices with any step, `...`, None
         (a new axis), and lists or tensors of whole numbers or truth values, as in NumPy.
         """
-        part: Self = taken(self, index)
+        try:
+            part: Self = taken(self, index)
+        except PlanCompilerError as error:
+            error.at(op="x[index]", source=user_line())
+            raise
         return part
 
     def __iter__(self) -> Iterator[Self]:
@@ -370,7 +376,8 @@ class TensorOperators:
 
     def __contains__(self, value: Any) -> bool:
         """Whether any element equals a value."""
-        return bool(self.equal(value)._unary("any", axes=tuple(range(self.ndim)), keepdims=False))
+        equal = self.equal(value)
+        return bool(equal._unary("any", axes=tuple(range(self.ndim)), keepdims=False))  # noqa: SLF001  # of this class
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """TracingError: only eager tensors have memory in which elements could change."""
@@ -390,21 +397,22 @@ class TensorOperators:
         return self._unary("sum", axes=self._axes(axis), keepdims=keepdims)
 
     def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
-        """The mean over axes; of whole numbers in float64, of truth values in float32."""
+        """The mean over axes; of whole numbers in float64, of truth values in float32. That of no
+        elements is NaN.
+        """
         if self.dtype is DType.BOOL:
             return self.cast(DType.FLOAT32).mean(axis, keepdims)
         axes = self._axes(axis)
         count = 1
         for each in axes:
             count *= self.shape[each]
-        if not count:
-            raise ShapeError("the mean of no elements is not a number", got=f"shape {self.shape}")
         dtype = self.dtype
+        share = 1.0 / count if count else math.nan
         wide = dtype.accumulator if dtype.is_floating else DType.FLOAT64
         if wide is dtype:
-            return self.sum(axes, keepdims) * (1.0 / count)
+            return self.sum(axes, keepdims) * share
         # The sum may leave the range of 16 bits where the mean does not.
-        mean = self.cast(wide).sum(axes, keepdims) * (1.0 / count)
+        mean = self.cast(wide).sum(axes, keepdims) * share
         return mean.cast(dtype) if dtype.is_floating else mean
 
     def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
@@ -537,7 +545,7 @@ def normalize_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     axes = whole_numbers("axes", axis)
     normalized = sorted({each + ndim if each < 0 else each for each in axes})
     if len(normalized) != len(axes) or any(not 0 <= each < ndim for each in normalized):
-        raise AttributeValueError(
+        raise IndexingError(
             "axes must be distinct and within the tensor",
             got=axes,
             expected=f"axes from {-ndim} to {ndim - 1}",

@@ -20,7 +20,6 @@ from plancompiler.ops.attributes import Bool, Dtype, Number
 from plancompiler.ops.check import (
     FLOATS,
     NUMBERS,
-    SIGNED,
     broadcast_shapes,
     check_float,
     expect_dtype,
@@ -131,11 +130,11 @@ register_unary(
     "neg",
     np.negative,
     lambda x, y, dy: -dy,
-    dtypes=SIGNED,
+    dtypes=NUMBERS,
     linear=((0,),),
     precision="following",
     code="-{0}",
-    doc="-x",
+    doc="-x; of numbers without a sign, what is left modulo 2 ** bits.",
 )
 register_unary(
     "abs",
@@ -337,6 +336,8 @@ register_binary(
     code="({0} / {1})",
     doc="x / y.",
 )
+
+
 def _check_exponent(y: Array) -> None:
     """Whole numbers have no whole powers with a negative exponent."""
     if y.dtype.kind == "i" and y.size and y.min() < 0:
@@ -348,7 +349,7 @@ def _check_exponent(y: Array) -> None:
 
 def _pow_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     _check_exponent(inputs[1])
-    np.power(*inputs, out=outputs[0])
+    np.power(inputs[0], inputs[1], out=outputs[0])
 
 
 def _pow_direct(context: KernelContext, dtypes: Sequence[np.dtype[Any]]) -> Direct | None:

@@ -38,7 +38,6 @@ from plancompiler.ops.registry import (
     apply,
     apply_source,
     define_op,
-    stops,
 )
 from plancompiler.ops.rule import Signature
 
@@ -426,7 +425,6 @@ define_op(
     attrs=(Ints("extents"),),
     kernel=_ravel_kernel,
     elementwise=True,
-    gradient=stops,
     doc="The places in row-major order of elements of a tensor with these extents, from their "
     "indices along each axis; negative ones count from the end, and one outside fails the run.",
 )

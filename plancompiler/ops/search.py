@@ -10,11 +10,11 @@ import math
 
 import numpy as np
 
-from plancompiler.errors import ExecutionError
+from plancompiler.errors import ExecutionError, ShapeError
 from plancompiler.ir.dtype import DType
 from plancompiler.ir.op import TensorType
 from plancompiler.ops.attributes import Int, Text
-from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op, stops
+from plancompiler.ops.registry import Arrays, AttrMap, KernelContext, Types, define_op
 from plancompiler.ops.rule import operand_line
 
 
@@ -27,16 +27,19 @@ def _whole(ndim: int) -> str:
 
 
 def _nonzero_infer(inputs: Types, attrs: AttrMap) -> Types:
+    if not inputs[0].shape:
+        raise ShapeError(
+            "a scalar has no axes along which it has places", got="shape ()", hint="ask x != 0"
+        )
     return (TensorType((len(inputs[0].shape), attrs["size"]), DType.INT64),)
 
 
 def _nonzero_kernel(context: KernelContext, inputs: Arrays, outputs: Arrays) -> None:
     (x,), (out,) = inputs, outputs
     out.fill(context.attrs["fill"])
-    if x.ndim:
-        for row, places in zip(out, np.nonzero(x), strict=True):
-            count = min(len(row), len(places))
-            row[:count] = places[:count]
+    for row, places in zip(out, np.nonzero(x), strict=True):
+        count = min(len(row), len(places))
+        row[:count] = places[:count]
 
 
 define_op(
@@ -46,7 +49,6 @@ define_op(
     rule=lambda inputs, outputs, attrs: f"{_whole(len(inputs[0].shape))} -> [axes] [places]",
     attrs=(Int("size", least=0), Int("fill", 0)),
     kernel=_nonzero_kernel,
-    gradient=stops,
     flops=1,
     portable=False,
     doc="The places of the first `size` elements that are not zero (or True) in row-major order, "
@@ -68,7 +70,6 @@ define_op(
     rule="[n], ... -> ...",
     attrs=(Text("side", "left", among=("left", "right")),),
     kernel=_search_kernel,
-    gradient=stops,
     flops=lambda inputs, outputs, attrs: (
         math.prod(inputs[1].shape) * max(1, inputs[0].shape[0].bit_length())
     ),
@@ -94,7 +95,6 @@ define_op(
     infer="x X ..., elements X -> y bool ...",
     rule=_isin_rule,
     kernel=_isin_kernel,
-    gradient=stops,
     portable=False,
     doc="Whether each element of the first tensor is one of the second; NaN is none.",
 )
@@ -151,7 +151,6 @@ define_op(
     rule=_unique_rule,
     attrs=(Int("size", least=0),),
     kernel=_unique_kernel,
-    gradient=stops,
     flops=lambda inputs, outputs, attrs: (
         math.prod(inputs[0].shape) * max(1, math.prod(inputs[0].shape).bit_length())
     ),

@@ -267,12 +267,12 @@ def _degrees(kind: str, shape: tuple[int, ...], attrs: AttrMap) -> float:
     """The number of reduced elements less the correction."""
     count: int = math.prod(shape[axis] for axis in attrs["axes"])
     correction: float = attrs["correction"]
-    if correction >= count:
+    if count and correction >= count:
         raise AttributeValueError(
             f"{kind} needs more elements than its correction",
             got=f"correction {correction:g} for {count} elements",
         )
-    return count - correction
+    return count - correction if count else math.nan
 
 
 def _spread(context: KernelContext, x: Array, out: Array) -> None:
@@ -280,6 +280,9 @@ def _spread(context: KernelContext, x: Array, out: Array) -> None:
     axes, keepdims = _axes(context, x)
     shape = context.input_shapes[0]
     count = math.prod(shape[axis] for axis in axes)
+    if not count:
+        out.fill(np.nan)
+        return
     mean = np.add.reduce(x, axis=axes, keepdims=True) / count
     work = context.arrays.empty(x.shape, x.dtype)  # of 0-d arrays NumPy would make numbers
     np.subtract(x, mean, out=work)
@@ -292,7 +295,7 @@ def _register_spread(
     kind: str, finish: Callable[..., Any] | None, slope: Callable[[Any, Any], Any], doc: str
 ) -> None:
     """`slope(y, dy)` is the gradient of the variance."""
-    check = reduction_infer(kind, empty=False, dtypes=FLOATS)
+    check = reduction_infer(kind, empty=True, dtypes=FLOATS)
 
     def infer(inputs: Types, attrs: AttrMap) -> Types:
         outputs = check(inputs, attrs)
@@ -326,7 +329,8 @@ _register_spread(
     "var",
     None,
     lambda y, dy: dy,
-    "The variance over axes, which stay whole; it divides by the number less `correction`.",
+    "The variance over axes, which stay whole; it divides by the number less `correction`. "
+    "That of no elements is NaN.",
 )
 _register_spread(
     "std",

@@ -8,10 +8,10 @@ import plancompiler as pc
 from plancompiler import public
 from plancompiler.eager.materialized_view import MaterializedView
 
-SHARED = """T argmax cast dtype equal exp gelu log log_softmax max mean min ndim not_equal placement
-redistribute relu reshape shape sigmoid softmax sqrt sum tanh transpose"""
-EAGER = """backward base copy_ detach fill_ from_local grad is_leaf is_view item local_shape numpy
-register_hook requires_grad sbp to_local zero_"""
+SHARED = """T argmax cast dtype equal exp gelu log log_softmax mT max mean min ndim nonzero
+not_equal placement redistribute relu reshape shape sigmoid size softmax sqrt sum tanh transpose"""
+EAGER = """backward base copy_ detach device fill_ from_local grad is_leaf is_view item local_shape
+numpy register_hook requires_grad sbp to_device to_local tolist zero_"""
 
 
 def names(*lists: str) -> set[str]:

@@ -364,7 +364,8 @@ def test_equal_numbers_of_other_kinds_are_not_confused():
     assert np.signbit((x * -0.0).numpy()).tolist() == [True, False]
     whole = pc.tensor([1, 2], ALONE)
     assert (whole + 1).dtype is pc.DType.INT64
-    with pytest.raises(pc.PlanCompilerError):
+    assert (whole + 1.0).dtype is pc.DType.FLOAT64
+    with pc.strict_dtypes(), pytest.raises(pc.DTypeError):
         whole + 1.0
 
 

@@ -18,6 +18,7 @@ from tests.ops import (
     samples_linalg,
     samples_microbatch,
     samples_routing,
+    samples_search,
     samples_special,
     samples_transformer,
 )
@@ -51,6 +52,7 @@ def samples(directory: Path, dtype: str = "float64", seed: int = 20240229) -> li
         *samples_special.samples(make),
         *samples_classes.samples(make),
         *samples_transformer.samples(make),
+        *samples_search.samples(make),
     ]
     return [*plain, *samples_guarded.samples(make, plain)]
 

@@ -14,7 +14,7 @@ from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue
 from plancompiler.ir.operators import Scalar, TensorOperators, in_one_dtype, is_scalar
 from plancompiler.ir.promotion import dtypes_may_mix, floating_dtype, result_dtype
-from plancompiler.ops.registry import apply_one, op_def
+from plancompiler.ops.registry import op_def
 
 Tensor = TypeVar("Tensor", bound=TensorOperators)
 Axes = int | Sequence[int] | None
@@ -64,7 +64,8 @@ def joined(kind: str, tensors: Sequence[Tensor], first: int = 0, **attrs: AttrVa
         mixed = in_one_dtype(tensors[first:])
         if all(new is old for new, old in zip(mixed, tensors[first:], strict=True)):
             raise
-    return apply_one(kind, *tensors[:first], *mixed, **attrs)
+    every = (*tensors[:first], *mixed)
+    return every[0]._apply(kind, every, attrs)[0]  # noqa: SLF001  # as above
 
 
 def _named(kind: str, function: Callable[..., Any]) -> Any:

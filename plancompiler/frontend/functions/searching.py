@@ -106,7 +106,7 @@ def take(x: Tensor, indices: Tensor, axis: int = 0, *, out: Tensor | None = None
 
 @takes_out
 def searchsorted(
-    sorted: Tensor,
+    row: Tensor,
     values: Tensor,
     side: str = "left",
     sorter: Tensor | None = None,
@@ -118,14 +118,12 @@ def searchsorted(
 
     `sorter` are the places of the vector's elements in order, where it is not sorted itself.
     """
-    row, wanted = in_one_dtype((sorted if sorter is None else take(sorted, sorter), values))
-    return apply_one("searchsorted", row, wanted, side=side)
+    ordered, wanted = in_one_dtype((row if sorter is None else take(row, sorter), values))
+    return apply_one("searchsorted", ordered, wanted, side=side)
 
 
 @takes_out
-def isin(
-    x: Tensor, elements: Tensor, invert: bool = False, *, out: Tensor | None = None
-) -> Tensor:
+def isin(x: Tensor, elements: Tensor, invert: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether each element of x is one of `elements`, or none of them where `invert`."""
     member = apply_one("isin", *in_one_dtype((x, elements)))
     return apply_one("logical_not", member) if invert else member
@@ -155,8 +153,8 @@ def unique(
     """
     truths = x.dtype is DType.BOOL
     whole = x.cast(DType.UINT8) if truths else x
-    room = max(1, _count(x)) if size is None else size
-    values, first, inverse, counts, number = apply("unique", whole, size=room)
+    most = max(1, _count(x)) if size is None else size
+    values, first, inverse, counts, number = apply("unique", whole, size=most)
     if size is None:
         try:
             count = int(number)

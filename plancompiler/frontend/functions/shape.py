@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from plancompiler.errors import AttributeValueError, ShapeError, TracingError, UsageError
 from plancompiler.frontend.functions.derived import Axes, Tensor, joined
@@ -355,14 +356,15 @@ def repeat(
         return repeat(x.reshape((-1,)), repeats, 0, total)
     at = _axis(x, axis)
     if isinstance(repeats, TensorOperators):
+        numbers: Any = repeats
         ends = apply_one("cumsum", repeats.reshape((-1,)), axis=0).cast(DType.INT64)
         count = total
         if count is None:
             try:
-                count = int(repeats.sum())
+                count = int(numbers.sum())
             except TracingError as error:
                 raise TracingError(
-                    "how often a tensor's elements are repeated is known only when the program runs",
+                    "how often elements are repeated is known only when the program runs",
                     got=error.report.got,
                     hint="pc.repeat(x, repeats, axis, total=n) has a shape that is known",
                 ) from error
@@ -370,19 +372,19 @@ def repeat(
             places = apply_source(x, "arange", start=0, step=1, count=count, dtype="int64")
             sources = apply_one("searchsorted", ends, places, side="right")
             return apply_one("index_select", x, sources, axis=at)
-        repeats = count // max(1, x.shape[at]) if total is not None else int(repeats)
-    numbers = whole_numbers("repeats", repeats)
-    if len(numbers) == 1:
-        return repeat_interleave(x, numbers[0], at)
-    if len(numbers) != x.shape[at] or min(numbers, default=0) < 0:
+        repeats = count // max(1, x.shape[at]) if total is not None else int(numbers)
+    given = whole_numbers("repeats", repeats)
+    if len(given) == 1:
+        return repeat_interleave(x, given[0], at)
+    if len(given) != x.shape[at] or min(given, default=0) < 0:
         raise AttributeValueError(
             "repeat needs a number for each element of its axis",
-            got=numbers,
+            got=given,
             expected=f"{x.shape[at]} numbers of at least 0",
         )
     pieces = [
         repeat_interleave(piece, number, at)
-        for piece, number in zip(split(x, 1, at), numbers, strict=True)
+        for piece, number in zip(split(x, 1, at), given, strict=True)
     ]
     return concat(pieces, at)
 

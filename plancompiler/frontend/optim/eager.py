@@ -445,6 +445,7 @@ class EagerSteps:
             if not (getattr(tensor, "requires_grad", False) and tensor.is_leaf):
                 raise UsageError(
                     "only parameters, and tensors with requires_grad set, can be updated",
+                    expected="a list of them",
                     source=user_line(),
                     got=f"{type(tensor).__name__} {tensor}"[:80],
                 )
