@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from plancompiler.array_api.dtypes import finfo
 from plancompiler.frontend import functions
+from plancompiler.frontend.functions import linalg as own
 from plancompiler.ir import DType
 from plancompiler.ir.operators import in_one_dtype
+from plancompiler.ir.promotion import result_dtype
 
 Axes = int | Sequence[Sequence[int]]
 
@@ -35,7 +38,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Axes = 2) -> Any:
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Sums of products along an axis of two tensors, whose other axes broadcast."""
-    return functions.vecdot(x1, x2, axis)
+    return _product(own.vecdot, x1, x2, axis).cast(result_dtype(x1.dtype, x2.dtype))
 
 
 def outer(x1: Any, x2: Any, /) -> Any:
@@ -56,7 +59,7 @@ def trace(x: Any, /, *, offset: int = 0, dtype: DType | None = None) -> Any:
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """The vector product along an axis of extent 3; the other axes broadcast."""
-    return functions.cross(x1, x2, axis)
+    return _product(own.cross, x1, x2, axis)
 
 
 def vector_norm(
@@ -68,13 +71,137 @@ def vector_norm(
     ord: float = 2,
 ) -> Any:
     """The norm of vectors along axes (all by default)."""
-    if axis is None and not x.ndim:
-        x, axis, keepdims = x.reshape((1,)), 0, False
     sizes = abs(x)
     if ord == 0:
         return x.not_equal(0).cast(x.dtype).sum(axis, keepdims)
-    if ord == math.inf or ord == -math.inf:
+    if abs(ord) == math.inf:
         return sizes.max(axis, keepdims) if ord > 0 else sizes.min(axis, keepdims)
     if ord < 0:
         return (sizes**ord).sum(axis, keepdims) ** (1 / ord)
     return functions.norm(x, ord, axis, keepdims)
+
+
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | str | None = "fro") -> Any:
+    """The norm of each matrix [..., m, n]."""
+    return own.matrix_norm(x, "fro" if ord is None else ord, keepdims=keepdims)
+
+
+class Eigh(NamedTuple):
+    """What `eigh` gives."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class Qr(NamedTuple):
+    """What `qr` gives."""
+
+    Q: Any
+    R: Any
+
+
+class Slogdet(NamedTuple):
+    """What `slogdet` gives."""
+
+    sign: Any
+    logabsdet: Any
+
+
+class Svd(NamedTuple):
+    """What `svd` gives."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+def cholesky(x: Any, /, *, upper: bool = False) -> Any:
+    """The triangular factor of each symmetric positive definite matrix."""
+    return own.cholesky(x, upper)
+
+
+def det(x: Any, /) -> Any:
+    """The determinant of each matrix."""
+    return own.det(x)
+
+
+def eigh(x: Any, /) -> Eigh:
+    """Eigenvalues and eigenvectors of each symmetric matrix."""
+    return Eigh(*own.eigh(x))
+
+
+def eigvalsh(x: Any, /) -> Any:
+    """Eigenvalues of each symmetric matrix."""
+    return own.eigvalsh(x)
+
+
+def inv(x: Any, /) -> Any:
+    """The inverse of each matrix."""
+    return own.inv(x)
+
+
+def matrix_power(x: Any, n: int, /) -> Any:
+    """Each square matrix to a whole power."""
+    return own.matrix_power(x, n)
+
+
+def _above(x: Any, rtol: Any, least: float) -> Any:
+    """Singular values, and which of them count: those above a share of the greatest."""
+    values = own.svdvals(x)
+    share = least * max(x.shape[-2:]) if rtol is None else rtol
+    if hasattr(share, "shape"):
+        share = functions.unsqueeze(share, -1)
+    return values > values.max(-1, keepdims=True) * share
+
+
+def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
+    """How many singular values of each matrix are above `rtol` times the greatest."""
+    if not min(x.shape[-2:]):
+        return functions.full_like(x.sum((-1, -2)).cast(DType.INT64), 0)
+    return functions.count_nonzero(_above(x, rtol, finfo(x.dtype).eps), -1)
+
+
+def pinv(x: Any, /, *, rtol: Any = None) -> Any:
+    """The Moore-Penrose inverse of each matrix, by the singular values above `rtol` times the
+    greatest.
+    """
+    if not min(x.shape[-2:]):
+        return functions.matrix_transpose(x)
+    u, s, vh = own.svd(x, full_matrices=False)
+    counts = _above(x, rtol, finfo(x.dtype).eps)
+    inverse = functions.where(counts, 1.0 / functions.where(counts, s, 1.0), 0.0)
+    left = functions.matrix_transpose(vh) * functions.unsqueeze(inverse, -2)
+    return left @ functions.matrix_transpose(u)
+
+
+def qr(x: Any, /, *, mode: str = "reduced") -> Qr:
+    """An orthogonal and a triangular factor of each matrix."""
+    return Qr(*own.qr(x, mode))
+
+
+def slogdet(x: Any, /) -> Slogdet:
+    """The sign and the logarithm of the absolute value of each determinant."""
+    return Slogdet(*own.slogdet(x))
+
+
+def solve(x1: Any, x2: Any, /) -> Any:
+    """The solution of each system of linear equations: one vector [n], or matrices [..., n, k]."""
+    first, second = in_one_dtype((x1, x2))
+    if second.ndim == 1:
+        return functions.squeeze(own.solve(first, second.reshape((-1, 1))), -1)
+    return own.solve(first, second) if second.ndim != first.ndim - 1 else _stacked(first, second)
+
+
+def _stacked(first: Any, second: Any) -> Any:
+    """Matrices as right-hand sides, where they could be taken for a vector for each matrix."""
+    return own.solve(first, functions.unsqueeze(second, 0))
+
+
+def svd(x: Any, /, *, full_matrices: bool = True) -> Svd:
+    """The singular value decomposition of each matrix."""
+    return Svd(*own.svd(x, full_matrices))
+
+
+def svdvals(x: Any, /) -> Any:
+    """The singular values of each matrix."""
+    return own.svdvals(x)

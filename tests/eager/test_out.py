@@ -238,7 +238,6 @@ CALLS = {
     "where": lambda m: call(m.truth(4, 6), m.real(4, 6), 1.0),
     "argwhere": lambda m: call(m.truth(4, 6), 30),
     "broadcast_arrays": lambda m: call(m.real(4, 1), m.real(6)),
-    "cross": lambda m: call(m.real(4, 3), m.real(3)),
     "diff": lambda m: call(m.real(4, 6)),
     "index_put": lambda m: call(m.real(4, 6), [0, 2], m.real(6)),
     "isin": lambda m: call(m.whole(9, 4, 6), m.whole(9, 3)),
@@ -251,7 +250,6 @@ CALLS = {
     "searchsorted": lambda m: call(m.tensor(np.arange(5.0)), m.real(4, 6)),
     "take": lambda m: call(m.real(4, 6), m.whole(4, 3)),
     "unique": lambda m: call(m.whole(9, 4, 6), 12),
-    "vecdot": lambda m: call(m.real(4, 6), m.real(6)),
 }
 
 

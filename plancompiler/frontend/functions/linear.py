@@ -7,15 +7,13 @@ from collections.abc import Sequence
 
 from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend.functions.derived import Tensor
-from plancompiler.frontend.functions.shape import roll
 from plancompiler.frontend.out import takes_out
 from plancompiler.ir import AttrValue
-from plancompiler.ir.operators import in_one_dtype, normalize_axes, whole_numbers
+from plancompiler.ir.operators import normalize_axes, whole_numbers
 from plancompiler.ops.registry import apply, apply_one
 
 __all__ = [
     "bmm",
-    "cross",
     "dot",
     "einsum",
     "inner",
@@ -23,7 +21,6 @@ __all__ = [
     "matmul",
     "outer",
     "tensordot",
-    "vecdot",
 ]
 
 
@@ -93,33 +90,6 @@ def inner(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     [n, k] as [m, n].
     """
     return tensordot(a, b, ((-1,), (-1,)))
-
-
-@takes_out
-def vecdot(a: Tensor, b: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
-    """Sums of products along an axis of two tensors, whose other axes broadcast."""
-    a, b = in_one_dtype((a, b))
-    at = normalize_axes(axis, min(a.ndim, b.ndim))[0] - min(a.ndim, b.ndim)
-    if a.shape[at] != b.shape[at]:
-        raise ShapeError(
-            "vecdot needs vectors of one length", got=f"{a.shape} and {b.shape} along {axis}"
-        )
-    product = a * b
-    return product.sum(at).cast(a.dtype)
-
-
-@takes_out
-def cross(a: Tensor, b: Tensor, axis: int = -1, *, out: Tensor | None = None) -> Tensor:
-    """The vector product along an axis of extent 3 of two tensors, whose other axes broadcast."""
-    at = normalize_axes(axis, min(a.ndim, b.ndim))[0] - min(a.ndim, b.ndim)
-    if a.shape[at] != 3 or b.shape[at] != 3:
-        raise ShapeError(
-            "cross needs vectors of length 3", got=f"{a.shape} and {b.shape} along {axis}"
-        )
-    # Both products in one: each coordinate from the next two, around the end.
-    turned = [[roll(each, -turn, each.ndim + at) for turn in (1, 2)] for each in (a, b)]
-    (a1, a2), (b1, b2) = turned
-    return a1 * b2 - a2 * b1
 
 
 @takes_out
