@@ -37,6 +37,7 @@ WITHOUT = {
             if each.mutates and kind != "loss_scale_update"
         ),
     },
+    "chosen from all numbers at once": {"unique"},
     "steers the scale of a loss": {"found_inf", "loss_scale_update"},
     "made by a pass, after gradients": {
         "accumulate",
