@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plancompiler.array_api.placement import placement_of
-from plancompiler.errors import ShapeError
+from plancompiler.errors import AttributeValueError, ShapeError
 from plancompiler.frontend import functions
 from plancompiler.ir import DType, Placement
 from plancompiler.ops import check
@@ -90,8 +90,11 @@ def roll(x: Any, /, shift: Axis, *, axis: Axis | None = None) -> Any:
 
 
 def squeeze(x: Any, /, axis: Axis) -> Any:
-    """A tensor without these axes, which have extent 1."""
-    return functions.squeeze(x, axis)
+    """A tensor without these axes. ValueError, as the standard says, where their extent is not 1."""
+    try:
+        return functions.squeeze(x, axis)
+    except AttributeValueError as error:
+        raise ValueError(str(error)) from error
 
 
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Any:

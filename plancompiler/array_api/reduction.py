@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from plancompiler.array_api.dtypes import dtype_of
 from plancompiler.frontend import functions
 from plancompiler.ir import DType
+from plancompiler.ir.operators import normalize_axes
 from plancompiler.ops.reduce import total_dtype
 
 Axis = int | Sequence[int]
@@ -69,6 +71,11 @@ def _spread(name: str) -> Callable[..., Any]:
     def call(
         x: Any, /, *, axis: Axis | None = None, correction: float = 0.0, keepdims: bool = False
     ) -> Any:
+        count = 1
+        for each in normalize_axes(axis, x.ndim):
+            count *= x.shape[each]
+        if correction >= count:
+            return function(x, axis, keepdims) * math.nan
         return function(x, axis, keepdims, correction)
 
     call.__name__ = call.__qualname__ = name

@@ -9,7 +9,9 @@ from plancompiler.errors import AttributeValueError
 from plancompiler.frontend.functions.derived import Axes, Tensor
 from plancompiler.frontend.functions.elementwise import full_like
 from plancompiler.frontend.out import takes_out
-from plancompiler.ir.operators import normalize_axes
+from plancompiler.ir import DType
+from plancompiler.ir.operators import in_dtype, normalize_axes
+from plancompiler.ir.promotion import dtypes_may_mix
 from plancompiler.ops.gradient import widened
 from plancompiler.ops.registry import apply, apply_one
 
@@ -38,6 +40,10 @@ __all__ = [
 ]
 
 
+def _truths(x: Tensor) -> Tensor:
+    return in_dtype(x, DType.BOOL) if dtypes_may_mix() else x
+
+
 def _reduce(kind: str, x: Tensor, axis: Axes, keepdims: bool, **attrs: float) -> Tensor:
     axes = normalize_axes(axis, x.ndim)
     return apply_one(kind, x, axes=axes, keepdims=keepdims, **attrs)
@@ -58,16 +64,16 @@ def prod(
 def all(
     x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Whether all are True over axes, of bool."""
-    return _reduce("all", x, axis, keepdims)
+    """Whether all are True over axes; numbers are where they are not zero."""
+    return _reduce("all", _truths(x), axis, keepdims)
 
 
 @takes_out
 def any(
     x: Tensor, axis: Axes = None, keepdims: bool = False, *, out: Tensor | None = None
 ) -> Tensor:
-    """Whether any is True over axes, of bool."""
-    return _reduce("any", x, axis, keepdims)
+    """Whether any is True over axes; numbers are where they are not zero."""
+    return _reduce("any", _truths(x), axis, keepdims)
 
 
 @takes_out
