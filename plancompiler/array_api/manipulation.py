@@ -90,7 +90,7 @@ def roll(x: Any, /, shift: Axis, *, axis: Axis | None = None) -> Any:
 
 
 def squeeze(x: Any, /, axis: Axis) -> Any:
-    """A tensor without these axes. ValueError, as the standard says, where their extent is not 1."""
+    """A tensor without these axes, of extent 1; ValueError, as the standard says, for others."""
     try:
         return functions.squeeze(x, axis)
     except AttributeValueError as error:
