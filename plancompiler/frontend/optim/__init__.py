@@ -5,6 +5,7 @@ per placement. State (momentum, moments) lives in variables named after their pa
 same devices and with the same SBP.
 """
 
+from plancompiler.frontend.optim import lr_scheduler
 from plancompiler.frontend.optim.elementwise import (
     SGD,
     Adadelta,
@@ -44,4 +45,5 @@ __all__ = [
     "constant",
     "cosine",
     "linear",
+    "lr_scheduler",
 ]

@@ -38,6 +38,8 @@ class ParameterGroup(MutableMapping[str, Any]):
         self.parameters = parameters
         self.schedule: Callable[[int], float] = schedule_of(lr)
         """The learning rate as a function of the step."""
+        self.first_rate: float | None = None
+        """The rate that schedulers go by; None before there is one."""
         self.numbers = dict(numbers)
         """All else that its updates are made with."""
         self.changes = 0
