@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from plancompiler.errors import UsageError
@@ -335,9 +336,9 @@ class OneCycleLR(LRScheduler):
         if self._three:
             turns.append((2 * self._start, low))
         turns.append((end, low / self._last_divisor))
-        for (begun, before), (until, after) in zip(turns, turns[1:], strict=False):
-            if epoch <= until or until == end:
-                break
+        phases = list(pairwise(turns))
+        phase = next((each for each in phases if epoch <= each[1][0]), phases[-1])
+        (begun, before), (until, after) = phase
         share = (epoch - begun) / (until - begun)
         if self._cosine:
             share = (1.0 - math.cos(math.pi * share)) / 2
@@ -445,7 +446,7 @@ class ReduceLROnPlateau(_Driver):
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
 
     def state_dict(self) -> dict[str, float]:
-        """What it has counted; the rates are part of the optimizer's state, which is loaded first."""
+        """What it has counted. The rates are part of the optimizer's state: load that first."""
         return {name: getattr(self, name) for name in _PLATEAU}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
